@@ -1,0 +1,68 @@
+"""frugalvit: train vision transformers when images, labels or compute are scarce.
+
+The public names load on first use, so that ``import frugalvit`` and ``frugalvit --help`` are instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from frugalvit._hooks import when_imported
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Features": "frugalvit.features",
+    "Backbone": "frugalvit.backbones",
+    "create_backbone": "frugalvit.backbones",
+    "list_models": "frugalvit.backbones",
+    "load_weights": "frugalvit.backbones.weights",
+    "RelativeLocalization": "frugalvit.objectives",
+    "DenseLocalization": "frugalvit.objectives",
+    "ProjectionHead": "frugalvit.objectives",
+    "ViewMatching": "frugalvit.objectives",
+    "RegionMatching": "frugalvit.objectives",
+    "view_loss": "frugalvit.objectives",
+    "region_loss": "frugalvit.objectives",
+    "match_regions": "frugalvit.objectives",
+    "open_data": "frugalvit.data",
+    "load": "frugalvit.export",
+    "UserError": "frugalvit.errors",
+}
+
+if TYPE_CHECKING:
+    from frugalvit.backbones import Backbone as Backbone
+    from frugalvit.backbones import create_backbone as create_backbone
+    from frugalvit.backbones import list_models as list_models
+    from frugalvit.backbones.weights import load_weights as load_weights
+    from frugalvit.data import open_data as open_data
+    from frugalvit.errors import UserError as UserError
+    from frugalvit.export import load as load
+    from frugalvit.features import Features as Features
+    from frugalvit.objectives import DenseLocalization as DenseLocalization
+    from frugalvit.objectives import ProjectionHead as ProjectionHead
+    from frugalvit.objectives import RegionMatching as RegionMatching
+    from frugalvit.objectives import RelativeLocalization as RelativeLocalization
+    from frugalvit.objectives import ViewMatching as ViewMatching
+    from frugalvit.objectives import match_regions as match_regions
+    from frugalvit.objectives import region_loss as region_loss
+    from frugalvit.objectives import view_loss as view_loss
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'frugalvit' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+
+# Our own models join timm's registry as soon as timm itself is there: timm.create_model("cvt_13") then works,
+# and a program that never needs timm (``frugalvit --help``) never pays for it.
+when_imported("timm", lambda: importlib.import_module("frugalvit.backbones"))

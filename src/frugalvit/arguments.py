@@ -1,0 +1,145 @@
+"""From typed configuration to command-line flags and back.
+
+Every leaf of a configuration becomes one flag (``localization.weight`` -> ``--localization.weight``). Flags are read
+as text and validated by the configuration itself, so that Python, YAML and the command line share one set of rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import types
+import typing
+from typing import Any, NoReturn
+
+from frugalvit.config.base import Config, flat_fields, merge, read_yaml, set_dotted
+from frugalvit.errors import UserError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are one line with the nearest right word."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. See '{self.prog} --help'.")
+
+
+def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[Config, argparse.Namespace]:
+    """The configuration that ``argv`` (and a ``--config`` file beneath it) describes, and the common flags."""
+    parser = make_parser(model, prog, about)
+    parsed, unknown = parser.parse_known_args([_dashed(word) for word in argv])
+    if unknown:
+        raise UserError(_unknown(parser, unknown[0], prog))
+    given: dict[str, Any] = {}
+    for name in flat_fields(model):
+        value = getattr(parsed, name, None)
+        if value is not None:
+            set_dotted(given, name, _value(value))
+    if parsed.config:
+        given = merge(read_yaml(parsed.config), given)
+    return model.parse(given), parsed
+
+
+def make_parser(model: type[Config], prog: str, about: str) -> Parser:
+    parser = Parser(prog, description=about, allow_abbrev=False, argument_default=None, formatter_class=_Formatter)
+    groups: dict[str, Any] = {}
+    for name, field in flat_fields(model).items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        group = name.rpartition(".")[0]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group or "options")
+        add = groups[group].add_argument
+        default = field.get_default(call_default_factory=True) if not field.is_required() else None
+        text = _help(field, default)
+        many = typing.get_origin(_plain(field.annotation)) in (list, tuple)
+        if extra.get("positional"):
+            nargs = ("+" if field.is_required() else "*") if many else (None if field.is_required() else "?")
+            add(name, nargs=nargs, help=text, metavar=name.upper().replace("_", "-"))
+            continue
+        flags = [f"--{_dashes(name)}"]
+        if extra.get("short"):
+            flags.append(str(extra["short"]))
+        if _plain(field.annotation) is bool:
+            add(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            add(*flags, dest=name, nargs="+" if many else None, metavar=_metavar(field.annotation), help=text)
+    common = parser.add_argument_group("everywhere")
+    common.add_argument("--config", metavar="FILE", help="read options from a YAML file; flags win over it")
+    common.add_argument("--json", action="store_true", default=False, help="print the result as one JSON object")
+    common.add_argument("--quiet", action="store_true", default=False, help="no progress, no messages")
+    return parser
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        words = [a.metavar or a.dest for a in actions if not a.option_strings and a.help != argparse.SUPPRESS]
+        return f"usage: {self._prog} {' '.join(map(str, words))} [options]\n\n"
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return str(action.metavar or action.dest)
+        flags = [flag for flag in action.option_strings if not flag.startswith("--no-")]
+        return ", ".join(flags) + (f" {action.metavar}" if action.metavar else "")
+
+
+def _help(field: Any, default: Any) -> str:
+    text = (field.description or "").replace("%", "%%")
+    if default is None or default == "" or default == [] or default == ():
+        return text
+    shown = ", ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+    return f"{text} (default: {shown})".replace("%%", "%").replace("%", "%%")
+
+
+def _metavar(annotation: Any) -> str:
+    """What may stand behind a flag: the choices of a Literal, or the kind of value."""
+    options = [part for part in _parts(annotation) if part is not type(None)]
+    words: list[str] = []
+    for part in options:
+        if typing.get_origin(part) is typing.Literal:
+            words += [str(choice) for choice in typing.get_args(part)]
+        else:
+            words.append({int: "N", float: "X", str: "TEXT"}.get(part, "VALUE"))
+    return "|".join(dict.fromkeys(words))
+
+
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _parts(typing.get_args(annotation)[0])
+    return (annotation,)
+
+
+def _plain(annotation: Any) -> Any:
+    """The annotation without ``None``: ``list[str] | None`` -> ``list[str]``; a real union stays as it is."""
+    parts = [part for part in _parts(annotation) if part is not type(None)]
+    return parts[0] if len(parts) == 1 else annotation
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [part for text in value for part in (text.split(",") if isinstance(text, str) else [text])]
+    if isinstance(value, str) and value.lower() in ("none", "null"):
+        return None
+    return value
+
+
+def _dashes(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _dashed(word: str) -> str:
+    """``--img_size=3`` and ``--img-size=3`` are the same flag."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return _dashes(flag) + equals + value
+
+
+def _unknown(parser: Parser, word: str, prog: str) -> str:
+    if not word.startswith("-"):
+        return f"'{word}' is one argument too many. See '{prog} --help'."
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    word = word.partition("=")[0]
+    return f"There is no option '{word}'.{nearest(word, flags, 2)} See '{prog} --help'."

@@ -1,0 +1,149 @@
+"""The command: ``frugalvit VERB …``. One row per verb; each room holds its own commands and loads only when called."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from frugalvit import __version__
+from frugalvit.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command: its words, where its configuration and its function live, and one line of help."""
+
+    words: str
+    config: str
+    function: str
+    help: str
+
+
+VERBS = [
+    Verb("data", "frugalvit.config.inspect:DataConfig", "frugalvit.data.inspect:command", "what is in a dataset"),
+    Verb(
+        "train",
+        "frugalvit.config.train:TrainConfig",
+        "frugalvit.training.commands:train",
+        "train a classifier from scratch or fine-tune one, with Drloc",
+    ),
+    Verb(
+        "predict",
+        "frugalvit.config.train:PredictConfig",
+        "frugalvit.training.commands:predict",
+        "the classes of images",
+    ),
+    Verb(
+        "list models",
+        "frugalvit.config.listing:ModelsConfig",
+        "frugalvit.listing:models",
+        "backbones, with parameters, grid and input size",
+    ),
+    Verb(
+        "list datasets",
+        "frugalvit.config.listing:DatasetsConfig",
+        "frugalvit.listing:datasets",
+        "datasets known by name, and where they stand",
+    ),
+    Verb(
+        "list recipes",
+        "frugalvit.config.listing:RecipesConfig",
+        "frugalvit.listing:recipes",
+        "named settings for train and pretrain",
+    ),
+]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; 0 when it went well, 2 for a mistake of the user, 1 for a fault of ours."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(words)
+    except UserError as error:
+        print(f"frugalvit: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("frugalvit: stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `frugalvit list models | head` closes our output; that is no fault of anybody.
+        sys.stderr.close()
+        return 0
+    except Exception:
+        traceback.print_exc()
+        print("frugalvit: this is a fault of frugalvit, not yours; please report the lines above.", file=sys.stderr)
+        return 1
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"frugalvit {__version__}")
+        return 0
+    verb = find_verb(words)
+    if verb is None:
+        print(overview(words[0]))
+        return 0
+    from frugalvit import arguments, console
+
+    rest = words[len(verb.words.split()) :]
+    try:
+        config, common = arguments.parse(_load(verb.config), rest, f"frugalvit {verb.words}", verb.help)
+    except SystemExit:  # argparse printed --help
+        return 0
+    console.set_quiet(common.quiet)
+    result = _load(verb.function)(config)
+    if common.json:
+        print(json.dumps(result.data, ensure_ascii=False))
+    else:
+        console.print_result(result)
+    return int(result.data.get("exit", 0))
+
+
+def find_verb(words: list[str]) -> Verb | None:
+    """The verb that ``words`` begin with; None when they name a family of verbs (``probe``) and ask for its help."""
+    by_words = {verb.words: verb for verb in VERBS}
+    pair = " ".join(words[:2])
+    if pair in by_words:
+        return by_words[pair]
+    if words[0] in by_words:
+        return by_words[words[0]]
+    family = [verb.words.split()[1] for verb in VERBS if verb.words.startswith(words[0] + " ")]
+    if family:
+        if len(words) == 1 or words[1] in ("-h", "--help"):
+            return None
+        raise UserError(
+            f"'{words[0]}' wants one of {', '.join(family)}, not '{words[1]}'.{nearest(words[1], family)}"
+        )
+    heads = dict.fromkeys(verb.words.split()[0] for verb in VERBS)
+    raise UserError(f"There is no command '{words[0]}'.{nearest(words[0], heads)} See 'frugalvit --help'.")
+
+
+def overview(family: str = "") -> str:
+    """The help of the whole command, or of one family of verbs."""
+    verbs = [verb for verb in VERBS if verb.words.split()[0].startswith(family)]
+    width = max(len(verb.words) for verb in verbs) + 2
+    lines = [f"  {verb.words.ljust(width)}{verb.help}" for verb in verbs]
+    head = [
+        f"frugalvit {__version__}: train vision transformers when images, labels or compute are scarce",
+        "",
+        "usage: frugalvit COMMAND [arguments] [options]",
+        "",
+    ]
+    tail = ["", "'frugalvit COMMAND --help' explains a command; every one takes --config FILE, --json and --quiet."]
+    return "\n".join(head + lines + tail)
+
+
+def _load(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

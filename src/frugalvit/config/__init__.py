@@ -1,0 +1,1 @@
+"""Typed configuration, one module per room. Torch-free: importing it costs milliseconds."""

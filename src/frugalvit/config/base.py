@@ -1,0 +1,113 @@
+"""The ground of every typed configuration: one definition serves Python, ``--help``, YAML and validation.
+
+Nothing here imports torch, so that ``frugalvit --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import pydantic
+import yaml
+
+from frugalvit.errors import UserError, nearest
+
+
+class Config(pydantic.BaseModel):
+    """A typed group of options. Unknown keys are errors, values are checked on assignment too."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", validate_assignment=True, validate_default=True)
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Self:
+        """Validate nested ``values``; a mistake becomes one clear line that says where it is."""
+        try:
+            return cls.model_validate(values)
+        except pydantic.ValidationError as error:
+            raise UserError(_explain(cls, error)) from None
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        return cls.parse(read_yaml(path))
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def option(
+    default: Any = ..., help: str = "", *, short: str | None = None, positional: bool = False, **limits: Any
+) -> Any:
+    """A field with its help text; ``short`` is a second, one-word flag for a dotted option.
+
+    ``limits`` are pydantic's (``ge=0``, ``gt=0``, ``le=1``, ``default_factory=...``).
+    """
+    extra = {"short": short, "positional": positional}
+    if "default_factory" in limits:
+        return pydantic.Field(description=help, json_schema_extra=extra, **limits)
+    return pydantic.Field(default, description=help, json_schema_extra=extra, **limits)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file, safely loaded."""
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"There is no configuration file {path}.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is not a readable YAML file: {reason}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold a mapping of option names to values, not a {type(values).__name__}.")
+    return values
+
+
+def set_dotted(values: dict[str, Any], name: str, value: Any) -> None:
+    """``values["a"]["b"] = value`` for the name ``a.b``, making the groups on the way."""
+    *groups, leaf = name.split(".")
+    for group in groups:
+        values = values.setdefault(group, {})
+        if not isinstance(values, dict):
+            raise UserError(f"{name}: '{group}' is a single value, not a group of options.")
+    values[leaf] = value
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``over`` on top, groups merged key by key."""
+    merged = dict(base)
+    for key, value in over.items():
+        both_groups = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if both_groups else value
+    return merged
+
+
+def flat_fields(model: type[Config], prefix: str = "") -> dict[str, pydantic.fields.FieldInfo]:
+    """Every leaf option of a configuration by its dotted name."""
+    fields: dict[str, pydantic.fields.FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Config):
+            fields |= flat_fields(inner, f"{prefix}{name}.")
+        else:
+            fields[prefix + name] = field
+    return fields
+
+
+def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
+    """One line for the first mistake: where, what, and the nearest right word."""
+    first = error.errors()[0]
+    # A union's branch names end a location ("lr.float"); the option's own name is what people know.
+    known = flat_fields(model)
+    location = ".".join(str(part) for part in first["loc"])
+    name = next((n for n in sorted(known, key=len, reverse=True) if (location + ".").startswith(n + ".")), location)
+    if first["type"] == "extra_forbidden":
+        group = location.rpartition(".")[0]
+        here = [n for n in known if n.rpartition(".")[0] == group] or list(known)
+        return f"There is no option '{location}'.{nearest(location, here) or nearest(location, known)}"
+    if first["type"] == "missing":
+        return f"'{name}' is needed and was not given."
+    messages = list(dict.fromkeys(e["msg"] for e in error.errors() if ".".join(map(str, e["loc"])).startswith(name)))
+    reason = "; or ".join(message[0].lower() + message[1:] for message in messages) or first["msg"]
+    return f"{name} = {first.get('input')!r}: {reason}."

@@ -1,0 +1,141 @@
+"""Talking to the person at the terminal: progress and messages on standard error, results on standard output.
+
+A live bar appears on a terminal only; elsewhere (files, CI, SLURM logs) plain lines say the same now and then.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from frugalvit.results import Result, Table, as_text
+
+T = TypeVar("T")
+
+_quiet = False
+_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BEFORE_FIRST = 2.0
+
+
+def set_quiet(quiet: bool) -> None:
+    """Silence ``say`` and ``progress`` (warnings and errors still speak)."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    return _quiet
+
+
+def say(message: str) -> None:
+    """One line of information on standard error."""
+    if not _quiet:
+        print(message, file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """One line on standard error that even ``--quiet`` shows."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:
+    """Pass the items through while showing how far along they are, once it takes longer than two seconds."""
+    if total is None and hasattr(iterable, "__len__"):
+        total = len(iterable)  # type: ignore[arg-type]
+    meter = Meter(total, label)
+    try:
+        for done, item in enumerate(iterable, 1):
+            yield item
+            meter.show(done)
+    finally:
+        meter.close()
+
+
+class Meter:
+    """A bar with rate, time left and a free text; a live line on a terminal, a plain line every ten seconds elsewhere."""
+
+    def __init__(self, total: int | None, label: str = "", start: int = 0) -> None:
+        self.total, self.label, self.start = total, label, start
+        self.live = sys.stderr.isatty() and not _quiet
+        self.began = self.shown = time.monotonic()
+        self.open_line = False
+
+    def show(self, done: int, text: str = "") -> None:
+        if _quiet:
+            return
+        now = time.monotonic()
+        if now - self.began < _SECONDS_BEFORE_FIRST or now - self.shown < (0.1 if self.live else _SECONDS_BETWEEN_LINES):
+            return
+        self.shown = now
+        line = self.line(done, now, text)
+        if self.live:
+            sys.stderr.write("\r\x1b[2K" + line[: _terminal_width() - 1])
+            self.open_line = True
+        else:
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def line(self, done: int, now: float, text: str) -> str:
+        rate = (done - self.start) / max(now - self.began, 1e-9)
+        if not self.total:
+            return f"{self.label} {done} ({rate:.3g}/s) {text}"
+        left = clock((self.total - done) / rate) if rate > 0 else "?"
+        filled = round(20 * done / self.total)
+        bar = "━" * filled + "╌" * (20 - filled) if self.live else f"{100 * done / self.total:.0f} %"
+        return f"{self.label} {bar} {done}/{self.total} · {rate:.3g}/s · {left} left {text}".strip()
+
+    def close(self) -> None:
+        if self.open_line:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+            self.open_line = False
+
+
+def clock(seconds: float) -> str:
+    """A duration as people say it: 42 s, 3:07, 1:02:09."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def print_result(result: Result) -> None:
+    """Tables and notes on standard output: aligned columns, colours only on a terminal."""
+    for table in result.tables:
+        print_table(table)
+    for note in result.notes:
+        print(note)
+
+
+def print_table(table: Table) -> None:
+    cells = [[as_text(value) for value in row] for row in table.rows]
+    widths = [max(len(text) for text in column) for column in zip(table.columns, *cells, strict=True)]
+    numeric = [all(_is_number(row[i]) for row in table.rows) and bool(table.rows) for i in range(len(widths))]
+
+    def line(texts: list[str]) -> str:
+        pairs = zip(texts, widths, numeric, strict=True)
+        return "  ".join(text.rjust(width) if right else text.ljust(width) for text, width, right in pairs).rstrip()
+
+    if table.title:
+        print(_bold(table.title))
+    print(_bold(line(table.columns)))
+    for row in cells:
+        print(line(row))
+    print()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _bold(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() else text
+
+
+def _terminal_width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns

@@ -1,0 +1,16 @@
+"""Errors written for their reader: what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the user: one line that says what is wrong and what to do. The command line exits with 2."""
+
+
+def nearest(word: str, options: Iterable[str], count: int = 1) -> str:
+    """`` Did you mean 'x'?`` for the options closest to ``word``, or an empty string when nothing is close."""
+    close = difflib.get_close_matches(word, list(options), n=count, cutoff=0.5)
+    return f" Did you mean {' or '.join(repr(option) for option in close)}?" if close else ""

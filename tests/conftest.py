@@ -1,0 +1,63 @@
+"""Fixtures every test may use: golden numbers, real data, and the marks for GPU and slow tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("frugalvit", derandomize=True, deadline=None, max_examples=20, database=None)
+settings.load_profile("frugalvit")
+
+# Two test processes on two cores: more threads each would only fight.
+torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    too_slow = pytest.mark.skip(reason="slow: run with --slow")
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
+        if "slow" in item.keywords and not config.getoption("--slow"):
+            item.add_marker(too_slow)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads or writes the user's caches."""
+    monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def golden() -> Callable[[str], dict[str, np.ndarray]]:
+    """Numbers the released code produced: ``golden("a_drloc")`` is a dict of arrays."""
+    folder = _folder_from("FRUGALVIT_GOLDEN", "golden numbers")
+
+    def load(name: str) -> dict[str, np.ndarray]:
+        with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    return load
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """The folder of real datasets."""
+    return _folder_from("FRUGALVIT_DATA", "real datasets")
+
+
+def _folder_from(variable: str, what: str) -> Path:
+    value = os.environ.get(variable)
+    if not value or not Path(value).is_dir():
+        pytest.skip(f"no {what}: set {variable} to their folder")
+    return Path(value)

@@ -1,0 +1,134 @@
+"""k-NN against the released code's numbers and against a loop over images."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from frugalvit.errors import UserError
+from frugalvit.probing.knn import knn_accuracy, knn_predict, nearest
+
+
+def brute_force_votes(train: Tensor, labels: Tensor, image: Tensor, k: int, classes: int, own: int = -1) -> list[float]:
+    """The votes of one image's k nearest neighbours, one at a time; ``own`` is left out."""
+    cosine = [
+        (float(torch.dot(row, image) / (row.norm() * image.norm())), int(label))
+        for i, (row, label) in enumerate(zip(train.double(), labels, strict=True))
+        if i != own
+    ]
+    votes = [0.0] * classes
+    for similarity, label in sorted(cosine, reverse=True)[:k]:
+        votes[label] += math.exp(similarity / 0.07)
+    return votes
+
+
+@pytest.mark.parametrize("chunks", [(None, None), (7, 13), (200, 1), (1, 400)])
+def test_equals_the_released_code(golden, chunks) -> None:
+    g = {name: torch.from_numpy(array) for name, array in golden("g_knn").items()}
+    found = knn_accuracy(
+        g["train"],
+        g["train_labels"],
+        g["test"],
+        g["test_labels"],
+        classes=8,
+        test_chunk=chunks[0],
+        train_chunk=chunks[1],
+    )
+    for k in (10, 20, 100, 200):
+        assert [found[k]["top1"], found[k]["top5"]] == pytest.approx(g[f"k{k}"].tolist(), abs=1e-9)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 9), st.integers(1, 5), st.integers(1, 12))
+def test_equals_brute_force(seed: int, images: int, tests: int, classes: int, chunk: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    train, test = torch.randn(images, 6, generator=generator), torch.randn(tests, 6, generator=generator)
+    labels = torch.randint(classes, (images,), generator=generator)
+    ks = (1, 3, 50)
+    ranked = knn_predict(train, labels, test, ks, classes=classes, test_chunk=chunk, train_chunk=chunk)
+    for k in ks:
+        for row, image in enumerate(test.double()):
+            votes = brute_force_votes(train, labels, image, k, classes)
+            expected = sorted(range(classes), key=lambda c: (-votes[c], c))[:5]  # noqa: B023
+            assert ranked[k][row].tolist() == expected
+
+
+def test_leave_one_out_equals_brute_force() -> None:
+    generator = torch.Generator().manual_seed(3)
+    train, labels = torch.randn(23, 4, generator=generator), torch.randint(3, (23,), generator=generator)
+    ranked = knn_predict(train, labels, None, (1, 5, 100), classes=3, test_chunk=5, train_chunk=4)
+    for k in (1, 5, 100):
+        for i, image in enumerate(train.double()):
+            votes = brute_force_votes(train, labels, image, k, 3, own=i)
+            assert ranked[k][i, 0] == max(range(3), key=lambda c: votes[c])  # noqa: B023
+
+
+def test_nearest_are_sorted_and_never_oneself() -> None:
+    train = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    for rows, similarity, index in nearest(train, None, 100, test_chunk=9, train_chunk=11):
+        assert similarity.shape == (rows.stop - rows.start, 39)
+        assert (similarity.diff(dim=1) <= 0).all()
+        own = torch.arange(rows.start, rows.stop)[:, None]
+        assert not (index == own).any()
+        assert torch.isfinite(similarity).all()
+
+
+def test_three_test_images_two_classes_and_a_class_the_training_split_lacks() -> None:
+    train = torch.eye(4)
+    found = knn_accuracy(train, torch.tensor([0, 0, 1, 1]), train[:3], torch.tensor([0, 0, 2]), ks=(1, 200))
+    assert found[1] == {"top1": pytest.approx(200 / 3), "top5": 100.0, "mean_per_class": pytest.approx(50)}
+    assert set(found) == {1, 200}
+
+
+def test_a_small_temperature_does_not_overflow() -> None:
+    train = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    ranked = knn_predict(train, torch.tensor([1, 0, 0]), train[:1], (3,), temperature=1e-4)
+    assert ranked[3].tolist() == [[1, 0]]
+
+
+def test_half_precision_features_are_accepted() -> None:
+    train = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(20) % 4
+    full = knn_accuracy(train, labels, train, labels, ks=(1,))
+    assert knn_accuracy(train.half(), labels, train.bfloat16(), labels, ks=(1,)) == full
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"ks": (0,)}, "at least 1"),
+        ({"temperature": 0.0}, "above 0"),
+        ({"train_labels": torch.zeros(2, dtype=torch.long)}, "2 labels"),
+        ({"test_labels": torch.zeros(2, dtype=torch.long)}, "2 labels"),
+        ({"test_labels": None}, "needs labels"),
+        ({"test": torch.zeros(3, 9)}, "one width"),
+        ({"test": torch.full((3, 4), torch.nan)}, "test features: 3 of 3"),
+        ({"train": torch.full((5, 4), torch.inf)}, "training features"),
+        ({"train": torch.zeros(0, 4), "train_labels": torch.zeros(0, dtype=torch.long), "classes": 2}, "vote"),
+        ({"test": torch.zeros(0, 4), "test_labels": torch.zeros(0, dtype=torch.long)}, "no test images"),
+    ],
+)
+def test_bad_input_is_said(change: dict, word: str) -> None:
+    given_: dict = {
+        "train": torch.rand(5, 4),
+        "train_labels": torch.zeros(5, dtype=torch.long),
+        "test": torch.rand(3, 4),
+        "test_labels": torch.zeros(3, dtype=torch.long),
+    }
+    with pytest.raises(UserError, match=word):
+        knn_accuracy(**(given_ | change))
+
+
+@pytest.mark.gpu
+def test_the_gpu_agrees_with_the_cpu_from_features_that_stay_on_the_host() -> None:
+    generator = torch.Generator().manual_seed(0)
+    train, test = torch.randn(3000, 32, generator=generator), torch.randn(500, 32, generator=generator)
+    labels, wanted = torch.randint(10, (3000,), generator=generator), torch.randint(10, (500,), generator=generator)
+    on_host = knn_accuracy(train, labels, test, wanted)
+    on_device = knn_accuracy(train, labels, test, wanted, device="cuda", train_chunk=700)
+    for k, scores in on_host.items():
+        assert on_device[k]["top1"] == pytest.approx(scores["top1"], abs=0.5)

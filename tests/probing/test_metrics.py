@@ -1,0 +1,87 @@
+"""The metrics against scikit-learn and against cases small enough to work out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import balanced_accuracy_score, precision_recall_curve, roc_auc_score, top_k_accuracy_score
+
+from frugalvit.errors import UserError
+from frugalvit.probing import metrics
+
+
+@given(st.integers(0, 10**6), st.integers(6, 40), st.integers(3, 8))
+def test_accuracies_equal_scikit_learn(seed: int, images: int, classes: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(images, classes, generator=generator)
+    labels = torch.randint(classes, (images,), generator=generator)
+    ranked = metrics.rank_classes(scores)
+    for k in (1, 2):
+        expected = top_k_accuracy_score(labels, scores, k=k, labels=np.arange(classes))
+        assert metrics.top_k_accuracy(ranked, labels, k) == pytest.approx(100 * expected)
+    with np.testing.suppress_warnings() as quiet:
+        quiet.filter(UserWarning)
+        expected = balanced_accuracy_score(labels, ranked[:, 0])
+    assert metrics.mean_per_class(ranked[:, 0], labels) == pytest.approx(100 * expected)
+
+
+def test_mean_per_class_leaves_out_a_class_that_the_test_split_lacks() -> None:
+    predicted, labels = torch.tensor([0, 0, 2, 1]), torch.tensor([0, 0, 0, 3])
+    assert metrics.mean_per_class(predicted, labels) == pytest.approx((200 / 3 + 0) / 2)
+
+
+def test_top5_of_two_classes_is_100() -> None:
+    ranked = metrics.rank_classes(torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
+    scores = metrics.classification_scores(ranked, torch.tensor([0, 0]))
+    assert scores == {"top1": 50.0, "top5": 100.0, "mean_per_class": 50.0}
+
+
+def test_eleven_points_by_hand() -> None:
+    # ranked hits: + - + - -; precision at recall 1/2 is 1, at recall 1 it is 2/3: six levels at 1, five at 2/3
+    scores = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5])
+    targets = torch.tensor([1, 0, 1, 0, 0])
+    assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100 * (6 + 5 * 2 / 3) / 11)
+
+
+def test_difficult_images_are_left_out() -> None:
+    scores, targets = torch.tensor([0.9, 0.8, 0.7]), torch.tensor([-1, 1, 0])
+    assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100)
+
+
+@given(st.integers(0, 10**6), st.integers(3, 60), st.booleans())
+def test_eleven_points_and_auc_equal_scikit_learn(seed: int, images: int, ties: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(images, generator=generator)
+    scores = scores.round() if ties else scores
+    targets = torch.randint(2, (images,), generator=generator)
+    targets[0], targets[1] = 0, 1
+    precision, recall, _ = precision_recall_curve(targets, scores)
+    # the curve ends with an artificial point (precision 1, recall 0) that no threshold reaches
+    precision, recall = precision[:-1], recall[:-1]
+    expected = np.mean([precision[recall >= level - 1e-12].max() for level in np.arange(11) / 10])
+    assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100 * expected)
+    assert metrics.roc_auc(scores, targets) == pytest.approx(100 * roc_auc_score(targets, scores))
+
+
+def test_map_is_the_mean_over_classes_that_occur() -> None:
+    scores = torch.tensor([[0.9, 0.1, 0.3], [0.2, 0.8, 0.1]])
+    targets = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    assert metrics.eleven_point_map(scores, targets) == pytest.approx((100 + 50) / 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: metrics.roc_auc(torch.rand(3), torch.zeros(3)), "both classes"),
+        (lambda: metrics.eleven_point_map(torch.rand(3, 2), torch.zeros(3, 2)), "positive"),
+        (lambda: metrics.top_k_accuracy(torch.zeros(0, 1), torch.zeros(0)), "no test images"),
+        (lambda: metrics.mean_per_class(torch.zeros(0), torch.zeros(0)), "no test images"),
+        (lambda: metrics.require_finite(torch.tensor([[1.0], [torch.nan]]), "features"), "1 of 2 rows"),
+    ],
+)
+def test_what_cannot_be_scored_is_said(call, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        call()
