@@ -29,7 +29,7 @@ def brute_force_votes(train: Tensor, labels: Tensor, image: Tensor, k: int, clas
 
 @pytest.mark.parametrize("chunks", [(None, None), (7, 13), (200, 1), (1, 400)])
 def test_equals_the_released_code(golden, chunks) -> None:
-    g = {name: torch.from_numpy(array) for name, array in golden("g_knn").items()}
+    g = {name: torch.from_numpy(array) for name, array in golden("g_knn").items() if array.dtype.kind in "if"}
     found = knn_accuracy(
         g["train"],
         g["train_labels"],
@@ -53,7 +53,7 @@ def test_equals_brute_force(seed: int, images: int, tests: int, classes: int, ch
     for k in ks:
         for row, image in enumerate(test.double()):
             votes = brute_force_votes(train, labels, image, k, classes)
-            expected = sorted(range(classes), key=lambda c: (-votes[c], c))[:5]  # noqa: B023
+            expected = sorted(range(classes), key=lambda c: (-votes[c], c))[:5]
             assert ranked[k][row].tolist() == expected
 
 
@@ -64,7 +64,7 @@ def test_leave_one_out_equals_brute_force() -> None:
     for k in (1, 5, 100):
         for i, image in enumerate(train.double()):
             votes = brute_force_votes(train, labels, image, k, 3, own=i)
-            assert ranked[k][i, 0] == max(range(3), key=lambda c: votes[c])  # noqa: B023
+            assert ranked[k][i, 0] == max(range(3), key=lambda c: votes[c])
 
 
 def test_nearest_are_sorted_and_never_oneself() -> None:
