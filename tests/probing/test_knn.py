@@ -108,7 +108,8 @@ def test_half_precision_features_are_accepted() -> None:
         ({"test": torch.zeros(3, 9)}, "one width"),
         ({"test": torch.full((3, 4), torch.nan)}, "test features: 3 of 3"),
         ({"train": torch.full((5, 4), torch.inf)}, "training features"),
-        ({"train": torch.zeros(0, 4), "train_labels": torch.zeros(0, dtype=torch.long), "classes": 2}, "vote"),
+        ({"train": torch.zeros(0, 4), "train_labels": torch.zeros(0, dtype=torch.long)}, "0 training features"),
+        ({"train": torch.zeros(1, 4), "train_labels": torch.zeros(1, dtype=torch.long), "test": None}, "vote"),
         ({"test": torch.zeros(0, 4), "test_labels": torch.zeros(0, dtype=torch.long)}, "no test images"),
     ],
 )

@@ -43,7 +43,7 @@ def nearest(
         raise UserError(f"k-NN needs (N, D) features of one width, not {_shape(train)} and {_shape(queries)}.")
     available = len(train) - leave_one_out
     if available < 1:
-        raise UserError(f"k-NN needs training images to vote; there are {len(train)}.")
+        raise UserError(f"k-NN needs other training images to vote; there are {len(train)}.")
     device = train.device if device is None else torch.device(device)
     k = min(k, available)
     train_chunk = train_chunk or TRAIN_CHUNK.get(device.type, TRAIN_CHUNK["cpu"])
@@ -89,7 +89,7 @@ def knn_predict(
     ks = sorted(set(ks))
     if not ks or ks[0] < 1:
         raise UserError(f"k must be at least 1, not {list(ks)}.")
-    if len(train) != len(train_labels):
+    if len(train) == 0 or len(train) != len(train_labels):
         raise UserError(f"{len(train)} training features but {len(train_labels)} labels.")
     if temperature <= 0:
         raise UserError(f"the temperature of k-NN must be above 0, not {temperature}.")
@@ -136,7 +136,7 @@ def knn_accuracy(
         raise UserError(f"{len(test)} test features but {len(labels)} labels.")
     if len(labels) == 0:
         raise UserError("there are no test images to score; give a test split with at least one labelled image.")
-    classes = classes or int(max(train_labels.max(), labels.max())) + 1
+    classes = classes or int(torch.cat([train_labels.cpu(), labels.cpu()]).max()) + 1
     ranked = knn_predict(
         train,
         train_labels,

@@ -13,7 +13,7 @@ from frugalvit.errors import UserError
 
 def require_finite(values: Tensor, what: str) -> None:
     """Refuse NaN and infinite values: they would sort anywhere and give a number that means nothing."""
-    bad = ~torch.isfinite(values).reshape(len(values), -1).all(dim=1)
+    bad = ~torch.isfinite(values).flatten(1).all(dim=1)
     if bad.any():
         raise UserError(
             f"{what}: {int(bad.sum())} of {len(values)} rows hold NaN or infinite values; "
