@@ -1,0 +1,136 @@
+"""What a lens looks at: a picture as the model sees it, and the paper's second view of it.
+
+EsViT (Li et al., ICLR 2022), supplement B.5: the second view of a centre crop is its mirror image with jittered
+colours in grey, so that the true match of every region is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional
+
+from frugalvit.errors import UserError
+
+if TYPE_CHECKING:
+    from frugalvit.backbones import Backbone
+
+CENTRE_CROP = 224 / 256
+"""The share of the short side that the paper's evaluation crop keeps."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle of the original picture, in its pixels."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = CENTRE_CROP) -> Box:
+    """The centred box of a picture of ``size`` (height, width) with the proportions of ``shape`` (height, width).
+
+    It is ``keep`` times as large as the largest such box.
+    """
+    height, width = size
+    scale = keep * min(height / shape[0], width / shape[1])
+    box_height, box_width = shape[0] * scale, shape[1] * scale
+    return Box((width - box_width) / 2, (height - box_height) / 2, box_width, box_height)
+
+
+def whole_shape(size: tuple[int, int], model_size: tuple[int, int], cell: tuple[int, int]) -> tuple[int, int]:
+    """A shape with the proportions of the picture, about the model's area, in whole cells: nothing is cropped."""
+    height, width = size
+    scale = (model_size[0] * model_size[1] / (height * width)) ** 0.5
+    rows, columns = (max(1, round(side * scale / step)) for side, step in zip(size, cell, strict=True))
+    return rows * cell[0], columns * cell[1]
+
+
+def cut(pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> Tensor:
+    """``box`` of a picture (H, W, 3) uint8, resized to ``shape``: (3, h, w) float in [0, 1]."""
+    from PIL import Image
+
+    corners = (box.left, box.top, box.left + box.width, box.top + box.height)
+    picture = Image.fromarray(pixels).resize(
+        (shape[1], shape[0]), Image.Resampling.BICUBIC, box=corners, reducing_gap=3.0
+    )
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+
+
+def model_input(backbone: Backbone, images: Tensor) -> Tensor:
+    """Pictures (B, 3, H, W) in [0, 1] -> what the backbone takes: its channels, with its normalisation."""
+    channels = backbone.in_chans
+    if channels == 1:
+        images = functional.rgb_to_grayscale(images)
+    elif channels != 3:
+        raise UserError(
+            f"{backbone.name} takes {channels} channels; pictures can be shown only to models that take 3 (or 1)."
+        )
+    mean = torch.tensor(backbone.mean).view(1, -1, 1, 1)
+    std = torch.tensor(backbone.std).view(1, -1, 1, 1)
+    device = next((parameter.device for parameter in backbone.parameters()), images.device)
+    return ((images - mean.to(images)) / std.to(images)).to(device)
+
+
+@contextmanager
+def at_rest(backbone: Backbone) -> Iterator[None]:
+    """The backbone in eval mode and without gradients, its mode put back afterwards."""
+    training = backbone.training
+    backbone.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        backbone.train(training)
+
+
+@dataclass(frozen=True)
+class SecondView:
+    """The paper's second view: mirrored, colours jittered with probability ``jitter``, grey with probability ``grey``.
+
+    The numbers are those of the released evaluation: flip always, jitter 0.8 of strength (0.4, 0.4, 0.2, 0.1), grey
+    always.
+    """
+
+    flip: bool = True
+    jitter: float = 0.8
+    grey: float = 1.0
+    strength: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """(B, 3, H, W) in [0, 1] -> the same; each image draws its own colours from ``generator`` (on the CPU)."""
+        views = [self._one(image, generator) for image in images]
+        return torch.stack(views)
+
+    def _one(self, image: Tensor, generator: torch.Generator) -> Tensor:
+        draws = torch.rand(6, generator=generator).tolist()
+        order = torch.randperm(4, generator=generator).tolist()
+        if self.flip:
+            image = image.flip(-1)
+        if draws[0] < self.jitter:
+            factors = [1 + amount * (2 * draw - 1) for amount, draw in zip(self.strength, draws[1:5], strict=True)]
+            adjust = [
+                lambda x: functional.adjust_brightness(x, factors[0]),
+                lambda x: functional.adjust_contrast(x, factors[1]),
+                lambda x: functional.adjust_saturation(x, factors[2]),
+                lambda x: functional.adjust_hue(x, factors[3] - 1),
+            ]
+            for index in order:
+                image = adjust[index](image)
+        if draws[5] < self.grey:
+            image = functional.rgb_to_grayscale(image, num_output_channels=3)
+        return image
+
+    def truth(self, grid_size: tuple[int, int]) -> Tensor:
+        """For every region of the first view, row by row, the flat index of the same place in the second: (T,)."""
+        rows, columns = grid_size
+        index = torch.arange(rows * columns).view(rows, columns)
+        return (index.flip(1) if self.flip else index).flatten()
