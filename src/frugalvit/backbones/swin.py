@@ -1,0 +1,322 @@
+"""Swin Transformer (Liu et al., 2021, arXiv:2103.14030) for maps of any size, as EsViT and Drloc use it.
+
+timm has a Swin too. This one exists because (1) the released EsViT pads before it shifts and timm shifts before it
+pads, so that timm differs at every size that windows do not divide; (2) new training wants padding that is masked;
+(3) one object takes every crop size, without rebuilding masks in each call. Parameter names are timm's: weights go
+both ways, and at sizes that windows divide both compute the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from timm.layers.classifier import ClassifierHead
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.swin_transformer import checkpoint_filter_fn
+from torch import Tensor, nn
+
+from frugalvit.backbones.swin_layers import Block, PatchEmbed, PatchMerging, Stage, WindowAttention
+from frugalvit.backbones.windows import Size, WindowPlan, cut
+from frugalvit.errors import UserError
+
+Padding = Literal["masked", "zeros"]
+
+
+class SwinTransformer(nn.Module):
+    """Images of any size to a grid of tokens at ``patch_size * 2 ** (stages - 1)`` pixels.
+
+    Window and shift of every stage are fixed here, from ``img_size``: a stage whose map is not larger than the window
+    gets a window of its map's size and no shift. Other sizes at run time keep them (REFERENCE §2.2).
+
+    padding   "masked" (default) never attends to padding; "zeros" computes what released EsViT weights were trained
+              with. Both are the same where windows divide every map.
+    norm_eps  1e-6 as EsViT; Microsoft's and timm's Swin have 1e-5.
+    """
+
+    family = "swin"
+    output_fmt = "NHWC"
+
+    def __init__(
+        self,
+        img_size: int | Sequence[int] = 224,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 96,
+        depths: Sequence[int] = (2, 2, 6, 2),
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        window_size: int | Sequence[int] = 7,
+        mlp_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        padding: Padding = "masked",
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        if padding not in ("masked", "zeros"):
+            raise UserError(f"padding={padding!r} is not known; use 'masked' or 'zeros' (as released EsViT)")
+        if len(depths) != len(num_heads):
+            raise UserError(
+                f"depths has {len(depths)} stages and num_heads {len(num_heads)}; give one number per stage"
+            )
+        dims = [embed_dim * 2**stage for stage in range(len(depths))]
+        if odd := [f"{dim}/{heads}" for dim, heads in zip(dims, num_heads, strict=True) if dim % heads]:
+            raise UserError(f"the width of a stage must be a multiple of its heads; not so: {', '.join(odd)}")
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.embed_dim = embed_dim
+        self.num_features = self.head_hidden_size = dims[-1]
+        self.patch_size = patch_size
+        self.padding = padding
+        self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim, norm_eps)
+
+        rates = torch.linspace(0, drop_path_rate, sum(depths)).tolist()
+        size = pair(img_size)
+        stages: list[Stage] = []
+        self.feature_info: list[dict[str, Any]] = []
+        for index, (dim, depth, heads) in enumerate(zip(dims, depths, num_heads, strict=True)):
+            reduction = patch_size * 2**index
+            window, shift = _window_and_shift((-(-size[0] // reduction), -(-size[1] // reduction)), pair(window_size))
+            done = sum(depths[:index])
+            blocks = [
+                Block(
+                    dim,
+                    heads,
+                    window,
+                    shift if number % 2 else (0, 0),
+                    mlp_ratio,
+                    rates[done + number],
+                    padding == "masked",
+                    norm_eps,
+                )
+                for number in range(depth)
+            ]
+            stages.append(Stage(PatchMerging(dims[index - 1], dim, norm_eps) if index else nn.Identity(), blocks))
+            self.feature_info.append({"num_chs": dim, "reduction": reduction, "module": f"layers.{index}"})
+        self.layers = nn.Sequential(*stages)
+        self.stage_ends = tuple(sum(depths[: index + 1]) - 1 for index in range(len(depths)))
+        self.norm = nn.LayerNorm(self.num_features, eps=norm_eps)
+        self.head = ClassifierHead(
+            self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, input_fmt="NHWC"
+        )
+        self.apply(_initialise)
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if "relative_position_bias_table" in name}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        blocks = (
+            r"^layers\.(\d+)"
+            if coarse
+            else [(r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None), (r"^norm", (99999,))]
+        )
+        return {"stem": r"^patch_embed", "blocks": blocks}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        for stage in self.layers:
+            stage.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        self.head.reset(num_classes, pool_type=global_pool)
+
+    def forward_tokens(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> the last stage's tokens (B, h, w, D) before the final norm."""
+        return self.layers(self.patch_embed(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.norm(self.forward_tokens(images))
+
+    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.head(tokens, pre_logits=pre_logits)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(images))
+
+    def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
+        tokens = self.forward_tokens(images)
+        normed = self.norm(tokens)
+        return (normed if norm else tokens).permute(0, 3, 1, 2), self.forward_head(normed, pre_logits=True)
+
+    def forward_grid_blocks(self, images: Tensor) -> list[Tensor]:
+        tokens = self.patch_embed(images)
+        outputs: list[Tensor] = []
+        for stage in self.layers:
+            outputs += stage.forward_blocks(tokens)
+            tokens = outputs[-1]
+        return [tokens.permute(0, 3, 1, 2) for tokens in outputs]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """timm's way to ask for stages; the same as ``forward_grid_blocks`` at ``stage_ends``."""
+        if output_fmt != "NCHW":
+            raise ValueError("output_fmt must be NCHW")
+        blocks = self.forward_grid_blocks(x)
+        stages = [blocks[end] for end in self.stage_ends]
+        final = self.final_norm(stages[-1])
+        if norm:
+            stages[-1] = final
+        if indices is not None:
+            stages = stages[-indices:] if isinstance(indices, int) else [stages[index] for index in indices]
+        return stages if intermediates_only else (final.permute(0, 2, 3, 1), stages)
+
+    def final_norm(self, grid: Tensor) -> Tensor:
+        return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def last_window_attention(self, images: Tensor) -> tuple[Tensor, WindowPlan]:
+        """The last block's softmax as computed, (B * windows, heads, N, N) with padded positions, and its plan."""
+        tokens = self.patch_embed(images)
+        for stage in self.layers[:-1]:
+            tokens = stage(tokens)
+        last: Stage = self.layers[-1]  # type: ignore[assignment]
+        *before, block = last.blocks
+        tokens = last.downsample(tokens)
+        for earlier in before:
+            tokens = earlier(tokens)
+        plan = block.plan(tokens)
+        return block.attn.weights(cut(block.norm1(tokens), plan), plan), plan
+
+    def last_attention(self, images: Tensor) -> Tensor:
+        weights, plan = self.last_window_attention(images)
+        batch, heads, count = images.shape[0], weights.shape[1], plan.size[0] * plan.size[1]
+        # Where every position of every window lies on the map; padding goes to one extra place that is cut off.
+        place = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
+        place = (cut(place, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
+        full = weights.new_zeros(batch, heads, count + 1, count + 1)
+        for window, index in enumerate(place):
+            full[:, :, index[:, None], index[None, :]] = weights.view(batch, -1, *weights.shape[1:])[:, window]
+        full = full[:, :, :count, :count]
+        return full / full.sum(-1, keepdim=True)
+
+
+def pair(value: int | Sequence[int]) -> Size:
+    """One number or two as (height, width)."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _window_and_shift(size: Size, window: Size) -> tuple[Size, Size]:
+    """Window and shift of a stage whose map is ``size``: a map within the window needs no shift."""
+    shift = tuple(extent // 2 if length > extent else 0 for length, extent in zip(size, window, strict=True))
+    return (min(size[0], window[0]), min(size[1], window[1])), (shift[0], shift[1])
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, WindowAttention):
+        nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
+
+
+def _cfg(**overrides: Any) -> dict[str, Any]:
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "first_conv": "patch_embed.proj",
+        "classifier": "head.fc",
+        **overrides,
+    }
+
+
+# Weights of the same shape that timm publishes (Microsoft's, ImageNet-1k); none exist for W=14 and for nano.
+default_cfgs = generate_default_cfgs(
+    {
+        "swin_tiny_w7": _cfg(hf_hub_id="timm/swin_tiny_patch4_window7_224.ms_in1k"),
+        "swin_small_w7": _cfg(hf_hub_id="timm/swin_small_patch4_window7_224.ms_in1k"),
+        "swin_base_w7": _cfg(hf_hub_id="timm/swin_base_patch4_window7_224.ms_in1k"),
+        "swin_tiny_w14": _cfg(),
+        "swin_small_w14": _cfg(),
+        "swin_base_w14": _cfg(),
+        "swin_nano": _cfg(),
+    }
+)
+
+# EsViT Table 6, REFERENCE §2.3.
+TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.1}
+SMALL = {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.2}
+BASE = {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32), "drop_path_rate": 0.2}
+# Ours, for demos and CPUs: three stages, and at 224 px patches of 8, so that the grid is 7 x 7 as in its big sisters.
+NANO = {
+    "patch_size": 8,
+    "embed_dim": 32,
+    "depths": (2, 2, 2),
+    "num_heads": (2, 4, 8),
+    "mlp_ratio": 3.0,
+    "drop_path_rate": 0.0,
+    "norm_eps": 1e-5,
+}
+
+
+def _create(variant: str, pretrained: bool, defaults: dict[str, Any], keywords: dict[str, Any]) -> SwinTransformer:
+    stages = len(keywords.get("depths", defaults["depths"]))
+    return build_model_with_cfg(
+        SwinTransformer,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": tuple(range(stages)), "feature_cls": "getter"},
+        **{**defaults, **keywords},
+    )
+
+
+@register_model
+def swin_tiny_w7(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
+    """Swin-T with 7 x 7 windows (EsViT, Drloc)."""
+    return _create("swin_tiny_w7", pretrained, {**TINY, "window_size": 7}, keywords)
+
+
+@register_model
+def swin_small_w7(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
+    """Swin-S with 7 x 7 windows (EsViT)."""
+    return _create("swin_small_w7", pretrained, {**SMALL, "window_size": 7}, keywords)
+
+
+@register_model
+def swin_base_w7(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
+    """Swin-B with 7 x 7 windows (EsViT)."""
+    return _create("swin_base_w7", pretrained, {**BASE, "window_size": 7}, keywords)
+
+
+@register_model
+def swin_tiny_w14(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
+    """Swin-T with 14 x 14 windows (EsViT)."""
+    return _create("swin_tiny_w14", pretrained, {**TINY, "window_size": 14}, keywords)
+
+
+@register_model
+def swin_small_w14(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
+    """Swin-S with 14 x 14 windows (EsViT)."""
+    return _create("swin_small_w14", pretrained, {**SMALL, "window_size": 14}, keywords)
+
+
+@register_model
+def swin_base_w14(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
+    """Swin-B with 14 x 14 windows (EsViT)."""
+    return _create("swin_base_w14", pretrained, {**BASE, "window_size": 14}, keywords)
+
+
+@register_model
+def swin_nano(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
+    """A Swin of about half a million parameters for CPUs and demonstrations."""
+    return _create("swin_nano", pretrained, {**NANO, "window_size": 7}, keywords)

@@ -1,0 +1,152 @@
+"""The layers of our Swin: patches, merging, attention in windows, blocks and stages. Tokens are (B, h, w, C)."""
+
+from __future__ import annotations
+
+import torch
+from timm.layers.drop import DropPath
+from timm.layers.mlp import Mlp
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from frugalvit.backbones.windows import Size, WindowPlan, cut, join, mask, offsets, plan_windows
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches to tokens: (B, C, H, W) -> (B, H/p, W/p, D). An image is zero-padded to whole patches."""
+
+    def __init__(self, patch_size: int, in_chans: int, dim: int, norm_eps: float) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(in_chans, dim, patch_size, patch_size)
+        self.norm = nn.LayerNorm(dim, eps=norm_eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        batch, channels, height, width = images.shape
+        patch = self.patch_size
+        if height % patch or width % patch:
+            images = functional.pad(images, (0, -width % patch, 0, -height % patch))
+            height, width = images.shape[2:]
+        # The convolution as a matrix product: tokens come out last-channel, and the copy is of pixels, not of tokens.
+        patches = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return self.norm(functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias))
+
+
+class PatchMerging(nn.Module):
+    """Four neighbours to one token of another width: (B, h, w, C) -> (B, ceil(h/2), ceil(w/2), D)."""
+
+    def __init__(self, dim: int, out_dim: int, norm_eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim, eps=norm_eps)
+        self.reduction = nn.Linear(4 * dim, out_dim, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        height, width = tokens.shape[1:3]
+        if height % 2 or width % 2:
+            tokens = functional.pad(tokens, (0, 0, 0, width % 2, 0, height % 2))
+        batch, height, width, channels = tokens.shape
+        tokens = tokens.reshape(batch, height // 2, 2, width // 2, 2, channels)
+        tokens = tokens.permute(0, 1, 3, 4, 2, 5).flatten(3)  # the published order: down first, then right
+        return self.reduction(self.norm(tokens))
+
+
+class WindowAttention(nn.Module):
+    """softmax(q kᵀ / √d + B) v within windows; B is read from a table by relative offset (Swin Eq. 4)."""
+
+    def __init__(self, dim: int, num_heads: int, window_size: Size) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.window_size = window_size
+        table = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.empty(table, num_heads))
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, windows: Tensor, plan: WindowPlan) -> Tensor:
+        """(B * windows, N, C) -> the same shape."""
+        query, key, value = self._heads(windows)
+        bias = self._bias(plan, query)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        return self.proj(attended.transpose(1, 2).flatten(2))
+
+    def weights(self, windows: Tensor, plan: WindowPlan) -> Tensor:
+        """The softmax itself, (B * windows, heads, N, N)."""
+        query, key, _ = self._heads(windows)
+        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+        return (scores + self._bias(plan, query)).softmax(-1)
+
+    def _heads(self, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        count, tokens, _ = windows.shape
+        query, key, value = self.qkv(windows).view(count, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        return query, key, value
+
+    def _bias(self, plan: WindowPlan, query: Tensor) -> Tensor:
+        """Relative bias plus mask, (1 or B * windows, heads, N, N), in the precision of the scores."""
+        bias = self.relative_position_bias_table.to(query.dtype)[offsets(plan, query)].permute(2, 0, 1)[None]
+        forbidden = mask(plan, query)
+        if forbidden is None:
+            return bias
+        bias = bias + forbidden.to(query.dtype)[:, None]  # (windows, heads, N, N)
+        images = query.shape[0] // plan.count
+        return bias[None].expand(images, -1, -1, -1, -1).flatten(0, 1)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)) in windows, then x + MLP(norm(x)); tokens are (B, h, w, C)."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window_size: Size,
+        shift: Size,
+        mlp_ratio: float,
+        drop_path: float,
+        mask_padding: bool,
+        norm_eps: float,
+    ) -> None:
+        super().__init__()
+        self.shift = shift
+        self.mask_padding = mask_padding
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.attn = WindowAttention(dim, num_heads, window_size)
+        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def plan(self, tokens: Tensor) -> WindowPlan:
+        size = (tokens.shape[1], tokens.shape[2])
+        return plan_windows(size, self.attn.window_size, self.shift, self.mask_padding)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        plan = self.plan(tokens)
+        windows = self.attn(cut(self.norm1(tokens), plan), plan)
+        tokens = tokens + self.drop_path1(join(windows, plan))
+        return tokens + self.drop_path2(self.mlp(self.norm2(tokens)))
+
+
+class Stage(nn.Module):
+    """Merging of the stage before (none in the first), then blocks whose windows alternate between two places."""
+
+    def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
+        super().__init__()
+        self.downsample = downsample
+        self.blocks = nn.Sequential(*blocks)
+        self.grad_checkpointing = False
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.forward_blocks(tokens)[-1]
+
+    def forward_blocks(self, tokens: Tensor) -> list[Tensor]:
+        """Every block's output."""
+        tokens = self.downsample(tokens)
+        outputs = []
+        for block in self.blocks:
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                tokens = checkpoint(block, tokens, use_reentrant=False)  # type: ignore[assignment]
+            else:
+                tokens = block(tokens)
+            outputs.append(tokens)
+        return outputs
