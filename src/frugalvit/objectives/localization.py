@@ -1,0 +1,382 @@
+"""Drloc: guess from two final tokens how far apart they lie in the image.
+
+Liu et al., "Efficient Training of Visual Transformers with Small Datasets" (NeurIPS 2021), section 4 and supplement,
+sections 1 and 2. A small MLP f reads the embeddings of two grid positions, concatenated, and predicts their offset:
+
+    t_u = |i - p| / k,  t_v = |j - h| / k                          (1)
+    L_drloc = Σ_{x in B} E_pairs [ |(t_u, t_v) - f(e_ij, e_ph)|_1 ]   (2)
+
+We take the mean over batch, pairs and coordinates, so that the weight λ does not depend on the batch size; Eq. 2 is
+2·B times ours (the factor 2 because the L1 norm sums the two coordinates). The classification forms (Eq. 5, 6) sum
+the two axes, as the paper does, and average over batch and pairs: their printed forms are B times ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frugalvit.errors import UserError, nearest
+
+Variant = Literal["l1", "signed", "ce", "reg"]
+Form = Literal["paper", "released"]
+
+ALPHA = 0.001  # weight of the variance term, Eq. 6
+VARIANCE_FLOOR = 1e-8  # a posterior that has settled on one class must not divide by zero
+
+# λ per family: main paper section 4 (Swin, T2T, CvT) and supplement section 3 (ViT-B).
+LOCALIZATION_WEIGHTS = {"swin": 0.5, "t2t": 0.1, "cvt": 0.1, "vit": 0.01}
+
+
+def localization_weight_at(
+    epoch: float,
+    weight: float,
+    total: float,
+    schedule: Literal["constant", "ramped"] = "constant",
+    warmup: float = 20.0,
+) -> float:
+    """λ at an epoch (or step, when ``total`` and ``warmup`` are counted in steps).
+
+    ``constant`` is the paper's; ``ramped`` the released code's: from 0 up to λ over ``warmup``, then linearly to 0.
+    """
+    if schedule == "constant":
+        return weight
+    if epoch <= warmup and warmup > 0:
+        return weight * epoch / warmup
+    if total <= warmup:
+        return weight
+    return weight * max(0.0, 1.0 - (epoch - warmup) / (total - warmup))
+
+
+def draw_pairs(
+    batch: int,
+    size: tuple[int, int],
+    pairs: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``pairs`` pairs of grid positions per image, uniform and with replacement: two (B, m, 2) tensors of (row, col).
+
+    Drawn on ``device``; with a generator of another device they are drawn there and moved.
+    """
+    source = generator.device if generator is not None else device
+    flat = torch.randint(size[0] * size[1], (2, batch, pairs), generator=generator, device=source)
+    positions = torch.stack((flat // size[1], flat % size[1]), dim=-1).to(device=device, non_blocking=True)
+    return positions[0], positions[1]
+
+
+class RelativeLocalization(nn.Module):
+    """The dense relative localization loss over a grid of tokens (B, D, h, w), rectangular ones too.
+
+    variant:   ``l1`` (Eq. 2), ``signed`` (Eq. 3: offsets keep their sign), ``ce`` (Eq. 4-5: one class per offset and
+               axis), ``reg`` (Eq. 6: mean and variance of that posterior)
+    pairs:     m pairs per image, or ``"all"``: every ordered pair of positions, which is the expectation itself
+    hidden:    width of the MLP's two hidden layers
+    grid_size: an axis finer than this is average-pooled down to it, without parameters (14 -> 7 is the paper's 2×2
+               mean); a coarser one stays. ``None`` keeps every grid as it is, which only ``l1`` and ``signed`` allow
+    form:      ``paper``, or ``released``: what the published code computes. There targets are raw offsets
+               (``normalize=True``: divided by their largest value), signed ones are shifted to start at 0, ``ce`` and
+               ``reg`` have 2k-1 classes (``absolute=True``, its recipe and the default: k classes of |offset|), one
+               linear layer more, and log σ² where the paper has log σ; a grid twice as fine is pooled 3×3, stride 2
+
+    Offsets are first minus second, over height and width; each is divided by its own axis' k. The loss is computed
+    in fp32 whatever the autocast; its matrix products follow ``torch.set_float32_matmul_precision``.
+    Parameters are named as in the released checkpoints: its ``drloc.layers.*`` and ``drloc.unshared.*`` (or
+    ``drloc.0.…``) are our ``layers.*`` and ``unshared.*``.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        variant: Variant = "l1",
+        pairs: int | Literal["all"] = 64,
+        hidden: int = 512,
+        grid_size: int | tuple[int, int] | None = 7,
+        form: Form = "paper",
+        *,
+        absolute: bool | None = None,
+        normalize: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_choice("variant", variant, get_args(Variant))
+        _check_choice("form", form, get_args(Form))
+        if pairs != "all" and (not isinstance(pairs, int) or pairs < 1):
+            raise UserError(f"pairs={pairs!r}: give a number of pairs per image, at least 1, or 'all'.")
+        self.variant: Variant = variant
+        self.form: Form = form
+        self.pairs: int | Literal["all"] = pairs
+        self.grid_size = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
+        if self.grid_size is not None and min(self.grid_size) < 1:
+            raise UserError(f"grid_size={grid_size!r}: give at least 1, or None to keep the grid as it is.")
+        self.classifies = variant in ("ce", "reg")
+        self.absolute = self._resolve_absolute(absolute)
+        if normalize and (form == "paper" or self.classifies):
+            raise UserError("normalize=True belongs to form='released' with variant 'l1' or 'signed'; drop it.")
+        self.normalize = normalize
+
+        layers = [nn.Linear(2 * dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
+        if not self.classifies:
+            layers.append(nn.Linear(hidden, 2))
+        elif form == "released":
+            layers.append(nn.Linear(hidden, hidden))
+        self.layers = nn.Sequential(*layers)
+        if self.classifies:
+            self.unshared = nn.ModuleList(nn.Linear(hidden, self._classes(axis)) for axis in (0, 1))
+
+    def forward(self, grid: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The loss of a grid (B, D, h, w) over freshly drawn pairs."""
+        return self._loss(*self._answer(grid, generator))
+
+    def measure(self, grid: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """The loss, and for the log the mean absolute error of the predicted offsets in grid cells (no gradient)."""
+        answer = self._answer(grid, generator)
+        return self._loss(*answer), self._error(*answer)
+
+    def loss_at(self, grid: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """The loss at given positions (B, m, 2), (row, col) on the grid after pooling."""
+        return self._loss(*self._answer_at(grid, first, second))
+
+    def measure_at(self, grid: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """``loss_at`` and the mean absolute error in grid cells."""
+        answer = self._answer_at(grid, first, second)
+        return self._loss(*answer), self._error(*answer)
+
+    def pooled_size(self, height: int, width: int) -> tuple[int, int]:
+        """The grid on which the task is posed, given the backbone's."""
+        if self.grid_size is None:
+            return height, width
+        return min(height, self.grid_size[0]), min(width, self.grid_size[1])
+
+    def extra_repr(self) -> str:
+        return f"variant={self.variant!r}, pairs={self.pairs!r}, grid_size={self.grid_size}, form={self.form!r}"
+
+    # How offsets become targets.
+
+    def _resolve_absolute(self, absolute: bool | None) -> bool:
+        implied = {"l1": True, "signed": False}.get(self.variant, False if self.form == "paper" else None)
+        if implied is None:
+            return True if absolute is None else absolute
+        if absolute not in (None, implied):
+            raise UserError(
+                f"absolute={absolute} contradicts variant={self.variant!r}, form={self.form!r}; "
+                "choose variant 'l1' or 'signed', or form='released' with 'ce' or 'reg'."
+            )
+        return implied
+
+    def _classes(self, axis: int) -> int:
+        if self.grid_size is None:
+            raise UserError(f"variant={self.variant!r} has one class per offset: give grid_size, the largest grid.")
+        k = self.grid_size[axis]
+        if self.form == "paper":
+            return 2 * k + 1
+        return k if self.absolute else 2 * k - 1
+
+    def _shift_and_scale(self, axis: int, size: tuple[int, int]) -> tuple[int, int]:
+        """An axis' target is (offset + shift) / scale, with |offset| where ``absolute``."""
+        k = size[axis]
+        if self.classifies:
+            assert self.grid_size is not None
+            k = self.grid_size[axis]  # a class means the same offset on a smaller grid too
+            return (k if self.form == "paper" else 0 if self.absolute else k - 1), 1
+        if self.form == "paper":
+            return 0, k
+        shift = 0 if self.absolute else k - 1
+        largest = (k - 1) if self.absolute else 2 * (k - 1)
+        return shift, max(1, largest) if self.normalize else 1
+
+    # The MLP over pairs.
+
+    def _answer(
+        self, grid: Tensor, generator: torch.Generator | None
+    ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
+        if self.pairs != "all":
+            size = self.pooled_size(*grid.shape[-2:])
+            positions = draw_pairs(len(grid), size, self.pairs, generator=generator, device=grid.device)
+            return self._answer_at(grid, *positions, trusted=True)
+        with torch.autocast(grid.device.type, enabled=False):
+            tokens, size = self._tokens(grid)
+            projected = self._project_tokens(tokens).unflatten(1, (-1, 2))  # (B, T, 2, hidden)
+            as_first, as_second = projected.unbind(2)
+            hidden = ((as_first + self._first.bias)[:, :, None] + as_second[:, None]).flatten(1, 2)  # (B, T·T, hidden)
+            cells = torch.arange(size[0] * size[1], device=grid.device)
+            places = torch.stack((cells // size[1], cells % size[1]), dim=-1)
+            offset = (places[:, None] - places[None]).flatten(0, 1).expand(len(grid), -1, -1)
+            return self._heads(hidden), offset, size
+
+    def _answer_at(
+        self, grid: Tensor, first: Tensor, second: Tensor, trusted: bool = False
+    ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
+        """The MLP's output per axis, the offsets (B, m, 2) and the grid's size."""
+        with torch.autocast(grid.device.type, enabled=False):
+            tokens, size = self._tokens(grid)
+            if not trusted:
+                _check_positions(first, second, len(grid), size)
+            start, end = (place[..., 0] * size[1] + place[..., 1] for place in (first, second))
+            if start.shape[1] < tokens.shape[1]:
+                ends = torch.take_along_dim(tokens, torch.cat((start, end), dim=1)[..., None], dim=1)
+                hidden = self._first(torch.cat(ends.chunk(2, dim=1), dim=-1))
+            else:
+                # Fewer tokens than pairs: W1 [e1; e2] = W1a e1 + W1b e2, so project every token once. Gather and sum
+                # are then one product with a 0/1 matrix, whose gradient, unlike a gather's, needs no atomic addition.
+                projected = self._project_tokens(tokens)
+                picked = torch.stack((2 * start, 2 * end + 1), dim=-1)
+                selection = projected.new_zeros(*start.shape, projected.shape[1]).scatter_(2, picked, 1.0)
+                hidden = selection @ projected + self._first.bias
+            return self._heads(hidden), first - second, size
+
+    @property
+    def _first(self) -> nn.Linear:
+        layer = self.layers[0]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def _tokens(self, grid: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """The pooled grid as tokens (B, T, D) in the MLP's precision, and its size."""
+        if grid.ndim != 4 or grid.shape[1] * 2 != self._first.in_features:
+            raise UserError(
+                f"a grid of shape {tuple(grid.shape)} does not fit: expected (B, {self._first.in_features // 2}, h, w)."
+            )
+        native = (grid.shape[2], grid.shape[3])
+        size = self.pooled_size(*native)
+        if size == (1, 1):
+            raise UserError(
+                f"a {native[0]}x{native[1]} grid leaves one position, so there is nothing to localise; "
+                "use larger images, a smaller patch or stride, or a localization weight of 0."
+            )
+        grid = grid.to(self._first.weight.dtype)
+        if self.form == "released" and native == (2 * size[0], 2 * size[1]):
+            grid = F.avg_pool2d(grid, 3, stride=2, padding=1, count_include_pad=False)
+        elif native != size:
+            grid = F.adaptive_avg_pool2d(grid, size)
+        return grid.flatten(2).transpose(1, 2), size
+
+    def _project_tokens(self, tokens: Tensor) -> Tensor:
+        """(B, T, D) -> (B, 2T, hidden): row 2t is W1a e_t, token t as a pair's first; row 2t+1 is W1b e_t."""
+        weight = self._first.weight.unflatten(1, (2, -1)).transpose(0, 1).flatten(0, 1)
+        return F.linear(tokens, weight).unflatten(2, (2, -1)).flatten(1, 2)
+
+    def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The first layer's output (B, m, hidden) -> per axis predictions (B, m) or logits (B, m, C), at least fp32."""
+        output = hidden
+        for layer in list(self.layers)[1:]:
+            output = layer(output)
+        if self.classifies:
+            rows, cols = (head(output) for head in self.unshared)
+        else:
+            rows, cols = output.unbind(-1)
+        precision = torch.promote_types(rows.dtype, torch.float32)
+        return rows.to(precision), cols.to(precision)
+
+    # What the answers are worth.
+
+    def _loss(self, outputs: tuple[Tensor, Tensor], offset: Tensor, size: tuple[int, int]) -> Tensor:
+        with torch.autocast(offset.device.type, enabled=False):
+            terms = [self._axis_loss(outputs[axis], self._place(offset, axis, size), axis, size) for axis in (0, 1)]
+            return terms[0] + terms[1] if self.classifies else (terms[0] + terms[1]) / 2
+
+    def _place(self, offset: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
+        """The target before scaling, which for the classifying variants is the class."""
+        along = offset[..., axis].abs() if self.absolute else offset[..., axis]
+        return along + self._shift_and_scale(axis, size)[0]
+
+    def _axis_loss(self, output: Tensor, place: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
+        if self.variant == "ce":
+            return F.cross_entropy(output.flatten(0, 1), place.flatten())
+        if self.variant == "reg":
+            mean, variance = _moments(output)
+            # α log σ in the paper, α log σ² in the released code
+            regulariser = ALPHA * (0.5 if self.form == "paper" else 1.0) * variance.log()
+            return ((place - mean).square() / variance + regulariser).mean()
+        scale = self._shift_and_scale(axis, size)[1]
+        return (output - place / scale).abs().mean()
+
+    @torch.no_grad()
+    def _error(self, outputs: tuple[Tensor, Tensor], offset: Tensor, size: tuple[int, int]) -> Tensor:
+        errors = []
+        for axis in (0, 1):
+            output = outputs[axis].detach()
+            if self.variant == "ce":
+                guess = output.argmax(-1)
+            elif self.variant == "reg":
+                guess = _moments(output)[0]
+            else:
+                guess = output * self._shift_and_scale(axis, size)[1]
+            errors.append((guess - self._place(offset, axis, size)).abs().to(outputs[0].dtype).mean())
+        return (errors[0] + errors[1]) / 2
+
+
+class DenseLocalization(nn.Module):
+    """The "very dense" form, Eq. 7: the sum of the loss over every block (or stage) l, each with an MLP of its own.
+
+    dims:       channels of each grid, in the order they are given to ``forward``
+    grid_sizes: per grid what ``grid_size`` is to :class:`RelativeLocalization`; ``None``, as in the paper, keeps the
+                native grids. The other options are those of :class:`RelativeLocalization`.
+    """
+
+    def __init__(
+        self,
+        dims: Sequence[int],
+        variant: Variant = "l1",
+        pairs: int | Literal["all"] = 64,
+        hidden: int = 512,
+        grid_sizes: Sequence[int | tuple[int, int] | None] | None = None,
+        form: Form = "paper",
+        *,
+        absolute: bool | None = None,
+        normalize: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = [None] * len(dims) if grid_sizes is None else list(grid_sizes)
+        if not dims or len(sizes) != len(dims):
+            raise UserError(f"{len(dims)} dims and {len(sizes)} grid_sizes: give one of each per grid, at least one.")
+        self.levels = nn.ModuleList(
+            RelativeLocalization(dim, variant, pairs, hidden, size, form, absolute=absolute, normalize=normalize)
+            for dim, size in zip(dims, sizes, strict=True)
+        )
+
+    def forward(self, grids: Sequence[Tensor], generator: torch.Generator | None = None) -> Tensor:
+        """The summed loss of the grids (B, C_l, h_l, w_l)."""
+        return self.measure(grids, generator)[0]
+
+    def measure(self, grids: Sequence[Tensor], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """The summed loss, and the mean absolute error in cells of the last grid: comparable with the plain loss."""
+        if len(grids) != len(self.levels):
+            raise UserError(f"{len(grids)} grids for {len(self.levels)} localization heads: give one grid per head.")
+        losses, error = [], grids[-1].new_zeros(())
+        for level, grid in zip(self.levels, grids, strict=True):
+            assert isinstance(level, RelativeLocalization)
+            loss, error = level.measure(grid, generator)
+            losses.append(loss)
+        return torch.stack(losses).sum(), error
+
+
+def _moments(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the class index under softmax(logits): (…, C) -> (…), (…)."""
+    posterior = logits.softmax(-1)
+    classes = torch.arange(logits.shape[-1], device=logits.device, dtype=logits.dtype)
+    mean = (posterior * classes).sum(-1)
+    variance = (posterior * (classes - mean[..., None]).square()).sum(-1) + VARIANCE_FLOOR
+    return mean, variance
+
+
+def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
+    if value not in options:
+        raise UserError(f"{name}={value!r} is not one of {', '.join(options)}.{nearest(str(value), options)}")
+
+
+def _check_positions(first: Tensor, second: Tensor, batch: int, size: tuple[int, int]) -> None:
+    """Shapes always; values only where looking does not stall a device or break a compiled graph."""
+    if first.shape != second.shape or first.ndim != 3 or first.shape[0] != batch or first.shape[2] != 2:
+        raise UserError(
+            f"positions of shapes {tuple(first.shape)} and {tuple(second.shape)}: both must be (B={batch}, m, 2)."
+        )
+    if torch.compiler.is_compiling() or first.device.type != "cpu":
+        return
+    limits = torch.tensor(size)
+    if any(bool(((place < 0) | (place >= limits)).any()) for place in (first, second)):
+        raise UserError(f"a position lies outside the {size[0]}x{size[1]} grid on which pairs are compared.")

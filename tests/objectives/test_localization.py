@@ -1,0 +1,308 @@
+"""Drloc against the paper's formulas written as loops, and against the released code's numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from frugalvit.errors import UserError
+from frugalvit.objectives import (
+    LOCALIZATION_WEIGHTS,
+    DenseLocalization,
+    RelativeLocalization,
+    draw_pairs,
+    localization_weight_at,
+)
+
+FORMS: list[dict[str, Any]] = [
+    {"variant": "l1"},
+    {"variant": "signed"},
+    {"variant": "ce"},
+    {"variant": "reg"},
+    {"variant": "l1", "form": "released"},
+    {"variant": "l1", "form": "released", "normalize": True},
+    {"variant": "signed", "form": "released"},
+    {"variant": "signed", "form": "released", "normalize": True},
+    {"variant": "ce", "form": "released"},
+    {"variant": "ce", "form": "released", "absolute": False},
+    {"variant": "reg", "form": "released"},
+    {"variant": "reg", "form": "released", "absolute": False},
+]
+
+
+def oracle(module: RelativeLocalization, grid: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, float]:
+    """Image by image, pair by pair, axis by axis: the loss, and the mean absolute error in cells."""
+    classes = module.grid_size or (0, 0)
+    losses, errors = [], []
+    for x, starts, ends in zip(grid, first.tolist(), second.tolist(), strict=True):
+        for start, end in zip(starts, ends, strict=True):
+            shared = module.layers(torch.cat((x[:, start[0], start[1]], x[:, end[0], end[1]])))
+            pair_loss = torch.zeros((), dtype=grid.dtype)
+            for axis in (0, 1):
+                k, delta = x.shape[1 + axis], start[axis] - end[axis]
+                if module.variant in ("l1", "signed"):
+                    if module.variant == "l1":
+                        shift, moved, largest = 0, abs(delta), k - 1
+                    else:
+                        shift = 0 if module.form == "paper" else k - 1
+                        moved, largest = delta, 2 * (k - 1)
+                    scale = k if module.form == "paper" else max(largest, 1) if module.normalize else 1
+                    pair_loss = pair_loss + (shared[axis] - (moved + shift) / scale).abs() / 2
+                    errors.append(abs(shared[axis].item() * scale - (moved + shift)))
+                    continue
+                logits, largest = module.unshared[axis](shared), classes[axis]
+                offsets = torch.arange(-largest, largest + 1)
+                if module.form == "released":
+                    offsets = torch.arange(largest) if module.absolute else torch.arange(-largest + 1, largest)
+                wanted = abs(delta) if module.absolute else delta
+                posterior = logits.softmax(0)
+                mean = (posterior * offsets).sum()
+                variance = (posterior * (offsets - mean) ** 2).sum() + 1e-8  # as released
+                if module.variant == "ce":
+                    pair_loss = pair_loss - posterior[offsets.tolist().index(wanted)].log()
+                    errors.append(abs(offsets[posterior.argmax()].item() - wanted))
+                else:
+                    spread = variance.sqrt().log() if module.form == "paper" else variance.log()
+                    pair_loss = pair_loss + (wanted - mean) ** 2 / variance + 0.001 * spread
+                    errors.append(abs(mean.item() - wanted))
+            losses.append(pair_loss)
+    return torch.stack(losses).mean(), sum(errors) / len(errors)
+
+
+def small_module(form: dict[str, Any], height: int, width: int, **options: Any) -> RelativeLocalization:
+    return RelativeLocalization(5, hidden=8, grid_size=(height, width), **form, **options).double()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
+@given(
+    batch=st.integers(1, 3),
+    height=st.integers(1, 5),
+    width=st.integers(2, 6),
+    pairs=st.integers(1, 40),
+    seed=st.integers(0, 1000),
+)
+def test_equals_the_loops_with_gradients(
+    form: dict[str, Any], batch: int, height: int, width: int, pairs: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    module = small_module(form, height, width)
+    grid = torch.randn(batch, 5, height, width, dtype=torch.float64, requires_grad=True)
+    first, second = draw_pairs(batch, (height, width), pairs)
+    expected, cells = oracle(module, grid, first, second)
+    wanted = torch.autograd.grad(expected, [grid, *module.parameters()])
+    loss, error = module.measure_at(grid, first, second)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-8)
+    assert error.item() == pytest.approx(cells, rel=1e-6) and not error.requires_grad
+    torch.testing.assert_close(module.loss_at(grid, first, second), loss)
+    for got, want in zip(torch.autograd.grad(loss, [grid, *module.parameters()]), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: form["variant"])
+def test_all_pairs_is_the_expectation(form: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module = small_module(form, 3, 4, pairs="all")
+    grid = torch.randn(2, 5, 3, 4, dtype=torch.float64, requires_grad=True)
+    cells = torch.cartesian_prod(torch.arange(3), torch.arange(4))
+    first = cells.repeat_interleave(12, 0).expand(2, -1, -1)
+    second = cells.repeat(12, 1).expand(2, -1, -1)
+    loss, error = module.measure(grid)
+    expected, wanted_error = module.measure_at(grid, first, second)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(error, wanted_error)
+    for got, want in zip(torch.autograd.grad(loss, grid), torch.autograd.grad(expected, grid), strict=True):
+        torch.testing.assert_close(got, want)
+    many = RelativeLocalization(5, hidden=8, pairs=20000, **form, grid_size=(3, 4)).double()
+    many.load_state_dict(module.state_dict())
+    assert many(grid, torch.Generator().manual_seed(1)).item() == pytest.approx(loss.item(), rel=0.02)
+
+
+RELEASED_TAGS: dict[str, dict[str, Any]] = {
+    "l1_abs": {"variant": "l1"},
+    "l1_abs_norm": {"variant": "l1", "normalize": True},
+    "l1_signed": {"variant": "signed"},
+    "l1_signed_norm": {"variant": "signed", "normalize": True},
+    "ce_abs": {"variant": "ce", "absolute": True},
+    "ce_signed": {"variant": "ce", "absolute": False},
+    "cbr_abs": {"variant": "reg", "absolute": True},
+    "cbr_signed": {"variant": "reg", "absolute": False},
+}
+
+
+def golden_weights(arrays: dict[str, np.ndarray], kind: str, classes: int) -> dict[str, Tensor]:
+    state = {}
+    for key, value in arrays.items():
+        name = key.removeprefix(f"w.{kind}.")
+        if name == key or (name.startswith("unshared") and not name.endswith(f".{classes}")):
+            continue
+        state[name.removesuffix(f".{classes}") if name.startswith("unshared") else name] = torch.from_numpy(
+            value.astype(np.float32)
+        )
+    return state
+
+
+@pytest.mark.parametrize("tag", RELEASED_TAGS)
+def test_released_forms_give_the_released_numbers(golden: Any, tag: str) -> None:
+    arrays = golden("a_drloc")
+    module = RelativeLocalization(32, form="released", **RELEASED_TAGS[tag])
+    kind = "l1" if tag.startswith("l1") else "cls"
+    module.load_state_dict(golden_weights(arrays, kind, 7 if tag.endswith("abs") else 13))
+    grid = torch.from_numpy(arrays["x"]).requires_grad_()
+    loss = module.loss_at(grid, torch.from_numpy(arrays["pos1"]), torch.from_numpy(arrays["pos2"]))
+    loss.backward()
+    assert loss.item() == pytest.approx(float(arrays[f"{tag}.loss"]), abs=1e-5)
+    assert grid.grad is not None
+    torch.testing.assert_close(grid.grad, torch.from_numpy(arrays[f"{tag}.grad_x"]), atol=1e-5, rtol=1e-5)
+    norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in module.parameters() if p.grad is not None))
+    assert norm == pytest.approx(float(arrays[f"{tag}.grad_mlp_norm"]), rel=1e-5)
+
+
+def test_paper_forms_give_the_papers_numbers(golden: Any) -> None:
+    arrays = golden("a_drloc")
+    grid, first, second = (torch.from_numpy(arrays[name]) for name in ("x", "pos1", "pos2"))
+    losses = {}
+    for variant in ("l1", "signed"):
+        module = RelativeLocalization(32, variant=variant)
+        module.load_state_dict(golden_weights(arrays, "l1", 0))
+        losses[variant] = module.loss_at(grid, first, second).item()
+    assert losses["l1"] == pytest.approx(float(arrays["paper_l1.pseudocode_mean"]), abs=1e-5)
+    assert 2 * len(grid) * losses["l1"] == pytest.approx(float(arrays["paper_l1.eq2_sum_over_batch"]), abs=1e-5)
+    assert losses["signed"] == pytest.approx(float(arrays["paper_l1_signed.mean"]), abs=1e-5)
+
+
+def test_ramp_gives_the_released_weights(golden: Any) -> None:
+    arrays = golden("a_drloc_lambda")
+    for name, weight, warmup, total in (
+        ("lam05_w20_t300", 0.5, 20, 300),
+        ("lam05_w20_t100", 0.5, 20, 100),
+        ("lam01_w10_t100", 0.1, 10, 100),
+    ):
+        ramp = [localization_weight_at(e, weight, total, "ramped", warmup) for e in range(total + 1)]
+        np.testing.assert_allclose(ramp, arrays[name], atol=1e-12)
+
+
+def test_weights_of_the_paper() -> None:
+    assert LOCALIZATION_WEIGHTS == {"swin": 0.5, "t2t": 0.1, "cvt": 0.1, "vit": 0.01}
+    assert {localization_weight_at(e, 0.5, 10) for e in range(11)} == {0.5}
+    assert localization_weight_at(12, 0.5, 10, "ramped", 2) == 0.0
+    assert localization_weight_at(3, 0.5, 3, "ramped", 0) == 0.0
+    assert localization_weight_at(5, 0.5, 5, "ramped", 20) == 0.125
+
+
+def test_pooling() -> None:
+    module = RelativeLocalization(5, hidden=8)
+    fine = torch.randn(2, 5, 14, 14)
+    first, second = draw_pairs(2, (7, 7), 9)
+    torch.testing.assert_close(
+        module.loss_at(fine, first, second), module.loss_at(F.avg_pool2d(fine, 2), first, second)
+    )
+    assert module.pooled_size(14, 5) == (7, 5)
+    assert RelativeLocalization(5, hidden=8, grid_size=None).pooled_size(14, 5) == (14, 5)
+    released = RelativeLocalization(5, hidden=8, form="released")
+    pooled = F.avg_pool2d(fine, 3, 2, 1, count_include_pad=False)
+    torch.testing.assert_close(released.loss_at(fine, first, second), released.loss_at(pooled, first, second))
+
+
+def test_a_class_is_the_same_offset_on_a_smaller_grid() -> None:
+    module = RelativeLocalization(5, "ce", hidden=8, grid_size=7)
+    assert module.unshared[0].out_features == 15
+    assert torch.isfinite(module(torch.randn(2, 5, 2, 9)))
+
+
+def test_draws_are_uniform_reproducible_and_independent_of_the_global_state() -> None:
+    grid = torch.randn(2, 5, 4, 6)
+    module = RelativeLocalization(5, hidden=8)
+    losses = [module(grid, torch.Generator().manual_seed(3)).item() for _ in range(2)]
+    assert losses[0] == losses[1] != module(grid, torch.Generator().manual_seed(4)).item()
+    first, second = draw_pairs(50, (4, 6), 480, generator=torch.Generator().manual_seed(0))
+    for places in (first, second):
+        counts = torch.bincount((places[..., 0] * 6 + places[..., 1]).flatten(), minlength=24)
+        assert counts.min() > 900 and counts.max() < 1100  # 1,000 expected, sd about 31
+    assert not torch.equal(first, second) and (first == second).all(-1).any()
+
+
+@pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: form["variant"])
+def test_fp32_inside_autocast(form: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module = RelativeLocalization(16, hidden=32, **form)
+    grid = torch.randn(2, 16, 7, 7).bfloat16()
+    first, second = draw_pairs(2, (7, 7), 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = module.loss_at(grid, first, second)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, module.loss_at(grid.float(), first, second))
+
+
+def test_dense_form_is_the_sum_over_levels() -> None:
+    torch.manual_seed(0)
+    dense = DenseLocalization([4, 8], hidden=8)
+    grids = [torch.randn(2, 4, 10, 12), torch.randn(2, 8, 3, 5)]
+    generator = torch.Generator().manual_seed(5)
+    parts = [level(grid, generator) for level, grid in zip(dense.levels, grids, strict=True)]
+    loss, error = dense.measure(grids, torch.Generator().manual_seed(5))
+    torch.testing.assert_close(loss, parts[0] + parts[1])
+    assert dense.levels[0].layers[0].weight.shape == (8, 8) and error.ndim == 0
+    assert dense.levels[0].pooled_size(10, 12) == (10, 12)
+    with pytest.raises(UserError, match="one grid per head"):
+        dense(grids[:1])
+    assert torch.isfinite(DenseLocalization([4, 8], "ce", hidden=8, grid_sizes=[(10, 12), 7])(grids))
+
+
+def test_learns_positions() -> None:
+    """Tokens that carry their position: the error in cells falls far below a constant guess."""
+    torch.manual_seed(0)
+    rows, cols = torch.meshgrid(torch.linspace(-1, 1, 7), torch.linspace(-1, 1, 7), indexing="ij")
+    grid = torch.stack((rows, cols)).expand(1, -1, -1, -1)
+    module = RelativeLocalization(2, hidden=64, pairs="all")
+    optimizer = torch.optim.Adam(module.parameters(), 3e-3)
+    errors = []
+    for _ in range(60):
+        loss, error = module.measure(grid)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        errors.append(error.item())
+    assert errors[-1] < 0.25 < 1.4 < errors[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: RelativeLocalization(5, "l2"), "is not one of l1"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5, form="relaesed"), "Did you mean 'released'"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5, pairs=0), "at least 1"),
+        (lambda: RelativeLocalization(5, "ce", grid_size=None), "give grid_size"),
+        (lambda: RelativeLocalization(5, grid_size=0), "grid_size=0"),
+        (lambda: RelativeLocalization(5, "ce", absolute=True), "contradicts"),
+        (lambda: RelativeLocalization(5, normalize=True), "form='released'"),
+        (lambda: RelativeLocalization(5)(torch.randn(2, 5, 1, 1)), "nothing to localise"),
+        (lambda: RelativeLocalization(5, grid_size=1)(torch.randn(2, 5, 4, 4)), "nothing to localise"),
+        (lambda: RelativeLocalization(5)(torch.randn(2, 6, 4, 4)), "does not fit"),
+        (
+            lambda: RelativeLocalization(5).loss_at(torch.randn(2, 5, 4, 4), *torch.zeros(2, 3, 9, 2).long()),
+            "both must",
+        ),
+        (lambda: RelativeLocalization(5).loss_at(torch.randn(1, 5, 4, 4), *torch.full((2, 1, 9, 2), 4)), "outside"),
+        (lambda: DenseLocalization([4, 8], grid_sizes=[7]), "one of each per grid"),
+    ],
+)
+def test_mistakes_are_named(make: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+def test_compiles_without_a_break() -> None:
+    module = RelativeLocalization(5, hidden=8)
+    grid = torch.randn(2, 5, 7, 7)
+    first, second = draw_pairs(2, (7, 7), 64)
+    compiled = torch.compile(module.measure_at, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(grid, first, second), module.measure_at(grid, first, second))
+    torch.compile(module, fullgraph=True, backend="eager")(grid)
