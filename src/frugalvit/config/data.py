@@ -1,0 +1,87 @@
+"""Options of the input: augmentation, crops for pre-training, mixing of images, and the cache."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from frugalvit.config.base import Config, option
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Strength = Annotated[float, Field(ge=0)]
+Range = tuple[Share, Share]
+
+
+class AugmentConfig(Config):
+    """How a training image is varied. The defaults are Drloc's recipe (rand-m9-mstd0.5-inc1, erasing 0.25)."""
+
+    crop: Literal["auto", "resized", "padded", "center"] = option(
+        "auto", "resized: random resized crop; padded: shift over a border; auto: padded up to 32 px, else resized"
+    )
+    scale: Range = option((0.08, 1.0), "share of the image's area a random resized crop covers")
+    ratio: tuple[Positive, Positive] = option((3 / 4, 4 / 3), "aspect ratios of a random resized crop")
+    padding: int = option(4, "pixels of black border for the padded crop", ge=0)
+    interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter used to resize crops")
+    flip: Share = option(0.5, "probability of a horizontal flip")
+    operations: int = option(2, "RandAugment operations drawn per image; 0 switches RandAugment off", ge=0)
+    operation_prob: Share = option(0.5, "probability that a drawn RandAugment operation is applied")
+    magnitude: float = option(9.0, "RandAugment magnitude", ge=0, le=10)
+    magnitude_std: float = option(0.5, "standard deviation of the magnitude; inf draws it uniformly below it", ge=0)
+    jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = option(
+        (0.0, 0.0, 0.0, 0.0), "colour jitter: brightness, contrast, saturation, hue"
+    )
+    jitter_prob: Share = option(0.8, "probability of colour jitter, where it is on")
+    grayscale: Share = option(0.0, "probability of a grey image")
+    blur: Share = option(0.0, "probability of a Gaussian blur")
+    blur_sigma: tuple[Positive, Positive] = option((0.1, 2.0), "range of the blur's sigma in output pixels")
+    erasing: Share = option(0.25, "probability of erasing a rectangle with noise")
+    erasing_area: Range = option((0.02, 1 / 3), "share of the area that is erased")
+    repeats: int = option(1, "repeated augmentation: copies of an image within one batch", ge=1)
+
+
+class CropsConfig(Config):
+    """The views of pre-training. The defaults are EsViT's (2 global and 8 local crops)."""
+
+    global_crops: int = option(2, "number of global crops", ge=1)
+    local_crops: int = option(8, "number of local crops; 0 trains on global crops only", ge=0)
+    local_size: int | tuple[int, int] | Literal["auto"] = option(
+        "auto", "pixels of a local crop (or height and width); auto keeps the paper's 96 : 224"
+    )
+    global_scale: Range = option((0.4, 1.0), "share of the area a global crop covers")
+    local_scale: Range = option((0.05, 0.4), "share of the area a local crop covers")
+    ratio: tuple[Positive, Positive] = option((3 / 4, 4 / 3), "aspect ratios of the crops")
+    interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter used to resize crops")
+    flip: Share = option(0.5, "probability of a horizontal flip")
+    jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = option(
+        (0.4, 0.4, 0.2, 0.1), "colour jitter: brightness, contrast, saturation, hue"
+    )
+    jitter_prob: Share = option(0.8, "probability of colour jitter")
+    grayscale: Share = option(0.2, "probability of a grey crop")
+    blur_first: Share = option(1.0, "probability of blur on the first global crop")
+    blur_global: Share = option(0.1, "probability of blur on the other global crops")
+    blur_local: Share = option(0.5, "probability of blur on a local crop")
+    blur_sigma: tuple[Positive, Positive] = option((0.1, 2.0), "range of the blur's sigma in crop pixels")
+    solarize: Share = option(0.2, "probability of solarising the global crops after the first")
+
+
+class MixingConfig(Config):
+    """Mixup and cutmix: one blend per step, image i with its neighbour i^1."""
+
+    mixup: float = option(0.8, "alpha of mixup's Beta distribution; 0 switches mixup off", ge=0)
+    cutmix: float = option(1.0, "alpha of cutmix's Beta distribution; 0 switches cutmix off", ge=0)
+    prob: Share = option(1.0, "probability that a step is mixed at all")
+    switch_prob: Share = option(0.5, "probability of cutmix where both are on")
+    smoothing: Share = option(0.1, "label smoothing")
+
+
+class CacheConfig(Config):
+    """Where decoded images are kept."""
+
+    where: Literal["auto", "device", "ram", "disk", "off"] = option(
+        "auto", "keep decoded images on the device, in RAM, memory-mapped on disk, or not at all (workers decode)"
+    )
+    size: int | Literal["auto"] = option("auto", "pixels of a stored image's shorter side; auto: 256/224 of the input")
+    folder: str | None = option(None, "cache folder; default ~/.cache/frugalvit or FRUGALVIT_CACHE")
+    max_bad: Share = option(0.05, "share of unreadable images at which the run stops instead of skipping them")

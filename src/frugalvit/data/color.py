@@ -1,0 +1,161 @@
+"""Batched colour operations: every image of a batch with its own strength.
+
+Images are float (B, C, H, W) in [0, 1]; a strength is a tensor (B,) on the same device. Each function equals
+torchvision's functional of that name on the same image and strength. Values stay continuous between operations
+(PIL and torchvision round to 1/255 after each); only ``posterize`` and ``equalize``, which are about the 256 grey
+levels, look at rounded values. Colour needs three channels; other channel counts pass ``saturation``, ``hue`` and
+``grayscale`` unchanged, and ``contrast`` then pulls towards the mean over all channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+_LUMA = (0.2989, 0.587, 0.114)
+
+
+def luma(images: Tensor) -> Tensor:
+    """Grey value (B, 1, H, W): ITU-R 601 weights for three channels, the mean for any other count."""
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
+    red, green, blue = images.split(1, dim=1)
+    return (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
+
+
+def blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """other + factor · (images - other), clipped to [0, 1]."""
+    factor = _spread(factor)
+    return (images * factor).add_(other * (1 - factor)).clamp_(0, 1)
+
+
+def brightness(images: Tensor, factor: Tensor) -> Tensor:
+    return (images * _spread(factor)).clamp_(0, 1)
+
+
+def contrast(images: Tensor, factor: Tensor) -> Tensor:
+    return blend(images, luma(images).mean((1, 2, 3), keepdim=True), factor)
+
+
+def saturation(images: Tensor, factor: Tensor) -> Tensor:
+    return blend(images, luma(images), factor) if images.shape[1] == 3 else images
+
+
+def grayscale(images: Tensor) -> Tensor:
+    return luma(images).expand_as(images).clone() if images.shape[1] == 3 else images
+
+
+def hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Turn the hue by ``shift`` of a full circle (-0.5 to 0.5), keeping HSV's saturation and value.
+
+    With V = max, chroma = max - min and H in sixths, channel n of (red 5, green 3, blue 1) becomes
+    V - chroma · max(0, min(k, 4 - k, 1)) with k = (n + H) mod 6: HSV to RGB without a case per sextant.
+    """
+    if images.shape[1] != 3:
+        return images
+    red, green, blue = images.unbind(1)
+    value, low = images.amax(1), images.amin(1)
+    chroma = value - low
+    safe = torch.where(chroma > 0, chroma, 1.0)
+    sextant = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
+    )
+    turned = sextant + 6 * shift.view(-1, 1, 1)
+    channel = 5 - 2 * torch.arange(3, device=images.device).view(1, 3, 1, 1)
+    k = torch.remainder(turned[:, None] + channel, 6.0)
+    return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp_(0, 1)
+
+
+def invert(images: Tensor) -> Tensor:
+    return 1 - images
+
+
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    """Invert every value at or above the threshold (in [0, 1]; 128/255 is the customary one)."""
+    return torch.where(images >= _spread(threshold), 1 - images, images)
+
+
+def solarize_add(images: Tensor, amount: Tensor) -> Tensor:
+    """Add ``amount`` to every value below the middle (128/255), clipped at 1."""
+    return torch.where(images < 127.5 / 255, (images + _spread(amount)).clamp_(max=1), images)
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Keep the highest ``bits`` (0 to 8) of each 8-bit value."""
+    step = torch.exp2(8 - _spread(bits).float())
+    return torch.floor((images * 255).round_() / step) * step / 255
+
+
+def autocontrast(images: Tensor) -> Tensor:
+    """Stretch each channel to the full range; a constant channel stays."""
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    flat = high == low
+    low, span = torch.where(flat, 0.0, low), torch.where(flat, 1.0, high - low)
+    return ((images - low) / span).clamp_(0, 1)
+
+
+def equalize(images: Tensor) -> Tensor:
+    """Equalise each channel's histogram with PIL's integer table; a channel with too few values to do so stays."""
+    levels = (images * 255).round_().long().flatten(2)
+    counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.int64, device=images.device)
+    counts.scatter_add_(2, levels, torch.ones_like(levels))
+    last = torch.where(counts > 0, torch.arange(256, device=images.device), 0).amax(2, keepdim=True)
+    step = (levels.shape[2] - counts.gather(2, last)) // 255
+    below = counts.cumsum(2) - counts
+    table = ((below + step // 2) // step.clamp(min=1)).clamp_(0, 255)
+    mapped = table.gather(2, levels).to(images.dtype).view_as(images) / 255
+    return torch.where((step > 0)[..., None], mapped, images)
+
+
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """Blend with a 3 x 3 smoothing (centre 5, others 1, over 13); the one-pixel border stays."""
+    if min(images.shape[-2:]) <= 2:
+        return images
+    channels = images.shape[1]
+    kernel = torch.full((3, 3), 1 / 13, dtype=images.dtype, device=images.device)
+    kernel[1, 1] = 5 / 13
+    kernel = kernel.expand(channels, 1, 3, 3)
+    smooth = images.clone()
+    smooth[..., 1:-1, 1:-1] = conv2d(images, kernel, groups=channels)
+    return blend(images, smooth, factor)
+
+
+def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
+    """Gaussian blur with reflected borders and each image's own sigma, as two banded matrix products Ky · image · Kxᵀ.
+
+    The kernel is torchvision's: exp(-d²/2σ²) over ``kernel_size`` pixels, normalised. It may not reach across the
+    image (its half must be smaller than height and width), as with every reflecting border.
+    """
+    height, width = images.shape[-2:]
+    radius = min(kernel_size // 2, height - 1, width - 1)
+    half = images.device.type == "cuda"
+    dtype = torch.float16 if half else images.dtype
+    down = _blur_matrix(height, radius, sigma).to(dtype)
+    across = down if width == height else _blur_matrix(width, radius, sigma).to(dtype)
+    batch, channels = images.shape[:2]
+    # across is not symmetric at the border, so its transpose is written out: transposed views are slow on a CPU.
+    narrow = torch.bmm(images.to(dtype).reshape(batch, channels * height, width), across.mT.contiguous())
+    rows = narrow.view(batch, channels, height, width).permute(0, 2, 1, 3).reshape(batch, height, channels * width)
+    out = torch.bmm(down, rows).view(batch, height, channels, width).permute(0, 2, 1, 3)
+    return out.to(images.dtype).contiguous()
+
+
+def _blur_matrix(length: int, radius: int, sigma: Tensor) -> Tensor:
+    """(B, length, length): row i holds the weights of the pixels that reach pixel i, reflections folded back in."""
+    pixel = torch.arange(length, device=sigma.device)
+    here, there = pixel[:, None], pixel[None, :]
+    # A pixel j is seen at itself, mirrored at the first pixel (-j) and mirrored at the last one (2(n-1) - j).
+    distances = torch.stack([here - there, here + there, 2 * (length - 1) - here - there])
+    seen = distances.abs() <= radius
+    seen[1] &= there > 0
+    seen[2] &= there < length - 1
+    spread = sigma.float().view(-1, 1, 1, 1)
+    folded = (torch.exp(-(distances.float() ** 2) / (2 * spread**2)) * seen).sum(1)
+    return folded / folded.sum(-1, keepdim=True)
+
+
+def _spread(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1, 1)

@@ -1,0 +1,204 @@
+"""Crop, flip and antialiased resize of a whole batch as two batched matrix products.
+
+Resampling is linear and separable. For one image with stored rows S, stored columns S' and an output of h x w,
+
+    out = Wy · image · Wxᵀ        Wy: (h, S), Wx: (w, S')
+
+where row i of W holds the filter (bilinear triangle, or bicubic with a = -1/2) centred at output pixel i, widened by
+the scale when it shrinks (antialias), cut at the crop's border and normalised: what torchvision's ``resized_crop``
+does for tensors and PIL for images. A flip reverses the rows of Wx.
+
+Boxes are in pixels of the ORIGINAL image. A stored image may be squeezed to another rectangle: x and y then simply
+have different scales, and the geometry stays exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from frugalvit.data.randomness import ship, uniform
+
+Interpolation = Literal["bilinear", "bicubic"]
+Border = Literal["box", "image"]
+_ATTEMPTS = 10
+RANDOM_BOX_COLUMNS = 2 * _ATTEMPTS + 2
+_RADIUS = {"bilinear": 1.0, "bicubic": 2.0}
+
+
+def random_resized_boxes(
+    sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator
+) -> Tensor:
+    """Boxes (B, 4) of top, left, height, width in original pixels, distributed as torchvision's RandomResizedCrop."""
+    return boxes_from_uniform(sizes, scale, ratio, uniform(len(sizes), RANDOM_BOX_COLUMNS, generator))
+
+
+def boxes_from_uniform(
+    sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float], numbers: Tensor
+) -> Tensor:
+    """Boxes from ready uniform numbers (B, 22): all ten attempts at once, the first that fits wins.
+
+    sizes: (B, 2) height and width. Where none fits, the largest centred box within the ratio limits is taken.
+    """
+    height, width = sizes.double().unbind(-1)
+    share, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]
+    area = (height * width)[:, None] * (scale[0] + (scale[1] - scale[0]) * share)
+    log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = torch.exp(log_low + (log_high - log_low) * aspect)
+    tried_width, tried_height = torch.sqrt(area * aspect).round(), torch.sqrt(area / aspect).round()
+    fits = (tried_width > 0) & (tried_width <= width[:, None]) & (tried_height > 0) & (tried_height <= height[:, None])
+    first = fits.int().argmax(1, keepdim=True)
+    found = fits.any(1)
+
+    box_height, box_width = tried_height.gather(1, first)[:, 0], tried_width.gather(1, first)[:, 0]
+    top = torch.floor(numbers[:, -2] * (height - box_height + 1))
+    left = torch.floor(numbers[:, -1] * (width - box_width + 1))
+
+    image_ratio = width / height
+    centred_height = torch.where(image_ratio < ratio[0], (width / ratio[0]).round(), height)
+    centred_width = torch.where(image_ratio > ratio[1], (height * ratio[1]).round(), width)
+    centred_top = torch.floor((height - centred_height) / 2)
+    centred_left = torch.floor((width - centred_width) / 2)
+    drawn = torch.stack([top, left, box_height, box_width], 1)
+    centred = torch.stack([centred_top, centred_left, centred_height, centred_width], 1)
+    return torch.where(found[:, None], drawn, centred).float()
+
+
+def center_boxes(sizes: Tensor, out_size: tuple[int, int], resize_ratio: float) -> Tensor:
+    """What ``Resize(int(resize_ratio * out)) + CenterCrop(out)`` sees, as boxes (B, 4) in original pixels.
+
+    The shorter edge becomes int(resize_ratio * out) (the one that binds, for a rectangular output), the longer edge
+    and the offsets are rounded to whole pixels of the resized image, as torchvision does.
+    """
+    size = sizes.double()
+    out = torch.tensor(out_size, dtype=torch.float64)
+    short = torch.floor(out * resize_ratio + 1e-9)  # 256/224 * 224 must not become 255
+    zoom = (short / size).amax(1, keepdim=True)
+    binding = (short / size) >= zoom
+    resized = torch.where(binding, short, torch.floor(size * zoom + 1e-9))
+    corner = torch.round((resized - out) / 2)
+    per_pixel = size / resized
+    return torch.cat([corner * per_pixel, out * per_pixel], 1).float()
+
+
+def crop_resize(
+    images: Tensor,
+    sizes: Tensor,
+    boxes: Tensor,
+    flips: Tensor | None,
+    out_size: tuple[int, int],
+    interpolation: Interpolation = "bilinear",
+    border: Border = "box",
+) -> Tensor:
+    """Cut, flip and resize every image by its own box(es).
+
+    images: (B, C, S, S') uint8, or float in [0, 1], on any device.
+    sizes:  (B, 2) original height and width; boxes: (B, 4) or (B, V, 4) in original pixels; flips: (B,) or (B, V)
+            or None: all on the CPU, where they were drawn (their range decides the filter's length without a wait).
+    border: "box" cuts first, then resizes (training crops); "image" resizes, then cuts (evaluation).
+    Returns float32 in [0, 1]: (B, C, h, w), or (V, B, C, h, w) for V boxes an image.
+    """
+    single = boxes.dim() == 2
+    if single:
+        boxes = boxes[:, None]
+        flips = None if flips is None else flips[:, None]
+    batch, views = boxes.shape[:2]
+    channels, rows, columns = images.shape[1:]
+    height, width = out_size
+    per_pixel = torch.tensor([rows, columns]) / sizes.float()[:, None]  # (B, 1, 2) stored pixels per original pixel
+    start, length = boxes[..., :2] * per_pixel, boxes[..., 2:] * per_pixel
+    taps = [_taps(length[..., axis], out, interpolation) for axis, out in enumerate(out_size)]
+    if flips is None:
+        flips = torch.zeros(batch, views, dtype=torch.bool)
+
+    start, length, flips = ship([start, length, flips], images.device)
+    half = images.device.type == "cuda" and images.dtype == torch.uint8
+    dtype = torch.float16 if half else torch.float32  # uint8 is exact in half; the error stays below 1/4 grey level
+    down = _weights(start[..., 0], length[..., 0], rows, height, taps[0], interpolation, border, dtype)
+    across = _weights(
+        start[..., 1], length[..., 1], columns, width, taps[1], interpolation, border, dtype, flips, transposed=True
+    )
+
+    # One conversion for all views; rows in front so that both products are plain batched ones, nothing is repeated.
+    pixels = images.permute(0, 2, 1, 3).to(dtype).reshape(batch, rows, channels * columns)
+    narrow = torch.bmm(down.view(batch, views * height, rows), pixels)
+    out = torch.bmm(narrow.view(batch * views, height * channels, columns), across.view(-1, columns, width))
+    out = out.view(batch, views, height, channels, width).permute(1, 0, 3, 2, 4)
+    out = out.contiguous().float().mul_(1 / 255 if images.dtype == torch.uint8 else 1.0).clamp_(0, 1)
+    return out[0] if single else out
+
+
+def _taps(length: Tensor, out: int, interpolation: Interpolation) -> int:
+    """How many stored pixels the widest filter of the batch touches."""
+    widest = max(float(length.max()) / out, 1.0) if length.numel() else 1.0
+    return 2 * math.ceil(_RADIUS[interpolation] * widest) + 1
+
+
+def _weights(
+    start: Tensor,
+    length: Tensor,
+    stored: int,
+    out: int,
+    taps: int,
+    interpolation: Interpolation,
+    border: Border,
+    dtype: torch.dtype,
+    flips: Tensor | None = None,
+    transposed: bool = False,
+) -> Tensor:
+    """One axis' matrices (B, V, out, stored) from crop starts and lengths (B, V) in stored pixels."""
+    device = start.device
+    taps = min(taps, stored)
+    position = torch.arange(out, device=device, dtype=torch.float32) + 0.5
+    if flips is not None:
+        position = torch.where(flips[..., None], out - position, position)
+    scale = (length / out)[..., None]  # (B, V, 1) stored pixels per output pixel
+    center = start[..., None] + scale * position  # (B, V, out)
+    widening = scale.clamp(min=1.0)
+    reach = _RADIUS[interpolation] * widening
+
+    first = torch.floor(center - reach + 0.5).clamp_(0, stored - taps)
+    pixel = first[..., None] + torch.arange(taps, device=device)  # (B, V, out, taps)
+    weight = _FILTER[interpolation]((pixel + 0.5 - center[..., None]) / widening[..., None])
+    if border == "box":
+        low = torch.floor(start + 0.5).clamp_(0, stored - 1)
+        high = torch.maximum(torch.floor(start + length + 0.5).clamp_(max=stored), low + 1)
+        weight = weight * ((pixel >= low[..., None, None]) & (pixel < high[..., None, None]))
+    weight = weight / weight.sum(-1, keepdim=True)
+    pixel, weight = pixel.long(), weight.to(dtype)
+    if transposed:  # written that way round: CPU products with a transposed view are several times slower
+        matrix = torch.zeros(*center.shape[:-1], stored, out, device=device, dtype=dtype)
+        return matrix.scatter_(-2, pixel.mT, weight.mT)
+    return torch.zeros(*center.shape, stored, device=device, dtype=dtype).scatter_(-1, pixel, weight)
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp_(min=0)
+
+
+def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
+    x = x.abs()
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((x - 5) * x + 8) * (a * x) - 4 * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+
+
+_FILTER = {"bilinear": _triangle, "bicubic": _cubic}
+
+
+def pad_crop(images: Tensor, corners: Tensor, flips: Tensor, pad: int) -> Tensor:
+    """Shift by whole pixels over a black border: ``RandomCrop(size, padding=pad)`` and flip, batched.
+
+    images: (B, C, H, W); corners: (B, 2) row and column in 0..2·pad; flips: (B,). Returns the same shape and dtype.
+    """
+    height, width = images.shape[-2:]
+    corners, flips = ship([corners, flips], images.device)
+    rows = corners[:, :1] + torch.arange(height, device=images.device)
+    across = torch.arange(width, device=images.device)
+    columns = corners[:, 1:] + torch.where(flips[:, None], width - 1 - across, across)
+    padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
+    which = torch.arange(len(images), device=images.device)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

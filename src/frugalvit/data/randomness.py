@@ -1,0 +1,50 @@
+"""Where every random number of the input comes from, and how it reaches the device.
+
+Parameters are drawn on the CPU from a generator that is a pure function of (seed, purpose, number), for the whole
+global batch; a process takes its rows. So a resumed run sees the same crops, and N processes share one batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def generator_for(seed: int, purpose: str, number: int = 0) -> torch.Generator:
+    """A CPU generator for one purpose ("order", "augment", ...) and one epoch or step."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def uniform(count: int, columns: int, generator: torch.Generator) -> Tensor:
+    """(count, columns) uniform numbers in [0, 1), double, so that areas and angles round as Python's do."""
+    return torch.rand((count, columns), generator=generator, dtype=torch.float64)
+
+
+def ship(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy small CPU tensors to the device in one pinned, asynchronous transfer.
+
+    A batch's augmentation has dozens of index and parameter tensors. One copy each would cost more than the work;
+    one packed copy never makes the host wait for the device.
+    """
+    if device.type == "cpu":
+        return list(tensors)
+    if device.type != "cuda":
+        return [tensor.to(device) for tensor in tensors]
+    sources = [tensor.contiguous() for tensor in tensors]
+    lengths = [source.numel() * source.element_size() for source in sources]
+    offsets, end = [], 0
+    for length in lengths:
+        offsets.append(end)
+        end += (length + 15) // 16 * 16
+    packed = torch.empty(end, dtype=torch.uint8, pin_memory=True)
+    for source, offset, length in zip(sources, offsets, lengths, strict=True):
+        packed[offset : offset + length] = source.view(-1).view(torch.uint8)
+    arrived = packed.to(device, non_blocking=True)
+    return [
+        arrived[offset : offset + length].view(source.dtype).view(source.shape)
+        for source, offset, length in zip(sources, offsets, lengths, strict=True)
+    ]
