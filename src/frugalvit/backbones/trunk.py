@@ -1,0 +1,236 @@
+"""What the networks written here share: walking through the blocks, the classifier, timm's interface.
+
+A network says how it embeds an image and what its blocks are (:meth:`Trunk.stage_parts`) and how its running state
+is read as a grid (:meth:`Trunk.grid_of`). Everything else of ``base.GridModel`` and of a timm model follows from that
+and stands here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers.drop import DropPath
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from frugalvit.errors import UserError
+
+Parts = Sequence[tuple[Callable[[Any], Any], Sequence[Sequence[nn.Module]]]]
+"""For every stage its embedding, of the image or of the grid before it, and its blocks.
+
+A block is a sequence of modules that take and give the running state; the one with the attention stands first.
+"""
+
+
+class Residual(nn.Module):
+    """x + fn(norm(x)), the summand dropped for whole samples with probability ``drop_path``."""
+
+    def __init__(self, norm: nn.Module, fn: nn.Module, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.norm = norm
+        self.fn = fn
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop_path(self.fn(self.norm(x)))
+
+    def attention(self, x: Tensor) -> Tensor:
+        return self.fn.attention(self.norm(x))  # type: ignore[operator]
+
+
+class Blocks(nn.Module):
+    """A stage's blocks, named as in both released CvTs: ``layers.N.0`` attends, ``layers.N.1`` is the MLP."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(blocks)
+
+
+class Trunk(nn.Module):
+    """Base of our own networks: blocks in stages, a final grid, a linear classifier on what is pooled from it."""
+
+    family: str
+    stem_names: str
+    """Pattern of the parameter names before the first block, and ..."""
+    block_names: str
+    """... of a block's, its position in groups: timm's ``group_matcher`` for layer-wise learning rates."""
+
+    def __init__(
+        self,
+        *,
+        dims: Sequence[int],
+        depths: Sequence[int],
+        reductions: Sequence[int],
+        in_chans: int,
+        num_classes: int,
+        drop_rate: float,
+    ) -> None:
+        super().__init__()
+        self.in_chans = in_chans
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = self.embed_dim = dims[-1]
+        self.stage_ends = tuple(sum(depths[: i + 1]) - 1 for i in range(len(depths)))
+        self.feature_info = [
+            {"num_chs": dim, "reduction": reduction, "module": f"stages.{i}"}
+            for i, (dim, reduction) in enumerate(zip(dims, reductions, strict=True))
+        ]
+        self.grad_checkpointing = False
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = self._new_head(num_classes)
+
+    # What a network adds -------------------------------------------------------------------------------------------
+
+    def stage_parts(self) -> Parts:
+        raise NotImplementedError
+
+    def grid_of(self, state: Any) -> Tensor:
+        """The running state as (B, C, h, w), without class or global tokens."""
+        return state
+
+    def final_norm(self, grid: Tensor) -> Tensor:
+        """The final norm over the channels of a grid (B, D, h, w); the grid itself where a network has none."""
+        raise NotImplementedError
+
+    # base.GridModel ------------------------------------------------------------------------------------------------
+
+    def run_blocks(
+        self, images: Tensor, visit: Callable[[Any], None] | None = None, stop_before_last: bool = False
+    ) -> Any:
+        """The state after all blocks (or before the last one); ``visit`` sees it after every block."""
+        state: Any = None
+        parts = self.stage_parts()
+        save_memory = self.grad_checkpointing and self.training and torch.is_grad_enabled()
+        for stage, (embed, blocks) in enumerate(parts):
+            state = embed(self.grid_of(state) if stage else images)
+            for position, block in enumerate(blocks):
+                if stop_before_last and stage == len(parts) - 1 and position == len(blocks) - 1:
+                    return state
+                for module in block:
+                    state = checkpoint(module, state, use_reentrant=False) if save_memory else module(state)
+                if visit is not None:
+                    visit(state)
+        return state
+
+    def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
+        grid = self.grid_of(self.run_blocks(images))
+        normed = self.final_norm(grid)
+        return normed if norm else grid, normed.mean((2, 3))
+
+    def forward_grid_blocks(self, images: Tensor) -> list[Tensor]:
+        grids: list[Tensor] = []
+        self.run_blocks(images, lambda state: grids.append(self.grid_of(state)))
+        return grids
+
+    def last_attention(self, images: Tensor) -> Tensor:
+        last_block = self.stage_parts()[-1][1][-1]
+        return last_block[0].attention(self.run_blocks(images, stop_before_last=True))  # type: ignore[operator]
+
+    # timm ----------------------------------------------------------------------------------------------------------
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.forward_grid(images)[0]
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        pooled = self.head_drop(self.pool(features))
+        return pooled if pre_logits else self.head(pooled)
+
+    def pool(self, features: Tensor) -> Tensor:
+        """What the classifier sees, from ``forward_features``' result: here the mean over the grid."""
+        return features.mean((2, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(images))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The stages' grids, as timm's ``features_only=True`` asks for them."""
+        if output_fmt != "NCHW":
+            raise UserError(f"{type(self).__name__} gives its stages as NCHW only; ask for output_fmt='NCHW'.")
+        grids: list[Tensor] = []
+        state = self.run_blocks(x, lambda state: grids.append(self.grid_of(state)))
+        stages = [grids[end] for end in self.stage_ends]
+        if norm:
+            stages[-1] = self.final_norm(stages[-1])
+        count = len(stages)
+        wanted = range(count) if indices is None else range(count - indices, count) if type(indices) is int else indices
+        chosen = [stages[index] for index in wanted]  # type: ignore[union-attr]
+        return chosen if intermediates_only else (self.features_of(state), chosen)
+
+    def features_of(self, state: Any) -> Tensor:
+        """The last state as ``forward_features`` returns it."""
+        return self.final_norm(self.grid_of(state))
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        parameter = next(self.parameters())
+        self.head = self._new_head(num_classes).to(parameter.device, parameter.dtype)
+
+    def _new_head(self, num_classes: int) -> nn.Module:
+        return nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return {"stem": self.stem_names, "blocks": [(self.block_names, None), (r"^norm", (99999,))]}
+
+    def no_weight_decay(self) -> set[str]:
+        names = ("cls_token", "pos_embed", "relative_position_bias")
+        return {name for name, _ in self.named_parameters() if any(part in name for part in names)}
+
+
+def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
+    """Rates growing linearly from 0 at the first block to ``rate`` at the last, by stage."""
+    count = sum(depths)
+    rates = iter([rate * i / max(count - 1, 1) for i in range(count)])
+    return [[next(rates) for _ in range(depth)] for depth in depths]
+
+
+def stage_widths(
+    embed_dim: int | Sequence[int], ratios: Sequence[int], depths: Sequence[int], num_heads: Sequence[int]
+) -> list[int]:
+    """The width of every stage: given one by one, or as the first, the others in the published ratios to it."""
+    widths = [embed_dim * ratio for ratio in ratios] if isinstance(embed_dim, int) else list(embed_dim)
+    if not len(widths) == len(depths) == len(num_heads):
+        raise UserError(
+            f"{len(widths)} widths, {len(depths)} depths and {len(num_heads)} head counts do not make stages; "
+            "give embed_dim, depths and num_heads one value for each stage."
+        )
+    return widths
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Heads share the width equally."""
+    if dim % heads:
+        raise UserError(f"A width of {dim} cannot be shared by {heads} heads; change embed_dim or num_heads.")
+
+
+def timm_cfg(first_conv: str) -> dict[str, Any]:
+    """timm's description of a network without released timm weights: ImageNet's statistics at 224 px."""
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": first_conv,
+        "classifier": "head",
+        "fixed_input_size": False,
+        "license": "apache-2.0",
+    }
