@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -373,3 +374,107 @@ def test_the_wrong_architecture_is_named(target, state, words: str):
 def test_a_dictionary_without_a_network():
     with pytest.raises(UserError, match=r"no network's weights \(its keys: epoch, lr\)"):
         load_weights(swin(), {"epoch": 1, "lr": 0.1})
+
+
+# Ours
+
+
+def test_our_own_run_checkpoints_and_folders(tmp_path: Path):
+    torch.manual_seed(1)
+    source = swin()
+    plain = {f"backbone.model.{name}": tensor + 1 for name, tensor in source.state_dict().items()}
+    average = {f"average.model.{name}": tensor for name, tensor in source.state_dict().items()}
+    others = {"localization.mlp.0.weight": torch.zeros(2, 2)}
+    checkpoint = {"step": 3, "task": plain | average | others, "optimizer": {"state": {}}}
+    torch.manual_seed(2)
+    target = swin()
+    report = load_weights(target, save(checkpoint, tmp_path), strict=True)
+    assert same(source, target), "the moving average is preferred"
+    assert (report.kind, report.missing, report.unexpected) == ("frugalvit", [], [])
+    load_weights(target, {"step": 3, "task": plain | others})
+    assert torch.equal(target.norm.weight, source.norm.weight + 1)
+
+    for folder in (tmp_path / "model", tmp_path):
+        (tmp_path / "model").mkdir(exist_ok=True)
+        save_file(source.state_dict(), tmp_path / "model" / "model.safetensors", metadata={"frugalvit": "0.1.0"})
+        target = swin()
+        assert load_weights(target, folder).kind == "frugalvit"
+        assert same(source, target)
+
+
+# The released code's numbers
+
+
+def released(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name[2:]: torch.from_numpy(array).float() for name, array in arrays.items() if name.startswith("w.")}
+
+
+GOLDEN = {
+    "c_swin_w7": ("swin_tiny_w7", {**SWIN, "padding": "zeros"}, "swin"),
+    "d_cvt_norpe": (
+        "cvt_tiny_w7",
+        {
+            "embed_dim": (16, 32, 64, 128),
+            "depths": (2, 2, 2, 2),
+            "num_heads": (1, 2, 4, 8),
+            "padding": "zeros",
+            "relative_bias": False,
+        },
+        "esvit",
+    ),
+    "d_vil": (
+        "vil_tiny_w7",
+        {"embed_dim": 16, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 8), "bias_resize": "matrix"},
+        "esvit",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_released_esvit_networks(name: str, golden, tmp_path: Path):
+    from frugalvit import create_backbone
+
+    model, keywords, kind = GOLDEN[name]
+    backbone = create_backbone(model, **keywords).eval()
+    arrays = golden(name)
+    report = load_weights(backbone, released(arrays), strict=True)
+    assert (report.kind, report.missing, report.unexpected) == (kind, [], [])
+    for size in (224, 96):
+        with torch.inference_mode():
+            features = backbone(torch.from_numpy(arrays[f"img{size}"]).float())
+        regions = features.grid.flatten(2).transpose(1, 2)
+        np.testing.assert_allclose(features.pooled.numpy(), arrays[f"img{size}.view"], atol=1e-4)
+        np.testing.assert_allclose(regions.numpy(), arrays[f"img{size}.region"], atol=1e-4)
+
+    wrapped = save(esvit(released(arrays), "module."), tmp_path)
+    again = create_backbone(model, **keywords)
+    assert load_weights(again, wrapped, strict=True).kind == "esvit"
+    assert same(again.model, backbone.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "keywords"),
+    [
+        ("f_drloc_cvt", "cvt_13", {"embed_dim": (16, 24, 32), "depths": (1, 1, 2), "num_heads": (1, 1, 1)}),
+        ("f_drloc_t2t", "t2t_vit_14", {"embed_dim": 48, "depth": 2, "num_heads": 4, "token_dim": 16}),
+    ],
+)
+def test_released_drloc_networks(name: str, model: str, keywords: dict, golden):
+    from frugalvit import create_backbone
+
+    backbone = create_backbone(model, num_classes=10, **keywords).eval()
+    arrays = golden(name)
+    checkpoint = {"model": released(arrays), "max_accuracy": 80.0, "epoch": 100}
+    report = load_weights(backbone, checkpoint, strict=True)
+    assert (report.kind, report.missing, len(report.unexpected)) == ("vts-drloc", [], 6)
+    images = np.random.RandomState(zlib.crc32(b"dl.img")).standard_normal((2, 3, 224, 224)).astype(np.float16)
+    with torch.inference_mode():
+        logits = backbone.model(torch.from_numpy(images).float())
+    np.testing.assert_allclose(logits.numpy(), arrays["logits"], atol=1e-4)
+    assert [tensor.shape[0] for tensor in read_localization(checkpoint).values()] == [512, 512, 512, 512, 2, 2]
+
+
+def test_t2t_files_hold_the_average_under_its_own_name():
+    state = {"tokens_to_token.attention1.kqv.weight": torch.zeros(2, 2)}
+    with pytest.raises(UserError, match="seems to be a T2T-ViT with"):
+        load_weights(swin(), {"state_dict_ema": state})

@@ -20,7 +20,9 @@ from frugalvit.errors import UserError
 State = dict[str, Tensor]
 
 # The networks a training checkpoint may hold, the one to prefer first: an average over training beats its last step.
-_NETWORKS = ("teacher", "state_dict_ema", "model_ema", "ema", "model", "state_dict", "student", "backbone", "network")
+_NETWORKS = ("teacher", "state_dict_ema", "model_ema", "ema", "model", "state_dict", "student", "backbone", "task")
+# The same inside one flat dictionary: what a training task calls the network it holds.
+_WRAPPERS = ("teacher.", "average.", "backbone.", "student.")
 _PROJECTION_HEAD = re.compile(r"^(?:head|head_dense|dino_head|ibot_head)\.(?:mlp|last_layer)\.")
 _LOCALIZATION = re.compile(r"^drloc\.(?:(\d+)\.)?(layers|unshared)\.")
 # Rebuilt by every model, so neither wanted nor left over.
@@ -124,7 +126,7 @@ _UNKNOWN = Layout("network of an unknown kind", "timm", "")
 def open_contents(raw: Mapping[str, Any], prefer: str | None = None) -> Contents:
     """Find the network in a checkpoint's dictionary; ``prefer`` names one ("student") before the usual order."""
     found, state = _find_network(raw, prefer)
-    network, rest = _without_wrappers(state)
+    network, rest = _without_wrappers(state, (f"{prefer}.", *_WRAPPERS) if prefer else _WRAPPERS)
     heads = {name: tensor for name, tensor in (network | rest).items() if _PROJECTION_HEAD.match(name)}
     localization = {name: tensor for name, tensor in network.items() if _LOCALIZATION.match(name)}
     aside = heads.keys() | localization.keys()
@@ -146,8 +148,18 @@ def recognise(names: Iterable[str]) -> Layout:
 
 def translate(contents: Contents) -> dict[str, tuple[str, Tensor]]:
     """Our name -> (the file's name, tensor)."""
-    layout = contents.layout
-    return {layout.rename(name): (name, layout.convert(name, tensor)) for name, tensor in contents.network.items()}
+    layout, network = contents.layout, contents.network
+    return {
+        layout.rename(name): (name, layout.convert(name, tensor))
+        for name, tensor in network.items()
+        if not _stored_twice(name, network)
+    }
+
+
+def _stored_twice(name: str, network: State) -> bool:
+    """Vision Longformer shares the projections of local and global tokens and stores them under both names."""
+    local = network.get(name.replace("_global.", ".")) if "_global." in name else None
+    return local is not None and torch.equal(local, network[name])
 
 
 def is_derived(name: str) -> bool:
@@ -201,24 +213,24 @@ def _find_network(raw: Mapping[str, Any], prefer: str | None) -> tuple[str, Stat
     return "", {key: value for key, value in raw.items() if isinstance(key, str) and isinstance(value, Tensor)}
 
 
-def _without_wrappers(state: State) -> tuple[State, State]:
+def _without_wrappers(state: State, wrappers: tuple[str, ...]) -> tuple[State, State]:
     """The network's tensors by bare names, and those that stood beside it in a wrapper."""
-    state = {re.sub(r"^(?:module\.|_orig_mod\.)+", "", name): tensor for name, tensor in state.items()}
+    network = {re.sub(r"^(?:module\.|_orig_mod\.)+", "", name): tensor for name, tensor in state.items()}
     rest: State = {}
-    while any(name.startswith("backbone.") for name in state):
-        rest |= {name: tensor for name, tensor in state.items() if not name.startswith("backbone.")}
-        state = {name[len("backbone.") :]: tensor for name, tensor in state.items() if name.startswith("backbone.")}
-    # A wrapper's "model." covers every network tensor; VTs-Drloc's ResNet numbers its parts ("model.4.0.conv1").
-    mine = [name for name in state if name.startswith("model.") and not re.match(r"model\.\d+\.", name)]
-    if mine and len(mine) > len(state) / 2:
-        rest |= {name: tensor for name, tensor in state.items() if not name.startswith("model.")}
-        state = {name[len("model.") :]: state[name] for name in mine}
-        return _without_wrappers(state)[0], rest
-    return state, rest
+    while True:
+        inside = next((prefix for prefix in wrappers if any(name.startswith(prefix) for name in network)), None)
+        # A wrapper's "model." covers every network tensor; VTs-Drloc's ResNet numbers its parts ("model.4.0.conv1").
+        in_model = sum(re.match(r"model\.(?!\d)", name) is not None for name in network)
+        if inside is None and in_model * 2 > len(network):
+            inside = "model."
+        if inside is None:
+            return network, rest
+        rest |= {name: tensor for name, tensor in network.items() if not name.startswith(inside)}
+        network = {name[len(inside) :]: tensor for name, tensor in network.items() if name.startswith(inside)}
 
 
 def _whose(raw: Mapping[str, Any], layout: Layout, heads: State, localization: State) -> str:
-    if "frugalvit" in raw:
+    if "frugalvit" in raw or isinstance(raw.get("task"), Mapping):
         return "frugalvit"
     if localization:
         return "vts-drloc"

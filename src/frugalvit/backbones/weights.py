@@ -53,7 +53,7 @@ class Heads:
 
 
 def load_weights(backbone: Backbone | nn.Module, source: Source, *, strict: bool = False) -> LoadReport:
-    """Load a checkpoint file or a state dict into ``backbone``.
+    """Load a checkpoint file, a run's or model's folder, or a state dict into ``backbone``.
 
     Reads frugalvit, timm, EsViT, DINO, Microsoft Swin, T2T-ViT, VTs-Drloc and torchvision ResNet files (``.pth`` or
     safetensors). Relative-bias tables, position and patch embeddings of another size are resampled; a classifier of
@@ -98,6 +98,7 @@ def _open(source: Source) -> tuple[remap.Contents, str]:
     if isinstance(source, Mapping):
         raw, where = source, "the given state dict"
     else:
+        source = _weights_in(Path(source))
         raw, metadata = read_with_metadata(source)
         raw, where = {**raw, **({"frugalvit": metadata["frugalvit"]} if "frugalvit" in metadata else {})}, str(source)
     contents = remap.open_contents(raw)
@@ -105,6 +106,12 @@ def _open(source: Source) -> tuple[remap.Contents, str]:
         keys = ", ".join(map(str, list(raw)[:6])) or "nothing"
         raise UserError(f"{where} holds no network's weights (its keys: {keys}).")
     return contents, where
+
+
+def _weights_in(path: Path) -> Path:
+    """The weights of a run's or an exported folder; any other path is itself."""
+    inside = (path / "model" / "model.safetensors", path / "model.safetensors")
+    return next((file for file in inside if path.is_dir() and file.is_file()), path)
 
 
 @dataclass
@@ -190,7 +197,7 @@ def _table_sides(attention: nn.Module, rows: int) -> tuple[int, int] | None:
 
 
 def _token_grid(model: nn.Module, tokens: int) -> tuple[int, int] | None:
-    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    grid = getattr(getattr(model, "patch_embed", model), "grid_size", None)
     if grid and 0 <= tokens - grid[0] * grid[1] <= 16:
         return int(grid[0]), int(grid[1])
     prefix = int(getattr(model, "num_prefix_tokens", 1))
