@@ -1,0 +1,280 @@
+"""Bytes -> pixels: every kind of image decoded right, or refused with a reason that a person understands.
+
+The result is always RGB, uint8, (height, width, 3), upright as EXIF says. Transparency is laid on white. Grey, palette,
+1-bit, CMYK and first frames of animations become RGB; 16-bit grey is scaled from its full range (not clipped), floating
+point from [0, 1], [0, 255] or else its own range. Nothing larger than a limit of pixels is ever decoded.
+"""
+
+from __future__ import annotations
+
+import stat
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageChops
+
+from frugalvit.data.signatures import what_it_is
+from frugalvit.errors import UserError
+
+MAX_MEGAPIXELS = 200.0
+
+# Formats that describe pixels and nothing else: no PostScript, PDF or other format that starts a program to be read.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA", "QOI", "SGI", "PCX")
+_ORIENTATION = 0x0112
+
+
+class BadImage(UserError):
+    """An image that cannot be used: its ``name`` and the ``reason``."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, reason
+
+    def __reduce__(self) -> tuple[type[BadImage], tuple[str, str]]:
+        return BadImage, (self.name, self.reason)  # an exception crosses process borders whole
+
+
+class Header(NamedTuple):
+    """What a file says of itself before its pixels are decoded; width and height as stored."""
+
+    format: str
+    width: int
+    height: int
+    mode: str
+
+    @property
+    def channels(self) -> str:
+        return _CHANNELS.get(self.mode, self.mode)
+
+
+_CHANNELS = {
+    "1": "1-bit", "L": "grey", "P": "palette", "LA": "grey + alpha", "PA": "palette + alpha", "RGB": "colour",
+    "RGBA": "colour + alpha", "CMYK": "CMYK", "I": "32-bit grey", "F": "floating point", "I;16": "16-bit grey",
+    "I;16B": "16-bit grey", "I;16L": "16-bit grey", "YCbCr": "colour", "LAB": "LAB", "HSV": "colour",
+}  # fmt: skip
+
+
+def decode(
+    content: bytes | str | Path,
+    name: str | None = None,
+    *,
+    at_least: tuple[int, int] | None = None,
+    max_megapixels: float = MAX_MEGAPIXELS,
+) -> np.ndarray:
+    """The pixels of an encoded image, uint8 (height, width, 3), or ``BadImage``.
+
+    Args:
+        content: the encoded bytes, or the path of a file.
+        name: what to call it in a ``BadImage``; a path is its own name.
+        at_least: (height, width) that is enough. A JPEG twice as large or more is decoded at 1/2, 1/4 or 1/8 of its
+            size, never below this, which is several times faster. Other formats ignore it.
+        max_megapixels: anything larger is refused undecoded.
+    """
+    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
+    image, stream = _open(content, label, max_megapixels)
+    try:
+        if at_least is not None:
+            height, width = at_least
+            if _orientation(image) >= 5:
+                height, width = width, height
+            image.draft(None, (width, height))
+        image.load()
+        # TIFF turns itself while loading and PNG may carry EXIF behind its pixels: ask afterwards.
+        turned = _upright(_to_rgb(image), _orientation(image))
+    except BadImage as bad:
+        raise BadImage(label, bad.reason) from None
+    except Exception as error:  # decoders meet hostile bytes in every way there is; the file is bad, not the program
+        raise BadImage(label, _reason(error, image.format)) from None
+    finally:
+        stream.close()
+    return np.ascontiguousarray(turned)
+
+
+def read_header(
+    content: bytes | str | Path, name: str | None = None, *, max_megapixels: float = MAX_MEGAPIXELS
+) -> Header:
+    """Format, size and mode without decoding a pixel, or ``BadImage``."""
+    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
+    image, stream = _open(content, label, max_megapixels)
+    stream.close()
+    return Header(image.format or "?", image.width, image.height, image.mode)
+
+
+def _open(content: bytes | str | Path, label: str, max_megapixels: float) -> tuple[Image.Image, IO[bytes]]:
+    """Find the format by the file's first bytes and read its header; pixel limits hold before anything is decoded."""
+    _quieten()
+    stream: IO[bytes]
+    if isinstance(content, bytes):
+        stream = BytesIO(content)
+    else:
+        stream = _open_file(Path(content), label)
+    try:
+        prefix = stream.read(64)
+        if not prefix:
+            raise BadImage(label, "the file is empty")
+        image = _identify(stream, prefix, label)
+        pixels = image.width * image.height
+        if pixels > max_megapixels * 1e6:
+            size = f"{image.width} x {image.height} pixels are {pixels / 1e6:,.0f} megapixels"
+            raise BadImage(label, f"{size}, above the limit of {max_megapixels:,g}: refused as a decompression bomb")
+        if pixels <= 0:
+            raise BadImage(label, "the image has no pixels")
+    except BaseException:
+        stream.close()
+        raise
+    return image, stream
+
+
+def _open_file(path: Path, label: str) -> IO[bytes]:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadImage(label, "a folder, not a file" if path.is_dir() else "not a regular file")
+        return path.open("rb")
+    except FileNotFoundError:
+        raise BadImage(label, "the file is missing") from None
+    except PermissionError:
+        raise BadImage(label, "no permission to read the file") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in a path
+        raise BadImage(label, f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
+    """Pillow's own search for a format, over ours alone, without its global pixel limit and warnings."""
+    Image.init()
+    failure: Exception | None = None
+    claimed = None
+    for format_name in FORMATS:
+        if format_name not in Image.OPEN:
+            continue
+        factory, accepts = Image.OPEN[format_name]
+        # TGA has no signature: it accepts nearly anything, so only its name may vouch for it.
+        if accepts is None and not label.lower().endswith(".tga"):
+            continue
+        try:
+            verdict = accepts is None or accepts(prefix)
+            if isinstance(verdict, str):
+                raise BadImage(label, f"{format_name} files cannot be read here: {verdict}")
+            if not verdict:
+                continue
+            stream.seek(0)
+            return factory(stream, label)
+        except BadImage:
+            raise
+        except Exception as error:  # a damaged header fails in as many ways as there are parsers
+            failure, claimed = error, format_name
+    found = what_it_is(prefix)
+    if found:
+        raise BadImage(label, f"{found}, not an image")
+    if failure is not None:
+        raise BadImage(label, _reason(failure, claimed, header=True))
+    raise BadImage(label, "not an image: no known format begins like this")
+
+
+def _to_rgb(image: Image.Image) -> np.ndarray:
+    """(H, W, 3) uint8 from any mode that Pillow can give."""
+    mode = image.mode
+    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        coloured = image.convert("RGBA")
+        white = Image.new("RGBA", coloured.size, (255, 255, 255, 255))
+        return np.asarray(Image.alpha_composite(white, coloured).convert("RGB"))
+    if mode == "RGB":
+        return np.asarray(image)
+    if mode in ("L", "1"):
+        return _grey(np.asarray(image.convert("L")))
+    if mode.startswith("I;16"):
+        return _grey(_from_16_bit(np.asarray(image).astype(np.float32)))
+    if mode == "I":
+        # Pillow gives 16-bit PNG and PPM this mode, scaled to 65535; a wider TIFF is stretched over its own range.
+        values = np.asarray(image).astype(np.float64)
+        fits = image.format in ("PNG", "PPM") or (values.min() >= 0 and values.max() <= 65535)
+        return _grey(_from_16_bit(values) if fits else _stretch(values))
+    if mode == "F":
+        return _grey(_from_float(np.asarray(image)))
+    if mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
+        # Pillow takes every CMYK JPEG for Adobe's, which stores the inks inverted; this one carries no such mark.
+        image = ImageChops.invert(image)
+    if mode == "LAB":
+        image = _lab_to_rgb(image)
+    return np.asarray(image.convert("RGB"))
+
+
+def _grey(values: np.ndarray) -> np.ndarray:
+    return np.repeat(values[:, :, None], 3, axis=2)
+
+
+def _from_16_bit(values: np.ndarray) -> np.ndarray:
+    return np.rint(values / 257.0).clip(0, 255).astype(np.uint8)
+
+
+def _from_float(values: np.ndarray) -> np.ndarray:
+    values = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    if values.min() >= 0 and values.max() <= 1:
+        return np.rint(values * 255).astype(np.uint8)
+    if values.min() >= 0 and values.max() <= 255:
+        return np.rint(values).astype(np.uint8)
+    return _stretch(values)
+
+
+def _stretch(values: np.ndarray) -> np.ndarray:
+    low, high = float(values.min()), float(values.max())
+    return np.rint((values - low) * (255.0 / max(high - low, 1e-12))).clip(0, 255).astype(np.uint8)
+
+
+def _lab_to_rgb(image: Image.Image) -> Image.Image:
+    from PIL import ImageCms
+
+    lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+    converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
+    if converted is None:
+        raise BadImage("", "its LAB colours cannot be converted")
+    return converted
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's orientation, 1 to 8; damaged EXIF data turn nothing."""
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+        return int(value) if 1 <= int(value) <= 8 else 1
+    except Exception:  # EXIF is a format of its own, and as often damaged as any
+        return 1
+
+
+def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels
+
+
+def _reason(error: Exception, format_name: str | None, header: bool = False) -> str:
+    """Pillow's complaint in words for the owner of the file."""
+    text = " ".join(str(error).split())
+    kind = format_name or "image"
+    if isinstance(error, Image.DecompressionBombError):
+        return "refused as a decompression bomb: it would unpack to far more pixels or text than it should"
+    if isinstance(error, MemoryError):
+        return "too large for the memory of this machine"
+    low = text.lower()
+    if isinstance(error, EOFError) or any(word in low for word in ("truncated", "unexpected end", "not enough")):
+        return f"truncated: the file ends before the {kind} does"
+    if header:
+        return f"its {kind} header is damaged" + (f" ({text})" if text else "")
+    return f"its {kind} data are damaged" + (f" ({text})" if text else "")
+
+
+def _quieten() -> None:
+    """Keep Pillow's warnings from the user: what matters of them becomes a reason.
+
+    ``warnings.catch_warnings`` would be the usual way, but it is not safe when several threads decode.
+    """
+    if not any(getattr(entry[3], "pattern", None) == _PILLOW for entry in warnings.filters):
+        warnings.filterwarnings("ignore", module=_PILLOW)
+
+
+_PILLOW = r"PIL\.|frugalvit\.data\.decode"

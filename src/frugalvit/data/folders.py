@@ -1,0 +1,215 @@
+"""A folder of images -> splits and classes, in whatever way people lay folders out.
+
+With ``train`` / ``val`` / ``test`` folders or without; class folders below them, or loose images without labels.
+Where a layout can be read in two ways, one is chosen and said in the notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from frugalvit.data.examples import DataSource, Examples, FileExamples
+from frugalvit.data.listing import Listing, base, identity_of, list_images, open_root
+from frugalvit.errors import UserError, nearest
+
+SPLIT_NAMES = {
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+_BESIDE_IMAGES = frozenset({"masks", "mask", "annotations", "labels", "segmentation", "segmentationclass", "bboxes"})
+_IMAGE_FOLDERS = frozenset({"images", "image", "img", "imgs", "jpegimages", "jpg"})
+
+
+@dataclass
+class _Tree:
+    """A folder read as class folders: images by class folder, loose ones, and what else lies there."""
+
+    path: str
+    classes: dict[str, Listing] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)
+    loose: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def in_folders(self) -> int:
+        return sum(len(listing.images) for listing in self.classes.values())
+
+    def all_images(self) -> list[str]:
+        return self.loose + [path for listing in self.classes.values() for path in listing.images]
+
+
+def open_folder(
+    where: str, labels: str = "auto", classes: Sequence[str] | None = None, classes_from: Sequence[str] = ("train",)
+) -> DataSource:
+    """Splits as they lie on disk.
+
+    Args:
+        labels: "auto" decides, "folders" insists on class folders, "none" ignores them.
+        classes: keep only these class folders.
+        classes_from: the splits whose folders define the classes; another split may not have more.
+    """
+    notes: list[str] = []
+    root = where if labels == "folders" else _descend(where, notes)
+    split_paths = _split_folders(root)
+    if split_paths:
+        trees = {split: _read_tree(path) for split, path in split_paths.items()}
+        beside = sorted(set(open_root(root).folders) - set(split_paths.values()))
+        if beside:
+            notes.append(f"Beside the splits and not read: {some([base(path) for path in beside])}.")
+    else:
+        trees = {"train": _read_tree(root)}
+    if not any(tree.all_images() for tree in trees.values()):
+        raise UserError(
+            f"{where} holds no images. Put class folders of images into it, or loose images without labels."
+        )
+    for tree in trees.values():
+        _note_leftovers(tree, notes)
+    labelled = labels == "folders" or (labels == "auto" and _has_class_folders(trees, root, notes))
+    if not labelled:
+        splits: dict[str, Examples] = {
+            split: FileExamples(tree.all_images(), None, root) for split, tree in trees.items()
+        }
+        return DataSource(Path(where).resolve().name, where, "unlabelled images", None, _ordered(splits), notes)
+    names = _class_names(trees, classes, classes_from)
+    if classes is not None:
+        notes.append(f"Kept the {len(names):,} classes asked for.")
+    splits = _labelled_splits(trees, names, root, notes)
+    return DataSource(Path(where).resolve().name, where, "class folders", tuple(names), _ordered(splits), notes)
+
+
+def _descend(where: str, notes: list[str]) -> str:
+    """Go into the only folder that holds anything, as in ``flowers/jpg/`` or ``camvid/images/`` beside ``masks/``."""
+    root, seen = where, set()
+    while True:
+        seen.add(identity_of(root))
+        found = open_root(root)
+        if found.images or _split_folders(root):
+            return root
+        chosen = [path for path in found.folders if base(path).lower() in _IMAGE_FOLDERS]
+        rest = [path for path in found.folders if base(path).lower() not in _BESIDE_IMAGES and path not in chosen]
+        if len(found.folders) > 1 and (len(chosen) != 1 or rest):
+            return root
+        only = chosen or found.folders
+        if len(only) != 1 or identity_of(only[0]) in seen:
+            return root
+        root = only[0]
+        notes.append(f"Read {root}, the only folder of images in {where}.")
+
+
+def _split_folders(root: str) -> dict[str, str]:
+    """Folders named train, val, test …; none when such a name is only one class among others."""
+    found = open_root(root)
+    paths: dict[str, str] = {}
+    for path in found.folders:
+        split = SPLIT_NAMES.get(base(path).lower())
+        if split in paths:
+            raise UserError(f"{root} has both '{base(paths[split])}' and '{base(path)}': keep one of them as {split}.")
+        if split:
+            paths[split] = path
+    only_splits = len(paths) == len(found.folders) and not found.images
+    return paths if "train" in paths or only_splits else {}
+
+
+def _read_tree(path: str) -> _Tree:
+    found = open_root(path)
+    tree = _Tree(path, loose=found.images, others=list(found.others))
+    above = frozenset({identity_of(path)})
+    for folder in found.folders:
+        listing = list_images(folder, above)
+        tree.others += listing.others
+        tree.unreadable += listing.unreadable
+        if listing.images:
+            tree.classes[base(folder)] = listing
+        elif not listing.others and not listing.unreadable:
+            tree.empty.append(base(folder))
+    return tree
+
+
+def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> bool:
+    """Whether the folders mean classes, judged by train (or by all splits where there is no train)."""
+    judged = [trees["train"]] if "train" in trees else list(trees.values())
+    loose = sum(len(tree.loose) for tree in judged)
+    inside = sum(tree.in_folders for tree in judged)
+    direct = sum(listing.direct for tree in judged for listing in tree.classes.values())
+    folders = {name for tree in judged for name in (*tree.classes, *tree.empty)}
+    if not folders:
+        return False
+    if len(folders) == 1 and len(trees) == 1:
+        notes.append(f"{root} has a single folder of images, '{next(iter(folders))}': read as unlabelled.")
+        return False
+    if loose > inside:
+        notes.append(f"{root}: {loose:,} loose images and {inside:,} in folders: read as unlabelled.")
+        return False
+    if 2 * direct < inside:
+        notes.append(
+            f"{root}: most images lie more than one folder deep, so folder names are not taken for classes: "
+            "read as unlabelled. Class folders must hold their images directly."
+        )
+        return False
+    return True
+
+
+def _class_names(trees: dict[str, _Tree], wanted: Sequence[str] | None, classes_from: Sequence[str]) -> list[str]:
+    """Sorted; from train, whose classes are all there can be; without train from every split."""
+    judged = [trees[split] for split in classes_from if split in trees] or list(trees.values())
+    present = sorted({name for tree in judged for name in (*tree.classes, *tree.empty)})
+    if not present:
+        raise UserError(f"{judged[0].path} has no class folders.")
+    if wanted is not None:
+        missing = sorted(set(wanted) - set(present))
+        if missing:
+            hint = nearest(missing[0], present)
+            raise UserError(f"{judged[0].path} lacks {len(missing)} of the classes asked for: {some(missing)}.{hint}")
+        return sorted(set(wanted))
+    for split, tree in trees.items():
+        unknown = sorted(set(tree.classes) - set(present))
+        if unknown:
+            raise unknown_classes(tree.path, judged[0].path, unknown, split)
+    return present
+
+
+def unknown_classes(place: str, train: str, unknown: Sequence[str], split: str) -> UserError:
+    """The error for a split with classes that nothing can be learned about."""
+    count = "1 class" if len(unknown) == 1 else f"{len(unknown)} classes"
+    way_out = "Move them, or pass --split remake." if split == "val" else "Move or remove them."
+    return UserError(f"{place} has {count} that {train} lacks: {some(unknown)}. {way_out}")
+
+
+def _labelled_splits(trees: dict[str, _Tree], names: list[str], root: str, notes: list[str]) -> dict[str, Examples]:
+    splits: dict[str, Examples] = {}
+    for split, tree in trees.items():
+        if tree.loose and not tree.classes and split != "train":
+            notes.append(f"{tree.path}: {len(tree.loose):,} images without class folders, so without labels: left out.")
+            continue
+        if tree.loose:
+            notes.append(f"{tree.path}: {len(tree.loose):,} loose images beside the class folders: left out.")
+        paths = [path for name in names if name in tree.classes for path in tree.classes[name].images]
+        counts = [len(tree.classes[name].images) if name in tree.classes else 0 for name in names]
+        if paths:
+            splits[split] = FileExamples(paths, np.repeat(np.arange(len(names)), counts), root)
+        else:
+            notes.append(f"{tree.path} is empty: left out.")
+    return splits
+
+
+def _note_leftovers(tree: _Tree, notes: list[str]) -> None:
+    if tree.others:
+        notes.append(f"{tree.path}: {len(tree.others):,} files that are no images: {some([*map(base, tree.others)])}.")
+    if tree.unreadable:
+        notes.append(f"{tree.path}: no permission to read {some(tree.unreadable)}.")
+
+
+def _ordered(splits: dict[str, Examples]) -> dict[str, Examples]:
+    return {split: splits[split] for split in ("train", "val", "test") if split in splits and len(splits[split])}
+
+
+def some(names: Sequence[str], shown: int = 5) -> str:
+    """``a, b, c and 7 more``."""
+    listed = ", ".join(names[:shown])
+    return listed if len(names) <= shown else f"{listed} and {len(names) - shown} more"

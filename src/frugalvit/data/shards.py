@@ -1,0 +1,266 @@
+"""WebDataset shards: tar files whose neighbouring members with one stem are one example (``0001.jpg``, ``0001.cls``).
+
+Shards on this machine are indexed by their headers and read at random, like files. Shards elsewhere (``https://``,
+``s3://`` …) are fetched once into the cache and then read the same way; ``stream.py`` reads them in passing instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from frugalvit.data.decode import BadImage
+from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.folders import SPLIT_NAMES, some, unknown_classes
+from frugalvit.data.listing import open_root
+from frugalvit.data.signatures import EXTENSIONS
+from frugalvit.data.tables import LABEL_COLUMNS, class_list
+from frugalvit.data.tar import BadShard, Member, members
+from frugalvit.errors import UserError
+
+INDEX = "index.json"
+_LABEL_BYTES = 1 << 20
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MAX_SHARDS = 1_000_000
+
+
+class Sample(NamedTuple):
+    """One example of a shard: where its image lies, and its label."""
+
+    key: str
+    offset: int
+    size: int
+    label: str | None
+    caption: bool
+
+
+class ShardExamples(Examples):
+    """Images inside tar files, read by their offsets."""
+
+    def __init__(self, shards: list[str], places: np.ndarray, keys: list[str], labels: np.ndarray | None) -> None:
+        names = [f"{shards[shard]}/{key}" for shard, key in zip(places[:, 0], keys, strict=True)]
+        super().__init__(names, labels, keys)
+        self.shards, self.places = shards, places  # places: int64 (N, 3): shard, offset, size
+
+    def raw(self, index: int) -> bytes:
+        shard, offset, size = (int(value) for value in self.places[index])
+        try:
+            with Path(self.shards[shard]).open("rb") as file:
+                file.seek(offset)
+                content = file.read(size)
+        except OSError as error:
+            raise BadImage(self.names[index], f"its shard cannot be read: {error.strerror or error}") from None
+        if len(content) < size:
+            raise BadImage(self.names[index], "its shard has become shorter")
+        return content
+
+    def stored_size(self, index: int) -> int:
+        return int(self.places[index, 2])
+
+    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+        assert isinstance(whole, ShardExamples)
+        self.places = whole.places[chosen]
+
+    def _marks(self) -> Iterable[object]:
+        facts = []
+        for shard in self.shards:
+            path = Path(shard)
+            facts.append((path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else ("missing",))
+        return ((facts[shard], offset, size) for shard, offset, size in self.places.tolist())
+
+
+def is_shards(where: str) -> bool:
+    """Whether ``where`` names tar files: one, a ``{000..009}`` range, a ``*`` pattern, or remote ones."""
+    return where.lower().endswith((".tar", ".tar.gz", ".tgz")) and (
+        is_remote(where) or bool(_RANGE.search(where)) or "*" in where or Path(where).expanduser().is_file()
+    )
+
+
+def is_remote(where: str) -> bool:
+    return "://" in where
+
+
+def is_shard_folder(path: Path) -> bool:
+    """Whether a folder holds shards: tar files, and neither images nor folders of anything else beside them."""
+    by_split = _shards_by_split(path)
+    if not by_split:
+        return False
+    found = open_root(str(path))
+    homes = {str(Path(tar).parent) for tars in by_split.values() for tar in tars}
+    return not found.images and all(folder in homes for folder in found.folders)
+
+
+def expand(where: str) -> list[str]:
+    """``a/{000..002}.tar`` -> three names; several ranges multiply; ``*`` is looked up on disk."""
+    match = _RANGE.search(where)
+    if match:
+        first, last = match.groups()
+        if int(last) < int(first) or int(last) - int(first) >= _MAX_SHARDS:
+            raise UserError(
+                f"{match.group()} in '{where}' is no range: it must rise, over fewer than a million shards."
+            )
+        numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+        return [name for n in numbers for name in expand(where[: match.start()] + n + where[match.end() :])]
+    path = Path(where).expanduser()
+    if "*" in path.name and not is_remote(where):
+        return sorted(str(found) for found in path.parent.glob(path.name))
+    return [where if is_remote(where) else str(path)]
+
+
+def open_shards(where: str) -> DataSource:
+    """Every split of the shards; a damaged shard is left out and named."""
+    notes: list[str] = []
+    path = Path(where).expanduser()
+    if path.is_dir() and not is_remote(where):
+        by_split = _shards_by_split(path)
+    else:
+        names = expand(where)
+        if is_remote(where):
+            from frugalvit.data.stream import fetch
+
+            names = [str(fetch(name)) for name in names]
+            notes.append(f"{len(names):,} remote shards lie in {Path(names[0]).parent} now.")
+        by_split = {"train": names}
+    found: dict[str, tuple[list[str], list[tuple[int, Sample]]]] = {}
+    for split, names in by_split.items():
+        found[split] = (names, list(_index(names, where, notes)))
+    if not any(samples for _, samples in found.values()):
+        why = f" {notes[-1]}" if notes else ""
+        raise UserError(f"{where} holds no images in readable shards.{why}")
+    return _source(where, found, notes)
+
+
+def _index(names: list[str], where: str, notes: list[str]) -> Iterator[tuple[int, Sample]]:
+    bad: list[str] = []
+    for number, name in enumerate(names):
+        try:
+            samples = list(read_shard(name))
+        except BadShard as error:
+            bad.append(f"{name} ({error})")
+        except OSError as error:
+            bad.append(f"{name} ({error.strerror or error})")
+        else:
+            yield from ((number, sample) for sample in samples)
+    if bad:
+        notes.append(f"{len(bad)} of {len(names)} shards of {where} are left out: {some(bad)}.")
+
+
+def read_shard(name: str) -> Iterator[Sample]:
+    """The examples of one shard, in order; members without an image are passed over."""
+    with Path(name).open("rb") as file:
+        for key, parts in _grouped(members(name)):
+            image = next((part for kind, part in parts.items() if f".{kind.rpartition('.')[2]}" in EXTENSIONS), None)
+            if image is None:
+                continue
+            texts: dict[str, bytes] = {}
+            for kind in ("cls", "json", "txt"):
+                part = parts.get(kind)
+                if part is not None and part.size <= _LABEL_BYTES:
+                    file.seek(part.offset)
+                    texts[kind] = file.read(part.size)
+            label, caption = label_of(texts)
+            yield Sample(key, image.offset, image.size, label, caption)
+
+
+def _grouped(listed: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
+    """Neighbours with the same path up to the first dot of the last part, by what follows the dot."""
+    current, parts = None, {}
+    for member in listed:
+        folder, slash, last = member.name.rpartition("/")
+        stem, _, kind = last.partition(".")
+        key = folder + slash + stem
+        if not stem or "__MACOSX" in folder:
+            continue
+        if key != current and parts:
+            yield str(current), parts
+            parts = {}
+        current = key
+        parts[kind.lower()] = member
+    if parts:
+        yield str(current), parts
+
+
+def label_of(texts: dict[str, bytes]) -> tuple[str | None, bool]:
+    """The label among the text members of an example, and whether it may be a caption instead."""
+    if "cls" in texts:
+        return texts["cls"].decode("utf-8", "replace").strip() or None, False
+    if "json" in texts:
+        try:
+            record = json.loads(texts["json"])
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            for key in ("cls", *LABEL_COLUMNS):
+                if isinstance(record.get(key), str | int) and str(record[key]).strip():
+                    return str(record[key]).strip(), False
+    if "txt" in texts:
+        return texts["txt"].decode("utf-8", "replace").strip() or None, True
+    return None, False
+
+
+def _source(where: str, found: dict[str, tuple[list[str], list[tuple[int, Sample]]]], notes: list[str]) -> DataSource:
+    samples = [sample for _, listed in found.values() for _, sample in listed]
+    labelled = _are_labels(samples, where, notes)
+    names = _packed_classes(Path(where).expanduser()) if labelled else None
+    train = found.get("train", next(iter(found.values())))[1]
+    classes = class_list(sample.label for _, sample in train) if labelled else []
+    if names is not None and all(label.isdigit() and int(label) < len(names) for label in classes):
+        classes = [str(number) for number in range(len(names))]
+    index = {label: number for number, label in enumerate(classes)}
+    splits: dict[str, Examples] = {}
+    for split in ("train", "val", "test"):
+        shards, listed = found.get(split, ([], []))
+        if not listed:
+            continue
+        unknown = class_list(sample.label for _, sample in listed if sample.label not in index) if labelled else []
+        if unknown:
+            raise unknown_classes(f"{split} in {where}", "train", unknown, split)
+        places = np.array([(number, sample.offset, sample.size) for number, sample in listed], dtype=np.int64)
+        numbers = np.array([index[sample.label or ""] for _, sample in listed]) if labelled else None
+        splits[split] = ShardExamples(shards, places, [sample.key for _, sample in listed], numbers)
+    final = tuple(names if names is not None and len(names) == len(classes) else classes) if labelled else None
+    return DataSource(
+        Path(where).resolve().name if not is_remote(where) else where, where, "shards", final, splits, notes
+    )
+
+
+def _are_labels(samples: list[Sample], where: str, notes: list[str]) -> bool:
+    labelled = [sample for sample in samples if sample.label]
+    if not labelled:
+        notes.append(f"{where} has no labels (.cls, .json or .txt members): read as unlabelled.")
+        return False
+    if any(sample.caption for sample in labelled):
+        texts = {sample.label or "" for sample in labelled}
+        if len(texts) > len(samples) / 2 or any(len(text) > 100 or "\n" in text for text in texts):
+            notes.append(f"{where}: the .txt members read like captions, not labels: read as unlabelled.")
+            return False
+    if len(labelled) < len(samples):
+        bare = next(sample.key for sample in samples if not sample.label)
+        notes.append(f"{where}: {len(samples) - len(labelled):,} examples have no label, {bare} first: unlabelled.")
+        return False
+    return True
+
+
+def _shards_by_split(folder: Path) -> dict[str, list[str]]:
+    """``train-000000.tar`` or ``train/000000.tar`` by split; other tar files are train."""
+    tars = sorted((*folder.glob("*.tar"), *(tar for split in SPLIT_NAMES for tar in folder.glob(f"{split}/*.tar"))))
+    by_split: dict[str, list[str]] = {}
+    for tar in tars:
+        word = re.split(r"[-_.]", tar.name.lower())[0] if tar.parent == folder else tar.parent.name.lower()
+        by_split.setdefault(SPLIT_NAMES.get(word, "train"), []).append(str(tar))
+    return by_split
+
+
+def _packed_classes(where: Path) -> list[str] | None:
+    """Class names from the index that ``frugalvit data pack`` writes beside its shards."""
+    path = (where if where.is_dir() else where.parent) / INDEX
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))["classes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # somebody else's shards: the labels are their own names
+    return [str(name) for name in names] if isinstance(names, list) and names else None

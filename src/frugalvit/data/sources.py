@@ -1,0 +1,134 @@
+"""``open_data``: a path or a name -> images by split, with their labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from frugalvit.data import folders, splits, tables
+from frugalvit.data.examples import DataSource
+from frugalvit.errors import UserError, nearest
+
+
+def open_data(
+    where: str | Path,
+    *,
+    split: str = "auto",
+    seed: int = 0,
+    val_fraction: float = 0.1,
+    labels: str = "auto",
+    classes: str | Path | Sequence[str] | None = None,
+    root: str | Path | None = None,
+) -> DataSource:
+    """Open a dataset, whatever it is.
+
+    Args:
+        where: a folder of class folders (with or without train/val/test), a folder of unlabelled images, a CSV, TSV or
+            JSONL of paths and labels, WebDataset shards (``"shards/{000..009}.tar"``), a dataset that torchvision
+            knows (``cifar100``, or ``cifar100:folder``), or one of Hugging Face's (``hf:name``, ``hf:name:config``).
+        split: "auto" makes a missing val from train, "given" makes nothing, "train+val" trains on both, "remake" splits
+            their union anew.
+        seed: decides which examples a made val holds.
+        val_fraction: its share of every class.
+        labels: "auto" decides whether folders mean classes, "folders" insists, "none" ignores all labels.
+        classes: keep only these class folders: names, or a file with one name per line (ImageNet-100's list).
+        root: where datasets with a name lie; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
+    """
+    place = str(where)
+    if labels not in ("auto", "folders", "none"):
+        raise UserError(f"labels = '{labels}': choose auto, folders or none.")
+    source = _open(place, labels, _class_names(classes), root, ("train", "val") if split == "remake" else ("train",))
+    if labels == "none":
+        source = without_labels(source)
+    return splits.complete(source, split, val_fraction, seed)
+
+
+def without_labels(source: DataSource) -> DataSource:
+    """The same images, their labels forgotten."""
+    for examples in source.splits.values():
+        examples.labels = examples.targets = None
+    source.classes = None
+    return source
+
+
+def _open(
+    place: str, labels: str, classes: Sequence[str] | None, root: str | Path | None, classes_from: Sequence[str]
+) -> DataSource:
+    if place.startswith("hf:"):
+        from frugalvit.data import hub
+
+        return hub.open_hub(place)
+    from frugalvit.data import named, shards
+
+    if shards.is_shards(place):
+        return shards.open_shards(place)
+    path = Path(place).expanduser()
+    kind = _kind(path)
+    if kind == "folder":
+        return _open_folder(path, labels, classes, classes_from)
+    if kind == "file":
+        return _open_file(path, labels, classes_from)
+    name, _, folder = place.partition(":")
+    if name.lower() in named.DATASETS:
+        return named.open_named(name.lower(), Path(folder).expanduser() if folder else root)
+    raise UserError(_not_found(place))
+
+
+def _open_folder(path: Path, labels: str, classes: Sequence[str] | None, classes_from: Sequence[str]) -> DataSource:
+    from frugalvit.data import hub, shards
+
+    if hub.is_saved(path):
+        return hub.open_saved(path)
+    if shards.is_shard_folder(path):
+        return shards.open_shards(str(path))
+    lists = tables.find_lists(path)
+    if lists is not None:
+        return tables.open_lists(*lists, labels)
+    return folders.open_folder(str(path), labels, classes, classes_from)
+
+
+def _open_file(path: Path, labels: str, classes_from: Sequence[str]) -> DataSource:
+    suffix = path.suffix.lower()
+    if suffix in tables.SUFFIXES:
+        return tables.open_table(str(path), labels, classes_from)
+    if suffix in (".parquet", ".arrow"):
+        from frugalvit.data import hub
+
+        return hub.open_saved(path)
+    known = ", ".join((*tables.SUFFIXES, ".parquet", ".arrow", ".tar"))
+    if suffix in (".zip", ".gz", ".tgz", ".rar", ".7z"):
+        raise UserError(f"{path} is an archive: unpack it and give the folder.")
+    raise UserError(f"{path} is a single file of an unknown kind: give a folder, or a table or shard ({known}).")
+
+
+def _kind(path: Path) -> str:
+    try:
+        return "folder" if path.is_dir() else "file" if path.is_file() else "nothing"
+    except OSError:  # a name too long to be a path, or no permission on the way
+        return "nothing"
+
+
+def _class_names(classes: str | Path | Sequence[str] | None) -> list[str] | None:
+    if classes is None:
+        return None
+    if isinstance(classes, str | Path):
+        try:
+            lines = Path(classes).expanduser().read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError):
+            raise UserError(f"{classes} cannot be read as a list of class names, one per line.") from None
+        # Lists often carry a description behind the name: "n01558993 robin".
+        classes = [line.split()[0] for line in lines if line.strip()]
+    if not classes:
+        raise UserError("The list of classes is empty.")
+    return list(classes)
+
+
+def _not_found(place: str) -> str:
+    from frugalvit.data import named
+
+    hint = nearest(place, named.DATASETS)
+    parent = Path(place).expanduser().parent
+    if not hint and _kind(parent) == "folder" and os.access(parent, os.R_OK):
+        hint = nearest(Path(place).name, sorted(entry.name for entry in parent.iterdir()))
+    return f"There is no folder, file or known dataset '{place}'.{hint} 'frugalvit list datasets' shows the names."

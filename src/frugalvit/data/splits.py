@@ -1,0 +1,110 @@
+"""Absent splits, made: deterministic, stratified, and said."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from frugalvit.data.examples import DataSource, Examples, join
+from frugalvit.errors import UserError
+
+MODES = ("auto", "given", "train+val", "remake")
+
+
+def hold_out(keys: Sequence[str], labels: np.ndarray | None, fraction: float, seed: int) -> np.ndarray:
+    """Which examples to hold out: bool (N,), a ``fraction`` of every class, rounded, at least one where there are two.
+
+    An example's place is decided by a hash of the seed and its key. So the answer depends neither on the order of the
+    examples nor on where the dataset lies, and new images move few of the old ones.
+    """
+    ranks = np.array([_rank(key, seed) for key in keys], dtype=np.uint64)
+    groups = np.zeros(len(keys), dtype=np.int64) if labels is None else labels
+    held = np.zeros(len(keys), dtype=bool)
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
+        if count > 0:
+            held[members[np.argsort(ranks[members], kind="stable")[:count]]] = True
+    return held
+
+
+def split_examples(examples: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
+    """The kept and the held-out part; both in their old order."""
+    held = hold_out(examples.keys, examples.labels, fraction, seed)
+    return examples.subset(~held), examples.subset(held)
+
+
+def complete(source: DataSource, mode: str = "auto", val_fraction: float = 0.1, seed: int = 0) -> DataSource:
+    """The splits a training wants, from those that are there.
+
+    Args:
+        mode: "auto" makes a missing val from train where there are labels; "given" makes nothing; "train+val" joins
+            the two and leaves test to judge by, as the Drloc paper does with Flowers-102; "remake" pools train and val
+            and splits them anew.
+    """
+    if mode not in MODES:
+        raise UserError(f"There is no split '{mode}': choose one of {', '.join(MODES)}.")
+    if not 0 < val_fraction < 1:
+        raise UserError(f"A share of {val_fraction} cannot be held out: give one between 0 and 1.")
+    splits, notes = dict(source.splits), list(source.notes)
+    if mode in ("train+val", "remake") and "train" in splits and "val" in splits:
+        splits["train"] = join(splits["train"], splits.pop("val"))
+        done = "is pooled with train" if mode == "remake" else "is part of train"
+        notes.append(f"val {done}: {len(splits['train']):,} images.")
+    elif mode == "train+val":
+        notes.append("There is no val to join with train.")
+    wants_val = mode == "remake" or (mode == "auto" and source.classes is not None)
+    if wants_val and "train" in splits and "val" not in splits:
+        train, val = split_examples(splits["train"], val_fraction, seed)
+        if len(val):
+            splits |= {"train": train, "val": val}
+            way = "stratified by class" if source.classes is not None else "at random"
+            notes.append(
+                f"val is made from train: {len(val):,} of {len(train) + len(val):,} images, {way}, seed {seed}"
+                f"{_singles(train, val, source.classes)}."
+            )
+    ordered = {split: splits[split] for split in ("train", "val", "test") if split in splits}
+    return replace(source, splits=ordered, notes=notes)
+
+
+def check_trainable(source: DataSource) -> None:
+    """Raise ``UserError`` for what would make a classifier's training pointless, before anything expensive starts."""
+    train = source.splits.get("train")
+    if train is None or not len(train):
+        raise UserError(
+            f"{source.location} has no training images: found only {', '.join(source.splits) or 'nothing'}."
+        )
+    if train.targets is not None:
+        raise UserError(
+            f"{source.location} has several labels per image: 'frugalvit probe suite' can use it, train cannot."
+        )
+    if source.classes is None or train.labels is None:
+        why = f" ({source.notes[0].rstrip('.')})" if source.notes else ""
+        raise UserError(
+            f"{source.location} has no labels{why}: training a classifier wants one folder per class or a table with "
+            "labels. Without labels there is 'frugalvit pretrain'."
+        )
+    if len(source.classes) < 2:
+        only = ", ".join(source.classes)
+        raise UserError(f"{source.location} has one class only, '{only}': a classifier needs at least two.")
+    counts = np.bincount(train.labels, minlength=len(source.classes))
+    empty = [source.classes[i] for i in np.flatnonzero(counts == 0)]
+    if empty:
+        shown = ", ".join(f"'{name}'" for name in empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        which = "class has" if len(empty) == 1 else "classes have"
+        raise UserError(f"{len(empty)} {which} no training image: {shown}. Add images, or remove the empty folders.")
+
+
+def _rank(key: str, seed: int) -> int:
+    content = f"{seed}\0{key}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+
+
+def _singles(train: Examples, val: Examples, classes: Sequence[str] | None) -> str:
+    if classes is None or train.labels is None or val.labels is None:
+        return ""
+    missing = len(np.setdiff1d(train.labels, val.labels))
+    return f"; {missing:,} classes with a single image stay in train" if missing else ""

@@ -1,0 +1,266 @@
+"""A table of paths and labels (CSV, TSV, JSONL, or a list of "path label" lines) -> splits and classes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from frugalvit.data.examples import DataSource, Examples, FileExamples
+from frugalvit.data.folders import SPLIT_NAMES, some, unknown_classes
+from frugalvit.data.signatures import EXTENSIONS
+from frugalvit.errors import UserError
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
+PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "image_path", "img")
+LABEL_COLUMNS = ("label", "class", "target", "category", "class_name", "label_name", "y")
+SPLIT_COLUMNS = ("split", "subset", "fold", "set")
+_MAX_BYTES = 2**31  # a table above two gigabytes is no table of paths
+
+
+class Row(NamedTuple):
+    """One image of a table; ``line`` is where it stands."""
+
+    path: str
+    label: str | None
+    split: str | None
+    line: int
+
+
+def open_table(where: str, labels: str = "auto", classes_from: Sequence[str] = ("train",)) -> DataSource:
+    """Paths are relative to the table's folder. A missing file stays in the list and is counted as a bad image."""
+    return _source(where, read_rows(where), Path(where).stem, labels, classes_from)
+
+
+def open_lists(train: Path, test: Path | None, labels: str = "auto") -> DataSource:
+    """DomainNet's layout: ``clipart_train.txt`` and ``clipart_test.txt`` beside ``clipart/``; folders are classes."""
+    name = train.name.removesuffix("_train.txt")
+    rows = join_rows({"train": train, "test": test})
+    rows = [row._replace(label=Path(row.path).parent.name) for row in rows]
+    return _source(str(train), rows, name, labels, ("train",), kind=f"lists beside the folder {name}")
+
+
+def join_rows(by_split: dict[str, Path | None]) -> list[Row]:
+    """The rows of one table per split."""
+    return [
+        row._replace(split=split)
+        for split, path in by_split.items()
+        if path is not None
+        for row in read_rows(str(path))
+    ]
+
+
+def open_rows(where: Path, rows: list[Row], name: str) -> DataSource:
+    """A source from rows already read; ``where`` is a file in the folder that their paths start from."""
+    return _source(str(where), rows, name, "auto", ("train",))
+
+
+def find_lists(where: Path) -> tuple[Path, Path | None] | None:
+    """The lists that belong to a folder: beside it (``domainnet/clipart``), or inside when it holds one domain only."""
+    beside = where.parent / f"{where.name}_train.txt"
+    if beside.is_file():
+        test = where.parent / f"{where.name}_test.txt"
+        return beside, test if test.is_file() else None
+    inside = [path for path in sorted(where.glob("*_train.txt")) if (where / path.name[: -len("_train.txt")]).is_dir()]
+    if len(inside) > 1:
+        names = [path.name.removesuffix("_train.txt") for path in inside]
+        raise UserError(
+            f"{where} holds {len(names)} domains: {some(names, 8)}. Give one, for example {where / names[0]}."
+        )
+    if not inside:
+        return None
+    test = where / inside[0].name.replace("_train.txt", "_test.txt")
+    return inside[0], test if test.is_file() else None
+
+
+def read_rows(where: str) -> list[Row]:
+    """The rows of a table, or ``UserError`` naming the line that is wrong."""
+    path = Path(where)
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UserError(f"{where} is larger than 2 GB: too large for a table of paths.")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{where} is not UTF-8 text.") from None
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {error.strerror or error}.") from None
+    suffix = path.suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
+        rows = list(_json_rows(text, where))
+    elif suffix == ".txt":
+        rows = list(_list_rows(text))
+    else:
+        rows = list(_csv_rows(text, where, "\t" if suffix == ".tsv" else None))
+    if not rows:
+        raise UserError(f"{where} names no images.")
+    return rows
+
+
+def _csv_rows(text: str, where: str, delimiter: str | None) -> Iterator[Row]:
+    if delimiter is None:
+        first = text.split("\n", 1)[0]
+        delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    path_at = label_at = split_at = None
+    line = 0
+    try:
+        for line, cells in enumerate(reader, 1):
+            if not any(cell.strip() for cell in cells):
+                continue
+            if path_at is None:
+                columns = [cell.strip().lower() for cell in cells]
+                if Path(columns[0]).suffix in EXTENSIONS:  # no header: path, label, split
+                    path_at, label_at, split_at = 0, 1 if len(cells) > 1 else None, 2 if len(cells) > 2 else None
+                else:
+                    path_at, label_at, split_at = _columns(columns, where)
+                    continue
+            needed = max(at for at in (path_at, label_at, split_at) if at is not None)
+            if len(cells) <= needed:
+                raise UserError(f"{where}, line {line}: {len(cells)} cells where {needed + 1} are needed.")
+            label = cells[label_at].strip() if label_at is not None else None
+            split = cells[split_at].strip() if split_at is not None else None
+            yield _row(cells[path_at].strip(), label, split, line, where)
+    except csv.Error as error:
+        raise UserError(f"{where}, near line {line + 1}: {error}.") from None
+
+
+def _columns(columns: list[str], where: str) -> tuple[int, int | None, int | None]:
+    found = [next((columns.index(n) for n in names if n in columns), None) for names in _COLUMNS]
+    if found[0] is None:
+        raise UserError(
+            f"{where} has no column of paths: it has {some(columns, 8) or 'none'}; one must be called "
+            f"{', '.join(PATH_COLUMNS[:4])}."
+        )
+    return found[0], found[1], found[2]
+
+
+_COLUMNS = (PATH_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS)
+
+
+def _json_rows(text: str, where: str) -> Iterator[Row]:
+    for line, content in enumerate(text.split("\n"), 1):
+        if not content.strip():
+            continue
+        try:
+            record = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}, line {line}: not JSON ({error}).") from None
+        if not isinstance(record, dict):
+            raise UserError(f'{where}, line {line}: an object was expected, as {{"path": …, "label": …}}.')
+        keys = {str(key).lower(): value for key, value in record.items()}
+        path, label, split = (next((keys[n] for n in names if n in keys), None) for names in _COLUMNS)
+        if not isinstance(path, str):
+            raise UserError(f"{where}, line {line}: no path; one key must be called {', '.join(PATH_COLUMNS[:4])}.")
+        yield _row(path, _label_text(label, where, line), None if split is None else str(split), line, where)
+
+
+def _label_text(label: Any, where: str, line: int) -> str | None:
+    if label is None or isinstance(label, str):
+        return label
+    if isinstance(label, bool | int):
+        return str(label)
+    if isinstance(label, float) and label.is_integer():
+        return str(int(label))
+    raise UserError(f"{where}, line {line}: a label must be a word or a whole number, one per image.")
+
+
+def _list_rows(text: str) -> Iterator[Row]:
+    """``some path.jpg 17``: the label is the last word when the path does not end there."""
+    for line, content in enumerate(text.splitlines(), 1):
+        content = content.strip()
+        if not content or content.startswith("#"):
+            continue
+        head, _, last = content.rpartition(" ")
+        if head and Path(last).suffix.lower() not in EXTENSIONS:
+            yield Row(head.strip(), last, None, line)
+        else:
+            yield Row(content, None, None, line)
+
+
+def _row(path: str, label: str | None, split: str | None, line: int, where: str) -> Row:
+    if not path or "\0" in path:
+        raise UserError(f"{where}, line {line}: the path is empty or damaged.")
+    if split:
+        known = SPLIT_NAMES.get(split.lower())
+        if known is None:
+            raise UserError(f"{where}, line {line}: split '{split}' is none of train, val, test.")
+        split = known
+    return Row(path, label, split or None, line)
+
+
+def _source(
+    where: str, rows: list[Row], name: str, labels: str, classes_from: Sequence[str], kind: str = "table"
+) -> DataSource:
+    notes: list[str] = []
+    rows = _without_repeats(rows, where, notes)
+    labelled = labels != "none" and any(row.label for row in rows)
+    if labelled:
+        bare = [row for row in rows if not row.label]
+        if bare:
+            raise UserError(f"{where}, line {bare[0].line}: no label ({len(bare):,} rows have none).")
+    elif labels != "none":
+        notes.append(f"{where} has no column of labels ({', '.join(LABEL_COLUMNS[:3])}): read as unlabelled.")
+    folder = Path(where).parent
+    by_split: dict[str, list[Row]] = {}
+    for row in rows:
+        by_split.setdefault(row.split or "train", []).append(row)
+    classes = class_list(row.label for split in classes_from for row in by_split.get(split, []) if row.label)
+    classes = classes or class_list(row.label for row in rows if row.label)
+    index = {label: i for i, label in enumerate(classes)}
+    splits: dict[str, Examples] = {}
+    for split in ("train", "val", "test"):
+        members = by_split.get(split, [])
+        if labelled:
+            unknown = class_list(row.label for row in members if row.label not in index and row.label)
+            if unknown:
+                raise unknown_classes(f"{split} in {where}", "train", unknown, split)
+        if members:
+            numbers = np.array([index[row.label] for row in members if row.label]) if labelled else None
+            splits[split] = FileExamples([str(folder / row.path) for row in members], numbers, str(folder))
+    _note_missing(splits, where, notes)
+    return DataSource(name, where, kind, tuple(classes) if labelled else None, splits, notes)
+
+
+def class_list(labels: Iterable[str | None]) -> list[str]:
+    """Sorted, and by value where all are whole numbers: 2 comes before 10."""
+    distinct = {label for label in labels if label}
+    if distinct and all(label.lstrip("-").isascii() and label.lstrip("-").isdigit() for label in distinct):
+        return sorted(distinct, key=lambda label: (int(label), label))
+    return sorted(distinct)
+
+
+def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]:
+    first: dict[tuple[str, str | None], Row] = {}
+    for row in rows:
+        before = first.setdefault((row.path, row.split), row)
+        if before.label != row.label:
+            raise UserError(
+                f"{where} gives {row.path} two labels, '{before.label}' (line {before.line}) and '{row.label}' "
+                f"(line {row.line}): one label per image."
+            )
+    if len(first) < len(rows):
+        notes.append(f"{where}: {len(rows) - len(first):,} repeated rows left out.")
+    return list(first.values())
+
+
+def _note_missing(splits: dict[str, Examples], where: str, notes: list[str]) -> None:
+    missing = [name for examples in splits.values() for name in examples.names if not _is_file(name)]
+    total = sum(len(examples) for examples in splits.values())
+    if missing and len(missing) == total:
+        raise UserError(
+            f"None of the {total:,} files that {where} names exists: paths are relative to the table's folder."
+        )
+    if missing:
+        notes.append(f"{len(missing):,} of the {total:,} files that {where} names are missing: {some(missing)}.")
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # a name too long, or with characters no file has
+        return False
