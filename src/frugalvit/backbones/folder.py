@@ -1,0 +1,154 @@
+"""A model as a folder: ``model.safetensors`` and ``config.json``, the form timm and the Hugging Face hub use.
+
+``timm.create_model("local-dir:FOLDER", pretrained=True)`` loads it; where the architecture is timm's own, without
+frugalvit. Beside timm's fields, ``config.json`` has a section "frugalvit" with everything needed to make the same
+backbone again and whatever is known about its training.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from frugalvit import __version__
+from frugalvit.backbones.weights import classifier_name, load_weights
+from frugalvit.errors import UserError
+from frugalvit.files import make_folder, write_atomically, write_text
+
+if TYPE_CHECKING:
+    from frugalvit.backbones import Backbone
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
+
+
+def save_model_folder(
+    backbone: Backbone,
+    folder: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the backbone, with its classifier, as a folder. Each file is replaced as a whole; a kill harms neither.
+
+    classes: names of the classifier's outputs, in order
+    meta:    anything JSON can hold about the training (data, recipe, scores); ``load_model_folder`` gives it back
+    """
+    if classes is not None and backbone.num_classes and len(classes) != backbone.num_classes:
+        raise UserError(f"{len(classes)} class names were given for a classifier of {backbone.num_classes} classes.")
+    folder = make_folder(Path(folder))
+    content = safetensors_bytes(_own_tensors(backbone), metadata={"format": "pt", "frugalvit": __version__})
+    write_atomically(folder / "model.safetensors", lambda handle: handle.write(content))
+    write_text(folder / "config.json", json.dumps(model_config(backbone, classes, meta), indent=2, ensure_ascii=False))
+    return folder
+
+
+def model_config(
+    backbone: Backbone, classes: Sequence[str] | None = None, meta: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The content of ``config.json``: timm's fields, then ours."""
+    labels = {"label_names": list(classes)} if classes else {}
+    height, width = backbone.img_size
+    preprocessing = {
+        "input_size": [backbone.in_chans, height, width],
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
+        "interpolation": "bicubic",
+        "crop_pct": crop_share(backbone.img_size),
+        "crop_mode": "center",
+    }
+    # first_conv stays unset: timm would convert the stored weights from three channels to ours once more.
+    head = {"num_classes": backbone.num_classes, "first_conv": None, "classifier": classifier_name(backbone.model)}
+    return {
+        **backbone.timm_config(),
+        "num_classes": backbone.num_classes,
+        "num_features": backbone.dim,
+        **labels,
+        "pretrained_cfg": {**preprocessing, **head, **labels},
+        "frugalvit": {"version": __version__, **backbone.spec(), "meta": dict(meta or {})},
+    }
+
+
+def crop_share(img_size: tuple[int, int]) -> float:
+    """The share of the shorter edge that evaluation looks at: 224 of 256, and all of it up to 64 pixels."""
+    return 1.0 if max(img_size) <= 64 else 0.875
+
+
+def load_model_folder(
+    folder: str | Path, *, img_size: int | tuple[int, int] | None = None
+) -> tuple[Backbone, dict[str, Any]]:
+    """The backbone in a folder written here, by timm or downloaded from the hub, in eval mode, and what is known of it.
+
+    The second value holds "classes" (names or None), "interpolation", "crop_pct" and whatever was saved as ``meta``.
+    """
+    from frugalvit.backbones import create_backbone
+
+    folder = Path(folder)
+    config = _read_config(folder / "config.json")
+    weights = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    if weights is None:
+        raise UserError(f"{folder} has a config.json but no weights ({_WEIGHTS[0]}).")
+    name, keywords = _architecture(config, folder)
+    if img_size is not None:
+        keywords["img_size"] = img_size
+    try:
+        backbone = create_backbone(name, **keywords)
+    except TypeError as error:
+        raise UserError(f"{folder / 'config.json'} has options that '{name}' does not know: {error}.") from None
+    report = load_weights(backbone, weights)
+    if report.missing:
+        raise UserError(f"{weights} lacks {len(report.missing)} tensors of '{name}', {report.missing[0]} for one.")
+    pretrained = config.get("pretrained_cfg") or {}
+    if len(pretrained.get("mean", ())) == backbone.in_chans == len(pretrained.get("std", ())):
+        backbone.mean, backbone.std = tuple(pretrained["mean"]), tuple(pretrained["std"])
+    labels = config.get("label_names") or pretrained.get("label_names")
+    meta = {
+        **(config.get("frugalvit") or {}).get("meta", {}),
+        "classes": [str(label) for label in labels] if isinstance(labels, list) else None,
+        "interpolation": pretrained.get("interpolation", "bicubic"),
+        "crop_pct": pretrained.get("crop_pct", 0.875),
+    }
+    return backbone.eval(), meta
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} holds no model (no config.json).") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())}).") from None
+    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
+        raise UserError(f"{path} names no architecture; it was not written by frugalvit or timm.")
+    return config
+
+
+def _architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+    """The model's name and the keywords of ``create_backbone``."""
+    ours = config.get("frugalvit")
+    if isinstance(ours, dict) and "name" in ours:
+        name, keywords = str(ours["name"]), dict(ours.get("keywords") or {})
+        keywords |= {key: ours[key] for key in ("num_classes", "in_chans") if key in ours}
+        if "img_size" in ours:
+            size = ours["img_size"]
+            keywords["img_size"] = tuple(size) if isinstance(size, list) else size
+    else:
+        pretrained = config.get("pretrained_cfg") or {}
+        name, keywords = config["architecture"], dict(config.get("model_args") or {})
+        channels, height, width = pretrained.get("input_size") or (3, 224, 224)
+        keywords.setdefault("in_chans", channels)
+        keywords.setdefault("img_size", (height, width))
+        keywords.setdefault("num_classes", config.get("num_classes", pretrained.get("num_classes", 0)))
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise UserError(f"{folder / 'config.json'} names an architecture that cannot be one: {name!r}.")
+    return name, keywords
+
+
+def _own_tensors(backbone: Backbone) -> dict[str, Tensor]:
+    """The model's tensors on the CPU, each in memory of its own, as safetensors wants them."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in backbone.model.state_dict().items()}
