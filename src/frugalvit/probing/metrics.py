@@ -5,10 +5,35 @@ Everything takes plain tensors on any device and returns a Python float in [0, 1
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
+
+Metric = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
+METRIC_NAMES: dict[Metric, str] = {
+    "accuracy": "accuracy",
+    "mean_per_class": "mean per class",
+    "map11": "11-point mAP",
+    "roc_auc": "ROC-AUC",
+}
+
+
+def score(metric: Metric, scores: Tensor, targets: Tensor) -> float:
+    """One metric of class scores (N, C) against targets: (N,) classes, or (N, C) labels for "map11"."""
+    targets = targets.to(scores.device)
+    if metric == "map11":
+        return eleven_point_map(scores, targets)
+    if metric == "roc_auc":
+        if scores.shape[1] != 2:
+            raise UserError(f"ROC-AUC is for two classes; this dataset has {scores.shape[1]}.")
+        return roc_auc(scores[:, 1] - scores[:, 0], targets)
+    ranked = rank_classes(scores, 1)
+    if metric == "accuracy":
+        return top_k_accuracy(ranked, targets)
+    return mean_per_class(ranked[:, 0], targets)
 
 
 def require_finite(values: Tensor, what: str) -> None:
