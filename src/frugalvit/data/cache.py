@@ -1,0 +1,304 @@
+"""Decode once, keep as uint8: on the device, in RAM, or mapped from a file that later runs and other processes share.
+
+``build_store`` decides where ("auto" by size and free memory, said in one line), decodes in threads and leaves
+unreadable images out by name. Images whose decoding takes long are written to the cache folder under the examples'
+fingerprint, so a changed source is decoded anew and an unchanged one never again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from frugalvit import console
+from frugalvit.data import cachefile
+from frugalvit.data.decode import BadImage
+from frugalvit.data.examples import ArrayExamples, Examples
+from frugalvit.data.lazy import LazyStore
+from frugalvit.data.places import cache_root
+from frugalvit.data.store import ImageStore
+from frugalvit.errors import UserError
+from frugalvit.files import FolderLock
+
+Where = Literal["auto", "device", "ram", "disk", "off"]
+_ENLARGED = 256 / 224  # a stored image is this much larger than the input, as the usual evaluation resize
+_NATIVE = 1.3  # images of one size are stored as they are up to this much above that
+_SAMPLE = 48
+_WORTH_WRITING = 20.0  # seconds of decoding that later runs are spared
+_DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
+_PATIENCE = 30.0  # seconds to wait for a lock without seeing its holder write
+
+
+def build_store(
+    examples: Examples,
+    size: int | tuple[int, int],
+    *,
+    device: torch.device | str = "cpu",
+    where: Where = "auto",
+    stored: int | Literal["auto"] = "auto",
+    cache_dir: str | Path | None = None,
+    max_bad: float = 0.05,
+    workers: int | Literal["auto"] = "auto",
+) -> ImageStore | LazyStore:
+    """Decode ``examples`` for inputs of ``size`` (height, width) and keep them where they serve ``device`` best.
+
+    Args:
+        where: "auto" takes the device if the images fill less than 40 % of its free memory, else RAM (50 %), else a
+            mapped file, else decodes in worker processes ("off") while training.
+        stored: shorter side of a stored image; "auto" is 256/224 of the input, or the native size where all images
+            have the same, not much larger one.
+        cache_dir: default ~/.cache/frugalvit, or FRUGALVIT_CACHE.
+        max_bad: share of unreadable images (at least one) that are left out before it is an error.
+        workers: decoding threads (processes for "off"); auto: one per core.
+    """
+    if len(examples) == 0:
+        raise UserError("There are no images to load.")
+    device = torch.device(device)
+    threads = (os.cpu_count() or 1) if workers == "auto" else max(1, workers)
+    rectangle, seconds = look(examples, (size, size) if isinstance(size, int) else size, stored)
+    seconds *= len(examples) / threads
+    volume = len(examples) * 3 * rectangle[0] * rectangle[1]
+    folder = Path(cache_dir).expanduser() if cache_dir else cache_root()
+    place = choose_place(volume, device, folder) if where == "auto" else where
+    if place == "device" and device.type == "cpu":
+        place = "ram"
+    _say_choice(place, volume, len(examples), rectangle, where)
+    limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
+    if place == "off":
+        return LazyStore(examples, rectangle, device, 0 if workers == 0 else threads, limit)
+
+    if place == "disk" or (seconds > _WORTH_WRITING and _writable(folder, volume)):
+        found = _through_file(examples, rectangle, folder, threads, limit)
+    else:
+        images = torch.empty((len(examples), 3, *rectangle), dtype=torch.uint8)
+        found = cachefile.Decoded(images, *decode_all(examples, rectangle, images, threads, limit))
+    return _as_store(examples, found, place, device)
+
+
+def look(
+    examples: Examples, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
+) -> tuple[tuple[int, int], float]:
+    """The rectangle (S, S') to store and the seconds one image takes to decode, from a sample of the images.
+
+    Every sampled image is imagined with its shorter side reduced to the target (never enlarged); the rectangle is the
+    median of their heights and widths, so that mostly landscape photos are stored as landscape.
+    """
+    height, width = (stored, stored) if stored != "auto" else (round(side * _ENLARGED) for side in size)
+    target = (height, width)
+    chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, _SAMPLE)})
+    sizes, times = [], []
+    for i in chosen:
+        began = time.perf_counter()
+        try:
+            pixels = examples.read(i, at_least=target)
+        except BadImage:
+            continue
+        times.append(time.perf_counter() - began)
+        sizes.append(pixels.shape[:2])
+    if not sizes:
+        raise UserError(f"None of {len(chosen)} sampled images can be read, for example {examples.names[chosen[0]]}.")
+    height, width = sizes[0]
+    if len(set(sizes)) == 1 and height <= _NATIVE * target[0] and width <= _NATIVE * target[1]:
+        return (height, width), statistics.median(times)
+    shrunk = [_shrunk(size, target) for size in sizes]
+    rows, columns = (max(1, round(statistics.median(side))) for side in zip(*shrunk, strict=True))
+    return (rows, columns), statistics.median(times)
+
+
+def _shrunk(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, float]:
+    zoom = min(1.0, max(target[0] / size[0], target[1] / size[1]))
+    return size[0] * zoom, size[1] * zoom
+
+
+def choose_place(volume: int, device: torch.device, folder: Path) -> Where:
+    """Where ``volume`` bytes go: the fastest place with room to spare."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if volume < _DEVICE_SHARE * free:
+            return "device"
+    if volume < _RAM_SHARE * available_memory():
+        return "ram"
+    return "disk" if _writable(folder, volume) else "off"
+
+
+def available_memory() -> int:
+    """Bytes of RAM a program may still take, container limits included."""
+    limits = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        limits.append(int(facts["MemAvailable"].split()[0]) * 1024)
+    group = Path("/sys/fs/cgroup")
+    if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
+        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.current").read_text()) - int(facts["inactive_file"])  # file pages can be dropped
+        limits.append(int(limit) - used)
+    return max(0, min(limits)) if limits else 8 << 30  # elsewhere: what any machine that trains has
+
+
+def _writable(folder: Path, volume: int) -> bool:
+    """Whether the cache folder can take the images and leave a tenth of the disk free."""
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if existing is None or not os.access(existing, os.W_OK):
+        return False
+    usage = shutil.disk_usage(existing)
+    return volume < usage.free - 0.1 * usage.total
+
+
+def decode_all(
+    examples: Examples, rectangle: tuple[int, int], images: Tensor, threads: int, limit: int
+) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
+    """Decode into ``images`` (N, 3, S, S'), good ones moved to the front; (sizes, kept positions, bad ones)."""
+    if isinstance(examples, ArrayExamples) and examples.images.shape[1:3] == rectangle:
+        pixels = torch.from_numpy(np.ascontiguousarray(examples.images))
+        images.copy_(pixels.view(len(examples), *rectangle, -1).permute(0, 3, 1, 2))  # grey spreads over three channels
+        return torch.tensor([rectangle]).repeat(len(examples), 1), torch.arange(len(examples)), []
+
+    def one(i: int) -> tuple[int, int] | BadImage:
+        try:
+            pixels = examples.read(i, at_least=rectangle)
+        except BadImage as error:
+            return error
+        images[i] = torch.from_numpy(squeeze(pixels, rectangle)).permute(2, 0, 1)
+        return pixels.shape[0], pixels.shape[1]
+
+    sizes, kept, bad = [], [], []
+    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
+        results = (result for block in _blocks(len(examples)) for result in pool.map(one, block))
+        for i, result in enumerate(console.progress(results, total=len(examples), label="decoding")):
+            if isinstance(result, BadImage):
+                bad.append((result.name, result.reason))
+                _check_bad(bad, limit, len(examples))
+                continue
+            if len(kept) != i:
+                images[len(kept)] = images[i]
+            kept.append(i)
+            sizes.append(result)
+    if not kept:
+        raise UserError(f"None of the {len(examples)} images can be read; the first: {bad[0][0]}: {bad[0][1]}.")
+    return torch.tensor(sizes), torch.tensor(kept), bad
+
+
+def _blocks(count: int, length: int = 1024) -> list[range]:
+    return [range(start, min(start + length, count)) for start in range(0, count, length)]
+
+
+def squeeze(pixels: np.ndarray, rectangle: tuple[int, int]) -> np.ndarray:
+    """(H, W, 3) to (S, S', 3), antialiased; as it is when it has that size."""
+    if pixels.shape[:2] == rectangle:
+        return pixels if pixels.flags.writeable else pixels.copy()
+    smaller = Image.fromarray(pixels).resize((rectangle[1], rectangle[0]), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return np.array(smaller)
+
+
+def _check_bad(bad: list[tuple[str, str]], limit: int, count: int) -> None:
+    if len(bad) > limit:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in bad[:3])
+        raise UserError(
+            f"{len(bad)} of {count} images cannot be read, more than --cache.max-bad allows: {shown}. "
+            "Mend or remove them ('frugalvit data' lists them all)."
+        )
+
+
+def _through_file(
+    examples: Examples, rectangle: tuple[int, int], folder: Path, threads: int, limit: int
+) -> cachefile.Decoded:
+    """The images from the cache file, decoded into it first where it is missing, damaged or of another source."""
+    fingerprint = examples.fingerprint()
+    place = folder / "images" / f"{fingerprint}_{rectangle[0]}x{rectangle[1]}"
+    path = place / "images.bin"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"The cache folder {folder} cannot be written ({error.strerror}); see --cache.folder."
+        ) from None
+    with _alone_in(place):
+        found = cachefile.open_file(path, fingerprint)
+        if found is not None and len(found.bad) <= limit:
+            console.say(f"decoded images found in {place}")
+            return found
+
+        def fill(images: Tensor) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
+            return decode_all(examples, rectangle, images, threads, limit)
+
+        cachefile.write_file(path, fingerprint, (len(examples), 3, *rectangle), fill)
+        found = cachefile.open_file(path, fingerprint)
+    if found is None:
+        raise UserError(f"The cache file {path} cannot be read back; the disk may be failing. Try --cache.where ram.")
+    console.say(f"decoded images kept for later runs in {place}")
+    return found
+
+
+@contextlib.contextmanager
+def _alone_in(place: Path) -> Iterator[None]:
+    """Hold the entry's lock; wait while another process decodes into it.
+
+    A lock that nobody works under (file systems without locks) is ignored after a while: writing is atomic anyway.
+    """
+    lock, quiet_since = FolderLock(place, "cache"), time.monotonic()
+    said = held = False
+    while not held and time.monotonic() - quiet_since < _PATIENCE:
+        try:
+            lock.__enter__()
+            held = True
+        except UserError:
+            if any(place.glob(".*.part")):
+                quiet_since = time.monotonic()
+            if not said:
+                console.say("another process is decoding these images; waiting for it")
+                said = True
+            time.sleep(0.1)
+    try:
+        yield
+    finally:
+        if held:
+            lock.__exit__(None, None, None)
+
+
+def _as_store(examples: Examples, found: cachefile.Decoded, place: str, device: torch.device) -> ImageStore:
+    kept = found.kept
+    images = found.images[: len(kept)]
+    if place == "device":
+        images = _to_device(images, device)
+    elif place == "ram" and found.mapped:
+        images = images.clone()
+    labels = None if examples.labels is None else torch.from_numpy(examples.labels)[kept]
+    for name, reason in found.bad[:20]:
+        console.warn(f"left out: {name}: {reason}")
+    if len(found.bad) > 20:
+        console.warn(f"left out: {len(found.bad) - 20} further unreadable images")
+    names = [examples.names[i] for i in kept.tolist()]
+    return ImageStore(images, found.sizes, labels, names, device, place, found.bad, kept)
+
+
+def _to_device(images: Tensor, device: torch.device, block: int = 1024) -> Tensor:
+    """In blocks, so that no second copy of everything is ever pinned."""
+    there = torch.empty(images.shape, dtype=torch.uint8, device=device)
+    for start in range(0, len(images), block):
+        there[start : start + block].copy_(images[start : start + block])
+    return there
+
+
+def _say_choice(place: str, volume: int, count: int, rectangle: tuple[int, int], where: str) -> None:
+    words = {
+        "device": "on the device",
+        "ram": "in RAM",
+        "disk": "in a file mapped into memory",
+        "off": "nowhere: workers decode them while training",
+    }
+    reason = "auto: " if where == "auto" else ""
+    size = f"{volume / 1e9:.2f} GB" if volume >= 1e8 else f"{volume / 1e6:.1f} MB"
+    console.say(f"cache: {reason}{count} images as {rectangle[0]} x {rectangle[1]} uint8, {size}, {words[place]}")

@@ -1,0 +1,181 @@
+"""Step -> batch on the device. A batch is a pure function of (seed, step): no state to save, nothing to replay.
+
+The order of an epoch comes from (seed, epoch), augmentation from (seed, step), both drawn for the global batch, of
+which a process takes its slice. So resuming at any step is exact, and N processes share one batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from frugalvit import console
+from frugalvit.data.augment import Augment, EvalTransform
+from frugalvit.data.mixing import Mixing
+from frugalvit.data.randomness import generator_for, ship, uniform
+from frugalvit.errors import UserError
+
+
+class Store(Protocol):
+    """What the loader needs of a store: ``ImageStore``, or ``LazyStore`` for images that are decoded on the fly."""
+
+    sizes: Tensor
+    labels: Tensor | None
+    names: list[str]
+    device: torch.device
+
+    def __len__(self) -> int: ...
+    def fetcher(self, order: Callable[[int], Tensor]) -> Any: ...
+
+
+@dataclass
+class Batch:
+    """One step's input.
+
+    images:  (B, C, h, w), or a list of them (multi-crop, global crops first), normalised, on the device.
+    targets: (B, K) soft targets with mixing, (B,) class numbers without, None without labels.
+    labels:  (B,) class numbers before mixing, or None.
+    index:   (B,) positions in the store, on the CPU.
+    clean:   the images before mixing, where the loader was asked to keep them.
+    """
+
+    images: Any
+    targets: Tensor | None
+    labels: Tensor | None
+    index: Tensor
+    clean: Tensor | None = None
+
+
+class Batches:
+    """Training batches by step.
+
+    Args:
+        batch: images a step over all processes. With fewer images than that, all of them are one batch (said).
+        drop_last: leave out an epoch's incomplete last batch (other images every epoch).
+        rank, world: this process and how many there are; each takes an equal, contiguous slice.
+        balance: draw every class equally often: rare classes repeat, large ones are sampled, without replacement
+            until a class is used up.
+        repeats: repeated augmentation: a batch holds batch / repeats images, each ``repeats`` times.
+        keep_clean: keep the images before mixing in ``Batch.clean``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        batch: int,
+        *,
+        seed: int,
+        augment: Augment,
+        mixing: Mixing | None = None,
+        drop_last: bool = True,
+        rank: int = 0,
+        world: int = 1,
+        balance: bool = False,
+        repeats: int = 1,
+        keep_clean: bool = False,
+    ) -> None:
+        self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
+        self.drop_last, self.rank, self.world = drop_last, rank, world
+        self.balance, self.repeats, self.keep_clean = balance, repeats, keep_clean
+        if store.labels is None and (balance or mixing is not None):
+            raise UserError("Mixing and class balance need labels; these images have none.")
+        self.batch = self._possible_batch(batch)
+        full, rest = divmod(len(store), self.batch)
+        self.steps_per_epoch = full if drop_last or rest < world else full + 1
+        self.fetcher = store.fetcher(self.local_order)
+        self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def batch_at(self, step: int) -> Batch:
+        """This process's part of a step's batch."""
+        start, stop, count = self._slice(step)
+        images, sizes, index = self.fetcher.at(step)
+        numbers = uniform(count, self.augment.columns, generator_for(self.seed, "augment", step))[start:stop]
+        views = self.augment.apply(images, sizes, numbers)
+        labels = None
+        if self.store.labels is not None:
+            (labels,) = ship([self.store.labels[index]], images.device)
+        if self.mixing is None or labels is None:
+            return Batch(views, labels, labels, index)
+        blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
+        mixed, targets = self.mixing.apply(views, labels, blend)
+        return Batch(mixed, targets, labels, index, views if self.keep_clean else None)
+
+    def order(self, step: int) -> Tensor:
+        """The store positions of a step's global batch."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        indices = self._epoch_order(epoch)
+        if self.repeats == 1:
+            return indices[place * self.batch : (place + 1) * self.batch]
+        # Copies lie a share of the batch apart, so that mixing never blends an image with itself.
+        distinct = -(-self.batch // self.repeats)
+        chosen = indices[place * distinct : (place + 1) * distinct]
+        return chosen.repeat(self.repeats)[: self.batch]
+
+    def local_order(self, step: int) -> Tensor:
+        start, stop, _ = self._slice(step)
+        return self.order(step)[start:stop]
+
+    def _slice(self, step: int) -> tuple[int, int, int]:
+        """Start and end of this process's part, and the size of the global batch."""
+        place = step % self.steps_per_epoch
+        count = self.batch if self.repeats > 1 else min(self.batch, len(self.store) - place * self.batch)
+        pair = 2 if self.mixing is not None and self.world > 1 else 1  # a mixing pair stays in one process
+        start, stop = (count // pair * r // self.world * pair for r in (self.rank, self.rank + 1))
+        return start, count if self.rank + 1 == self.world else stop, count
+
+    def _draw_order(self, epoch: int) -> Tensor:
+        generator = generator_for(self.seed, "order", epoch)
+        if self.balance:
+            assert self.store.labels is not None
+            return balanced_order(self.store.labels, len(self.store), generator)
+        return torch.randperm(len(self.store), generator=generator)
+
+    def _possible_batch(self, batch: int) -> int:
+        count, part = len(self.store), self.world * (2 if self.mixing is not None and self.world > 1 else 1)
+        if batch < 1:
+            raise UserError(f"A batch of {batch} images is not possible; give at least 1.")
+        if count < part:
+            raise UserError(f"{count} images cannot be shared by {self.world} processes; use fewer devices.")
+        if batch % part:
+            raise UserError(
+                f"A batch of {batch} cannot be shared by {self.world} processes; give a multiple of {part}."
+            )
+        if batch > count:
+            smaller = count // part * part
+            console.say(f"batch {batch} is more than the {count} images there are: each step takes {smaller}")
+            return smaller
+        return batch
+
+
+def balanced_order(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """``count`` positions in which every class occurs equally often (to within one), in random order."""
+    classes = labels.unique()
+    share, extra = divmod(count, len(classes))
+    lucky = torch.randperm(len(classes), generator=generator) < extra
+    parts = []
+    for number, one_more in zip(classes, lucky, strict=True):
+        members = (labels == number).nonzero()[:, 0]
+        wanted = share + int(one_more)
+        rounds = -(-wanted // len(members))
+        shuffled = [members[torch.randperm(len(members), generator=generator)] for _ in range(rounds)]
+        parts.append(torch.cat(shuffled)[:wanted] if rounds else members[:0])
+    order = torch.cat(parts)
+    return order[torch.randperm(len(order), generator=generator)]
+
+
+def eval_batches(store: Store, transform: EvalTransform, batch: int) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+    """Each image once, in order: (images on the device, labels on the device or None, positions on the CPU)."""
+    everything = torch.arange(len(store))
+    fetcher = store.fetcher(lambda step: everything[step * batch : (step + 1) * batch])
+    for step in range(-(-len(store) // batch)):
+        images, sizes, index = fetcher.at(step)
+        labels = None if store.labels is None else ship([store.labels[index]], images.device)[0]
+        yield transform(images, sizes), labels, index
