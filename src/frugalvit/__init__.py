@@ -62,7 +62,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-
 # Our own models join timm's registry as soon as timm itself is there: timm.create_model("cvt_13") then works,
 # and a program that never needs timm (``frugalvit --help``) never pays for it.
 when_imported("timm", lambda: importlib.import_module("frugalvit.backbones"))

@@ -25,7 +25,9 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.name, self.action = name, action
         self.loader: importlib.abc.Loader | None = None
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname != self.name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)

@@ -29,10 +29,10 @@ def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[
     if unknown:
         raise UserError(_unknown(parser, unknown[0], prog))
     given: dict[str, Any] = {}
-    for name in flat_fields(model):
+    for name, field in flat_fields(model).items():
         value = getattr(parsed, name, None)
         if value is not None:
-            set_dotted(given, name, _value(value))
+            set_dotted(given, name, _value(value, field.annotation))
     if parsed.config:
         given = merge(read_yaml(parsed.config), given)
     return model.parse(given), parsed
@@ -117,9 +117,13 @@ def _plain(annotation: Any) -> Any:
     return parts[0] if len(parts) == 1 else annotation
 
 
-def _value(value: Any) -> Any:
+def _value(value: Any, annotation: Any) -> Any:
+    """Text as the validator wants it: ``1,2`` for a pair, ``none`` for nothing; names of files keep their commas."""
+    pairs = [part for part in _parts(annotation) if typing.get_origin(part) is tuple]
     if isinstance(value, list):
-        return [part for text in value for part in (text.split(",") if isinstance(text, str) else [text])]
+        return [part for text in value for part in text.split(",")] if pairs else value
+    if isinstance(value, str) and pairs and "," in value:
+        return value.split(",")
     if isinstance(value, str) and value.lower() in ("none", "null"):
         return None
     return value

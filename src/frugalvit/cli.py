@@ -118,9 +118,7 @@ def find_verb(words: list[str]) -> Verb | None:
     if family:
         if len(words) == 1 or words[1] in ("-h", "--help"):
             return None
-        raise UserError(
-            f"'{words[0]}' wants one of {', '.join(family)}, not '{words[1]}'.{nearest(words[1], family)}"
-        )
+        raise UserError(f"'{words[0]}' wants one of {', '.join(family)}, not '{words[1]}'.{nearest(words[1], family)}")
     heads = dict.fromkeys(verb.words.split()[0] for verb in VERBS)
     raise UserError(f"There is no command '{words[0]}'.{nearest(words[0], heads)} See 'frugalvit --help'.")
 

@@ -54,7 +54,7 @@ def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -
 
 
 class Meter:
-    """A bar with rate, time left and a free text; a live line on a terminal, a plain line every ten seconds elsewhere."""
+    """A bar with rate, time left and a few words: live on a terminal, a plain line every ten seconds elsewhere."""
 
     def __init__(self, total: int | None, label: str = "", start: int = 0) -> None:
         self.total, self.label, self.start = total, label, start
@@ -66,7 +66,9 @@ class Meter:
         if _quiet:
             return
         now = time.monotonic()
-        if now - self.began < _SECONDS_BEFORE_FIRST or now - self.shown < (0.1 if self.live else _SECONDS_BETWEEN_LINES):
+        if now - self.began < _SECONDS_BEFORE_FIRST or now - self.shown < (
+            0.1 if self.live else _SECONDS_BETWEEN_LINES
+        ):
             return
         self.shown = now
         line = self.line(done, now, text)

@@ -109,5 +109,6 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     if first["type"] == "missing":
         return f"'{name}' is needed and was not given."
     messages = list(dict.fromkeys(e["msg"] for e in error.errors() if ".".join(map(str, e["loc"])).startswith(name)))
-    reason = "; or ".join(message[0].lower() + message[1:] for message in messages) or first["msg"]
+    plain = [message.removeprefix("Value error, ") for message in messages or [first["msg"]]]
+    reason = "; or ".join(message[0].lower() + message[1:] for message in plain)
     return f"{name} = {first.get('input')!r}: {reason}."

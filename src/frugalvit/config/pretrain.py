@@ -1,0 +1,62 @@
+"""What can be set for label-free pre-training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frugalvit.config.base import Config, option
+from frugalvit.config.data import CropsConfig
+from frugalvit.config.train import Auto, LocalizationConfig, RunConfig
+
+
+class MatchingConfig(Config):
+    """Heads, centres and temperatures of view and region matching (EsViT §2.2, DINO)."""
+
+    view_weight: float = option(0.5, "weight of the view-level loss L_V", ge=0)
+    region_weight: float = option(0.5, "weight of the region-level loss L_R; 0 is DINO", ge=0)
+    regions_from: float = option(0.0, "add L_R from this epoch on", ge=0)
+    prototypes: int | Auto = option("auto", "K, size of the heads' output; auto from the number of images")
+    hidden: int = option(2048, "width of the heads", ge=1)
+    bottleneck: int = option(256, "width before the prototypes", ge=1)
+    norm_last: bool = option(True, "keep the prototypes' norms at one")
+    hold_last: float = option(1.0, "epochs in which the prototypes do not learn", ge=0)
+    student_temp: float = option(0.1, "the student's temperature", gt=0)
+    teacher_temp: float | Auto = option("auto", "the teacher's temperature after its warm-up")
+    teacher_temp_start: float = option(0.04, "the teacher's temperature at the start", gt=0)
+    teacher_temp_warmup: float = option(30.0, "epochs of that warm-up, at most a third of the run", ge=0)
+    momentum: float | Auto = option("auto", "the teacher follows the student with this rate, rising to 1")
+    center_momentum: float = option(0.9, "how slowly the centres follow the teacher's outputs", ge=0, le=1)
+    chunked: bool | Auto = option("auto", "never hold all logits; auto: where there are many prototypes")
+
+
+class HealthConfig(Config):
+    """The monitor of collapse and stagnation."""
+
+    every: float = option(1.0, "epochs between two looks at features (rank, deviation, k-NN)", gt=0)
+    images: int = option(1024, "images looked at", ge=16)
+    stop_on_collapse: bool = option(False, "end the run when it has collapsed", short="--stop-on-collapse")
+
+
+class PretrainConfig(RunConfig):
+    """EsViT: ½ L_V + ½ L_R over 2 global and 8 local crops, student and averaged teacher."""
+
+    continue_from: str | None = option(
+        None,
+        "a new run that goes on where another stopped (optimiser and schedules too), e.g. adding L_R",
+        short="--continue",
+    )
+    drop_path: float | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
+    crops_at_once: int = option(0, "local crops per backward pass; fewer take less memory; 0: all at once", ge=0)
+    weight_decay_end: float = option(0.4, "weight decay rises to this by a cosine", ge=0)
+    matching: MatchingConfig = option(default_factory=MatchingConfig)
+    crops: CropsConfig = option(default_factory=CropsConfig)
+    localization: LocalizationConfig = option(default_factory=lambda: LocalizationConfig(weight=0.0))
+    health: HealthConfig = option(default_factory=HealthConfig)
+
+    @classmethod
+    def recipe_task(cls) -> str:
+        return "pretrain"
+
+    @classmethod
+    def default_recipe(cls, values: dict[str, Any]) -> str:
+        return "small"

@@ -1,0 +1,54 @@
+"""Recipes: named sets of values with what they cost and what to expect. YAML files beside the code, and the user's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from frugalvit.config.base import read_yaml
+from frugalvit.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe file: ``task``, ``summary``, ``command``, ``hardware``, ``cost``, ``expect`` and ``values``."""
+
+    name: str
+    task: str
+    summary: str
+    command: str
+    hardware: str
+    cost: str
+    expect: str
+    values: dict[str, Any]
+
+
+def all_recipes() -> list[Recipe]:
+    folder = resources.files("frugalvit") / "recipes"
+    files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".yaml"))
+    return [_read(Path(str(folder / name))) for name in files]
+
+
+def recipe_values(name: str, task: str) -> dict[str, Any]:
+    """The values of a recipe for ``task`` by its name, or of a YAML file of the user's in the same form."""
+    if name.endswith((".yaml", ".yml")):
+        recipe = _read(Path(name))
+        known = [recipe]
+    else:
+        known = [recipe for recipe in all_recipes() if recipe.task == task]
+    for recipe in known:
+        if recipe.task == task and (recipe.name == name or name.endswith((".yaml", ".yml"))):
+            return recipe.values
+    names = [recipe.name for recipe in known]
+    raise UserError(f"There is no recipe '{name}' for {task}; there are {', '.join(names)}.{nearest(name, names)}")
+
+
+def _read(path: Path) -> Recipe:
+    values = read_yaml(path)
+    fields = ("task", "summary", "command", "hardware", "cost", "expect", "values")
+    missing = [field for field in fields if field not in values]
+    if missing:
+        raise UserError(f"{path} is no recipe: it lacks {', '.join(missing)}.")
+    return Recipe(path.stem, **{field: values[field] for field in fields})

@@ -1,0 +1,132 @@
+"""What can be set for supervised training, prediction and comparison."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pydantic
+
+from frugalvit.config.base import Config, merge, option
+from frugalvit.config.data import AugmentConfig, CacheConfig, MixingConfig
+from frugalvit.config.recipes import recipe_values
+
+Auto = Literal["auto"]
+
+
+class LocalizationConfig(Config):
+    """Drloc: the dense relative localization loss."""
+
+    weight: float | Auto = option("auto", "λ, the weight of the loss; 0 turns it off; auto: the paper's for the family")
+    variant: Literal["l1", "signed", "ce", "reg", "dense"] = option(
+        "l1", "Eq. 2, Eq. 3, Eq. 5, Eq. 6 of the paper, or every block at once (Eq. 7)"
+    )
+    form: Literal["paper", "released"] = option(
+        "paper", "targets over k as in the paper, or as the released code has it"
+    )
+    pairs: int | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
+    hidden: int = option(512, "width of the head's two hidden layers", ge=1)
+    grid_size: int | None = option(7, "a finer grid is pooled to this many cells a side; none keeps it", ge=2)
+    schedule: Literal["constant", "ramp"] = option(
+        "constant", "λ constant (paper) or up and down again (released code)"
+    )
+    images: Literal["mixed", "clean"] = option(
+        "mixed", "localise in the images after mixup and cutmix, or before (a second forward)"
+    )
+    lr_scale: float = option(1.0, "the head's learning rate relative to the backbone's", gt=0)
+    grid: Literal["normed", "raw"] = option("normed", "the tokens after or before the final norm")
+
+    @pydantic.field_validator("weight")
+    @classmethod
+    def _not_negative(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and value < 0:
+            raise ValueError("λ cannot be negative; 0 turns the loss off")
+        return value
+
+
+class OptimizerConfig(Config):
+    """AdamW and its schedules."""
+
+    weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
+    betas: tuple[float, float] = option((0.9, 0.999), "AdamW's averaging rates")
+    warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
+    min_lr: float = option(0.005, "the last learning rate as a share of the highest", ge=0, le=1)
+    clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
+    clip_per: Literal["global", "tensor"] = option("global", "one norm over all gradients, or one per tensor")
+    layer_decay: float = option(1.0, "learning rate factor from each block to the one before it", gt=0, le=1)
+
+
+class RunConfig(Config):
+    """What every training command shares: data, hardware, length, and where results go."""
+
+    data: str | None = option(None, "folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
+    recipe: str = option("auto", "a named set of values; see 'frugalvit list recipes'")
+    backbone: str = option("auto", "a name of 'frugalvit list models' or any timm model")
+    backbone_args: dict[str, Any] = option(default_factory=dict, help="further keywords of the model (YAML only)")
+    img_size: int | Auto | tuple[int, int] = option("auto", "input size in pixels, or height,width")
+    epochs: float | Auto = option("auto", "passes over the training images")
+    steps: int | None = option(None, "length in optimiser steps instead of epochs", ge=1)
+    batch: int | Auto = option("auto", "images a step, over all devices")
+    accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
+    lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch")
+    seed: int = option(0, "everything random follows from it", ge=0)
+    out: str | None = option(None, "run folder (default: runs/DATE_backbone_data)", short="-o")
+    init: str | None = option(None, "start from these weights: a run, a checkpoint, an exported folder")
+    resume: str | None = option(None, "continue this run to its end, to the bit")
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
+    devices: int = option(1, "processes on this machine, one per device", ge=1)
+    nodes: int = option(1, "machines", ge=1)
+    precision: Literal["auto", "32", "bf16", "fp16"] = option("auto", "auto: bf16 where the hardware has it")
+    compile: bool | Auto = option("auto", "torch.compile; auto: on a GPU, for runs long enough to gain from it")
+    checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
+    workers: int | Auto = option("auto", "threads or processes that decode images")
+    split: Literal["auto", "given", "train+val", "remake"] = option(
+        "auto", "auto makes a missing val from train; given: none is made; train+val trains on both; remake splits anew"
+    )
+    val_fraction: float = option(0.1, "share of train held out where there is no validation split", gt=0, lt=1)
+    log_every: int = option(10, "steps between two lines of metrics", ge=1)
+    save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
+    report: bool = option(True, "write report.html at the end")
+    optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
+    cache: CacheConfig = option(default_factory=CacheConfig)
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Any:
+        """The values over those of their recipe."""
+        name = values.get("recipe", "auto")
+        if name == "auto":
+            name = cls.default_recipe(values)
+        return super().parse(merge(recipe_values(str(name), cls.recipe_task()), values | {"recipe": name}))
+
+    @classmethod
+    def recipe_task(cls) -> str:
+        return "train"
+
+    @classmethod
+    def default_recipe(cls, values: dict[str, Any]) -> str:
+        return "finetune" if values.get("init") or values.get("pretrained") else "scratch"
+
+
+class TrainConfig(RunConfig):
+    """Supervised training: cross-entropy + λ · Drloc."""
+
+    labels: float = option(1.0, "share of each class's training labels to use (at least one image a class)", gt=0, le=1)
+    balance: bool = option(False, "draw classes equally often")
+    pretrained: bool = option(False, "start from timm's published weights (needs a network)")
+    freeze: int = option(0, "leave the first N blocks (and the embedding) as they are", ge=0)
+    drop_path: float | Auto = option("auto", "stochastic depth; auto: the model's own")
+    ema: float | Auto = option("auto", "averaging rate of the weights that are evaluated and exported; 0 for none")
+    evaluate_every: int | Auto = option("auto", "steps between evaluations; auto: an epoch, or a fiftieth of the run")
+    localization: LocalizationConfig = option(default_factory=LocalizationConfig)
+    augment: AugmentConfig = option(default_factory=AugmentConfig)
+    mixing: MixingConfig = option(default_factory=MixingConfig)
+
+
+class PredictConfig(Config):
+    """The classes of images, with the preprocessing and names the model was trained with."""
+
+    model: str = option(help="a run, a checkpoint or an exported folder", positional=True)
+    images: list[str] = option(help="image files or folders", positional=True)
+    top: int = option(5, "how many classes to name", ge=1)
+    format: Literal["table", "csv"] = option("table", "how to print (or use --json)")
+    batch: int = option(64, "images at once", ge=1)
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")

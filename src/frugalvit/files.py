@@ -1,0 +1,91 @@
+"""Files that survive a kill: atomic writes, and locks that vanish with their process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from frugalvit.errors import UserError
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Let ``write`` fill a temporary neighbour, flush it to the disk, then rename it over ``path``.
+
+    A kill at any moment leaves either the old file or the new one, never a part of one.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as handle:
+            write(handle)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _flush_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """``write_atomically`` for a whole text file."""
+    write_atomically(path, lambda handle: handle.write(text.encode("utf-8")))
+
+
+def make_folder(path: Path) -> Path:
+    """The folder, made if it was not there; no permission is a mistake that is said in one line."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".writable.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"Cannot write to {path} ({error.strerror}). Choose another folder with --out.") from None
+    return path
+
+
+class FolderLock:
+    """One process at a time in a folder. The operating system frees the lock when the process ends, however it ends."""
+
+    def __init__(self, folder: Path, owner: str) -> None:
+        self.path, self.owner = folder / ".lock", owner
+        self._handle: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._handle = self.path.open("a+")
+        try:
+            _lock(self._handle)
+        except OSError:
+            self._handle.close()
+            raise UserError(
+                f"Another process is working in {self.path.parent}. Wait for it, or choose another --out."
+            ) from None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+
+def _lock(handle: IO[str]) -> None:
+    if os.name == "nt":
+        import msvcrt
+
+        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _flush_folder(folder: Path) -> None:
+    """A rename is only safe against power loss once its folder is on the disk too (not possible on Windows)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

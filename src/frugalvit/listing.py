@@ -1,0 +1,47 @@
+"""``frugalvit list models|datasets|recipes``: what there is to choose from."""
+
+from __future__ import annotations
+
+from frugalvit.config.listing import DatasetsConfig, ModelsConfig, RecipesConfig
+from frugalvit.results import Result, Table
+
+
+def models(config: ModelsConfig) -> Result:
+    from frugalvit.backbones import list_models
+
+    found = list_models(config.pattern)
+    rows: list[list[object]] = [
+        [
+            info.name,
+            info.family,
+            f"{info.params / 1e6:.2f} M",
+            "×".join(map(str, info.grid)),
+            info.img_size,
+            info.source,
+        ]
+        for info in found
+    ]
+    data = {"models": [vars(info) | {"grid": list(info.grid)} for info in found]}
+    notes = (
+        [] if config.pattern else ["Any timm model with a final grid works too: 'frugalvit list models \"convnext*\"'."]
+    )
+    return Result(data, [Table(["name", "family", "parameters", "grid", "pixels", "from"], rows)], notes)
+
+
+def datasets(config: DatasetsConfig) -> Result:
+    from frugalvit.data.named import list_datasets
+
+    found = list_datasets(config.pattern, config.root)
+    rows: list[list[object]] = [[d.name, d.classes, d.train, d.test, d.metric, d.status] for d in found]
+    data = {"datasets": [vars(d) for d in found]}
+    return Result(data, [Table(["name", "classes", "train", "test", "metric", "status"], rows)])
+
+
+def recipes(config: RecipesConfig) -> Result:
+    from fnmatch import fnmatch
+
+    from frugalvit.config.recipes import all_recipes
+
+    found = [r for r in all_recipes() if not config.pattern or fnmatch(r.name, f"*{config.pattern}*")]
+    rows: list[list[object]] = [[r.name, r.task, r.summary, r.command] for r in found]
+    return Result({"recipes": [vars(r) for r in found]}, [Table(["name", "for", "what it is", "command"], rows)])

@@ -1,0 +1,48 @@
+"""The picture of a comparison: curves over epochs (Drloc, Fig. 3) and every run's final value beside the means."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from frugalvit.report import palette
+from frugalvit.report.plots import save
+
+Curve = list[tuple[float, float]]
+
+
+def comparison_chart(values: dict[str, list[float]], curves: dict[str, list[Curve]], metric: str, path: Path) -> None:
+    """Left: each setting's mean curve, its seeds thin behind it. Right: final values, a dot per seed."""
+    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for index, name in enumerate(values):
+        colour, dashes = palette.SERIES[index % 8], palette.DASHES[index % 8]
+        for curve in curves[name]:
+            if len(curve) > 1:
+                left.plot(*zip(*curve, strict=True), color=colour, linewidth=0.6, alpha=0.35)
+        mean = _mean_curve(curves[name])
+        if mean:
+            line = left.plot(*zip(*mean, strict=True), color=colour, linewidth=1.8, label=name)[0]
+            line.set_dashes(dashes or (None, None))
+        right.bar(index, statistics.fmean(values[name]), color=colour, alpha=0.35, hatch=palette.HATCHES[index % 8])
+        right.scatter([index] * len(values[name]), values[name], color=colour, s=14, zorder=3)
+    left.set_xlabel("epoch")
+    left.set_ylabel(metric)
+    if left.has_data():
+        left.legend(frameon=False)
+    flat = [value for group in values.values() for value in group]
+    margin = max(1.0, (max(flat) - min(flat)) * 0.6)
+    right.set_ylim(max(0, min(flat) - margin), max(flat) + margin)
+    right.set_xticks(range(len(values)), list(values))
+    right.set_ylabel(f"final {metric}")
+    save(figure, path)
+
+
+def _mean_curve(curves: list[Curve]) -> Curve:
+    """The mean over runs at the epochs that all of them have."""
+    if not curves or not all(curves):
+        return []
+    shared = set.intersection(*({epoch for epoch, _ in curve} for curve in curves))
+    return [(epoch, statistics.fmean(dict(curve)[epoch] for curve in curves)) for epoch in sorted(shared)]

@@ -1,0 +1,330 @@
+"""``frugalvit train`` and ``frugalvit predict``: from a configuration to a result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+
+from frugalvit import console
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.folder import save_model_folder
+from frugalvit.config.train import PredictConfig, TrainConfig
+from frugalvit.data import open_data
+from frugalvit.data.augment import TrainAugment
+from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.loader import Batches
+from frugalvit.data.mixing import Mixing
+from frugalvit.data.splits import check_trainable
+from frugalvit.errors import UserError
+from frugalvit.objectives import DenseLocalization, RelativeLocalization
+from frugalvit.results import Result, Table
+from frugalvit.training import setup
+from frugalvit.training.evidence import augmentation_sheet, save_pictures, worst_mistakes
+from frugalvit.training.loop import Plan, Stopped, fit
+from frugalvit.training.parameters import freeze_first
+from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_training, steps_per_epoch, total_steps
+from frugalvit.training.runs import Run, find_run, finished_summary
+from frugalvit.training.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
+from frugalvit.training.supervised import SupervisedTask
+
+
+def train(config: TrainConfig) -> Result:
+    """Train or fine-tune a classifier; the run folder holds everything afterwards."""
+    if config.data is None and config.resume is None:
+        raise UserError("What should be trained on? Give a folder of images: 'frugalvit train photos/'.")
+    fabric = setup.make_fabric(config)
+    if config.resume:
+        done = finished_summary(config.resume)
+        if done:
+            return _result(done)
+    source = _open(TrainConfig.from_yaml(find_run(config.resume) / "config.yaml") if config.resume else config)
+    config, run = setup.open_run(config, fabric, _short(config.backbone), source.name)
+    try:
+        return _train(config, source, run, fabric)
+    except Stopped as stop:
+        console.warn(f"{stop}: saved; continue with 'frugalvit train --resume {run.folder}'")
+        return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
+    finally:
+        run.close()
+
+
+def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
+    examples, validation, test = _splits(config, source)
+    assert source.classes is not None
+    decisions = Decisions()
+    facts = Facts(len(examples), len(source.classes), setup.median_side(examples), fabric.device.type)
+    decide_common(config, facts, decisions)
+    backbone = setup.make_backbone(
+        config,
+        len(source.classes),
+        decisions,
+        pretrained=config.pretrained,
+        grid_norm=config.localization.grid == "normed",
+        **({} if config.drop_path == "auto" else {"drop_path": config.drop_path}),
+    )
+    facts = Facts(facts.images, facts.classes, facts.side, facts.device, backbone.family)
+    decide_training(config, facts, decisions)
+    _check_grid(config, backbone)
+    setup.say_decisions(source, decisions)
+    run.save_config(config)
+    run.save_json("decisions.json", [vars(decision) for decision in decisions])
+    if fabric.is_global_zero:
+        console.say(f"run folder: {run.folder}")
+
+    plan = make_plan(config, len(examples), fabric.world_size)
+    task = make_task(config, backbone, plan)
+    store = setup.store_of(examples, backbone.img_size, config, fabric.device)
+    batches = Batches(
+        store,
+        plan.images_per_step // plan.accumulate,
+        seed=config.seed,
+        augment=TrainAugment(config.augment, backbone.img_size, backbone.mean, backbone.std),
+        mixing=Mixing(config.mixing, len(source.classes)),
+        rank=fabric.global_rank,
+        world=fabric.world_size,
+        balance=config.balance,
+        keep_clean=config.localization.images == "clean" and task.localization is not None,
+    )
+    # Without validation images the test images are only watched: they choose nothing.
+    watched = validation if validation is not None else test
+    assert watched is not None
+    watch_set = setup.eval_set(watched, backbone, config, fabric.device)
+    task.feed(batches, watch_set, "val" if validation is not None else "test", fabric)
+    if _compiles(config, fabric, plan.steps):
+        backbone.compile()
+    outcome = fit(task, plan, run, fabric)
+    unseen = test if validation is not None else None
+    return _finish(config, source, run, fabric, task, outcome, watch_set, unseen, decisions)
+
+
+def make_plan(config: TrainConfig, images: int, world: int) -> Plan:
+    """The run in steps."""
+    assert isinstance(config.batch, int) and isinstance(config.lr, float)
+    batch = max(world * config.accumulate, config.batch // (world * config.accumulate) * world * config.accumulate)
+    per_epoch = steps_per_epoch(images, batch)
+    steps = total_steps(config, images)
+    optimizer = config.optimizer
+    every = config.evaluate_every
+    return Plan(
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        lr=Cosine(
+            config.lr,
+            config.lr * optimizer.min_lr,
+            steps,
+            warmup_steps(optimizer.warmup, per_epoch, steps),
+            warmup_from=config.lr * 1e-3,
+        ),
+        weight_decay=Constant(optimizer.weight_decay),
+        betas=optimizer.betas,
+        clip=optimizer.clip,
+        clip_per=optimizer.clip_per,
+        accumulate=config.accumulate,
+        images_per_step=batch,
+        seed=config.seed,
+        log_every=min(config.log_every, max(1, steps // 10)),
+        evaluate_every=max(per_epoch, -(-steps // 50)) if every == "auto" else every,
+        save_every=config.save_every,
+    )
+
+
+def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> SupervisedTask:
+    """The classifier with its localization loss (left out at λ = 0)."""
+    settings = config.localization
+    assert isinstance(settings.weight, float) and isinstance(config.ema, float)
+    if config.freeze:
+        console.say(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
+    weight: Schedule = Constant(settings.weight)
+    if settings.schedule == "ramp":
+        weight = Ramp(settings.weight, warmup_steps(20, plan.steps_per_epoch, plan.steps), plan.steps)
+    return SupervisedTask(
+        backbone,
+        _localization(config, backbone) if settings.weight > 0 else None,
+        settings,
+        weight,
+        ema=config.ema,
+        weight_decay=config.optimizer.weight_decay,
+        layer_decay=config.optimizer.layer_decay,
+    )
+
+
+def _localization(config: TrainConfig, backbone: Backbone) -> RelativeLocalization | DenseLocalization:
+    settings = config.localization
+    if settings.variant == "dense":
+        with torch.no_grad():
+            blocks = backbone.blocks(torch.zeros(1, backbone.in_chans, *backbone.img_size))
+        dims, sizes = [grid.shape[1] for grid in blocks], [settings.grid_size] * len(blocks)
+        return DenseLocalization(dims, "l1", settings.pairs, settings.hidden, sizes, settings.form)
+    return RelativeLocalization(
+        backbone.dim, settings.variant, settings.pairs, settings.hidden, settings.grid_size, settings.form
+    )
+
+
+def _finish(
+    config: TrainConfig,
+    source: DataSource,
+    run: Run,
+    fabric: Fabric,
+    task: SupervisedTask,
+    outcome: dict[str, Any],
+    watched: setup.EvalSet,
+    test: Examples | None,
+    decisions: Decisions,
+) -> Result:
+    """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
+    best = run.checkpoints / "best.pt"
+    if best.exists():
+        task.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["task"])
+    final = setup.eval_set(test, task.backbone, config, fabric.device) if test is not None else watched
+    assert source.classes is not None
+    scores = task.scores(final)
+    summary: dict[str, Any] = {"run": str(run.folder), "task": "train", **scores.summary()}
+    summary |= {
+        "scored_on": "test" if test is not None else task.watched,
+        "scored_images": int(scores.confusion.sum()),
+        "val_top1": outcome["best"] if np.isfinite(outcome["best"]) else None,
+        "best_step": outcome["best_step"],
+        "skipped_steps": outcome["skipped"],
+        "seed": config.seed,
+        "steps": total_steps(config, task.batches.images if task.batches else 0),
+        "seconds": round(outcome["seconds"], 2),
+        "seconds_per_step": outcome["seconds_per_step"],
+        "parameters": sum(parameter.numel() for parameter in task.backbone.parameters()),
+    }
+    if run.writer:
+        meta = {"classes": list(source.classes), "data": source.name, "recipe": config.recipe, "top1": summary["top1"]}
+        save_model_folder(task.result, run.folder / "model", classes=source.classes, meta=meta)
+        more = {
+            "classes": list(source.classes),
+            "confusion": scores.confusion.tolist(),
+            "auto": [vars(d) for d in decisions],
+        }
+        save_pictures(
+            run, worst_mistakes(task.result, final, source.classes), augmentation_sheet(task.batches, task.backbone)
+        )
+        run.save_json("summary.json", summary | more)
+        if config.report:
+            from frugalvit.report.page import write_report
+
+            write_report([run.folder], run.folder / "report.html")
+    return _result(summary)
+
+
+def _result(summary: dict[str, Any]) -> Result:
+    names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
+    table = Table(
+        names, [[summary.get(name) for name in names]], f"{summary['scored_on']}: {summary['scored_images']:,} images"
+    )
+    folder = summary["run"]
+    notes = [
+        f"run folder  {folder}",
+        f"report      {folder}/report.html",
+        f"next        frugalvit predict {folder} IMAGE…",
+    ]
+    shown = {key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion")}
+    return Result(shown, [table], notes)
+
+
+# -- the data of a run
+
+
+def _open(config: TrainConfig) -> DataSource:
+    assert config.data is not None
+    source = open_data(config.data, split=config.split, val_fraction=config.val_fraction, seed=0)
+    check_trainable(source)
+    return source
+
+
+def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples | None, Examples | None]:
+    """Training, validation and test images. Without validation images the last weights count, not the best."""
+    examples, validation, test = (source.splits.get(name) for name in ("train", "val", "test"))
+    assert examples is not None
+    if validation is None and test is None:
+        raise UserError(
+            "There is nothing to score on: no val, no test. Use --split auto, which holds out a part of train."
+        )
+    if config.labels < 1:
+        examples = examples.subset(_share_of_each_class(examples, config.labels, config.seed))
+    return examples, validation, test
+
+
+def _share_of_each_class(examples: Examples, share: float, seed: int) -> np.ndarray:
+    """The same images for a given seed, at least one of every class."""
+    assert examples.labels is not None
+    chosen, random = [], np.random.default_rng(seed)
+    for label in np.unique(examples.labels):
+        members = np.flatnonzero(examples.labels == label)
+        chosen.append(random.permutation(members)[: max(1, round(share * len(members)))])
+    return np.sort(np.concatenate(chosen))
+
+
+def _check_grid(config: TrainConfig, backbone: Backbone) -> None:
+    height, width = backbone.grid_size(backbone.img_size)
+    if config.localization.weight != 0 and height * width < 2:
+        raise UserError(
+            f"{backbone.name} ends in a {height}×{width} grid at {backbone.img_size[0]}×{backbone.img_size[1]} px: "
+            "there is nothing to localise. Use a larger --img-size, or --localization.weight 0."
+        )
+
+
+def _compiles(config: TrainConfig, fabric: Fabric, steps: int) -> bool:
+    if config.compile == "auto":
+        return fabric.device.type == "cuda" and steps >= 500
+    return bool(config.compile)
+
+
+def _short(backbone: str) -> str:
+    return backbone.replace("/", "-") if backbone != "auto" else "train"
+
+
+# -- prediction
+
+
+def predict(config: PredictConfig) -> Result:
+    """The most probable classes of images, with the names and the preprocessing the model was trained with."""
+    from frugalvit.data.decode import decode
+    from frugalvit.data.listing import list_images
+    from frugalvit.training.models import load_model
+
+    model = load_model(config.model, setup.pick_device(config.device))
+    if not model.backbone.num_classes:
+        raise UserError(
+            f"{config.model} has no classifier: it was pre-trained without labels. Train it with --init first."
+        )
+    classes = model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
+    paths: list[str] = []
+    for word in config.images:
+        path = Path(word)
+        if path.is_dir():
+            paths += list_images(str(path)).images
+        elif path.exists():
+            paths.append(word)
+        else:
+            raise UserError(f"There is no image {word}.")
+    rows: list[dict[str, Any]] = []
+    device = next(model.backbone.parameters()).device
+    starts = range(0, len(paths), config.batch)
+    for start in console.progress(starts, label="predicting"):
+        part = paths[start : start + config.batch]
+        images = torch.cat([model.transform.image(decode(path)) for path in part]).to(device)
+        with torch.inference_mode():
+            logits = model.backbone.classify(model.backbone(images).pooled)
+        chances, best = logits.float().softmax(1).topk(min(config.top, len(classes)), dim=1)
+        for path, row_chances, row_best in zip(part, chances.tolist(), best.tolist(), strict=True):
+            guesses = [{"class": classes[i], "probability": p} for i, p in zip(row_best, row_chances, strict=True)]
+            rows.append({"image": path, "predictions": guesses})
+    if config.format == "csv":
+        lines = ["image,rank,class,probability"]
+        for row in rows:
+            lines += [
+                f'"{row["image"]}",{rank},"{g["class"]}",{g["probability"]:.6f}'
+                for rank, g in enumerate(row["predictions"], 1)
+            ]
+        return Result({"predictions": rows}, [], ["\n".join(lines)])
+    cells = [[row["image"], *(f"{g['class']} {g['probability']:.1%}" for g in row["predictions"])] for row in rows]
+    columns = ["image", *(f"{rank}." for rank in range(1, min(config.top, len(classes)) + 1))]
+    return Result({"predictions": rows}, [Table(columns, cells)])

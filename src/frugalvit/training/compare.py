@@ -1,0 +1,164 @@
+"""``frugalvit compare``: the same data and seeds, two or more settings; tables with deviations and a paired test."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from frugalvit import console
+from frugalvit.config.compare import CompareConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.errors import UserError
+from frugalvit.files import make_folder, write_text
+from frugalvit.results import Result, Table
+from frugalvit.training.runs import Run
+from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
+
+Scores = dict[str, list[dict[str, Any]]]
+
+
+def compare(config: CompareConfig) -> Result:
+    """Run what is not finished yet, then write Markdown, CSV, LaTeX and a chart."""
+    if config.data is None:
+        raise UserError("What should be compared on? Give a folder of images: 'frugalvit compare photos/ --with …'.")
+    settings = config.named_settings()
+    folder = make_folder(Path(config.out or f"runs/compare_{Path(config.data).name}"))
+    plans = {
+        name: [
+            TrainConfig.parse(
+                config.run_values(values, config.seed + k, str(folder / name / f"seed_{config.seed + k}"))
+            )
+            for k in range(config.seeds)
+        ]
+        for name, values in settings.items()
+    }
+    scores: Scores = {name: [] for name in settings}
+    for k in range(config.seeds):
+        for name in settings:
+            scores[name].append(run_once(plans[name][k]))
+    return write_comparison(folder, scores, config.metric)
+
+
+def run_once(config: TrainConfig) -> dict[str, Any]:
+    """The summary of one run: read if it is finished, resumed if it was begun, else trained."""
+    from frugalvit.training.commands import train
+
+    folder = Path(str(config.out))
+    finished = folder / "summary.json"
+    if finished.exists():
+        _same_run(folder, config)
+        return json.loads(finished.read_text())
+    begun = (folder / "config.yaml").exists()
+    console.say(f"{'continuing' if begun else 'starting'} {folder}")
+    if begun:
+        config = TrainConfig.parse({"resume": str(folder), "device": config.device})
+    result = train(config)
+    if "stopped" in result.data:
+        raise KeyboardInterrupt
+    return result.data
+
+
+def _same_run(folder: Path, wanted: TrainConfig) -> None:
+    """A finished run stands for the wanted one only if it was asked the same."""
+    had = TrainConfig.from_yaml(folder / "config.yaml").model_dump(mode="json")
+    for name, value in wanted.model_dump(mode="json").items():
+        before = had.get(name)
+        if (
+            value != before
+            and value != "auto"
+            and name not in ("out", "resume", "report")
+            and not isinstance(value, dict)
+        ):
+            raise UserError(f"{folder} was run with {name} = {before}, now {value} is wanted: choose another --out.")
+
+
+# -- the tables
+
+
+def write_comparison(folder: Path, scores: Scores, metric: str) -> Result:
+    """Tables of the means, of every run, and of each setting against the last, in four formats."""
+    names = list(scores)
+    values = {name: [float(summary[metric]) for summary in scores[name]] for name in names}
+    spreads = {name: spread(values[name]) for name in names}
+    baseline = names[-1]
+    differences = {name: paired_difference(values[name], values[baseline]) for name in names[:-1]}
+    pace = {name: spread([summary["seconds_per_step"] for summary in scores[name]]).mean for name in names}
+    rows = _rows(names, values, spreads, differences, pace)
+    columns = ["setting", metric, "seeds", f"against {baseline}", "seconds a step", "overhead"]
+    write_text(folder / "comparison.md", _markdown(columns, rows))
+    write_text(folder / "comparison.csv", _csv(metric, scores))
+    write_text(folder / "comparison.tex", _latex(columns, rows))
+    curves = {name: [_curve(Path(summary["run"]), metric) for summary in scores[name]] for name in names}
+    from frugalvit.report.comparison import comparison_chart
+
+    comparison_chart(values, curves, metric, folder / "comparison.png")
+    data = {
+        "run": str(folder),
+        "metric": metric,
+        "settings": {
+            n: {"mean": spreads[n].mean, "deviation": spreads[n].deviation, "values": values[n]} for n in names
+        },
+        "differences": {n: vars(difference) for n, difference in differences.items()},
+        "seconds_per_step": pace,
+    }
+    write_text(folder / "comparison.json", json.dumps(data, indent=1))
+    files = ", ".join(f"comparison.{kind}" for kind in ("md", "csv", "tex", "png"))
+    return Result(data, [Table(columns, rows)], [f"{folder}: {files}"])
+
+
+def _rows(
+    names: list[str],
+    values: dict[str, list[float]],
+    spreads: dict[str, Spread],
+    differences: dict[str, Difference],
+    pace: dict[str, float],
+) -> list[list[object]]:
+    base = pace[names[-1]]
+    return [
+        [
+            name,
+            str(spreads[name]),
+            len(values[name]),
+            str(differences[name]) if name in differences else "-",
+            f"{pace[name]:.4f}",
+            f"{100 * (pace[name] / base - 1):+.1f} %" if name in differences and base else "-",
+        ]
+        for name in names
+    ]
+
+
+def _curve(run: Path, metric: str) -> list[tuple[float, float]]:
+    """(epoch, metric) pairs of a run, from its own folder."""
+    lines = Run(run, writer=False).metrics()
+    return [(line["epoch"], line[metric]) for line in lines if line.get("split") in ("val", "test") and metric in line]
+
+
+def _markdown(columns: list[str], rows: list[list[object]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _csv(metric: str, scores: Scores) -> str:
+    """One line per run, for whoever wants to compute something else."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["setting", "seed", metric, "seconds", "seconds_per_step", "run"])
+    for name, summaries in scores.items():
+        for s in summaries:
+            writer.writerow([name, s["seed"], s[metric], s["seconds"], s["seconds_per_step"], s["run"]])
+    return text.getvalue()
+
+
+def _latex(columns: list[str], rows: list[list[object]]) -> str:
+    signs = {ord(sign): f"\\{sign}" for sign in "&%$#_{}"} | {ord("\\"): r"\textbackslash{}", ord("±"): r"$\pm$"}
+
+    def line(cells: list[str]) -> str:
+        return " & ".join(str(cell).translate(signs) for cell in cells) + r" \\"
+
+    body = "\n".join(line([str(cell) for cell in row]) for row in rows)
+    alignment = "l" + "r" * (len(columns) - 1)
+    return f"\\begin{{tabular}}{{{alignment}}}\n\\hline\n{line(columns)}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"

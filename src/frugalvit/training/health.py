@@ -1,0 +1,166 @@
+"""Is a label-free run learning? Signs that are watched in every run, and what to turn when one is bad.
+
+On small data most label-free runs fail silently. Two collapses have clear signs (K prototypes, teacher outputs p_t):
+
+    uniform         every image gets the same flat distribution: entropy H(p_t) and loss stay at ln K
+    one prototype   every image gets the same sharp distribution: H(p_t) and the entropy of the mean output fall to 0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A bad sign: its name, what was seen, and the knob to turn."""
+
+    name: str
+    sign: str
+    knob: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.sign}. {self.knob}"
+
+
+@torch.no_grad()
+def effective_rank(features: Tensor) -> float:
+    """RankMe (Garrido et al., 2023): exp of the entropy of the normalised singular values of (N, D) features.
+
+    One for a constant embedding, at most min(N, D) when all directions are used equally.
+    """
+    values = torch.linalg.svdvals(features.float())
+    total = values.sum()
+    if total <= 0:
+        return 1.0
+    share = values / total
+    return math.exp(-torch.special.xlogy(share, share).sum().item())
+
+
+@torch.no_grad()
+def feature_deviation(features: Tensor) -> float:
+    """Deviation of L2-normalised (N, D) features over the images, times √D: about 1 when spread, 0 when collapsed."""
+    unit = torch.nn.functional.normalize(features.float(), dim=1)
+    return (unit.std(0, correction=0).mean() * math.sqrt(features.shape[1])).item()
+
+
+@dataclass
+class Health:
+    """Watches the metrics of a run and raises each alarm once.
+
+    ``settled`` is the step from which collapse can be told from a beginning: every run starts with outputs that are
+    nearly uniform, and the prototypes do not even learn at first.
+    """
+
+    prototypes: int
+    steps: int
+    settled: int
+    patience: int = 3
+    stop: bool = False
+    raised: dict[str, Alarm] = field(default_factory=dict)
+    history: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        """Take note of one line of metrics; the alarms that are new."""
+        self.history.append((step, dict(metrics)))
+        if step < self.settled:
+            return []
+        signs = [self._uniform(metrics), self._one_prototype(metrics), self._diverged(metrics), self._stagnant(step)]
+        signs.append(self._same_features(metrics))
+        return [alarm for alarm in signs if alarm is not None and self._persistent(alarm)]
+
+    @property
+    def collapsed(self) -> bool:
+        return any(name in self.raised for name in ("uniform collapse", "one-prototype collapse", "dead features"))
+
+    def verdict(self) -> str:
+        return ", ".join(self.raised) if self.raised else "healthy"
+
+    # -- one sign each
+
+    def _uniform(self, metrics: Mapping[str, float]) -> Alarm | None:
+        flat = math.log(self.prototypes)
+        entropy, loss = metrics.get("teacher_entropy"), metrics.get("view_loss", metrics.get("region_loss"))
+        if entropy is None or loss is None or entropy < 0.98 * flat or loss < 0.98 * flat:
+            return self._clear("uniform collapse")
+        return Alarm(
+            "uniform collapse",
+            f"teacher entropy {entropy:.2f} and loss {loss:.2f} stay at ln K = {flat:.2f}: all images look alike to it",
+            "Lower matching.teacher_temp, raise --lr, lower matching.momentum, or use fewer matching.prototypes",
+        )
+
+    def _one_prototype(self, metrics: Mapping[str, float]) -> Alarm | None:
+        entropy, used = metrics.get("teacher_entropy"), metrics.get("prototypes_used")
+        if entropy is None or used is None or used > max(1.5, 0.02 * self.prototypes) or entropy > 0.5:
+            return self._clear("one-prototype collapse")
+        return Alarm(
+            "one-prototype collapse",
+            f"teacher entropy {entropy:.3f}, and all images together use {used:.1f} of {self.prototypes:,} prototypes",
+            "Raise matching.teacher_temp, lower matching.center_momentum, or lower --lr",
+        )
+
+    def _diverged(self, metrics: Mapping[str, float]) -> Alarm | None:
+        losses = [values["loss"] for _, values in self.history if math.isfinite(values.get("loss", math.nan))]
+        if len(losses) < 5:
+            return None
+        low, now = min(losses), losses[-1]
+        start = losses[0]
+        if now < start * 1.2 or now < low + 0.5 * abs(start):
+            return self._clear("divergence")
+        return Alarm(
+            "divergence",
+            f"the loss is {now:.2f} after {low:.2f}, above where it began ({start:.2f})",
+            "Lower --lr, lengthen optimizer.warmup, or lower optimizer.clip",
+        )
+
+    def _stagnant(self, step: int) -> Alarm | None:
+        """Over the last third of what has been trained so far, neither the loss nor k-NN got any better."""
+        points = [(at, values) for at, values in self.history if at >= self.settled and "loss" in values]
+        if step < 0.5 * self.steps or len(points) < 9:
+            return None
+        third = len(points) // 3
+        first, last = points[:third], points[-third:]
+
+        def mean(part: list[tuple[int, dict[str, float]]], name: str) -> float:
+            found = [values[name] for _, values in part if name in values]
+            return sum(found) / len(found) if found else math.nan
+
+        change = abs(mean(first, "loss") - mean(last, "loss")) / max(abs(mean(first, "loss")), 1e-9)
+        gained = mean(last, "knn") - mean(first, "knn")
+        rank = (
+            mean(last, "effective_rank") / mean(first, "effective_rank") if mean(first, "effective_rank") else math.nan
+        )
+        if change > 0.005 or (math.isfinite(gained) and gained > 0.5) or (math.isfinite(rank) and rank > 1.05):
+            return self._clear("stagnation")
+        return Alarm(
+            "stagnation",
+            f"the loss moved by {100 * change:.2f} % since step {points[0][0]:,}",
+            "Raise --lr, lower matching.momentum, or stop here: more steps will not help",
+        )
+
+    def _same_features(self, metrics: Mapping[str, float]) -> Alarm | None:
+        rank, deviation = metrics.get("effective_rank"), metrics.get("feature_deviation")
+        if rank is None or deviation is None or rank > 1.5 or deviation > 0.02:
+            return self._clear("dead features") if rank is not None else None
+        return Alarm(
+            "dead features",
+            f"all images have the same embedding: effective rank {rank:.2f}, deviation {deviation:.4f}",
+            "Lower --lr and lengthen optimizer.warmup; check the images with 'frugalvit data'",
+        )
+
+    def _clear(self, name: str) -> None:
+        self.counts[name] = 0
+
+    def _persistent(self, alarm: Alarm) -> bool:
+        """A sign must be seen several times in a row; then it is said once."""
+        self.counts[alarm.name] = self.counts.get(alarm.name, 0) + 1
+        if self.counts[alarm.name] < self.patience or alarm.name in self.raised:
+            return False
+        self.raised[alarm.name] = alarm
+        return True

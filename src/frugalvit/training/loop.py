@@ -1,0 +1,293 @@
+"""The one loop that trains every task.
+
+A task is a module whose forward turns a batch into named losses; everything random in a step follows from
+(seed, step), so a run that is killed and resumed goes through the very same steps. The loop itself only does what
+every training does: fetch, forward, backward, clip, step, and now and then log, evaluate and save.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from frugalvit import console
+from frugalvit.errors import UserError
+from frugalvit.training.faults import explain_out_of_memory, keep_evidence
+from frugalvit.training.gradients import clip_each, gate, guard_of
+from frugalvit.training.runs import Run, Stopwatch
+from frugalvit.training.schedules import Constant, Schedule
+
+
+class Task(Protocol):
+    """What the loop asks of a task; tasks are ``nn.Module`` and forward(batch, step) gives named losses with "loss"."""
+
+    score: str  # the metric whose highest value marks the best checkpoint
+    watched: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
+
+    def parameter_groups(self) -> list[dict[str, Any]]: ...
+    def batch_at(self, step: int) -> Any: ...
+    def before_optimizer(self, step: int) -> None: ...
+    def after_step(self, step: int) -> None: ...
+    def evaluate(self, step: int) -> dict[str, float]: ...
+    def watch(self, step: int, metrics: dict[str, float]) -> bool: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+@dataclass
+class Plan:
+    """How long, how fast and how often: everything the loop needs to know in steps."""
+
+    steps: int
+    steps_per_epoch: int
+    lr: Schedule
+    weight_decay: Schedule | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float = 0.0
+    clip_per: str = "global"
+    accumulate: int = 1
+    images_per_step: int = 1
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 0
+    save_every: int = 0
+    save_minutes: float = 10.0
+    patience_for_bad_steps: int = 5
+
+
+class Stopped(Exception):
+    """The run was asked to stop (Ctrl-C, SIGTERM); everything is saved."""
+
+
+def fit(task: Any, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
+    """Train ``task`` to the end of ``plan``, from the run's last checkpoint if it has one; what came out of it."""
+    optimizer = AdamW(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
+    module, optimizer = fabric.setup(task, optimizer)
+    loop = _Loop(task, module, optimizer, plan, run, fabric)
+    loop.resume()
+    try:
+        loop.train()
+    except torch.OutOfMemoryError as error:
+        raise UserError(explain_out_of_memory(error, plan.images_per_step, run.folder)) from error
+    return {
+        "best": loop.best,
+        "best_step": loop.best_step,
+        "seconds": loop.watch.seconds(),
+        "seconds_per_step": statistics.median(loop.paces) if loop.paces else math.nan,
+        "skipped": loop.skipped(),
+    }
+
+
+class _Loop:
+    def __init__(self, task: Any, module: nn.Module, optimizer: Any, plan: Plan, run: Run, fabric: Fabric) -> None:
+        self.task, self.module, self.optimizer = task, module, optimizer
+        self.plan, self.run, self.fabric = plan, run, fabric
+        self.step = 0
+        self.best, self.best_step = -math.inf, -1
+        self.watch = Stopwatch()
+        self.window: dict[str, Tensor] = {}
+        self.guard = guard_of(fabric.device)
+        self.saved_at = time.monotonic()
+        self.paces: list[float] = []  # seconds a step, one per logged window
+        self.window_began = (time.monotonic(), 0)
+        self.stop_signal: int | None = None
+        self.hopeless = False  # the task has seen enough: going on would be a waste
+
+    # -- the run
+
+    def train(self) -> None:
+        plan, meter = self.plan, console.Meter(self.plan.steps, "training", start=self.step)
+        self.window_began = (time.monotonic(), self.step)
+        with self._stop_on_signals():
+            while self.step < plan.steps and not self.hopeless:
+                self.one_step()
+                self.step += 1
+                if self.step % plan.log_every == 0 or self.step == plan.steps:
+                    text = self.log()
+                    meter.show(self.step, text if self.fabric.is_global_zero else "")
+                last = self.step == plan.steps or self.hopeless
+                if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
+                    self.evaluate()
+                    self.window_began = (time.monotonic(), self.step)
+                if last or self.stop_signal or self.time_to_save():
+                    self.save()
+                if self.stop_signal:
+                    raise Stopped(signal.Signals(self.stop_signal).name)
+        meter.close()
+
+    def one_step(self) -> None:
+        plan, step = self.plan, self.step
+        # Dropout and stochastic depth follow from (seed, step, process): nothing to store, nothing to lose.
+        torch.manual_seed((plan.seed * 1_000_003 + step) * 1_009 + self.fabric.global_rank)
+        self._set_schedules(step)
+        for micro in range(plan.accumulate):
+            batch = self.task.batch_at(step * plan.accumulate + micro)
+            with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < plan.accumulate):  # type: ignore[arg-type]
+                losses = self.module(batch, step)
+                self.fabric.backward(losses["loss"] / plan.accumulate)
+            self._collect(losses)
+        self.task.before_optimizer(step)
+        norm = self._clip()
+        gate(self.optimizer, norm, self.guard)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.task.after_step(step)
+        self._collect({"gradient_norm": norm})
+
+    def _set_schedules(self, step: int) -> None:
+        lr = self.plan.lr.at(step)
+        decay = (self.plan.weight_decay or Constant(0.0)).at(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+            if group.get("decayed"):
+                group["weight_decay"] = decay
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients by their joint norm, or each tensor by its own; the joint norm before clipping."""
+        if self.plan.clip_per == "tensor":
+            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
+            return clip_each([p for g in self.optimizer.param_groups for p in g["params"]], self.plan.clip)
+        limit = self.plan.clip if self.plan.clip > 0 else math.inf
+        norm = self.fabric.clip_gradients(self.module, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+        return norm if isinstance(norm, Tensor) else torch.zeros((), device=self.fabric.device)
+
+    # -- now and then
+
+    def _collect(self, values: dict[str, Tensor]) -> None:
+        """Sums of this window, kept on the device: reading them every step would make the device wait."""
+        for name, value in values.items():
+            pair = torch.stack([value.detach().float(), torch.ones((), device=value.device)])
+            self.window[name] = self.window[name] + pair if name in self.window else pair
+
+    def log(self) -> str:
+        """Write the window's means to the metrics; a few words for the bar. Too many bad steps end the run here."""
+        names = sorted(self.window)
+        sums = self.fabric.all_reduce(torch.stack([self.window[name] for name in names]), reduce_op="sum")
+        means = {name: (total / count).item() for name, (total, count) in zip(names, sums.cpu(), strict=True)}  # type: ignore[union-attr]
+        self.window = {}
+        streak, skipped = (int(value) for value in self.guard.tolist())
+        epoch = self.step / self.plan.steps_per_epoch
+        lr = self.optimizer.param_groups[0]["lr"]
+        pace = self._pace()
+        finite = {name: value if math.isfinite(value) else None for name, value in means.items()}
+        self.run.log(self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **finite, **pace)
+        self.hopeless |= self.task.watch(self.step, means)
+        if streak >= self.plan.patience_for_bad_steps:
+            self._give_up(streak)
+        memory = torch.cuda.max_memory_allocated() / 2**30 if self.fabric.device.type == "cuda" else 0.0
+        speed = f" · {memory:.1f} GiB" if memory else ""
+        return f"loss {means['loss']:.4g} · lr {lr:.2g}{speed}"
+
+    def _pace(self) -> dict[str, float]:
+        """Images a second since the last line; reading the metrics has just waited for the device, so it is fair."""
+        now, (began, at) = time.monotonic(), self.window_began
+        self.window_began = (now, self.step)
+        if self.step == at:
+            return {}
+        self.paces.append((now - began) / (self.step - at))
+        return {"images_per_second": round(self.plan.images_per_step / self.paces[-1], 1)}
+
+    def evaluate(self) -> None:
+        scores = self.task.evaluate(self.step)
+        if not scores:
+            return
+        epoch = self.step / self.plan.steps_per_epoch
+        self.run.log(self.step, split=self.task.watched, epoch=round(epoch, 4), **scores)
+        words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        if self.fabric.is_global_zero:
+            console.say(f"epoch {epoch:.4g} (step {self.step}): {words}")
+        self.hopeless |= self.task.watch(self.step, scores)
+        score = scores.get(self.task.score)
+        if self.task.watched == "val" and score is not None and score > self.best:
+            self.best, self.best_step = score, self.step
+            self.run.save_checkpoint({"step": self.step, "task": self.task.state_dict(), "scores": scores}, best=True)
+
+    # -- state
+
+    def time_to_save(self) -> bool:
+        plan = self.plan
+        if plan.save_every:
+            return self.step % plan.save_every == 0
+        on_epoch = bool(plan.evaluate_every) and self.step % plan.evaluate_every == 0
+        due = time.monotonic() - self.saved_at > 60 * plan.save_minutes
+        return due or (on_epoch and time.monotonic() - self.saved_at > 20)
+
+    def save(self) -> None:
+        self.saved_at = time.monotonic()
+        self.run.save_checkpoint(
+            {
+                "step": self.step,
+                "task": self.task.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.fabric.strategy.precision.state_dict(),
+                "best": self.best,
+                "best_step": self.best_step,
+                "seconds": self.watch.seconds(),
+                "window": dict(self.window),
+                "guard": self.guard,
+            }
+        )
+
+    def resume(self) -> None:
+        state = self.run.load_checkpoint()
+        if state is None:
+            self.run.forget_metrics_after(-1)
+            return
+        self.task.load_state_dict(state["task"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.fabric.strategy.precision.load_state_dict(state["scaler"])
+        self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
+        self.watch = Stopwatch(state["seconds"])
+        self.window = {name: pair.to(self.fabric.device) for name, pair in state["window"].items()}
+        self.guard.copy_(state["guard"])
+        self.run.forget_metrics_after(self.step)
+        console.say(f"resuming {self.run.folder} at step {self.step} of {self.plan.steps}")
+
+    def skipped(self) -> int:
+        return int(self.guard[1])
+
+    # -- trouble
+
+    def _give_up(self, streak: int) -> None:
+        """Several non-finite steps in a row: keep the evidence, leave the last good checkpoint alone, and say so."""
+        batch = self.task.batch_at((self.step - 1) * self.plan.accumulate)
+        where, culprit = keep_evidence(self.run.folder, self.task, batch, self.step - 1)
+        raise UserError(
+            f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. The "
+            f"batch and the state are in {where}, the last good checkpoint is intact. Lower --lr or use --precision 32."
+        )
+
+    @contextmanager
+    def _stop_on_signals(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM finishes the step, saves and leaves; the second leaves at once."""
+
+        def note(number: int, frame: object) -> None:
+            if self.stop_signal:
+                raise KeyboardInterrupt
+            self.stop_signal = number
+            console.warn("stopping after this step; once more to leave at once")
+
+        try:
+            before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: whoever runs us there handles signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _fused(fabric: Fabric) -> bool:
+    return fabric.device.type == "cuda"

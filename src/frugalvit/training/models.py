@@ -1,0 +1,57 @@
+"""A MODEL as people name one: a run folder, a checkpoint, an exported folder or the name of an architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.backbones.folder import load_model_folder
+from frugalvit.backbones.weights import load_weights
+from frugalvit.data.augment import EvalTransform
+from frugalvit.errors import UserError
+
+
+@dataclass
+class Model:
+    """A backbone ready for use: with its preprocessing, its class names, and where it came from."""
+
+    backbone: Backbone
+    transform: EvalTransform
+    classes: tuple[str, ...] | None = None
+    name: str = ""
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+def load_model(
+    where: str, device: str = "cpu", *, img_size: int | tuple[int, int] | None = None, architecture: str | None = None
+) -> Model:
+    """The model ``where`` names, in eval mode on ``device``.
+
+    A bare checkpoint does not say what it belongs to; ``architecture`` then does. An architecture's name alone gives
+    random weights.
+    """
+    path = Path(where)
+    meta: dict[str, Any] = {}
+    if path.is_dir():
+        folder = path / "model" if (path / "model" / "config.json").exists() else path
+        if not (folder / "config.json").exists():
+            hint = "; the run has not finished its first evaluation" if (path / "config.yaml").exists() else ""
+            raise UserError(f"{path} holds no model (no config.json){hint}.")
+        backbone, meta = load_model_folder(folder, img_size=img_size)
+        name = path.resolve().name
+    elif path.is_file():
+        if architecture is None:
+            raise UserError(f"{path} is a bare checkpoint: say what it belongs to with --backbone NAME.")
+        backbone = create_backbone(architecture, **({} if img_size is None else {"img_size": img_size}))
+        load_weights(backbone, path)
+        name = path.stem
+    else:
+        if "/" in where or where.endswith((".pt", ".pth", ".safetensors")):
+            raise UserError(f"There is no model at {where}.")
+        backbone = create_backbone(where, **({} if img_size is None else {"img_size": img_size}))
+        name = where
+    classes = meta.get("classes")
+    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std)
+    return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)

@@ -1,0 +1,70 @@
+"""Which parameters are decayed, how fast each layer learns, and which do not learn at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from frugalvit.errors import UserError
+
+# Tables and tokens that say where something is are no weights to be shrunk, although they have two dimensions or more.
+_UNDECAYED = ("bias_table", "position_bias", "pos_embed", "cls_token", "reg_token")
+
+
+def decay_groups(
+    parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float, lr_scale: float = 1.0
+) -> list[dict[str, Any]]:
+    """Two groups of the parameters that learn: matrices are decayed; biases, norms and positions are not.
+
+    The names go into the optimiser's state, so that another run can find a parameter's moments again.
+    """
+    decayed, rest = [], []
+    for name, parameter in parameters:
+        if parameter.requires_grad:
+            plain = parameter.ndim <= 1 or name.endswith(_UNDECAYED)
+            (rest if plain else decayed).append((name, parameter))
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay, "decayed": True, "lr_scale": lr_scale},
+        {"params": rest, "weight_decay": 0.0, "decayed": False, "lr_scale": lr_scale},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def layers_of(model: nn.Module) -> list[list[tuple[str, nn.Parameter]]]:
+    """The named parameters from input to output, one list per layer: the embedding, the blocks, the head."""
+    from timm.models import group_parameters
+
+    matcher = getattr(model, "group_matcher", None)
+    if matcher is None:
+        raise UserError(
+            f"{type(model).__name__} does not say how its layers are ordered; freeze and layer_decay need it."
+        )
+    depth_of: Any = group_parameters(model, matcher(coarse=False), reverse=True)
+    parameters = dict(model.named_parameters())
+    return [
+        [(name, parameters[name]) for name, depth in depth_of.items() if depth == wanted and name in parameters]
+        for wanted in sorted(set(depth_of.values()))
+    ]
+
+
+def layer_groups(model: nn.Module, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+    """Groups whose learning rate falls by ``layer_decay`` from each layer to the one before it."""
+    layers = layers_of(model)
+    last = len(layers) - 1
+    groups: list[dict[str, Any]] = []
+    for depth, layer in enumerate(layers):
+        groups += decay_groups(layer, weight_decay, layer_decay ** (last - depth))
+    return groups
+
+
+def freeze_first(model: nn.Module, count: int) -> int:
+    """Stop gradients for the embedding and the first ``count`` blocks; how many parameters that froze."""
+    layers = layers_of(model)
+    if count >= len(layers) - 1:
+        raise UserError(f"--freeze {count} would freeze everything: the model has {len(layers) - 2} blocks.")
+    frozen = [parameter for layer in layers[: count + 1] for _, parameter in layer]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return sum(parameter.numel() for parameter in frozen)

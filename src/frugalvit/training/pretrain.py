@@ -1,0 +1,255 @@
+"""``frugalvit pretrain``: from images without labels to a backbone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+
+from frugalvit import console
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.folder import save_model_folder
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.data import open_data
+from frugalvit.data.augment import MultiCrop
+from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.loader import Batches
+from frugalvit.errors import UserError
+from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
+from frugalvit.results import Result, Table
+from frugalvit.training import setup
+from frugalvit.training.continuing import carry_over, start_from_heads
+from frugalvit.training.evidence import augmentation_sheet, save_pictures
+from frugalvit.training.health import Health
+from frugalvit.training.loop import Plan, Stopped, fit
+from frugalvit.training.monitor import FeatureMonitor
+from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, steps_per_epoch, total_steps
+from frugalvit.training.runs import Run, find_run, finished_summary
+from frugalvit.training.schedules import Cosine, Linear, warmup_steps
+from frugalvit.training.selfsupervised import PretrainTask
+
+
+def pretrain(config: PretrainConfig) -> Result:
+    """Train a backbone without labels; the run folder holds the teacher as ``model/`` afterwards."""
+    if config.data is None and config.resume is None:
+        raise UserError("What should be learned from? Give a folder of images: 'frugalvit pretrain images/'.")
+    if config.matching.view_weight + config.matching.region_weight <= 0:
+        raise UserError("matching.view_weight and matching.region_weight are both 0: there is nothing to learn.")
+    fabric = setup.make_fabric(config)
+    if config.resume:
+        done = finished_summary(config.resume)
+        if done:
+            return _result(done)
+    stored = PretrainConfig.from_yaml(find_run(config.resume) / "config.yaml") if config.resume else config
+    source = open_data(str(stored.data), split=stored.split, val_fraction=stored.val_fraction)
+    config, run = setup.open_run(config, fabric, "pretrain", source.name)
+    try:
+        return _pretrain(config, source, run, fabric)
+    except Stopped as stop:
+        console.warn(f"{stop}: saved; continue with 'frugalvit pretrain --resume {run.folder}'")
+        return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
+    finally:
+        run.close()
+
+
+def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
+    examples = source.splits.get("train")
+    if examples is None or len(examples) < 2:
+        raise UserError(f"{source.location} has no training images to learn from.")
+    decisions = Decisions()
+    facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples), fabric.device.type)
+    decide_common(config, facts, decisions)
+    decide_pretraining(config, facts, decisions)
+    torch.manual_seed(config.seed)
+    keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
+    student = setup.make_backbone(config, 0, decisions, **keywords)
+    setup.say_decisions(source, decisions)
+    run.save_config(config)
+    run.save_json("decisions.json", [vars(decision) for decision in decisions])
+    if fabric.is_global_zero:
+        console.say(f"run folder: {run.folder}")
+
+    plan = make_plan(config, len(examples), fabric.world_size)
+    task = make_task(config, student, plan)
+    if config.init:
+        start_from_heads(task, config.init)
+    augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
+    _check_crops(student, augment)
+    batches = Batches(
+        setup.store_of(examples, student.img_size, config, fabric.device),
+        plan.images_per_step // plan.accumulate,
+        seed=config.seed,
+        augment=augment,
+        rank=fabric.global_rank,
+        world=fabric.world_size,
+    )
+    monitor = make_monitor(config, source, student, fabric)
+    assert isinstance(config.matching.prototypes, int)
+    settled = max(task.hold_last + plan.log_every, round(0.2 * plan.steps))
+    health = Health(config.matching.prototypes, plan.steps, settled, stop=config.health.stop_on_collapse)
+    task.feed(batches, monitor, health, fabric)
+    if config.compile is True or (config.compile == "auto" and fabric.device.type == "cuda" and plan.steps >= 500):
+        task.student.compile()
+        task.teacher.compile()
+    if config.continue_from and not run.has_checkpoint():
+        run.save_checkpoint(carry_over(config.continue_from, task))
+    outcome = fit(task, plan, run, fabric)
+    return _finish(config, source, run, task, outcome, decisions, health)
+
+
+def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
+    """The run in steps."""
+    assert isinstance(config.batch, int) and isinstance(config.lr, float)
+    part = world * config.accumulate
+    batch = max(part, min(config.batch, images) // part * part)
+    per_epoch = steps_per_epoch(images, batch)
+    steps = total_steps(config, images)
+    optimizer = config.optimizer
+    return Plan(
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warmup_steps(optimizer.warmup, per_epoch, steps)),
+        weight_decay=Cosine(optimizer.weight_decay, config.weight_decay_end, steps),
+        betas=optimizer.betas,
+        clip=optimizer.clip,
+        clip_per=optimizer.clip_per,
+        accumulate=config.accumulate,
+        images_per_step=batch,
+        seed=config.seed,
+        log_every=min(config.log_every, max(1, steps // 20)),
+        evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
+        save_every=config.save_every,
+    )
+
+
+def make_task(config: PretrainConfig, student: Backbone, plan: Plan) -> PretrainTask:
+    """Student, teacher, heads and schedules from the configuration."""
+    matching = config.matching
+    assert isinstance(matching.prototypes, int) and isinstance(matching.momentum, float)
+    assert isinstance(matching.teacher_temp, float)
+    heads: dict[str, Any] = {
+        "prototypes": matching.prototypes,
+        "hidden": matching.hidden,
+        "bottleneck": matching.bottleneck,
+        "norm_last": matching.norm_last,
+        "student_temp": matching.student_temp,
+        "center_momentum": matching.center_momentum,
+        "chunked": matching.chunked,
+    }
+    weight = config.localization.weight
+    assert isinstance(weight, float)
+    localization = None
+    if weight > 0:
+        options = config.localization
+        if options.variant == "dense":
+            raise UserError(
+                "localization.variant dense needs every block's grid; pre-training has the final one. Use l1."
+            )
+        localization = RelativeLocalization(
+            student.dim, options.variant, options.pairs, options.hidden, options.grid_size, options.form
+        )
+    warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
+    return PretrainTask(
+        student,
+        setup.make_twin(student),
+        views=ViewMatching(student.dim, **heads) if matching.view_weight > 0 else None,
+        regions=RegionMatching(student.dim, **heads) if matching.region_weight > 0 else None,
+        localization=localization,
+        weights=(matching.view_weight, matching.region_weight, weight),
+        teacher_temp=Linear(matching.teacher_temp_start, matching.teacher_temp, warm),
+        momentum=Cosine(matching.momentum, 1.0, plan.steps),
+        regions_from=round(matching.regions_from * plan.steps_per_epoch),
+        hold_last=min(round(matching.hold_last * plan.steps_per_epoch), plan.steps // 10),
+        weight_decay=config.optimizer.weight_decay,
+        crops_at_once=config.crops_at_once,
+        health_every=plan.log_every,
+    )
+
+
+def make_monitor(config: PretrainConfig, source: DataSource, backbone: Backbone, fabric: Fabric) -> FeatureMonitor:
+    """A fixed sample of the images; with labels, training images as the bank and validation images as questions."""
+    bank = _sample(source.splits["train"], 8 * config.health.images if source.classes else config.health.images)
+    asked = source.splits.get("val") or source.splits.get("test")
+    queries = None
+    if source.classes and asked is not None and len(asked):
+        queries = setup.eval_set(_sample(asked, config.health.images), backbone, config, fabric.device)
+    return FeatureMonitor(
+        setup.eval_set(bank, backbone, config, fabric.device), queries, len(source.classes or ()), fabric
+    )
+
+
+def _sample(examples: Examples, count: int) -> Examples:
+    if len(examples) <= count:
+        return examples
+    return examples.subset(np.sort(np.random.default_rng(0).permutation(len(examples))[:count]))
+
+
+def _check_crops(backbone: Backbone, augment: MultiCrop) -> None:
+    height, width = backbone.grid_size(augment.out_size)
+    if height * width < 2:
+        raise UserError(
+            f"{backbone.name} ends in a {height}×{width} grid at {augment.out_size[0]}×{augment.out_size[1]} px: "
+            "there are no regions to match. Use a larger --img-size, or --matching.region-weight 0."
+        )
+
+
+def _finish(
+    config: PretrainConfig,
+    source: DataSource,
+    run: Run,
+    task: PretrainTask,
+    outcome: dict[str, Any],
+    decisions: Decisions,
+    health: Health,
+) -> Result:
+    """The teacher's last weights are the result: the average over the end of the run is better than any one moment."""
+    lines = run.metrics()
+    last = next((line for line in reversed(lines) if line.get("split") == "val"), {})
+    losses = [line["loss"] for line in lines if line.get("split") == "train" and line.get("loss") is not None]
+    summary: dict[str, Any] = {
+        "run": str(run.folder),
+        "task": "pretrain",
+        "knn": last.get("knn"),
+        "best_knn": outcome["best"] if math.isfinite(outcome["best"]) else None,
+        "health": health.verdict(),
+        "alarms": [str(alarm) for alarm in health.raised.values()],
+        "first_loss": losses[0] if losses else None,
+        "loss": losses[-1] if losses else None,
+        "effective_rank": last.get("effective_rank"),
+        "feature_deviation": last.get("feature_deviation"),
+        "skipped_steps": outcome["skipped"],
+        "seed": config.seed,
+        "steps": total_steps(config, len(source.splits["train"])),
+        "seconds": round(outcome["seconds"], 2),
+        "seconds_per_step": outcome["seconds_per_step"],
+        "parameters": sum(parameter.numel() for parameter in task.student.parameters()),
+    }
+    if run.writer:
+        meta = {"data": source.name, "recipe": config.recipe, "knn": summary["knn"], "task": "pretrain"}
+        save_model_folder(task.teacher, run.folder / "model", meta=meta)
+        assert task.batches is not None
+        save_pictures(run, None, augmentation_sheet(task.batches, task.student))
+        run.save_json("summary.json", summary | {"auto": [vars(decision) for decision in decisions]})
+        if config.report:
+            from frugalvit.report.page import write_report
+
+            shown = source.splits.get("val") or source.splits["train"]
+            write_report([run.folder], run.folder / "report.html", model=task.teacher.cpu().eval(), examples=shown)
+    return _result(summary)
+
+
+def _result(summary: dict[str, Any]) -> Result:
+    names = ["first_loss", "loss", "knn", "effective_rank", "health", "seconds"]
+    folder = Path(summary["run"])
+    notes = [
+        f"run folder  {folder}",
+        f"report      {folder}/report.html",
+        f"next        frugalvit probe knn {folder} LABELLED_IMAGES/",
+        f"            frugalvit train LABELLED_IMAGES/ --init {folder}",
+    ]
+    shown = {key: value for key, value in summary.items() if key not in ("auto",)}
+    return Result(shown, [Table(names, [[summary.get(name) for name in names]], "pre-training")], notes)

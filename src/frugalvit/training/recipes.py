@@ -1,0 +1,201 @@
+"""Every value that depends on the data is decided here, printed with its reason and saved.
+
+``Facts`` is what we know about the data and the machine; each function turns facts into one value and says why.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.objectives import LOCALIZATION_WEIGHTS
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the decisions rest on."""
+
+    images: int  # training images
+    classes: int  # 0 without labels
+    side: int  # median short side of the images, in pixels
+    device: str  # "cpu", "cuda" or "mps"
+    family: str = ""  # of the backbone, once it is known
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One value that "auto" chose, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value}: {self.reason}"
+
+
+class Decisions(list[Decision]):
+    """Decisions in the order they were taken; ``take`` writes one into the configuration."""
+
+    def take(self, config: RunConfig, name: str, value: Any, reason: str) -> None:
+        target: Any = config
+        *groups, leaf = name.split(".")
+        for group in groups:
+            target = getattr(target, group)
+        if getattr(target, leaf) == "auto":
+            setattr(target, leaf, value)
+            self.append(Decision(name, value, reason))
+
+
+def decide_common(config: RunConfig, facts: Facts, decisions: Decisions, small: str = "swin_nano") -> None:
+    """Backbone and input size."""
+    on_cpu = facts.device == "cpu"
+    decisions.take(
+        config,
+        "backbone",
+        small if on_cpu else "swin_tiny_w7",
+        "no GPU here: a small model that two cores can train" if on_cpu else "the papers' 28 M parameter Swin",
+    )
+    cap = 64 if on_cpu else 224
+    size = facts.side if facts.side <= 64 else min(cap, max(32, facts.side // 32 * 32))
+    size = min(size, cap)
+    decisions.take(config, "img_size", size, f"images are about {facts.side} px; at most {cap} px on {facts.device}")
+
+
+def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> None:
+    """Batch, length, learning rate, λ: what a supervised run on this much data wants."""
+    batch, reason = supervised_batch(facts)
+    decisions.take(config, "batch", batch, reason)
+    if isinstance(config.batch, int) and config.batch > facts.images:
+        # Drawing an image twice in one step gains nothing.
+        config.batch = facts.images
+        decisions.append(Decision("batch", facts.images, "there are no more training images than that"))
+    assert isinstance(config.batch, int)
+    if config.steps is None:
+        epochs, reason = supervised_epochs(facts, config.batch, finetune=config.recipe == "finetune")
+        decisions.take(config, "epochs", epochs, reason)
+    lr, reason = supervised_lr(config.batch, finetune=config.recipe == "finetune")
+    decisions.take(config, "lr", lr, reason)
+    weight, reason = localization_weight(facts.family)
+    decisions.take(config, "localization.weight", weight, reason)
+    decisions.take(config, "drop_path", 0.1, "keeps small data from being learned by heart")
+    steps = total_steps(config, facts.images)
+    ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
+    decisions.take(config, "ema", ema, f"averages about the last twentieth of {steps} steps")
+
+
+def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decisions) -> None:
+    """Batch, length, learning rate, prototypes, momentum, temperature: what label-free learning wants here."""
+    batch, reason = pretraining_batch(facts)
+    decisions.take(config, "batch", batch, reason)
+    assert isinstance(config.batch, int)
+    if config.batch > facts.images:
+        config.batch = facts.images
+        decisions.append(Decision("batch", facts.images, "there are no more training images than that"))
+    if config.steps is None:
+        epochs, reason = pretraining_epochs(facts)
+        decisions.take(config, "epochs", epochs, reason)
+    lr = float(f"{5e-4 * max(config.batch, 64) / 256:.2g}")
+    decisions.take(
+        config,
+        "lr",
+        lr,
+        f"the paper's 5e-4 a batch of 256, linear in the batch ({config.batch}, counted as at least 64)",
+    )
+    steps = total_steps(config, facts.images)
+    count = 2 ** round(math.log2(min(65536, max(256, facts.images / 16))))
+    decisions.take(
+        config,
+        "matching.prototypes",
+        count,
+        f"one for about sixteen images ({facts.images:,}), at most the paper's 65,536: more stay empty on small data",
+    )
+    momentum = round(min(0.996, max(0.98, 1 - 50 / steps)), 4)
+    decisions.take(
+        config,
+        "matching.momentum",
+        momentum,
+        f"the teacher must get somewhere in {steps:,} steps (the paper's 0.996 has 750,000)",
+    )
+    long = steps / steps_per_epoch(facts.images, config.batch) >= 50
+    temperature = 0.07 if long else 0.04
+    reason = (
+        "the paper's, for runs of 50 epochs and more"
+        if long
+        else "no warm-up in a short run: a sharp teacher starts faster"
+    )
+    decisions.take(config, "matching.teacher_temp", temperature, reason)
+    decisions.take(config, "localization.weight", 0.0, "an experiment of ours, off by default")
+
+
+def pretraining_batch(facts: Facts) -> tuple[int, str]:
+    most = 32 if facts.device == "cpu" else 256
+    batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 32)))))
+    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps an epoch"
+
+
+def pretraining_epochs(facts: Facts) -> tuple[int, str]:
+    """So many that about two million images are seen on a GPU, between 100 and 800; a CPU sees forty thousand."""
+    if facts.device == "cpu":
+        epochs = max(2, min(100, 40_000 // facts.images))
+        return (
+            epochs,
+            f"{facts.images:,} images: about {epochs * facts.images:,} are seen, what a CPU does in reasonable time",
+        )
+    epochs = max(100, min(800, 2_000_000 // facts.images))
+    return epochs, f"{facts.images:,} images: about {epochs * facts.images:,} are seen in all"
+
+
+def supervised_batch(facts: Facts) -> tuple[int, str]:
+    """A power of two that leaves at least sixteen steps an epoch.
+
+    The paper's batch of 1,024 makes one step an epoch of 2,040 images, and a hundred steps teach nothing.
+    """
+    most = 64 if facts.device == "cpu" else 256
+    batch = 2 ** int(math.log2(max(8, facts.images / 16)))
+    batch = max(8, min(most, batch))
+    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps an epoch"
+
+
+def supervised_epochs(facts: Facts, batch: int, finetune: bool) -> tuple[int, str]:
+    """The papers' 100, and more where an epoch has few steps; fewer on a CPU, where time is what is scarce."""
+    per_epoch = max(1, facts.images // batch)
+    if facts.device == "cpu":
+        epochs = max(5, min(100, 3_000 // per_epoch))
+        return epochs, f"about {epochs * per_epoch:,} steps: what a CPU does in reasonable time"
+    if finetune:
+        return 100, "the paper's fine-tuning length"
+    epochs = max(100, min(500, 10_000 // per_epoch))
+    return (
+        epochs,
+        f"{per_epoch} steps an epoch: at least 10,000 steps, at most 500 epochs, never fewer than the paper's 100",
+    )
+
+
+def supervised_lr(batch: int, finetune: bool) -> tuple[float, str]:
+    """AdamW's learning rate scales with the root of the batch; the paper's 1e-3 at 1,024 is the anchor."""
+    anchor = 5e-4 if finetune else 1e-3
+    lr = float(f"{anchor * math.sqrt(batch / 1024):.2g}")
+    return lr, f"{anchor:g} at batch 1,024 (the paper's), scaled with the square root to batch {batch}"
+
+
+def localization_weight(family: str) -> tuple[float, str]:
+    if family in LOCALIZATION_WEIGHTS:
+        return LOCALIZATION_WEIGHTS[family], f"the paper's λ for {family}"
+    return 0.1, f"the paper has no λ for {family or 'this family'}; the lower of its two usual values"
+
+
+def steps_per_epoch(images: int, batch: int) -> int:
+    """Full batches in an epoch, at least one."""
+    return max(1, images // batch)
+
+
+def total_steps(config: RunConfig, images: int) -> int:
+    """The length of the run in optimiser steps."""
+    if config.steps is not None:
+        return config.steps
+    assert isinstance(config.batch, int) and not isinstance(config.epochs, str)
+    return max(1, round(config.epochs * steps_per_epoch(images, config.batch)))

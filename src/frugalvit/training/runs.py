@@ -1,0 +1,197 @@
+"""The folder a run lives in. Files are the truth: whatever a run knows can be read off its folder, at any moment.
+
+config.yaml       every value, the resolved "auto" ones included; re-runs the run
+metrics.jsonl     one line per logged step
+checkpoints/      last.pt, previous.pt (the one before), best.pt
+model/            model.safetensors + config.json, for timm and for us
+summary.json      the final result
+report.html       one page to read
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from frugalvit import console
+from frugalvit.config.base import Config
+from frugalvit.errors import UserError
+from frugalvit.files import FolderLock, make_folder, write_atomically, write_text
+
+
+def new_run_folder(out: str | None, *words: str) -> Path:
+    """The folder asked for, or ``runs/DATE_words``; never one that already holds a run."""
+    if out:
+        folder = Path(out)
+        if (folder / "config.yaml").exists():
+            raise UserError(
+                f"{folder} already holds a run. Continue it with --resume {folder}, or choose another --out."
+            )
+        return make_folder(folder)
+    stem = "_".join([datetime.date.today().isoformat(), *(re.sub(r"[^\w.-]+", "-", word) for word in words)])
+    for number in range(1, 10_000):
+        folder = Path("runs") / (stem if number == 1 else f"{stem}_{number}")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"Cannot write to {folder} ({error.strerror}). Choose another folder with --out.") from None
+        return folder
+    raise UserError("runs/ holds ten thousand runs of this name; choose a folder with --out.")
+
+
+class Run:
+    """An open run folder. Only the main process of a run writes; a second process on the same folder is refused."""
+
+    def __init__(self, folder: Path, *, writer: bool = True) -> None:
+        self.folder, self.writer = folder, writer
+        self.checkpoints = folder / "checkpoints"
+        self._lock = FolderLock(folder, "run")
+        self._metrics = None
+        self._board = None
+        if writer:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock.__enter__()
+
+    # -- configuration and result
+
+    def save_config(self, config: Config) -> None:
+        if self.writer:
+            write_text(self.folder / "config.yaml", config.to_yaml())
+
+    def save_json(self, name: str, value: object) -> None:
+        if self.writer:
+            write_text(self.folder / name, json.dumps(value, indent=1, ensure_ascii=False))
+
+    # -- metrics
+
+    def log(self, step: int, **values: Any) -> None:
+        """One line of metrics.jsonl, and the same to TensorBoard."""
+        if not self.writer:
+            return
+        if self._metrics is None:
+            self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._metrics.write(json.dumps({"step": step, **values}, ensure_ascii=False) + "\n")
+        self._metrics.flush()
+        board = self._tensorboard()
+        prefix = values.get("split", "train")
+        for name, value in values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                board.add_scalar(f"{prefix}/{name}", value, step)
+
+    def forget_metrics_after(self, step: int) -> None:
+        """Drop lines a killed run wrote after its last checkpoint: the resumed run writes them again."""
+        path = self.folder / "metrics.jsonl"
+        if self.writer and path.exists():
+            kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+            write_text(path, "".join(kept))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in _whole_lines(path)] if path.exists() else []
+
+    # -- checkpoints
+
+    def save_checkpoint(self, state: dict[str, Any], *, best: bool = False) -> None:
+        """Write ``last.pt`` (keeping the one before as ``previous.pt``) or ``best.pt``, atomically."""
+        if not self.writer:
+            return
+        target = self.checkpoints / ("best.pt" if best else "last.pt")
+        if not best and target.exists():
+            spare = self.checkpoints / ".previous.part"
+            spare.unlink(missing_ok=True)
+            os.link(target, spare)
+            spare.replace(self.checkpoints / "previous.pt")
+        try:
+            write_atomically(target, lambda handle: torch.save(state, handle))
+        except (OSError, RuntimeError) as error:
+            # torch reports a full disk as a RuntimeError of its writer; the last good file is untouched either way.
+            raise UserError(
+                f"Could not save {target} ({' '.join(str(error).split())[:120]}). The checkpoint before it is intact: "
+                f"free some space, then continue with --resume {self.folder}."
+            ) from error
+
+    def has_checkpoint(self) -> bool:
+        return (self.checkpoints / "last.pt").exists() or (self.checkpoints / "previous.pt").exists()
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The newest checkpoint that is whole; a damaged one is named and the one before taken."""
+        for name in ("last.pt", "previous.pt"):
+            path = self.checkpoints / name
+            if not path.exists():
+                continue
+            fault = damage(path)
+            if fault is None:
+                return torch.load(path, map_location="cpu", weights_only=True)
+            console.warn(f"{path} is damaged ({fault}); going back to the checkpoint before it")
+        return None
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._board is not None:
+            self._board.close()
+        if self.writer:
+            self._lock.__exit__(None, None, None)
+
+    def _tensorboard(self) -> Any:
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), flush_secs=30)
+        return self._board
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint file, or None. Torch's format is a zip with a checksum for every record."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        return str(error)
+    return f"checksum of {bad} does not match" if bad else None
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The complete lines of a file whose writer may have been killed in the middle of one."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n") and line.strip()]
+
+
+def find_run(where: str | Path) -> Path:
+    """A folder that holds a run, or a clear line."""
+    folder = Path(where)
+    if not (folder / "config.yaml").exists():
+        raise UserError(
+            f"{folder} holds no run (no config.yaml in it). Give the folder that a run printed at its start."
+        )
+    return folder
+
+
+def finished_summary(where: str | Path) -> dict[str, Any] | None:
+    """The result of a run that has ended, said as such; None while it has not."""
+    path = find_run(where) / "summary.json"
+    if not path.exists():
+        return None
+    console.say(f"{where} is finished; this is its result. Start a new run from its weights with --init {where}.")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+class Stopwatch:
+    """Seconds that go on counting over a resume: a clock that jumps does not matter, since it is monotonic."""
+
+    def __init__(self, before: float = 0.0) -> None:
+        self._before, self._began = before, time.monotonic()
+
+    def seconds(self) -> float:
+        return self._before + time.monotonic() - self._began

@@ -1,0 +1,110 @@
+"""Schedules as functions of the step, so that a run of three steps works as well as one of a million.
+
+Warm-ups are given in steps and capped at a share of the run by ``warmup_steps``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    def at(self, step: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    value: float
+
+    def at(self, step: int) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Linear warm-up from ``warmup_from`` to ``start`` (reached at its last step), then half a cosine to ``end``.
+
+    value = end + (start - end)/2 · (1 + cos(π·i/n)) for the i-th of n steps after the warm-up, as EsViT and DINO do for
+    the learning rate, the weight decay and the teacher's momentum.
+    """
+
+    start: float
+    end: float
+    steps: int
+    warmup: int = 0
+    warmup_from: float = 0.0
+
+    def at(self, step: int) -> float:
+        if step < self.warmup:
+            return self.warmup_from + (self.start - self.warmup_from) * step / max(1, self.warmup - 1)
+        done = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        return self.end + 0.5 * (self.start - self.end) * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """From ``start`` to ``end`` over ``steps`` points (both ends included), constant afterwards."""
+
+    start: float
+    end: float
+    steps: int
+
+    def at(self, step: int) -> float:
+        if self.steps <= 1:
+            return self.end
+        return self.start + (self.end - self.start) * min(1.0, step / (self.steps - 1))
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """Zero to ``peak`` over ``warmup``, then straight back to zero at ``steps``: λ in the released Drloc code."""
+
+    peak: float
+    warmup: int
+    steps: int
+
+    def at(self, step: int) -> float:
+        if step <= self.warmup:
+            return self.peak * step / max(1, self.warmup)
+        return self.peak * max(0.0, 1 - (step - self.warmup) / max(1, self.steps - self.warmup))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """``start`` times ``factor`` for every milestone passed, after a linear warm-up: detection's schedule."""
+
+    start: float
+    milestones: tuple[int, ...]
+    factor: float = 0.1
+    warmup: int = 0
+    warmup_from: float = 0.0
+
+    def at(self, step: int) -> float:
+        if step < self.warmup:
+            return self.warmup_from + (self.start - self.warmup_from) * step / max(1, self.warmup)
+        return self.start * self.factor ** sum(step >= milestone for milestone in self.milestones)
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """Linear warm-up, then (1 - done)^power to ``end``: segmentation's schedule (power 1 is a straight line)."""
+
+    start: float
+    steps: int
+    power: float = 1.0
+    end: float = 0.0
+    warmup: int = 0
+    warmup_from: float = 0.0
+
+    def at(self, step: int) -> float:
+        if step < self.warmup:
+            return self.warmup_from + (self.start - self.warmup_from) * step / max(1, self.warmup)
+        done = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        return self.end + (self.start - self.end) * (1 - done) ** self.power
+
+
+def warmup_steps(epochs: float, steps_per_epoch: int, total: int, share: float = 0.2) -> int:
+    """Warm-up epochs in steps, at most ``share`` of the run: a five-epoch run must not warm up for twenty."""
+    return min(round(epochs * steps_per_epoch), round(share * total))

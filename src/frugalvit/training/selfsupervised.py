@@ -1,0 +1,189 @@
+"""Label-free pre-training as in EsViT: L = ½ L_V + ½ L_R (§2.2, Algorithm 1), student and averaged teacher.
+
+The student sees every crop, the teacher the global ones. Drloc can be a third objective on the student's global grids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from frugalvit import console
+from frugalvit.backbones import Backbone
+from frugalvit.data.loader import Batch, Batches
+from frugalvit.features import Features
+from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
+from frugalvit.training.averaging import average_into
+from frugalvit.training.health import Health
+from frugalvit.training.parameters import decay_groups
+from frugalvit.training.schedules import Schedule
+
+
+class PretrainTask(nn.Module):
+    """Student, teacher, their heads and what they are compared on."""
+
+    score = "knn"
+
+    def __init__(
+        self,
+        student: Backbone,
+        teacher: Backbone,
+        *,
+        views: ViewMatching | None,
+        regions: RegionMatching | None,
+        localization: RelativeLocalization | None = None,
+        weights: tuple[float, float, float] = (0.5, 0.5, 0.0),
+        teacher_temp: Schedule,
+        momentum: Schedule,
+        regions_from: int = 0,
+        hold_last: int = 0,
+        weight_decay: float = 0.04,
+        crops_at_once: int = 0,
+        health_every: int = 10,
+    ) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = teacher.requires_grad_(False)
+        self.teacher.load_state_dict(student.state_dict())
+        self.views, self.regions, self.localization = views, regions, localization
+        self.weights = weights
+        self.teacher_temp, self.momentum = teacher_temp, momentum
+        self.regions_from, self.hold_last = regions_from, hold_last
+        self.weight_decay, self.crops_at_once, self.health_every = weight_decay, crops_at_once, health_every
+        self.batches: Batches | None = None
+        self.fabric: Fabric | None = None
+        self.monitor: Any = None
+        self.health: Health | None = None
+
+    @property
+    def watched(self) -> str:
+        return "val"
+
+    def feed(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric) -> None:
+        """Where crops come from, what looks at the features, and what watches the signs."""
+        self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
+
+    # -- a step
+
+    def batch_at(self, step: int) -> Batch:
+        assert self.batches is not None
+        return self.batches.batch_at(step)
+
+    def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        crops: list[Tensor] = batch.images  # type: ignore[assignment]
+        assert self.batches is not None
+        count = self.batches.augment.config.global_crops  # type: ignore[union-attr]
+        with torch.no_grad():
+            teacher = _through(self.teacher, crops[:count])
+        student = self._student(crops)
+        temperature = self.teacher_temp.at(step)
+        losses: dict[str, Tensor] = {}
+        view_weight, region_weight, localization_weight = self.weights
+        total = crops[0].new_zeros((), dtype=torch.float32)
+        if self.views is not None:
+            losses["view_loss"] = self.views(student, teacher, temperature)
+            total = total + view_weight * losses["view_loss"]
+        if self.regions is not None:
+            if step >= self.regions_from:
+                losses["region_loss"] = self.regions(student, teacher, temperature)
+                total = total + region_weight * losses["region_loss"]
+            else:
+                # Several processes must agree on which parameters take part: these do, with nothing.
+                total = total + 0.0 * sum(parameter.sum() for parameter in self.regions.student.parameters())
+        if self.localization is not None:
+            grids = torch.cat([crop.grid for crop in student[:count]])
+            losses["localization"], losses["localization_error"] = self.localization.measure(grids)
+            total = total + localization_weight * losses["localization"]
+        if step % self.health_every == 0:
+            losses |= self._signs(student, teacher, temperature, step)
+        return {"loss": total, **losses}
+
+    def _student(self, crops: list[Tensor]) -> list[Features]:
+        """All crops through the student: one pass per size, or few crops at a time, recomputed in the backward pass."""
+        if not self.crops_at_once or not torch.is_grad_enabled():
+            return _through(self.student, crops)
+        features: list[Features] = []
+        for group in _same_size(crops, self.crops_at_once):
+            made: Any = checkpoint(self.student, torch.cat(group), use_reentrant=False)
+            features += _split(made, len(group))
+        return features
+
+    @torch.no_grad()
+    def _signs(
+        self, student: list[Features], teacher: list[Features], temperature: float, step: int
+    ) -> dict[str, Tensor]:
+        """Signs of life from the heads; the view level's plain, the region level's marked."""
+        signs: dict[str, Tensor] = {}
+        if self.views is not None:
+            signs |= self.views.health(student, teacher, temperature)
+        if self.regions is not None and step >= self.regions_from:
+            marked = {
+                f"region_{name}": value for name, value in self.regions.health(student, teacher, temperature).items()
+            }
+            signs |= (
+                marked if self.views is not None else {n.removeprefix("region_"): v for n, v in marked.items()} | marked
+            )
+        return signs
+
+    def before_optimizer(self, step: int) -> None:
+        if step < self.hold_last:
+            for level in (self.views, self.regions):
+                if level is not None:
+                    level.hold_last_layer()
+
+    def after_step(self, step: int) -> None:
+        """θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads."""
+        momentum = self.momentum.at(step)
+        average_into(self.teacher, self.student, momentum)
+        for level in (self.views, self.regions):
+            if level is not None:
+                level.update_teacher(momentum)
+
+    # -- what is trained, what is watched
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        # The teacher and its heads ask for no gradients, so they are left out.
+        return decay_groups(self.named_parameters(), self.weight_decay)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        if self.monitor is None:
+            return {}
+        was_training = self.training
+        self.eval()
+        scores = self.monitor.look(self.teacher)
+        self.train(was_training)
+        return scores
+
+    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+        """Say every new alarm; whether the run should end because it has collapsed."""
+        assert self.health is not None
+        for alarm in self.health.look(step, metrics):
+            console.warn(str(alarm))
+        return self.health.stop and self.health.collapsed
+
+
+def _through(backbone: Any, crops: list[Tensor]) -> list[Features]:
+    """Crops of one size share one pass; the features come back crop by crop."""
+    return [features for group in _same_size(crops) for features in _split(backbone(torch.cat(group)), len(group))]
+
+
+def _same_size(crops: list[Tensor], most: int = 0) -> list[list[Tensor]]:
+    """Neighbouring crops of equal shape in groups of at most ``most`` (0: any number)."""
+    groups: list[list[Tensor]] = []
+    for crop in crops:
+        if groups and groups[-1][0].shape == crop.shape and (not most or len(groups[-1]) < most):
+            groups[-1].append(crop)
+        else:
+            groups.append([crop])
+    return groups
+
+
+def _split(features: Features, parts: int) -> list[Features]:
+    return [
+        Features(grid, pooled)
+        for grid, pooled in zip(features.grid.chunk(parts), features.pooled.chunk(parts), strict=True)
+    ]

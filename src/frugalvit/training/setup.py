@@ -1,0 +1,159 @@
+"""What every training command does before its first step: hardware, data, model, folder."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+
+from frugalvit import console
+from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.backbones.weights import load_weights
+from frugalvit.config.train import RunConfig
+from frugalvit.data.augment import EvalTransform
+from frugalvit.data.cache import ImageStore, build_store
+from frugalvit.data.examples import DataSource, Examples
+from frugalvit.errors import UserError
+from frugalvit.training.recipes import Decisions
+from frugalvit.training.runs import Run, find_run, new_run_folder
+
+C = TypeVar("C", bound=RunConfig)
+
+
+@dataclass
+class EvalSet:
+    """Images to evaluate on: where they are kept, how they are prepared, how many at once."""
+
+    store: ImageStore
+    transform: EvalTransform
+    batch: int
+
+
+def pick_device(wanted: str) -> str:
+    """The device asked for, or the best there is."""
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if wanted == "auto":
+        return next(name for name in ("cuda", "mps", "cpu") if present[name])
+    if not present[wanted]:
+        raise UserError(f"There is no {wanted} device here. Use --device auto or --device cpu.")
+    return wanted
+
+
+def make_fabric(config: RunConfig) -> Fabric:
+    """One process per device, launched if need be; under torchrun or SLURM the processes are already there."""
+    device = pick_device(config.device)
+    if device == "cuda" and config.devices > torch.cuda.device_count():
+        raise UserError(f"--devices {config.devices}, but there are {torch.cuda.device_count()} GPUs here.")
+    several = config.devices * config.nodes > 1
+    fabric = Fabric(
+        accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
+        devices=config.devices,
+        num_nodes=config.nodes,
+        strategy="ddp" if several else "auto",
+        precision=_precision(config.precision, device),  # type: ignore[arg-type]
+    )
+    fabric.launch()
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")
+    return fabric
+
+
+def _precision(wanted: str, device: str) -> str:
+    if wanted == "auto":
+        wanted = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if device == "cuda" else "32"
+    return {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[wanted]
+
+
+def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
+    """The folder of a new run, or of the one to resume with the configuration it was started with."""
+    if config.resume:
+        folder = find_run(config.resume)
+        stored = type(config).from_yaml(folder / "config.yaml")
+        moved = {"resume": str(folder), "device": config.device, "devices": config.devices, "nodes": config.nodes}
+        config = stored.model_copy(update=moved)
+    else:
+        first = fabric.global_rank == 0
+        folder = Path(fabric.broadcast(str(new_run_folder(config.out, *words)) if first else ""))
+    return config, Run(folder, writer=fabric.global_rank == 0)
+
+
+def median_side(examples: Examples, sample: int = 64) -> int:
+    """The median short side of up to ``sample`` images, from their headers."""
+    indices = range(0, len(examples), max(1, len(examples) // sample))
+    sides = []
+    for index in indices:
+        try:
+            header = examples.header(index)
+        except Exception as error:  # a bad file is the cache's to report; here it just does not vote
+            console.warn(str(error))
+            continue
+        sides.append(min(header.width, header.height))
+    return int(statistics.median(sides)) if sides else 224
+
+
+def make_backbone(config: RunConfig, num_classes: int, decisions: Decisions, **keywords: Any) -> Backbone:
+    """The backbone with its weights, as the configuration says; what "auto" chose for its size is said."""
+    backbone = create_backbone(
+        config.backbone,
+        img_size=config.img_size,  # type: ignore[arg-type]
+        num_classes=num_classes,
+        **config.backbone_args,
+        **keywords,
+    )
+    for note in backbone.notes:
+        console.say(note)
+    if config.init:
+        report = load_weights(backbone, config.init)
+        console.say(
+            f"{config.init}: {report.kind}, {len(report.matched)} tensors taken, {len(report.missing)} missing"
+            + (f" ({', '.join(report.missing[:4])}…)" if report.missing else "")
+        )
+    if config.checkpoint_activations:
+        backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
+    return backbone
+
+
+def make_twin(backbone: Backbone) -> Backbone:
+    """The same network with the same weights and no stochastic depth: a teacher."""
+    spec = backbone.spec()
+    twin = create_backbone(
+        spec["name"],
+        img_size=spec["img_size"],
+        num_classes=spec["num_classes"],
+        in_chans=spec["in_chans"],
+        **spec["keywords"] | {"drop_path": 0.0},
+    )
+    twin.load_state_dict(backbone.state_dict())
+    return twin
+
+
+def eval_set(examples: Examples, backbone: Backbone, config: RunConfig, device: torch.device) -> EvalSet:
+    """Images prepared for evaluation: resized and cropped in the middle."""
+    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std)
+    store = store_of(examples, backbone.img_size, config, device)
+    batch = config.batch if isinstance(config.batch, int) else 64
+    return EvalSet(store, transform, max(64, batch) if device.type == "cuda" else min(batch, 64))
+
+
+def store_of(examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device) -> ImageStore:
+    return build_store(
+        examples,
+        img_size,
+        device=device,
+        where=config.cache.where,
+        stored=config.cache.size,
+        cache_dir=config.cache.folder,
+        max_bad=config.cache.max_bad,
+        workers=config.workers,
+    )
+
+
+def say_decisions(source: DataSource, decisions: Decisions) -> None:
+    for note in source.notes:
+        console.say(note)
+    for decision in decisions:
+        console.say(f"auto: {decision}")

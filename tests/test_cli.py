@@ -1,0 +1,87 @@
+"""The command line: quick, and its mistakes are one line with exit status 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from frugalvit import cli
+from frugalvit.arguments import make_parser
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = cli.main(list(words))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from frugalvit import cli; cli.main(['--help']); cli.main(['train', '--help']);"
+        "heavy = {'torch', 'timm', 'numpy', 'matplotlib', 'PIL', 'sklearn'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage: frugalvit" in done.stdout and "--localization.weight" in done.stdout
+
+
+@pytest.mark.parametrize("verb", cli.VERBS, ids=lambda verb: verb.words.replace(" ", "-"))
+def test_every_verb_has_help_and_a_function(verb: cli.Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, *verb.words.split(), "--help")
+    assert status == 0 and f"frugalvit {verb.words}" in out and "--json" in out
+    make_parser(cli._load(verb.config), "x", "y")
+    assert callable(cli._load(verb.function))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["trian"], "Did you mean 'train'"),
+        (["list", "modles"], "Did you mean 'models'"),
+        (["train", "x", "--epoch", "3"], "Did you mean '--epochs'"),
+        (["train", "x", "--localization.wieght", "3"], "--localization.weight"),
+        (["train", "x", "--batch", "many"], "batch = 'many'"),
+        (["train", "x", "--localization.weight", "-1"], "cannot be negative"),
+        (["train", "x", "--recipe", "scrath"], "Did you mean 'scratch'"),
+        (["train", "x", "--config", "absent.yaml"], "There is no configuration file absent.yaml"),
+        (["train", "nowhere-at-all"], "nowhere-at-all"),
+        (["train"], "frugalvit train photos/"),
+        (["predict", "nowhere/at/all", "x.png"], "There is no model"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, *words)
+    assert status == 2 and out == ""
+    assert expected in err and len(err.strip().splitlines()) == 1 and "Traceback" not in err
+
+
+def test_yaml_and_flags_meet(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    from frugalvit import arguments
+    from frugalvit.config.train import TrainConfig
+
+    file = tmp_path / "run.yaml"
+    file.write_text("epochs: 7\nbatch: 16\nlocalization: {pairs: 32}\n")
+    config, _ = arguments.parse(TrainConfig, ["photos", "--config", str(file), "--batch", "8", "--img_size=40,56"], "p", "")
+    assert isinstance(config, TrainConfig)
+    assert (config.epochs, config.batch, config.localization.pairs, config.img_size) == (7, 8, 32, (40, 56))
+    file.write_text("epohcs: 7\n")
+    status, _, err = run(capsys, "train", "photos", "--config", str(file))
+    assert status == 2 and "Did you mean 'epochs'" in err
+
+
+def test_list_recipes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "list", "recipes", "--json")
+    names = [recipe["name"] for recipe in json.loads(out)["recipes"]]
+    assert status == 0 and {"scratch", "finetune", "small", "esvit-paper"} <= set(names)
+
+
+def test_our_fault_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(config: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("frugalvit.listing.recipes", broken)
+    status, _, err = run(capsys, "list", "recipes")
+    assert status == 1 and "fault of frugalvit" in err

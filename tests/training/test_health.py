@@ -1,0 +1,66 @@
+"""The monitor: both collapses by name, no alarm for a healthy run, and an effective rank that is right."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from frugalvit.training.health import Health, effective_rank, feature_deviation
+
+K = 1024
+
+
+def feed(health: Health, lines: list[dict[str, float]]) -> list[str]:
+    return [alarm.name for step, line in enumerate(lines) for alarm in health.look(10 * step, line)]
+
+
+def healthy(t: float) -> dict[str, float]:
+    return {
+        "loss": 6.5 - 3 * t,
+        "view_loss": 6.5 - 3 * t,
+        "teacher_entropy": 6.8 - 4 * t,
+        "prototypes_used": 700 - 300 * t,
+        "effective_rank": 20 + 60 * t,
+        "feature_deviation": 0.4 + 0.4 * t,
+    }
+
+
+SIGNS = {
+    "uniform collapse": lambda t: healthy(t) | {"loss": math.log(K), "view_loss": math.log(K), "teacher_entropy": math.log(K)},
+    "one-prototype collapse": lambda t: healthy(t) | {"teacher_entropy": 0.01, "prototypes_used": 1.1, "view_loss": 0.1},
+    "dead features": lambda t: healthy(t) | {"effective_rank": 1.02, "feature_deviation": 0.001},
+    "divergence": lambda t: healthy(t) | {"loss": 6.5 + 20 * t},
+    "stagnation": lambda t: healthy(0.5) | {"effective_rank": 40.0},
+}
+
+
+def test_a_healthy_run_raises_nothing() -> None:
+    health = Health(K, steps=500, settled=50)
+    assert feed(health, [healthy(t / 50) for t in range(50)]) == []
+    assert health.verdict() == "healthy" and not health.collapsed
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_each_sign_is_called_by_its_name_once(name: str) -> None:
+    health = Health(K, steps=500, settled=50)
+    assert feed(health, [SIGNS[name](t / 50) for t in range(50)]) == [name]
+    assert "." in str(health.raised[name]) and health.collapsed == (name.endswith("collapse") or name == "dead features")
+
+
+def test_a_beginning_is_not_a_collapse() -> None:
+    health = Health(K, steps=500, settled=400)
+    assert feed(health, [SIGNS["uniform collapse"](0.0) for _ in range(30)]) == []
+
+
+def test_effective_rank() -> None:
+    generator = torch.Generator().manual_seed(0)
+    constant = torch.ones(64, 32)
+    assert effective_rank(constant) == pytest.approx(1.0, abs=1e-3)
+    assert effective_rank(torch.zeros(64, 32)) == 1.0
+    assert effective_rank(torch.eye(32)) == pytest.approx(32, rel=1e-4)
+    flat = torch.randn(256, 4, generator=generator) @ torch.randn(4, 32, generator=generator)
+    assert 3 < effective_rank(flat) < 4.01
+    assert feature_deviation(constant) == pytest.approx(0, abs=1e-6)
+    assert feature_deviation(torch.randn(512, 32, generator=generator)) == pytest.approx(1, abs=0.1)
