@@ -1,4 +1,4 @@
-"""What a network of our own offers besides being a timm model.
+"""Backbone: images -> Features, around any timm network; and what a network of our own offers besides being one.
 
 A network written here (swin.py, cvt.py, cvt_windowed.py, t2t.py, vil.py) is first of all an ordinary timm model:
 ``@register_model``, ``forward_features``, ``forward_head(x, pre_logits)``, ``get_classifier``, ``reset_classifier``,
@@ -13,9 +13,17 @@ recovered by looking at module names.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import itertools
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+from frugalvit.backbones import internals
+from frugalvit.backbones.layout import Size, to_grid
+from frugalvit.errors import UserError
+from frugalvit.features import Features
 
 
 @runtime_checkable
@@ -56,3 +64,278 @@ class GridModel(Protocol):
         ...
 
     def get_classifier(self) -> nn.Module: ...
+
+
+class Backbone(nn.Module):
+    """A network that turns images of any size into :class:`Features`. Made by ``create_backbone``.
+
+    model       the timm network itself, with its classifier when ``num_classes`` > 0
+    dim         D of ``Features.grid``; ``pooled_dim`` is that of ``Features.pooled`` (the same for all but a few
+                networks that widen between map and classifier, such as MobileNetV3)
+    mean, std   what images are normalised with, one number per channel
+    notes       what "auto" decided for small images, and why
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        name: str,
+        architecture: str,
+        family: str,
+        img_size: Size,
+        in_chans: int,
+        num_classes: int,
+        keywords: dict[str, Any],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        grid_norm: bool = True,
+        notes: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.name = name
+        self.architecture = architecture
+        self.family = family
+        self.img_size = img_size
+        self.in_chans = in_chans
+        self.num_classes = num_classes
+        self.keywords = keywords
+        self.mean = mean
+        self.std = std
+        self.grid_norm = grid_norm
+        self.notes = list(notes or [])
+        self.own = isinstance(model, GridModel)
+        self._fits: dict[Size, Size] = {}  # image size -> the size it is padded to, for networks that are choosy
+        self._grids: dict[Size, Size] = {}
+        self._ask_intermediates = False
+        self.dim = self.pooled_dim = int(model.num_features)  # type: ignore[arg-type]
+        if not self.own:
+            self._choose_way()
+            features = self._look(img_size)
+            self.dim, self.pooled_dim = features.grid.shape[1], features.pooled.shape[1]
+
+    def forward(self, images: Tensor) -> Features:
+        """(B, C, H, W) -> grid (B, dim, h, w) and pooled (B, pooled_dim)."""
+        self._check(images)
+        if self.own:
+            return Features(*self.model.forward_grid(images, norm=self.grid_norm))  # type: ignore[operator]
+        size = (images.shape[2], images.shape[3])
+        fit = self._fit(size)
+        output, grid = self._forward_timm(self._pad(images, fit))
+        if fit != size:  # what stems from padding alone is seen neither by the grid nor by an average over a map
+            kept = self._kept(grid, size, fit)
+            if isinstance(output, Tensor) and output.dim() == 4:
+                last = output.shape[1:3] == grid.shape[2:]
+                output = output[:, : kept[0], : kept[1]] if last else output[:, :, : kept[0], : kept[1]]
+            grid = grid[:, :, : kept[0], : kept[1]]
+        return Features(grid, self._pool(output))
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """(B, pooled_dim) -> logits. ``classify(backbone(images).pooled)`` equals ``model(images)`` in eval mode."""
+        if self.num_classes == 0:
+            raise UserError(f"{self.name} was created without classifier; pass num_classes to create_backbone")
+        heads = self.model.get_classifier()  # type: ignore[operator]
+        if not isinstance(heads, tuple | list | nn.ModuleList):
+            return heads(pooled)
+        # Distilled networks have two classifiers and average them; DeiT's look at a token each, LeViT's at the same.
+        parts = pooled.chunk(2, 1) if self._two_tokens() else (pooled, pooled)
+        return (heads[0](parts[0]) + heads[1](parts[1])) / 2
+
+    def stages(self, images: Tensor) -> list[Tensor]:
+        """The output of every stage without final norm, (B, C_i, h_i, w_i), fine to coarse.
+
+        Networks with more resolutions than four (those that count their stem) give the four coarsest; a plain ViT,
+        which has one resolution, gives one map.
+        """
+        if self.own:
+            blocks = self.blocks(images)
+            return [blocks[end] for end in self.model.stage_ends]  # type: ignore[union-attr]
+        if not hasattr(self.model, "forward_intermediates"):
+            return [stage[-1] for stage in self._blocks_by_stage(images)][-4:]
+        self._check(images)
+        size = (images.shape[2], images.shape[3])
+        fit = self._fit(size)
+        maps = self.model.forward_intermediates(self._pad(images, fit), norm=False, intermediates_only=True)  # type: ignore[operator]
+        info = list(self.model.feature_info)  # type: ignore[arg-type]
+        steps = [entry["reduction"] for entry in info] if len(info) == len(maps) else [grid.shape[2] for grid in maps]
+        last = dict(zip(steps, maps, strict=True))
+        return [self._crop(grid, size, fit) for grid in last.values()][-4:]
+
+    def blocks(self, images: Tensor) -> list[Tensor]:
+        """Every block's output (B, C_i, h_i, w_i) without final norm, in order: the grids of Drloc Eq. 7."""
+        return [grid for stage in self._blocks_by_stage(images) for grid in stage]
+
+    def last_blocks(self, images: Tensor, n: int = 4) -> Tensor:
+        """Token means of the last ``n`` blocks, concatenated: (B, sum of dims), EsViT's input to the linear probe.
+
+        Blocks of the last stage go through the final norm, earlier ones cannot (their width differs) and do not. All
+        blocks of a plain ViT are its last stage. Class tokens are not among the tokens averaged.
+        """
+        stages = self._blocks_by_stage(images)
+        grids = [grid for stage in stages for grid in stage]
+        if not 0 < n <= len(grids):
+            raise UserError(f"last_blocks(n={n}): {self.name} has {len(grids)} blocks; choose n between 1 and that")
+        first_of_last_stage = len(grids) - len(stages[-1])
+        means = []
+        for number in range(len(grids) - n, len(grids)):
+            grid = self._final_norm(grids[number]) if number >= first_of_last_stage else grids[number]
+            means.append(grid.mean((2, 3)))
+        return torch.cat(means, 1)
+
+    def attention(self, images: Tensor) -> Tensor:
+        """Softmax attention of the last block, (B, heads, T, T), rows sum to 1; UserError where there is none.
+
+        T counts class, distillation and register tokens first, then the grid row by row. Attention within windows is
+        spread over all tokens, with zeros between windows.
+        """
+        self._check(images)
+        if self.own:
+            return self.model.last_attention(images)  # type: ignore[operator]
+        size = (images.shape[2], images.shape[3])
+        if self._fit(size) != size:
+            raise UserError(
+                f"{self.name} pads {size[0]}x{size[1]} pixels; look at its attention at a size it takes whole"
+            )
+        return internals.last_attention(self.model, images, self.name, self.model.forward_features)  # type: ignore[arg-type]
+
+    def grid_size(self, img_size: int | Size) -> Size:
+        """(h, w) of the final grid for images of this size."""
+        size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
+        if size not in self._grids:
+            height, width = self._look(size).grid.shape[2:]
+            self._grids[size] = (height, width)
+        return self._grids[size]
+
+    def spec(self) -> dict[str, Any]:
+        """All that ``create_backbone`` needs to build the same network: plain values, safe in JSON and YAML.
+
+        ``create_backbone(name, img_size, num_classes, in_chans, **keywords)``.
+        """
+        height, width = self.img_size
+        return {
+            "name": self.name,
+            "img_size": height if height == width else [height, width],
+            "num_classes": self.num_classes,
+            "in_chans": self.in_chans,
+            "keywords": dict(self.keywords),
+        }
+
+    def timm_config(self) -> dict[str, Any]:
+        """config.json for ``timm.create_model("local-dir:…")``; see :mod:`frugalvit.backbones.stock`."""
+        from frugalvit.backbones.stock import timm_config
+
+        return timm_config(self)
+
+    def timm_state_dict(self) -> dict[str, Tensor]:
+        """The weights under the names timm's loader expects beside :meth:`timm_config`."""
+        from frugalvit.backbones.stock import timm_state_dict
+
+        return timm_state_dict(self)
+
+    def _check(self, images: Tensor) -> None:
+        if images.dim() != 4 or images.shape[1] != self.in_chans:
+            raise UserError(
+                f"{self.name} takes images (batch, {self.in_chans}, height, width), not {tuple(images.shape)}; "
+                "in_chans of create_backbone sets the channels"
+            )
+
+    def _forward_timm(self, images: Tensor) -> tuple[Any, Tensor]:
+        """What ``forward_head`` takes, and the grid."""
+        size = (images.shape[2], images.shape[3])
+        if self._ask_intermediates:
+            output, maps = self.model.forward_intermediates(images, indices=1, norm=self.grid_norm)  # type: ignore[operator]
+            return output, maps[-1]
+        output = self.model.forward_features(images)  # type: ignore[operator]
+        return output, to_grid(output, self.model, size, self.model.num_features)  # type: ignore[arg-type]
+
+    def _choose_way(self) -> None:
+        """``forward_features`` has the grid, except before a final norm and where only the class token comes out."""
+        can_ask = hasattr(self.model, "forward_intermediates")
+        if not self.grid_norm and internals.final_norm(self.model) is not None:
+            if not can_ask:
+                raise UserError(f"{self.name} cannot give tokens before its final norm; leave grid_norm at True")
+            self._ask_intermediates = True
+            return
+        try:
+            self._look(self.img_size)
+        except UserError:
+            if not can_ask:
+                raise
+            self._ask_intermediates = True
+
+    def _pool(self, output: Any) -> Tensor:
+        if self._two_tokens() and self.num_classes:
+            return output[:, :2].flatten(1)
+        return self.model.forward_head(output, pre_logits=True).flatten(1)  # type: ignore[operator]
+
+    def _two_tokens(self) -> bool:
+        return hasattr(self.model, "dist_token") and hasattr(self.model, "head_dist")
+
+    def _final_norm(self, grid: Tensor) -> Tensor:
+        if self.own:
+            return self.model.final_norm(grid)  # type: ignore[operator]
+        norm = internals.final_norm(self.model)
+        return grid if norm is None else internals.apply_norm(norm, grid)
+
+    def _blocks_by_stage(self, images: Tensor) -> list[list[Tensor]]:
+        self._check(images)
+        if self.own:
+            grids = self.model.forward_grid_blocks(images)  # type: ignore[operator]
+            starts = [0, *[end + 1 for end in self.model.stage_ends]]  # type: ignore[union-attr]
+            return [grids[start:stop] for start, stop in itertools.pairwise(starts)]
+        size = (images.shape[2], images.shape[3])
+        fit = self._fit(size)
+        run = self.model.forward_features
+        stages = internals.block_grids(self.model, self._pad(images, fit), self.name, run)  # type: ignore[arg-type]
+        return [[self._crop(grid, size, fit) for grid in stage] for stage in stages]
+
+    def _look(self, size: Size) -> Features:
+        """One grey image through the network, for its shapes."""
+        parameter = next(self.model.parameters())
+        with internals.quietly(self.model):
+            return self.forward(torch.zeros(1, self.in_chans, *size, device=parameter.device, dtype=parameter.dtype))
+
+    def _fit(self, size: Size) -> Size:
+        """The size images of ``size`` are padded to (bottom and right) so that the network takes them."""
+        if size in self._fits or torch.compiler.is_compiling():
+            return self._fits.get(size, size)
+        parameter = next(self.model.parameters())
+        reason = ""
+        for fit in self._candidates(size):
+            image = torch.zeros(1, self.in_chans, *fit, device=parameter.device, dtype=parameter.dtype)
+            try:
+                with internals.quietly(self.model):
+                    self._forward_timm(image)
+            except torch.OutOfMemoryError:
+                raise
+            except (AssertionError, RuntimeError, ValueError, TypeError, IndexError, UserError) as error:
+                reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
+                continue
+            self._fits[size] = fit
+            return fit
+        raise UserError(
+            f"{self.name}, created for {self.img_size[0]}x{self.img_size[1]} pixels, does not take "
+            f"{size[0]}x{size[1]}; create it with img_size={max(size)} or choose another network ({reason})"
+        )
+
+    def _candidates(self, size: Size) -> list[Size]:
+        info = list(getattr(self.model, "feature_info", None) or [])
+        step = (info[-1].get("reduction") if info else 0) or 32
+        units = [(1, 1), (step, step), (32, 32), (64, 64), self.img_size]
+        sizes = [(-(-size[0] // unit[0]) * unit[0], -(-size[1] // unit[1]) * unit[1]) for unit in units]
+        return list(dict.fromkeys(sizes))
+
+    @staticmethod
+    def _pad(images: Tensor, fit: Size) -> Tensor:
+        down, right = fit[0] - images.shape[2], fit[1] - images.shape[3]
+        return functional.pad(images, (0, right, 0, down)) if down or right else images
+
+    @staticmethod
+    def _kept(grid: Tensor, size: Size, fit: Size) -> Size:
+        """Rows and columns of the grid of a padded image that hold any of the image itself."""
+        return -(-size[0] * grid.shape[2] // fit[0]), -(-size[1] * grid.shape[3] // fit[1])
+
+    def _crop(self, grid: Tensor, size: Size, fit: Size) -> Tensor:
+        rows, columns = self._kept(grid, size, fit)
+        return grid[:, :, :rows, :columns]

@@ -70,10 +70,22 @@ class SwinTransformer(nn.Module):
         self.embed_dim = embed_dim
         self.num_features = self.head_hidden_size = dims[-1]
         self.patch_size = patch_size
+        self.window_size = pair(window_size)
+        self._shape = {
+            "patch_size": patch_size,
+            "embed_dim": embed_dim,
+            "depths": list(depths),
+            "num_heads": list(num_heads),
+            "window_size": window_size if isinstance(window_size, int) else list(window_size),
+            "mlp_ratio": mlp_ratio,
+            "padding": padding,
+            "norm_eps": norm_eps,
+        }
         self.padding = padding
         self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim, norm_eps)
 
-        rates = torch.linspace(0, drop_path_rate, sum(depths)).tolist()
+        last = max(sum(depths) - 1, 1)
+        rates = [drop_path_rate * number / last for number in range(sum(depths))]
         size = pair(img_size)
         stages: list[Stage] = []
         self.feature_info: list[dict[str, Any]] = []
@@ -103,6 +115,10 @@ class SwinTransformer(nn.Module):
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, input_fmt="NHWC"
         )
         self.apply(_initialise)
+
+    def shape(self) -> dict[str, Any]:
+        """The constructor's keywords that decide what is computed, as plain values."""
+        return dict(self._shape)
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if "relative_position_bias_table" in name}

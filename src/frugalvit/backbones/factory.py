@@ -1,0 +1,299 @@
+"""``create_backbone``: a name to a Backbone, for our own networks and every timm network with a final grid."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from timm.models import is_model, register_model
+from torch import nn
+
+from frugalvit.backbones import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  importing registers them with timm
+from frugalvit.backbones.base import Backbone, GridModel
+from frugalvit.backbones.layout import Size
+from frugalvit.backbones.sizes import adapt, final_grid, set_stem_stride
+from frugalvit.errors import UserError, nearest
+
+OWN = {
+    "swin_nano": "swin_nano",
+    "swin_tiny_w7": "swin_tiny_w7",
+    "swin_small_w7": "swin_small_w7",
+    "swin_base_w7": "swin_base_w7",
+    "swin_tiny_w14": "swin_tiny_w14",
+    "swin_small_w14": "swin_small_w14",
+    "swin_base_w14": "swin_base_w14",
+    "cvt_tiny_w7": "cvt_tiny_w7",
+    "vil_tiny_w7": "vil_tiny_w7",
+    "cvt_13": "cvt_13",
+    "t2t_vit_14": "t2t_vit_14",
+    "deit_small": "deit_small_patch16_224",
+    "vit_base": "vit_base_patch16_224",
+    "resnet50": "resnet50",
+}
+"""The papers' names -> timm's registry, where our own networks are too."""
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# Asked of every network and dropped for those that do not know them: they let one object take every image size.
+_FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
+
+_FAMILIES = {
+    "vision_transformer": "vit",
+    "deit": "vit",
+    "swin_transformer": "swin",
+    "swin_transformer_v2": "swinv2",
+    "swin_transformer_v2_cr": "swinv2",
+    "maxxvit": "maxvit",
+    "metaformer": "poolformer",
+}
+
+
+def create_backbone(
+    name: str,
+    img_size: int | Sequence[int] = 224,
+    num_classes: int = 0,
+    in_chans: int = 3,
+    pretrained: bool = False,
+    grid_norm: bool = True,
+    drop_path: float | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    **keywords: Any,
+) -> Backbone:
+    """A network by name, ready for images of any size.
+
+    name        one of :data:`OWN` or any timm name (a tag such as ``.augreg_in1k`` chooses pretrained weights)
+    img_size    pixels, or (height, width): what the network is made for; it takes other sizes too
+    num_classes 0 for no classifier
+    grid_norm   False gives the tokens before the final norm as grid (the released Drloc's Swin)
+    drop_path   the rate of stochastic depth; None keeps the network's own
+    mean, std   of the pixels; None for ImageNet's, or for those the pretrained weights were made with
+    keywords    reach the network: ``embed_dim=24``, ``patch_size=2``, ``padding="zeros"`` … ``stem_stride=1`` slows the
+                stem of a convolutional network
+    """
+    size = _image_size(img_size)
+    if num_classes < 0 or in_chans < 1:
+        raise UserError(
+            f"num_classes={num_classes}, in_chans={in_chans}: classes cannot be negative, channels need one"
+        )
+    architecture = _architecture(name)
+    keywords = {key: value for key, value in keywords.items() if value is not None}
+    fixed: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
+    if drop_path is not None:
+        fixed["drop_path_rate"] = drop_path
+
+    def build(extra: dict[str, Any], weights: bool = False, device: str = "meta") -> nn.Module:
+        given = {**keywords, **extra}
+        if device == "meta":
+            with torch.device("meta"):
+                return build_timm(name, architecture, {**fixed, **given}, size)
+        return build_timm(name, architecture, {**fixed, **given}, size, weights)
+
+    if keywords:
+        _refuse_unknown(name, architecture, keywords, build)
+    extra, notes = adapt(name, size, keywords, build)
+    model = build(extra, pretrained, "cpu")
+    resolved = {**keywords, **extra}
+    pixel_mean, pixel_std = _statistics(model, in_chans, pretrained, mean, std)
+    if (pixel_mean, pixel_std) != _default_statistics(in_chans):
+        resolved |= {"mean": list(pixel_mean), "std": list(pixel_std)}
+    if not grid_norm:
+        resolved["grid_norm"] = False
+    if drop_path is not None:
+        resolved["drop_path"] = drop_path
+    return Backbone(
+        model,
+        name=name,
+        architecture=architecture,
+        family=_family(model),
+        img_size=size,
+        in_chans=in_chans,
+        num_classes=num_classes,
+        keywords={key: _plain(value) for key, value in resolved.items()},
+        mean=pixel_mean,
+        std=pixel_std,
+        grid_norm=grid_norm,
+        notes=notes,
+    )
+
+
+def build_timm(
+    name: str, architecture: str, keywords: dict[str, Any], img_size: Size, pretrained: bool = False
+) -> nn.Module:
+    """timm.create_model with the size and flexibility each network can take, and errors for people."""
+    keywords = dict(keywords)
+    stem_stride = keywords.pop("stem_stride", None)
+    optional: dict[str, Any] = {"img_size": img_size, **_FLEXIBLE}
+    optional = {key: value for key, value in optional.items() if key not in keywords}
+    while True:
+        try:
+            model = timm.create_model(architecture, pretrained=pretrained, **keywords, **optional)
+            break
+        except UserError:
+            raise
+        except TypeError as error:
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if unknown and unknown[1] in optional:
+                del optional[unknown[1]]
+                continue
+            if unknown and unknown[1] in keywords:
+                raise UserError(_no_such_keyword(name, unknown[1], error)) from error
+            raise UserError(f"{name} cannot be built with {_shown(keywords)}: {_first_line(error)}") from error
+        except Exception as error:
+            if pretrained:
+                raise UserError(
+                    f"pretrained weights of {name} could not be had ({_first_line(error)}); "
+                    "check the network, or load a file with load_weights"
+                ) from error
+            shown = _shown({**keywords, "img_size": img_size})
+            raise UserError(f"{name} cannot be built with {shown}: {_first_line(error)}") from error
+    if stem_stride is not None:
+        set_stem_stride(model, int(stem_stride))
+    return model
+
+
+@register_model
+def slow_stem(
+    pretrained: bool = False, architecture: str = "resnet50", stem_stride: int = 1, **keywords: Any
+) -> nn.Module:
+    """A timm network with a slower stem (small images): how such a network is found again by ``timm.create_model``."""
+    model = timm.create_model(architecture, pretrained=pretrained, **keywords)
+    set_stem_stride(model, stem_stride)
+    return model
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One line of ``frugalvit list models``. ``grid`` is the final grid at ``img_size``, None where there is none."""
+
+    name: str
+    family: str
+    params: int
+    grid: Size | None
+    img_size: Size
+    source: str
+
+
+def list_models(pattern: str = "") -> list[ModelInfo]:
+    """Our own names, filtered by ``pattern`` (a part of the name, or with * and ?); with a pattern timm's names too."""
+    wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    names = [name for name in OWN if fnmatch.fnmatch(name, wanted)]
+    if pattern:
+        ours = set(OWN) | {"slow_stem"}
+        names += [name for name in timm.list_models(wanted) if name not in ours]
+    return [describe(name) for name in names]
+
+
+def describe(name: str) -> ModelInfo:
+    """Parameters (without classifier), family and final grid of a network, without allocating it."""
+    architecture = _architecture(name)
+    with torch.device("meta"):
+        model = timm.create_model(architecture, num_classes=0)
+    size: Size = tuple(model.pretrained_cfg["input_size"][-2:])
+    grid = final_grid(model, size)
+    return ModelInfo(
+        name=name,
+        family=_family(model),
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        grid=grid if min(grid) else None,
+        img_size=size,
+        source="frugalvit" if name in OWN else "timm",
+    )
+
+
+def _architecture(name: str) -> str:
+    if name in OWN:
+        return OWN[name]
+    if is_model(name.split(".")[0]) and "/" not in name:
+        return name
+    options = [*OWN, *timm.list_models()]
+    raise UserError(f"no network is named {name!r}.{nearest(name, options, 3)} See: frugalvit list models")
+
+
+def _family(model: nn.Module) -> str:
+    if isinstance(model, GridModel):
+        return model.family
+    module = type(model).__module__.rsplit(".", 1)[-1]
+    return _FAMILIES.get(module, module)
+
+
+def _image_size(img_size: int | Sequence[int]) -> Size:
+    try:
+        sides = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+        wrong = min(sides) < 1 or (not isinstance(img_size, int) and len(img_size) != 2)
+    except (TypeError, ValueError, IndexError):
+        wrong, sides = True, (0, 0)
+    if wrong:
+        raise UserError(f"img_size={img_size!r} is not a size; give pixels, or (height, width)")
+    return sides
+
+
+def _default_statistics(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """ImageNet's; their average for grey images; the middle of the range for anything else."""
+    if in_chans == 3:
+        return IMAGENET_MEAN, IMAGENET_STD
+    if in_chans == 1:
+        return (round(sum(IMAGENET_MEAN) / 3, 4),), (round(sum(IMAGENET_STD) / 3, 4),)
+    return (0.5,) * in_chans, (0.25,) * in_chans
+
+
+def _statistics(
+    model: nn.Module, in_chans: int, pretrained: bool, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    found_mean, found_std = _default_statistics(in_chans)
+    configuration = getattr(model, "pretrained_cfg", None) or {}
+    if pretrained and in_chans == 3 and configuration.get("mean"):
+        found_mean, found_std = tuple(configuration["mean"]), tuple(configuration["std"])
+    result = tuple(mean) if mean is not None else found_mean, tuple(std) if std is not None else found_std
+    for what, values in zip(("mean", "std"), result, strict=True):
+        if len(values) != in_chans:
+            raise UserError(f"{what} has {len(values)} numbers for {in_chans} channels; give one for each")
+    return result
+
+
+def _refuse_unknown(name: str, architecture: str, keywords: dict[str, Any], build: Any) -> None:
+    """Some timm networks swallow any keyword in silence: ask with one that cannot exist, and check names if so."""
+    marker = "keyword_that_does_not_exist"
+    try:
+        model = build({marker: 1})
+    except UserError:
+        return  # this network checks its keywords itself
+    known = _keywords_of(model)
+    for keyword in keywords:
+        if keyword not in known:
+            raise UserError(_no_such_keyword(name, keyword, None, known))
+
+
+def _keywords_of(model: nn.Module) -> set[str]:
+    names = {"stem_stride", "global_pool", "drop_rate"}
+    for kind in type(model).__mro__:
+        if "__init__" in vars(kind):
+            names |= set(inspect.signature(kind.__init__).parameters)
+    return names - {"self", "args", "kwargs", "keywords"}
+
+
+def _no_such_keyword(name: str, keyword: str, error: Exception | None, known: set[str] | None = None) -> str:
+    if keyword == "drop_path_rate":
+        return f"{name} has no stochastic depth; leave drop_path out"
+    return f"{name} has no keyword {keyword!r}.{nearest(keyword, known or set())}"
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _shown(keywords: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in keywords.items()) or "its defaults"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+__all__ = ["Backbone", "ModelInfo", "create_backbone", "describe", "list_models"]

@@ -1,0 +1,183 @@
+"""Blocks and attention of timm networks, which have no common name for either.
+
+What is found here is exact (a hook sees what the network computes); what cannot be found is a UserError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frugalvit.backbones.layout import Size, prefix_tokens, to_grid
+from frugalvit.errors import UserError
+
+
+def stage_blocks(model: nn.Module, name: str) -> list[list[nn.Module]]:
+    """The blocks of every stage, fine to coarse. A plain ViT is one stage."""
+    direct = getattr(model, "blocks", None)
+    info = [entry for entry in (getattr(model, "feature_info", None) or []) if entry.get("module")]
+    if isinstance(direct, nn.Sequential | nn.ModuleList) and len(direct):
+        if all(isinstance(stage, nn.Sequential | nn.ModuleList) for stage in direct):
+            return [list(stage) for stage in direct]  # type: ignore[arg-type]
+        return _split_by_reduction(list(direct), info)
+    stages = []
+    for module in _stage_modules(model, info):
+        blocks = _blocks_of(module)
+        if blocks:
+            stages.append(blocks)
+    if not stages:
+        raise UserError(f"{name} has no blocks that could be told apart; choose another network for dense losses")
+    return stages
+
+
+def _stage_modules(model: nn.Module, info: list[dict[str, Any]]) -> list[nn.Module]:
+    for attribute in ("stages", "layers"):
+        container = getattr(model, attribute, None)
+        if isinstance(container, nn.Sequential | nn.ModuleList):
+            return list(container)
+    modules = dict(model.named_modules())
+    return [modules[entry["module"]] for entry in info if entry["module"] in modules]
+
+
+def _blocks_of(stage: nn.Module) -> list[nn.Module]:
+    blocks = getattr(stage, "blocks", None)
+    if isinstance(blocks, nn.Sequential | nn.ModuleList):
+        return list(blocks)
+    children = list(stage.children())
+    alike = len({type(child) for child in children}) == 1 and not isinstance(children[0], nn.Conv2d)
+    if isinstance(stage, nn.Sequential) or (children and alike):
+        return children
+    return []
+
+
+def _split_by_reduction(blocks: list[nn.Module], info: list[dict[str, Any]]) -> list[list[nn.Module]]:
+    """Hiera-like networks hold all blocks in one list; ``feature_info`` names the last of every stage."""
+    ends = [(int(entry["module"].split(".")[-1]), entry.get("reduction")) for entry in info if "." in entry["module"]]
+    if len({step for _, step in ends}) <= 1:
+        return [blocks]
+    stages, start = [], 0
+    for end, _ in ends:
+        stages.append(blocks[start : end + 1])
+        start = end + 1
+    return stages
+
+
+def block_grids(model: nn.Module, images: Tensor, name: str, run: Callable[[Tensor], object]) -> list[list[Tensor]]:
+    """Every block's output as a grid, by stage. ``run`` is the forward pass to listen to."""
+    stages = stage_blocks(model, name)
+    flat = [block for stage in stages for block in stage]
+    seen: dict[int, object] = {}
+    hooks = [block.register_forward_hook(_keep_output(seen, number)) for number, block in enumerate(flat)]
+    try:
+        run(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(seen) < len(flat):
+        raise UserError(f"{name} does not run its blocks one after the other; choose another network for dense losses")
+    size = (images.shape[2], images.shape[3])
+    grids = iter([to_grid(seen[number], model, size, _width(seen[number], model)) for number in range(len(flat))])
+    return [[next(grids) for _ in stage] for stage in stages]
+
+
+def _keep_output(seen: dict[int, object], number: int) -> Callable[..., None]:
+    def keep(_module: nn.Module, _arguments: object, output: object) -> None:
+        seen[number] = output
+
+    return keep
+
+
+def _width(output: object, model: nn.Module) -> int | None:
+    """The width of a block's output where the network lists the widths of its stages."""
+    if not isinstance(output, Tensor) or output.dim() != 4:
+        return None
+    widths = {entry.get("num_chs") for entry in getattr(model, "feature_info", None) or []}
+    fits = [axis for axis in (1, 3) if output.shape[axis] in widths]
+    return output.shape[fits[0]] if len(fits) == 1 else None
+
+
+def final_norm(model: nn.Module) -> nn.Module | None:
+    """The norm at the end of ``forward_features``, if the network has one."""
+    norm = getattr(model, "norm", None)
+    return norm if isinstance(norm, nn.Module) and any(True for _ in norm.parameters()) else None
+
+
+def apply_norm(norm: nn.Module, grid: Tensor) -> Tensor:
+    """A norm over channels on (B, C, h, w), whether it wants channels first or last."""
+    last = isinstance(norm, nn.LayerNorm) and not type(norm).__name__.endswith("2d")
+    if last or ("RmsNorm" in type(norm).__name__ and not type(norm).__name__.endswith("2d")):
+        return norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    return norm(grid)
+
+
+def last_attention(model: nn.Module, images: Tensor, name: str, run: Callable[[Tensor], object]) -> Tensor:
+    """Softmax of the last block's attention, (B, heads, T, T): prefix tokens first, then the grid row by row.
+
+    timm's attention modules send the softmax through ``attn_drop`` whenever they do not use the fused kernel. That
+    one module is asked to compute openly for this one pass; every other module, and every other pass, stays fused.
+    """
+    attention = _last_attention_module(model, name)
+    caught: list[Tensor] = []
+
+    def catch(_module: nn.Module, arguments: Sequence[Tensor]) -> None:
+        caught.append(arguments[0])
+
+    hook = attention.attn_drop.register_forward_pre_hook(catch)  # type: ignore[union-attr]
+    try:
+        with _unfused(attention):
+            run(images)
+    finally:
+        hook.remove()
+    batch = images.shape[0]
+    weights = caught[-1] if caught else None
+    if weights is None or weights.dim() != 4 or weights.shape[0] != batch or weights.shape[2] != weights.shape[3]:
+        raise UserError(
+            f"the last block of {name} does not attend from every token to every token; use a ViT or one of our Swins"
+        )
+    return weights
+
+
+def _last_attention_module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        block = stage_blocks(model, name)[-1][-1]
+    except UserError:
+        block = None
+    for candidate in ("attn", "mixer", "token_mixer"):
+        attention = getattr(block, candidate, None)
+        if isinstance(attention, nn.Module) and isinstance(getattr(attention, "attn_drop", None), nn.Module):
+            return attention
+    raise UserError(f"the last block of {name} has no attention to look at; use a ViT, a DeiT or one of our Swins")
+
+
+@contextmanager
+def _unfused(attention: nn.Module) -> Iterator[None]:
+    before = getattr(attention, "fused_attn", None)
+    if before is not None:
+        attention.fused_attn = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if before is not None:
+            attention.fused_attn = before
+
+
+def token_count(model: nn.Module, size: Size) -> int:
+    """T of :func:`last_attention` for a grid of ``size``."""
+    return (prefix_tokens(model) or 0) + size[0] * size[1]
+
+
+@contextmanager
+def quietly(model: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradients for a look at shapes; every module's mode comes back as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,103 @@
+"""Where the tokens of a network's output lie in the image.
+
+timm networks end in one of four layouts: (B, C, h, w), (B, h, w, C), tokens (B, T, C) with or without prefix tokens
+(class, distillation, registers) in front. One function turns each of them into a grid (B, C, h, w).
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from frugalvit.errors import UserError
+
+Size = tuple[int, int]
+
+
+def prefix_tokens(model: nn.Module) -> int | None:
+    """How many tokens stand before the grid, or None where the network does not say."""
+    count = getattr(model, "num_prefix_tokens", None)
+    return int(count) if isinstance(count, int) else None
+
+
+def reduction(model: nn.Module) -> int | None:
+    """Pixels between two neighbouring tokens of the final grid, as the network's ``feature_info`` has it."""
+    info = getattr(model, "feature_info", None)
+    last = list(info)[-1] if info else {}
+    return last.get("reduction") or None
+
+
+def to_grid(output: object, model: nn.Module, image: Size, channels: int | None = None) -> Tensor:
+    """``output`` of ``forward_features`` (or of a block) as (B, C, h, w); UserError where it holds no grid.
+
+    channels: the width of the output where known; tells (B, C, h, w) from (B, h, w, C).
+    """
+    if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
+        sizes = [part for part in output[1:] if isinstance(part, list | tuple) and len(part) == 2]
+        if len(output) == 1 + len(sizes):  # (tokens, (h, w)), as MViT's blocks give
+            return _tokens_to_grid(output[0], model, image, channels, tuple(sizes[0]) if sizes else None)
+    if not isinstance(output, Tensor) or output.dim() not in (3, 4):
+        raise UserError(f"{_name(model)} gives no single grid of tokens; choose a network that ends in one feature map")
+    if output.dim() == 3:
+        return _tokens_to_grid(output, model, image, channels, None)
+    if _is_channels_last(output, model, channels):
+        return output.permute(0, 3, 1, 2)
+    return output
+
+
+def _is_channels_last(output: Tensor, model: nn.Module, channels: int | None) -> bool:
+    stated = str(getattr(model, "output_fmt", "")).upper()
+    if stated:
+        return stated.endswith("NHWC")
+    return channels is not None and output.shape[3] == channels and output.shape[1] != channels
+
+
+def _tokens_to_grid(tokens: Tensor, model: nn.Module, image: Size, channels: int | None, size: Size | None) -> Tensor:
+    if channels is not None and tokens.shape[2] != channels and tokens.shape[1] == channels:
+        tokens = tokens.transpose(1, 2)
+    count = tokens.shape[1]
+    if size is None:
+        prefix, size = _prefix_and_size(count, model, image)
+    else:
+        prefix = count - size[0] * size[1]
+    return tokens[:, prefix:].transpose(1, 2).unflatten(2, size)
+
+
+def _prefix_and_size(count: int, model: nn.Module, image: Size) -> tuple[int, Size]:
+    """Prefix tokens and (h, w), such that prefix + h * w = count and h : w is close to the image's shape."""
+    stated = prefix_tokens(model)
+    prefixes = [0, 1, 2] if stated is None else [stated, 0]
+    step = reduction(model)
+    if step:
+        expected = {(image[0] // step, image[1] // step), (-(-image[0] // step), -(-image[1] // step))}
+        for prefix in prefixes:
+            for size in expected:
+                if size[0] * size[1] == count - prefix > 0:
+                    return prefix, size
+    for prefix in prefixes:
+        size = _closest_shape(count - prefix, image)
+        if size is not None:
+            return prefix, size
+    raise UserError(
+        f"{_name(model)} gives {count} tokens for {image[0]}x{image[1]} pixels, which is no grid; "
+        "choose a network that keeps its tokens where they lie"
+    )
+
+
+def _closest_shape(count: int, image: Size) -> Size | None:
+    """The factors (h, w) of ``count`` closest to the image's aspect; None if none is within a step of rounding."""
+    if count < 1:
+        return None
+    shapes = [(height, count // height) for height in range(1, count + 1) if count % height == 0]
+    aspect = image[0] / image[1]
+    height, width = min(shapes, key=lambda shape: abs(math.log(shape[0] / shape[1] / aspect)))
+    if count == 1 and max(image) >= 64:  # a lone token of a large image is a class token, not a grid
+        return None
+    low, high = (height - 0.5) / (width + 0.5), (height + 0.5) / max(width - 0.5, 0.5)
+    return (height, width) if low <= aspect <= high else None
+
+
+def _name(model: nn.Module) -> str:
+    configuration = getattr(model, "pretrained_cfg", None) or {}
+    return configuration.get("architecture") or type(model).__name__
