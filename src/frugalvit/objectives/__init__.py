@@ -1,5 +1,7 @@
 """Features -> loss, in plain torch: usable in anybody's loop, without the rest of frugalvit."""
 
+from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
+from frugalvit.objectives.heads import ProjectionHead, update_average
 from frugalvit.objectives.localization import (
     LOCALIZATION_WEIGHTS,
     DenseLocalization,
@@ -7,11 +9,23 @@ from frugalvit.objectives.localization import (
     draw_pairs,
     localization_weight_at,
 )
+from frugalvit.objectives.regions import RegionMatching, match_regions, region_loss
+from frugalvit.objectives.views import ViewMatching, update_center, view_loss
 
 __all__ = [
+    "RelativeLocalization",
     "DenseLocalization",
     "LOCALIZATION_WEIGHTS",
-    "RelativeLocalization",
-    "draw_pairs",
     "localization_weight_at",
+    "draw_pairs",
+    "ProjectionHead",
+    "update_average",
+    "ViewMatching",
+    "view_loss",
+    "update_center",
+    "RegionMatching",
+    "region_loss",
+    "match_regions",
+    "assigned_cross_entropy",
+    "should_chunk",
 ]

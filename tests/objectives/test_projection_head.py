@@ -1,0 +1,66 @@
+"""The DINO head against the released one's numbers, and its moving average."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from frugalvit.errors import UserError
+from frugalvit.objectives import ProjectionHead, update_average
+
+
+def test_released_head_gives_the_released_numbers(golden: Any) -> None:
+    arrays = golden("b_dinohead")
+    head = ProjectionHead(48, prototypes=64, hidden=40, bottleneck=16)
+    state = {k.removeprefix("w."): torch.from_numpy(v.astype(np.float32)) for k, v in arrays.items() if k[:2] == "w."}
+    head.load_state_dict(state)
+    features = torch.from_numpy(arrays["x"])
+    torch.testing.assert_close(head(features), torch.from_numpy(arrays["y"]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(head.project(features) @ head.weight().T, head(features))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_layout_and_initialisation(layers: int) -> None:
+    torch.manual_seed(0)
+    head = ProjectionHead(6, prototypes=50, hidden=400, bottleneck=8, layers=layers)
+    linears = [f"mlp.{2 * i}.{part}" for i in range(layers) for part in ("weight", "bias")]
+    assert sorted(head.state_dict()) == sorted([*linears, "last_layer.weight_g", "last_layer.weight_v"])
+    assert head.mlp[0].weight.std().item() == pytest.approx(0.02, rel=0.3) and not head.mlp[0].bias.any()
+    assert head.prototypes == 50
+    torch.testing.assert_close(head.weight().norm(dim=1), torch.ones(50))
+    torch.testing.assert_close(head.project(torch.randn(3, 2, 6)).norm(dim=-1), torch.ones(3, 2))
+
+
+def test_prototype_lengths_are_learned_only_when_asked() -> None:
+    assert not ProjectionHead(6, 5, 4, 3).last_layer.weight_g.requires_grad
+    free = ProjectionHead(6, 5, 4, 3, norm_last=False)
+    free(torch.randn(2, 6)).square().sum().backward()
+    assert free.last_layer.weight_g.grad is not None
+
+
+def test_copies_after_use_and_averages() -> None:
+    student = ProjectionHead(6, 5, 4, 3, norm_last=False)
+    student(torch.randn(2, 6)).sum().backward()
+    teacher = copy.deepcopy(student).requires_grad_(False)
+    before = [p.clone() for p in teacher.parameters()]
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    update_average(teacher, student, 0.9)
+    for old, new, target in zip(before, teacher.parameters(), student.parameters(), strict=True):
+        torch.testing.assert_close(new, 0.9 * old + 0.1 * target)
+
+
+def test_normalised_in_fp32_under_autocast() -> None:
+    head = ProjectionHead(6, 5, 4, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert head.project(torch.randn(2, 6)).dtype == torch.float32
+
+
+def test_empty_heads_are_refused() -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        ProjectionHead(6, prototypes=0)
