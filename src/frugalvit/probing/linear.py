@@ -1,0 +1,165 @@
+"""The linear probe of EsViT §4.1: a linear classifier on frozen features, by SGD, several learning rates at once.
+
+Every pair of learning rate and weight decay is a column block of one weight matrix (D, R, C): a step of all R
+classifiers is the same two matrix products a single one needs, over the same batch. The protocol is the paper's
+(SGD with momentum 0.9, cosine to 0 by the epoch, lr scaled by batch / 256, weights from N(0, 0.01)), but the rate is
+chosen on validation images and the test images are looked at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from frugalvit import console
+from frugalvit.errors import UserError
+from frugalvit.probing.metrics import Metric, require_finite, score
+
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+WEIGHT_DECAYS = (0.0,)
+EPOCHS = 100
+BATCH = 256
+MOMENTUM = 0.9
+
+
+@dataclass
+class LinearFit:
+    """R trained classifiers: weight (D, R, C), bias (R, C), and the settings of each."""
+
+    weight: Tensor
+    bias: Tensor
+    settings: list[tuple[float, float]]  # (learning rate, weight decay)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Class scores (R, N, C)."""
+        width, runs, classes = self.weight.shape
+        logits = features.to(self.weight) @ self.weight.view(width, runs * classes)
+        return (logits.view(-1, runs, classes) + self.bias).movedim(1, 0)
+
+
+@torch.no_grad()
+def fit_linear(
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    lrs: Sequence[float] = LEARNING_RATES,
+    weight_decays: Sequence[float] = WEIGHT_DECAYS,
+    epochs: int = EPOCHS,
+    batch: int = BATCH,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> LinearFit:
+    """Train one classifier per pair of learning rate and weight decay.
+
+    features: (N, D), or (V, N, D) with V augmented views of every image, of which each epoch takes one at random.
+    """
+    views = features[None] if features.ndim == 2 else features
+    if views.shape[1] != len(labels) or len(labels) == 0:
+        raise UserError(f"{views.shape[1]} training features but {len(labels)} labels.")
+    if min(lrs, default=0) <= 0 or min(weight_decays, default=-1) < 0:
+        raise UserError("the linear probe needs learning rates above 0 and weight decays of at least 0.")
+    device = features.device if device is None else torch.device(device)
+    views, labels = views.to(device).float(), labels.to(device)
+    settings = [(lr, decay) for lr in lrs for decay in weight_decays]
+    count, images, width = views.shape
+    batch = min(batch, images)
+    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same draws on every device
+    start = 0.01 * torch.randn(width, 1, classes, generator=generator).to(device)
+    weight = start.repeat(1, len(settings), 1)
+    bias = torch.zeros(len(settings), classes, device=device)
+    weight_speed, bias_speed = torch.zeros_like(weight), torch.zeros_like(bias)
+    rate = torch.tensor([lr * batch / 256 for lr, _ in settings], device=device)[:, None]
+    decay = torch.tensor([decay for _, decay in settings], device=device)[:, None]
+    for epoch in console.progress(range(epochs), label="linear probe"):
+        current = rate * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        order = torch.randperm(images, generator=generator).to(device)
+        view = torch.randint(count, (images,), generator=generator).to(device)
+        for rows in order.split(batch):
+            batch_features = views[view[rows], rows]
+            residual = _residual(batch_features, weight, bias, labels[rows])
+            slope = (batch_features.T @ residual.flatten(1)).view_as(weight)
+            weight_speed.mul_(MOMENTUM).add_(slope).addcmul_(decay, weight)
+            bias_speed.mul_(MOMENTUM).add_(residual.sum(dim=0)).addcmul_(decay, bias)
+            weight.addcmul_(current, weight_speed, value=-1)
+            bias.addcmul_(current, bias_speed, value=-1)
+    return LinearFit(weight, bias, settings)
+
+
+def _residual(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    """(softmax - one-hot) / B of the batch for every classifier, the gradient of the mean cross-entropy: (B, R, C)."""
+    width, runs, classes = weight.shape
+    logits = (features @ weight.view(width, runs * classes)).view(-1, runs, classes) + bias
+    residual = logits.softmax(dim=2)
+    index = labels[:, None, None].expand(-1, runs, 1)
+    residual.scatter_add_(2, index, residual.new_full((1, 1, 1), -1.0).expand(index.shape))
+    return residual.div_(len(features))
+
+
+@dataclass
+class LinearResult:
+    """Scores (N_test, C) of the chosen classifier, what was chosen, and every setting's validation score."""
+
+    scores: Tensor
+    learning_rate: float
+    weight_decay: float
+    validation: float
+    tried: list[dict[str, float]]
+
+
+def linear_probe(
+    train: Tensor,
+    train_labels: Tensor,
+    val: Tensor,
+    val_labels: Tensor,
+    test: Tensor,
+    *,
+    classes: int | None = None,
+    metric: Metric = "accuracy",
+    lrs: Sequence[float] = LEARNING_RATES,
+    weight_decays: Sequence[float] = WEIGHT_DECAYS,
+    epochs: int = EPOCHS,
+    batch: int = BATCH,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> LinearResult:
+    """Train all settings, take the best on the validation images, and score the test images with it once."""
+    if len(val) == 0:
+        raise UserError("choosing a learning rate needs validation images; give a val split or more training images.")
+    for features, what in ((train.flatten(0, -2), "training"), (val, "validation"), (test, "test")):
+        require_finite(features, f"{what} features")
+    device = train.device if device is None else torch.device(device)
+    classes = classes or int(torch.cat([train_labels, val_labels]).max()) + 1
+    fit = fit_linear(
+        train,
+        train_labels,
+        classes,
+        lrs=lrs,
+        weight_decays=weight_decays,
+        epochs=epochs,
+        batch=batch,
+        seed=seed,
+        device=device,
+    )
+    best = -1
+    tried: list[dict[str, float]] = []
+    reached = _validate(metric, fit.scores(val.to(device)), val_labels)
+    for i, ((lr, decay), value) in enumerate(zip(fit.settings, reached, strict=True)):
+        tried.append({"lr": lr, "weight_decay": decay, "validation": value})
+        if not math.isnan(value) and (best < 0 or value > tried[best]["validation"]):
+            best = i
+    if best < 0:
+        raise UserError("every learning rate of the linear probe diverged; give smaller ones with --lrs.")
+    chosen = tried[best]
+    return LinearResult(
+        fit.scores(test.to(device))[best], chosen["lr"], chosen["weight_decay"], chosen["validation"], tried
+    )
+
+
+def _validate(metric: Metric, scores: Iterable[Tensor], labels: Tensor) -> list[float]:
+    """The validation score of every classifier, NaN for one that diverged."""
+    return [score(metric, one, labels) if bool(torch.isfinite(one).all()) else math.nan for one in scores]

@@ -1,0 +1,103 @@
+"""The linear probe against torch.optim.SGD on one nn.Linear per setting."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from frugalvit.errors import UserError
+from frugalvit.probing.linear import fit_linear, linear_probe
+
+
+def blobs(images: int, seed: int = 0, classes: int = 4, width: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(images) % classes
+    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(9))
+    return centres[labels] + 0.3 * torch.randn(images, width, generator=generator), labels
+
+
+def one_by_one(
+    views: Tensor, labels: Tensor, classes: int, lr: float, decay: float, epochs: int, batch: int
+) -> nn.Linear:
+    """The protocol with torch's own parts, one setting at a time, the same draws."""
+    generator = torch.Generator().manual_seed(5)
+    linear = nn.Linear(views.shape[-1], classes)
+    with torch.no_grad():
+        linear.weight.copy_(0.01 * torch.randn(views.shape[-1], 1, classes, generator=generator)[:, 0].T)
+        linear.bias.zero_()
+    optimizer = torch.optim.SGD(linear.parameters(), lr=lr * batch / 256, momentum=0.9, weight_decay=decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    for _ in range(epochs):
+        order = torch.randperm(len(labels), generator=generator)
+        view = torch.randint(len(views), (len(labels),), generator=generator)
+        for rows in order.split(batch):
+            optimizer.zero_grad()
+            features = views[view[rows], rows]
+            nn.functional.cross_entropy(linear(features), labels[rows]).backward()
+            optimizer.step()
+        schedule.step()
+    return linear
+
+
+@pytest.mark.parametrize("views", [1, 3])
+def test_all_settings_at_once_equal_each_alone(views: int) -> None:
+    features, labels = blobs(22)
+    features = torch.stack([features + 0.1 * v for v in range(views)])
+    given = features if views > 1 else features[0]
+    fit = fit_linear(given, labels, 4, lrs=(0.5, 4.0), weight_decays=(0.0, 0.01), epochs=5, batch=8, seed=5)
+    assert fit.settings == [(0.5, 0.0), (0.5, 0.01), (4.0, 0.0), (4.0, 0.01)]
+    for i, (lr, decay) in enumerate(fit.settings):
+        expected = one_by_one(features, labels, 4, lr, decay, epochs=5, batch=8)
+        torch.testing.assert_close(fit.weight[:, i].T, expected.weight.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(fit.bias[i], expected.bias.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(fit.scores(features[0])[i], expected(features[0]).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_probe_learns_and_takes_the_best_on_validation() -> None:
+    (train, train_labels), (val, val_labels), (test, test_labels) = blobs(80, 0), blobs(40, 1), blobs(40, 2)
+    found = linear_probe(train, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), epochs=20, batch=16)
+    assert (found.scores.argmax(1) == test_labels).float().mean() > 0.9
+    assert found.learning_rate == 1.0
+    assert found.validation == max(entry["validation"] for entry in found.tried)
+
+
+def test_a_rate_that_diverges_is_left_out() -> None:
+    (train, train_labels), (val, val_labels) = blobs(40, 0), blobs(20, 1)
+    found = linear_probe(
+        train * 1e18, train_labels, val * 1e18, val_labels, val * 1e18, lrs=(1e-36, 1e25), epochs=3, batch=16
+    )
+    assert found.learning_rate == 1e-36
+    assert math.isnan(found.tried[1]["validation"])
+    with pytest.raises(UserError, match="diverged"):
+        linear_probe(train * 1e18, train_labels, val, val_labels, val, lrs=(1e25,), epochs=3, batch=16)
+
+
+def test_the_same_seed_gives_the_same_classifier() -> None:
+    features, labels = blobs(30)
+    first, second, other = (fit_linear(features, labels, 4, epochs=2, seed=seed).weight for seed in (1, 1, 2))
+    assert torch.equal(first, second) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"train_labels": torch.zeros(5, dtype=torch.long)}, "5 labels"),
+        ({"val": torch.zeros(0, 3), "val_labels": torch.zeros(0, dtype=torch.long)}, "validation images"),
+        ({"train": torch.full((6, 3), torch.nan)}, "training features"),
+        ({"lrs": (0.0,)}, "above 0"),
+        ({"lrs": ()}, "above 0"),
+    ],
+)
+def test_bad_input_is_said(change: dict, word: str) -> None:
+    usual = {
+        "train": torch.rand(6, 3),
+        "train_labels": torch.arange(6) % 2,
+        "val": torch.rand(3, 3),
+        "val_labels": torch.arange(3) % 2,
+        "test": torch.rand(3, 3),
+    }
+    with pytest.raises(UserError, match=word):
+        linear_probe(**(usual | change))
