@@ -32,7 +32,7 @@ def test_bytes_give_back_the_similarities_and_attention():
     model = data["models"][0]
     assert model["grid"] == [4, 6] and len(data["images"]) == 2
     views = [explore._View(p, False) for p in (picture("a"), picture("b", seed=1))]
-    inputs = [model_input(backbone, v.render((32, 48), explore.CENTRE_CROP, 3)[None]) for v in views]
+    inputs = [model_input(backbone, v.render((32, 48), 1.0, 3)[None]) for v in views]
     with torch.no_grad():
         grids = [backbone(x).grid for x in inputs]
         attention = backbone.attention(inputs[1])[0][:, 1:, 1:]

@@ -69,14 +69,6 @@ def nearest_region(grid: Tensor, pooled: Tensor) -> Tensor:
     return cosines(grid, pooled[:, :, None, None]).squeeze(2).argmax(dim=1)
 
 
-def region_centres(index: Tensor, grid_size: tuple[int, int], image_size: tuple[int, int]) -> Tensor:
-    """Flat indices (…) -> centres of their cells in pixels, (…, 2) as (y, x)."""
-    rows, columns = grid_size
-    cell = torch.tensor([image_size[0] / rows, image_size[1] / columns])
-    place = torch.stack([index // columns, index % columns], dim=-1).cpu()
-    return (place + 0.5) * cell
-
-
 @dataclass(frozen=True)
 class CorrespondenceScore:
     """The two numbers of Figure 8, with what guessing would give.

@@ -21,7 +21,7 @@ from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.lens import attention as attention_lens
 from frugalvit.lens.correspondence import correspond, cosines, nearest_region
-from frugalvit.lens.views import CENTRE_CROP, SecondView, at_rest, centre_box, cut, model_input
+from frugalvit.lens.views import SecondView, at_rest, centre_box, cut, kept_share, model_input
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -63,7 +63,6 @@ def gather(
     pictures: Sequence[Picture],
     *,
     second_views: bool = False,
-    keep: float = CENTRE_CROP,
     seed: int = 0,
 ) -> dict[str, Any]:
     """The explorer's data for named models and pictures, ready for JSON.
@@ -76,6 +75,7 @@ def gather(
     proportions = {round(shape[0] / shape[1], 3) for shape in shapes}
     if len(proportions) > 1:
         raise UserError("These models see images of different proportions; explore them one by one.")
+    keep = kept_share(shapes[0])
     flags = (False, True) if second_views else (False,)
     views = [_View(picture, second) for picture in pictures for second in flags]
     return {

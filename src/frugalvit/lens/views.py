@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
+from frugalvit.data.augment import EvalTransform
 from frugalvit.errors import UserError
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
-
-CENTRE_CROP = 224 / 256
-"""The share of the short side that the paper's evaluation crop keeps."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,12 @@ class Box:
     height: float
 
 
-def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = CENTRE_CROP) -> Box:
+def kept_share(img_size: tuple[int, int]) -> float:
+    """The share of the short side that the evaluation's centre crop keeps: 224/256 as in the paper, all of a tiny one."""
+    return 1 / EvalTransform(img_size).resize_ratio
+
+
+def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0) -> Box:
     """The centred box of a picture of ``size`` (height, width) with the proportions of ``shape`` (height, width).
 
     It is ``keep`` times as large as the largest such box.

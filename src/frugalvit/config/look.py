@@ -1,0 +1,70 @@
+"""What can be set when looking at a model, and for reports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from frugalvit.config.base import Config, option
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+class _LookConfig(Config):
+    model: str = option(help="a run, a checkpoint, an exported folder or a model name", positional=True)
+    backbone: str | None = option(None, "what a bare checkpoint belongs to")
+    img_size: int | None = option(None, "look at this many pixels a side instead of the model's own", ge=1)
+    device: Device = option("auto", "where to compute")
+    out: str | None = option(None, "file to write (default: a new name in this folder)", short="-o")
+
+
+class CorrespondConfig(_LookConfig):
+    """Which regions of two views match (EsViT, Fig. 6), and how often they match right (Fig. 8)."""
+
+    images: list[str] = option(
+        default_factory=list, help="one image (its second view is mirrored and grey) or two", positional=True
+    )
+    against: list[str] = option(default_factory=list, help="further models, shown and scored beside the first")
+    data: str | None = option(None, "score the matches over the images of this dataset")
+    split: Literal["auto", "train", "val", "test"] = option("auto", "its split; auto: val, else test, else train")
+    limit: int = option(1000, "images to score, spread evenly over the split", ge=1)
+    batch: int = option(64, "images at once", ge=1)
+    top: int = option(10, "how many of the most similar pairs count", ge=1)
+    fit: Literal["crop", "whole"] = option(
+        "crop", "the evaluation's centre crop, or the whole image in its proportions"
+    )
+    seed: int = option(0, "colours of the second views follow from it", ge=0)
+    format: Literal["png", "svg", "pdf"] = option("png", "of the figures")
+
+
+class AttendConfig(_LookConfig):
+    """Where each head of the last block looks from one place (EsViT, Fig. 7 and 10 to 12)."""
+
+    image: str = option(help="an image file", positional=True)
+    query: str = option(
+        "0.5,0.5", "x,y in pixels of the image (120,80) or as shares of the view (0.5,0.5); or: class, the class token"
+    )
+    mass: float = option(0.6, "share of a head's attention that its mask holds", gt=0, lt=1)
+    fit: Literal["crop", "whole"] = option(
+        "crop", "the evaluation's centre crop, or the whole image in its proportions"
+    )
+    format: Literal["png", "svg", "pdf"] = option("png", "of the figure")
+
+
+class ExploreConfig(_LookConfig):
+    """One page to click through: similarities and attention of every region."""
+
+    images: list[str] = option(help="image files", positional=True)
+    against: list[str] = option(default_factory=list, help="further models to switch between")
+    second_views: bool | Literal["auto"] = option(
+        "auto", "add every image's mirrored, grey view; auto: when there is one image only"
+    )
+    seed: int = option(0, "colours of the second views follow from it", ge=0)
+
+
+class ReportConfig(Config):
+    """One page about one or several runs."""
+
+    runs: list[str] = option(help="run folders, or folders of runs", positional=True)
+    out: str | None = option(None, "file to write (default: report.html in the first folder)", short="-o")
+    images: list[str] = option(default_factory=list, help="let each run's model look at these images, for the explorer")
+    device: Device = option("auto", "where to compute what the models see")

@@ -1,0 +1,243 @@
+"""``frugalvit look correspond | attend | explore`` and ``frugalvit report``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frugalvit import console
+from frugalvit.backbones import Backbone
+from frugalvit.config.look import AttendConfig, CorrespondConfig, ExploreConfig, ReportConfig
+from frugalvit.data import BadImage, Examples, decode, open_data
+from frugalvit.errors import UserError
+from frugalvit.files import make_folder, write_text
+from frugalvit.lens import attention as attention_lens
+from frugalvit.lens import correspondence as lens
+from frugalvit.lens.explore import Picture, gather
+from frugalvit.lens.views import Box, SecondView, at_rest, centre_box, cut, kept_share, model_input, whole_shape
+from frugalvit.report import page, plots
+from frugalvit.report.records import find_runs
+from frugalvit.results import Result, Table
+from frugalvit.training.models import Model, load_model
+
+
+def correspond(config: CorrespondConfig) -> Result:
+    """Draw the best pairs between two views, score them over a dataset, or both."""
+    if not config.images and config.data is None:
+        raise UserError("Give one image or two to draw matches between, or --data to score them over a dataset.")
+    if len(config.images) > 2:
+        raise UserError(
+            f"Matches are drawn between two images, not {len(config.images)}; try 'frugalvit look explore'."
+        )
+    pictures = [read_picture(path) for path in config.images]
+    examples = _examples(config) if config.data else None
+    models = _models(config, [config.model, *config.against])
+    result = Result({})
+    if pictures:
+        _draw_matches(config, models, pictures, result)
+    if examples is not None:
+        _score_matches(config, models, examples, result)
+    return result
+
+
+def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[Picture], result: Result) -> None:
+    rows = []
+    for model in models:
+        first, second = (_view(model.backbone, picture, config.fit)[0] for picture in (pictures * 2)[:2])
+        if len(pictures) == 1:
+            second = SecondView()(second[None], torch.Generator().manual_seed(config.seed))[0]
+        with at_rest(model.backbone):
+            features = [model.backbone(model_input(model.backbone, view[None])) for view in (first, second)]
+        rows.append(plots.MatchedViews(model.name, first, second, lens.correspond(*features, top=config.top)))
+    path = _new_file(config.out, f"correspond_{pictures[0].name}", config.format)
+    plots.save(plots.correspondence_figure(rows), path)
+    seen = [
+        {
+            "model": row.title,
+            "grids": row.seen.grids,
+            "pairs": [vars(pair) for pair in row.seen.pairs],
+            "nearest_own": row.seen.own,
+            "nearest_other": row.seen.other,
+        }
+        for row in rows
+    ]
+    result.data |= {"figure": str(path), "matches": seen}
+    for row in rows:
+        lines: list[list[object]] = [
+            [p.rank, *(f"{r + 1},{c + 1}" for r, c in (p.first, p.second)), p.similarity] for p in row.seen.pairs
+        ]
+        result.tables.append(Table(["rank", "row,column", "matches", "similarity"], lines, row.title))
+    result.notes.append(f"figure  {path}")
+
+
+def _score_matches(config: CorrespondConfig, models: list[Model], examples: Examples, result: Result) -> None:
+    scores = {}
+    for model in models:
+        batches = _batches(examples, model.backbone, config.batch, model.name)
+        scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
+    name = Path(config.out).stem + "_scores" if config.out and config.images else "correspond_scores"
+    beside = str(Path(config.out).with_stem(name)) if config.out and config.images else config.out
+    path = _new_file(beside, name, config.format)
+    plots.save(plots.score_figure(scores), path)
+    result.data |= {"chart": str(path), "scores": {name: score.as_dict() for name, score in scores.items()}}
+    rows: list[list[object]] = [
+        [name, s.accuracy, s.error, s.error_cells, s.chance_accuracy, s.chance_error, s.images]
+        for name, s in scores.items()
+    ]
+    columns = ["model", "accuracy", "error (pixels)", "error (cells)", "by guessing", "error by guessing", "images"]
+    result.tables.append(
+        Table(columns, rows, f"The {config.top} most similar pairs, image against mirrored grey image")
+    )
+    result.notes.append(f"chart   {path}")
+
+
+def attend(config: AttendConfig) -> Result:
+    """Draw every head's attention from one place."""
+    picture = read_picture(config.image)
+    model = _models(config, [config.model])[0]
+    image, box = _view(model.backbone, picture, config.fit)
+    grid = model.backbone.grid_size((image.shape[1], image.shape[2]))
+    size = (picture.pixels.shape[0], picture.pixels.shape[1])
+    query = attention_lens.parse_query(config.query, size, box, grid)
+    view = attention_lens.attend(model.backbone, image, query, config.mass)
+    path = _new_file(config.out, f"attend_{picture.name}", config.format)
+    plots.save(plots.attention_figure(image, view, f"{model.name}: {picture.name}", config.mass), path)
+    heads = [
+        {
+            "head": head,
+            "entropy": view.entropy[head].item(),
+            "regions": int(view.masks[head].sum()),
+            "on_class_token": view.elsewhere[head].item(),
+        }
+        for head in view.order
+    ]
+    data = {"figure": str(path), "model": model.name, "grid": grid, "query": query, "heads": heads}
+    rows: list[list[object]] = [list(head.values()) for head in heads]
+    columns = ["head", "entropy (bits)", f"regions that hold {100 * config.mass:.0f} %", "on class token"]
+    return Result(data, [Table(columns, rows, "Heads of the last block, most focused first")], [f"figure  {path}"])
+
+
+def explore(config: ExploreConfig) -> Result:
+    """Write the explorer's page."""
+    pictures = [read_picture(path) for path in config.images]
+    models = _models(config, [config.model, *config.against])
+    second = len(pictures) == 1 if config.second_views == "auto" else config.second_views
+    data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed)
+    path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
+    write_text(path, page.explorer(data, f"{models[0].name}: {', '.join(picture.name for picture in pictures)}"))
+    summary = {"page": str(path), "models": [model.name for model in models], "images": len(data["images"])}
+    return Result(summary | {"bytes": path.stat().st_size}, [], [f"page    {path}"])
+
+
+def report(config: ReportConfig) -> Result:
+    """Write the page of one or several runs; it is made anew from the runs' files each time."""
+    folders = find_runs([Path(run) for run in config.runs])
+    if config.images:
+        pictures = [read_picture(path) for path in config.images]
+        for folder in console.progress(folders, label="looking"):
+            model = load_model(str(folder), _device(config.device))
+            seen = gather([(model.name, model.backbone)], pictures, second_views=len(pictures) == 1)
+            write_text(folder / "lens.json", json.dumps(seen))
+    out = Path(config.out) if config.out else Path(config.runs[0]) / "report.html"
+    if out.exists() and page.GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:4000]:
+        raise UserError(f"{out} exists and is not a report of frugalvit; choose another --out.")
+    make_folder(out.parent)
+    page.write_report(folders, out)
+    data = {"page": str(out), "runs": [str(folder) for folder in folders], "bytes": out.stat().st_size}
+    return Result(data, [], [f"report  {out}"])
+
+
+def read_picture(path: str) -> Picture:
+    """An image file, upright and in RGB; one that is no image is a mistake that is said in one line."""
+    return Picture(Path(path).stem, decode(Path(path)))
+
+
+def _models(config: Any, places: list[str]) -> list[Model]:
+    device = _device(config.device)
+    models = [load_model(place, device, img_size=config.img_size, architecture=config.backbone) for place in places]
+    names = [model.name for model in models]
+    for number, model in enumerate(models):
+        if names.count(model.name) > 1:
+            model.name = f"{model.name} ({places[number]})"
+    return models
+
+
+def _device(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _view(backbone: Backbone, picture: Picture, fit: str) -> tuple[Tensor, Box]:
+    """A picture as the model is shown it, (3, H, W) in [0, 1], and the part of the original it covers."""
+    size = (picture.pixels.shape[0], picture.pixels.shape[1])
+    shape = backbone.img_size
+    if fit == "crop":
+        box = centre_box(size, shape, kept_share(shape))
+    else:
+        grid = backbone.grid_size(shape)
+        shape = whole_shape(size, shape, (max(1, shape[0] // grid[0]), max(1, shape[1] // grid[1])))
+        box = Box(0, 0, size[1], size[0])
+    return cut(picture.pixels, box, shape), box
+
+
+def _examples(config: CorrespondConfig) -> Examples:
+    assert config.data is not None
+    source = open_data(config.data)
+    if config.split == "auto":
+        name = next(split for split in ("val", "test", "train") if split in source.splits)
+    elif config.split in source.splits:
+        name = config.split
+    else:
+        raise UserError(f"{config.data} has no split '{config.split}', only {', '.join(source.splits)}.")
+    examples = source.splits[name]
+    count = min(config.limit, len(examples))
+    return examples.subset([round(i * (len(examples) - 1) / max(count - 1, 1)) for i in range(count)])
+
+
+def _batches(examples: Examples, backbone: Backbone, size: int, label: str) -> Iterator[Tensor]:
+    """The examples as the model is shown them; images that cannot be read are left out and counted."""
+    waiting: list[Tensor] = []
+    bad = 0
+    for index in console.progress(range(len(examples)), label=label):
+        try:
+            picture = Picture(examples.names[index], examples.read(index, at_least=_enough(backbone.img_size)))
+        except BadImage as error:
+            bad += 1
+            if bad == 1:
+                console.warn(f"left out: {error}")
+            continue
+        waiting.append(_view(backbone, picture, "crop")[0])
+        if len(waiting) == size:
+            yield torch.stack(waiting)
+            waiting = []
+    if waiting:
+        yield torch.stack(waiting)
+    if bad > 1:
+        console.warn(f"{bad} images could not be read and were left out")
+
+
+def _enough(shape: tuple[int, int]) -> tuple[int, int]:
+    """A JPEG need not be decoded finer than twice what the crop shows."""
+    return round(2 * shape[0] / kept_share(shape)), round(2 * shape[1] / kept_share(shape))
+
+
+def _new_file(wanted: str | None, stem: str, kind: str) -> Path:
+    """A file that is not there yet: the one asked for, or a free name in this folder."""
+    if wanted is not None:
+        path = Path(wanted) if Path(wanted).suffix else Path(f"{wanted}.{kind}")
+        if path.suffix != f".{kind}":
+            raise UserError(f"--out {wanted} does not end with .{kind}; give --format or another name.")
+        if path.exists():
+            raise UserError(f"{path} exists already; choose another --out.")
+        make_folder(path.parent)
+        return path
+    stem = re.sub(r"[^\w.-]+", "-", stem)
+    numbered = (Path(f"{stem}{f'_{n}' if n > 1 else ''}.{kind}") for n in range(1, 100_000))
+    return next(path for path in numbered if not path.exists())

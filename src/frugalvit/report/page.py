@@ -1,0 +1,194 @@
+"""The report of one or several runs: one HTML file that needs nothing else, and the explorer as such a file.
+
+A page is made from files only. What a run folder may hold, every part optional:
+
+    metrics.jsonl      one object per line: {"step": 120, "epoch": 1.5, "split": "train", "loss": 2.3, …}; every other
+                       number becomes a curve. health.jsonl: more of the same.
+    config.yaml        all options
+    summary.json       {"task": "train", "top1": 0.71, …,                         single values: the table of results
+                        "knn": {"20": 0.6},                                       one level of numbers beneath
+                        "alarms": ["teacher entropy …"],                          signs of a run that goes wrong
+                        "auto": [{"name": …, "value": …, "reason": …}],           what "auto" chose, and why
+                        "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
+    mistakes.json      [{"image": a data URI or a file in the folder, "label": …, "predicted": …, "probability": 0.98}]
+    augmentations.jpg  training images after augmentation
+    lens.json          what ``frugalvit.lens.explore.gather`` found: similarities and attention for the explorer
+
+``write_report`` writes lens.json itself when it is given the model and examples.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frugalvit import console
+from frugalvit.errors import UserError
+from frugalvit.files import write_text
+from frugalvit.report import charts, palette, sections
+from frugalvit.report.records import Record, find_runs, read_run
+
+if TYPE_CHECKING:
+    from frugalvit.backbones import Backbone
+    from frugalvit.data import Examples
+
+GENERATOR = '<meta name="generator" content="frugalvit">'
+_EXAMPLES_SHOWN = 2
+_HEAVIEST_LENS = 6_000_000
+"""Bytes of similarities and attention in one report."""
+
+
+def write_report(
+    runs: Sequence[Path], out: Path, *, model: Backbone | Any = None, examples: Examples | None = None
+) -> Path:
+    """Write the report of ``runs`` to ``out`` and return it.
+
+    model:    a backbone, or anything with a ``.backbone`` (a loaded model): looks at a few of the ``examples`` for the
+              explorer; what it saw is saved as lens.json in the first run's folder
+    examples: images to look at, usually the validation split
+    """
+    folders = find_runs([Path(run) for run in runs])
+    if model is not None and examples is not None:
+        _look(folders[0], getattr(model, "backbone", model), examples)
+    records = [read_run(folder) for folder in folders]
+    write_text(out, report(records))
+    return out
+
+
+def report(records: list[Record]) -> str:
+    """The page of one or several runs."""
+    first = records[0]
+    title = first.name if len(records) == 1 else f"{len(records)} runs"
+    parts = [
+        sections.section("results", "Results", sections.results(records)),
+        sections.section("alarms", "Alarms", _each(records, sections.alarms), "Signs of a run that goes wrong."),
+        sections.section("auto", "What “auto” chose", _each(records, sections.automatic)),
+        sections.section("curves", "Curves", sections.curves(records)),
+        sections.section(
+            "confusion",
+            "Confusion",
+            _each(records, sections.confusion),
+            "Rows are true classes, columns predicted ones.",
+        ),
+        sections.section(
+            "mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."
+        ),
+        sections.section("augmentations", "What training saw", _each(records, sections.augmentations)),
+        explorer_section(_merge_lens(records)),
+        sections.section("configuration", "Configuration", sections.configuration(records)),
+    ]
+    notes = [f"{record.name}: {note}" for record in records for note in record.notes]
+    tail = "".join(f'<p class="quiet">{escape(note)}</p>' for note in notes)
+    head = sections.tiles(first) if len(records) == 1 else ""
+    return render(title, _about(records), head + "".join(parts) + tail)
+
+
+def explorer(data: dict[str, Any], title: str) -> str:
+    """A page with the explorer alone."""
+    about = ", ".join(model["name"] for model in data["models"])
+    return render(title, about, explorer_section(data))
+
+
+def explorer_section(data: dict[str, Any] | None) -> str:
+    if not data:
+        return ""
+    lead = (
+        "Point at a region, tap it, or move with the arrow keys: the other image shows how similar each of its regions "
+        "is, the outlined one most. Below, where each head of the last block looks from there, most focused first, "
+        "with the entropy in bits."
+    )
+    return sections.section("explorer", "Explorer", f'<div class="explorer">{charts.json_block(data)}</div>', lead)
+
+
+def render(title: str, about: str, content: str) -> str:
+    """Fill the template. Scripts are named by their hash in the page's policy, so that nothing else can ever run."""
+    style = _template("style.css")
+    light, dark = palette.css_variables()
+    scripts = [_template(name) for name in ("page.js", "charts.js", "explorer.js")]
+    heat = base64.b64encode(palette.heat_bytes()).decode()
+    scripts = [script.replace("{{heat}}", heat) for script in scripts]
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    links = re.findall(r'<section id="([a-z]+)"><h2>([^<]*)</h2>', content)
+    values = {
+        "title": escape(title),
+        "about": escape(about),
+        "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}",
+        "generator": GENERATOR,
+        "style": style.replace("{{light}}", light).replace("{{dark}}", dark),
+        "links": "".join(f'<a href="#{identity}">{text}</a>' for identity, text in links) if len(links) > 1 else "",
+        "content": content,
+        "scripts": "".join(f"<script>{script}</script>" for script in scripts),
+    }
+    # One pass: what is filled in is never filled again.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _template("page.html"))
+
+
+def _look(folder: Path, backbone: Backbone, examples: Examples) -> None:
+    """Let the model look at a few examples, spread evenly, and save what it saw."""
+    from frugalvit.lens.explore import Picture, gather
+
+    pictures: list[Picture] = []
+    for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES_SHOWN)):
+        try:
+            pictures.append(Picture(Path(examples.names[index]).stem, examples.read(index)))
+        except UserError:
+            continue  # a bad image was named when the data were read; the next one serves as well
+        if len(pictures) == _EXAMPLES_SHOWN:
+            break
+    try:
+        seen = gather([(folder.resolve().name, backbone)], pictures, second_views=True)
+    except UserError as reason:
+        console.say(f"The report has no explorer: {reason}")
+        return
+    write_text(folder / "lens.json", json.dumps(seen))
+
+
+def _merge_lens(records: list[Record]) -> dict[str, Any] | None:
+    """One explorer for the runs that looked at the same images: one run of each kind, as many as a page can carry."""
+    kinds = {record.kind(): record.lens for record in reversed(records) if record.lens}
+    found = list(reversed(kinds.values()))
+    if not found:
+        return None
+    names = [image["name"] for image in found[0]["images"]]
+    same = [lens for lens in found if [image["name"] for image in lens["images"]] == names]
+    models, weight = [], 0
+    for model in (model for lens in same for model in lens["models"]):
+        weight += len(json.dumps(model))
+        if models and weight > _HEAVIEST_LENS:
+            break
+        models.append(model)
+    return {"images": found[0]["images"], "models": models}
+
+
+def _each(records: list[Record], part: Any) -> str:
+    """A part for every run that has it, under the run's name where they differ."""
+    names: dict[str, list[str]] = {}
+    for record in records:
+        names.setdefault(part(record), []).append(record.name)
+    names.pop("", None)
+    if len(records) == 1 or (len(names) == 1 and len(next(iter(names.values()))) == len(records)):
+        return next(iter(names), "")
+    return "".join(
+        f"<details{' open' if i == 0 else ''}><summary>{escape(', '.join(owners))}</summary>{body}</details>"
+        for i, (body, owners) in enumerate(names.items())
+    )
+
+
+def _about(records: list[Record]) -> str:
+    """One line: what was run on what."""
+    first = records[0]
+    words = [first.summary.get("task"), first.setting.get("backbone"), first.setting.get("data")]
+    if isinstance(first.setting.get("epochs"), int):
+        words.append(f"{first.setting['epochs']} epochs")
+    return " · ".join(str(word) for word in words if word)
+
+
+def _template(name: str) -> str:
+    return (resources.files("frugalvit.report") / "templates" / name).read_text(encoding="utf-8")

@@ -1,0 +1,204 @@
+"""Figures for papers: correspondences (Fig. 6), their scores (Fig. 8), attention (Fig. 7, 10 to 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import ConnectionPatch, Rectangle
+from matplotlib.patheffects import Normal, Stroke
+
+from frugalvit.lens.attention import AttentionView
+from frugalvit.lens.correspondence import Correspondence, CorrespondenceScore
+from frugalvit.report import palette
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "svg.hashsalt": "frugalvit",
+    # A name with a dollar sign is a name, not mathematics.
+    "text.parse_math": False,
+}
+
+
+@dataclass(frozen=True)
+class MatchedViews:
+    """One row of Figure 6: two views as pictures (3, H, W) in [0, 1] and what was matched between them."""
+
+    title: str
+    first: Tensor
+    second: Tensor
+    seen: Correspondence
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format its name ends with; the same figure gives the same bytes."""
+    metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:], {})
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+
+
+def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
+    """Numbered lines between the most similar regions; a dot marks the region nearest its view's global feature, a
+    triangle the one nearest the other view's (EsViT, Fig. 6)."""
+    with matplotlib.rc_context(_STYLE):
+        aspect = rows[0].first.shape[1] / rows[0].first.shape[2]
+        figure = Figure(figsize=(6.4, len(rows) * (2.9 * aspect + 0.3)), layout="constrained")
+        axes = figure.subplots(len(rows), 2, squeeze=False)
+        for row, (left, right) in zip(rows, axes, strict=True):
+            left.set_title(row.title, loc="left", fontsize=8)
+            for axis, image in ((left, row.first), (right, row.second)):
+                _show(axis, image)
+            _draw_pairs(left, right, row)
+            for side, axis in enumerate((left, right)):
+                for place, colour, shape in (
+                    (row.seen.own[side], palette.BLUE, "o"),
+                    (row.seen.other[side], palette.RED, "^"),
+                ):
+                    y, x = _centre(place, row.seen.grids[side], (row.first, row.second)[side])
+                    axis.plot(x, y, shape, color=colour, markersize=9, markeredgecolor="white", zorder=6)
+        return figure
+
+
+def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
+    outline = [Stroke(linewidth=2.4, foreground="black"), Normal()]
+    for pair in reversed(row.seen.pairs):
+        y1, x1 = _centre(pair.first, row.seen.grids[0], row.first)
+        y2, x2 = _centre(pair.second, row.seen.grids[1], row.second)
+        line = ConnectionPatch(
+            (x1, y1), (x2, y2), "data", "data", axesA=left, axesB=right, color=palette.YELLOW, linewidth=1.1, zorder=3
+        )
+        line.set_path_effects(outline)
+        right.add_artist(line)
+        for axis, x, y in ((left, x1, y1), (right, x2, y2)):
+            # Lines belong to the right axes, so numbers of the left one are drawn there too: they stay on top.
+            right.annotate(
+                str(pair.rank),
+                (x, y),
+                xycoords=axis.transData,
+                fontsize=6,
+                ha="center",
+                va="center",
+                zorder=5,
+                annotation_clip=False,
+                bbox={"boxstyle": "circle,pad=0.18", "facecolor": palette.YELLOW, "edgecolor": "black", "lw": 0.5},
+            )
+
+
+def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float) -> Figure:
+    """Entropy of every head, the masks that hold ``mass`` of the attention, and the full maps, ranked by entropy."""
+    count = len(view.order)
+    columns = min(count, 8)
+    lines = -(-count // columns)
+    with matplotlib.rc_context(_STYLE):
+        cell = 0.9
+        figure = Figure(figsize=(columns * cell, (2 * lines + 1.6) * cell + 0.6), layout="constrained")
+        grid = figure.add_gridspec(1 + 2 * lines, columns, height_ratios=[1.6] + [1] * (2 * lines))
+        figure.suptitle(title, fontsize=8, x=0.01, ha="left")
+        _entropy_bars(figure, grid, image, view, columns)
+        for kind, start in (("mask", 1), ("map", 1 + lines)):
+            for rank, head in enumerate(view.order):
+                axis = figure.add_subplot(grid[start + rank // columns, rank % columns])
+                _show(axis, image, grey=True)
+                _overlay(axis, view, head, kind, image)
+                if rank % columns == 0:
+                    axis.set_ylabel({"mask": f"{100 * mass:.0f} % mass", "map": "attention"}[kind], fontsize=6)
+                if kind == "mask":
+                    axis.set_title(f"head {head}", fontsize=6, pad=2)
+                _mark_query(axis, view, image)
+        return figure
+
+
+def _entropy_bars(figure: Figure, grid: Any, image: Tensor, view: AttentionView, columns: int) -> None:
+    wide = max(1, min(2, columns - 1))
+    picture = figure.add_subplot(grid[0, :wide])
+    _show(picture, image)
+    _mark_query(picture, view, image, size=7)
+    if columns > wide:
+        bars = figure.add_subplot(grid[0, wide:])
+        bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], color=palette.BLUE)
+        bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=5)
+        bars.set_ylabel("entropy (bits)", fontsize=6)
+        bars.set_xlabel("head", fontsize=6)
+        bars.tick_params(labelsize=5)
+
+
+def _overlay(axis: Any, view: AttentionView, head: int, kind: str, image: Tensor) -> None:
+    height, width = image.shape[1:]
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    if kind == "map":
+        axis.imshow(view.maps[head].numpy(), cmap="viridis", alpha=0.7, extent=extent, interpolation="nearest")
+        return
+    layer = np.zeros((*view.masks[head].shape, 4))
+    layer[..., :3] = tuple(part / 255 for part in bytes.fromhex(palette.RED[1:]))
+    layer[..., 3] = 0.65 * view.masks[head].numpy()
+    axis.imshow(layer, extent=extent, interpolation="nearest")
+
+
+def score_figure(scores: Mapping[str, CorrespondenceScore]) -> Figure:
+    """Accuracy and distance error of the top pairs, one bar per model, guessing as a dotted line (Fig. 8)."""
+    names = list(scores)
+    values = list(scores.values())
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(max(4.2, 1.2 + 0.9 * len(names)), 2.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for axis, label, heights, guess in (
+            (left, "accuracy", [s.accuracy for s in values], [s.chance_accuracy for s in values]),
+            (right, "distance error (pixels)", [s.error for s in values], [s.chance_error for s in values]),
+        ):
+            for place, (height, chance) in enumerate(zip(heights, guess, strict=True)):
+                style = place % len(palette.SERIES)
+                axis.bar(
+                    place, height, 0.7, color=palette.SERIES[style], hatch=palette.HATCHES[style], edgecolor="white"
+                )
+                axis.plot((place - 0.4, place + 0.4), (chance, chance), ":", color="black", linewidth=1)
+                axis.annotate(
+                    f"{height:.3g}", (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=7
+                )
+            axis.set_xticks(range(len(names)), names, rotation=20 if len(names) > 2 else 0)
+            axis.set_ylabel(label)
+            axis.margins(y=0.15)
+        left.plot([], [], ":", color="black", linewidth=1, label="guessing")
+        left.legend(frameon=False, fontsize=6)
+        return figure
+
+
+def _show(axis: Any, image: Tensor, grey: bool = False) -> None:
+    pixels = image.clamp(0, 1).permute(1, 2, 0).cpu().numpy()
+    if grey:
+        pixels = np.repeat((pixels @ np.array([0.299, 0.587, 0.114]))[..., None], 3, axis=2)
+    axis.imshow(pixels, interpolation="nearest" if max(pixels.shape) < 96 else "antialiased")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.spines[:].set_visible(False)
+
+
+def _mark_query(axis: Any, view: AttentionView, image: Tensor, size: float = 3.5) -> None:
+    if view.query is None:
+        return
+    rows, columns = view.maps.shape[1:]
+    y, x = _centre(view.query, (rows, columns), image)
+    axis.plot(x, y, "o", color=palette.BLUE, markersize=size, markeredgecolor="white", markeredgewidth=0.6)
+    height, width = image.shape[1] / rows, image.shape[2] / columns
+    axis.add_patch(
+        Rectangle((x - width / 2, y - height / 2), width, height, fill=False, edgecolor="white", linewidth=0.5)
+    )
+
+
+def _centre(place: tuple[int, int], grid: tuple[int, int], image: Tensor) -> tuple[float, float]:
+    """The middle of a region in the coordinates of ``imshow``, where pixel 0 spans -0.5 to 0.5."""
+    y, x = ((where + 0.5) * side / cells - 0.5 for where, side, cells in zip(place, image.shape[1:], grid, strict=True))
+    return y, x

@@ -1,0 +1,247 @@
+"""The parts of a report, each a function from records to HTML; an empty string where there is nothing to show.
+
+Every name that comes from outside (classes, files, options) passes through ``escape``.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import statistics
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from frugalvit.report import charts, palette
+from frugalvit.report.records import Record
+from frugalvit.results import as_text
+
+_LARGEST_TABLE = 30
+"""Above so many classes a confusion matrix is a picture, not a table."""
+
+_NOT_RESULTS = {"run", "auto", "classes", "confusion", "per_class", "notes", "config"}
+_FIRST = ("task", "backbone", "data", "top1", "top5", "mean_per_class", "knn", "box_ap", "mask_ap", "miou", "loss")
+
+
+def section(identity: str, title: str, body: str, lead: str = "") -> str:
+    if not body:
+        return ""
+    lead = f'<p class="lead">{lead}</p>' if lead else ""
+    return f'<section id="{identity}"><h2>{title}</h2>{lead}{body}</section>'
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
+    """Cells are escaped; numbers are set to the right. A row's first cell is its heading."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    lines = []
+    for first, *rest in rows:
+        cells = "".join(
+            f'<td class="number">{escape(as_text(cell))}</td>'
+            if (isinstance(cell, int | float) and not isinstance(cell, bool)) or " ± " in str(cell)
+            else f"<td>{escape(as_text(cell))}</td>"
+            for cell in rest
+        )
+        lines.append(f'<tr><th scope="row">{escape(as_text(first))}</th>{cells}</tr>')
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    body = "".join(lines)
+    return f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def legend(records: list[Record]) -> str:
+    """Which line is which run, when there are several kinds."""
+    kinds = list(dict.fromkeys(record.kind() for record in records))
+    if len(kinds) < 2:
+        return ""
+    items = []
+    for style, kind in enumerate(kinds):
+        names = [record.name for record in records if record.kind() == kind]
+        text = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        swatch = f'<svg viewBox="0 0 34 8" aria-hidden="true">{charts.swatch(style, 34)}</svg>'
+        items.append(f"<li>{swatch}{escape(text)}</li>")
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def results(records: list[Record]) -> str:
+    """One row per run with every single value of its summary; a row of means where several seeds ran."""
+    keys = dict.fromkeys(key for record in records for key in _scalars(record.summary))
+    ordered = sorted(keys, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), list(keys).index(key)))
+    if not ordered:
+        return ""
+    if len(records) == 1:
+        values = _scalars(records[0].summary)
+        return table(["", ""], [[key.replace("_", " "), as_text(values[key])] for key in ordered])
+    rows: list[list[Any]] = []
+    for kind in dict.fromkeys(record.kind() for record in records):
+        members = [record for record in records if record.kind() == kind]
+        if len(members) > 1:
+            name = f"mean of {len(members)}: {members[0].name} …"
+            rows.append([name, *(_mean(key, [_scalars(m.summary).get(key) for m in members]) for key in ordered)])
+    rows += [[record.name, *(_scalars(record.summary).get(key) for key in ordered)] for record in records]
+    return table(["run", *(key.replace("_", " ") for key in ordered)], rows)
+
+
+def tiles(record: Record) -> str:
+    """The few numbers to read first."""
+    wanted = (
+        ("top1", "top-1"),
+        ("top5", "top-5"),
+        ("mean_per_class", "mean per class"),
+        ("box_ap", "box AP"),
+        ("mask_ap", "mask AP"),
+        ("miou", "mIoU"),
+        ("loss", "loss"),
+    )
+    found = [(label, record.summary[key]) for key, label in wanted if isinstance(record.summary.get(key), int | float)]
+    knn = record.summary.get("knn")
+    if isinstance(knn, dict):
+        best = max((value for value in knn.values() if isinstance(value, int | float)), default=None)
+        if best is not None:
+            found.append(("best k-NN", best))
+    cells = "".join(f"<div><dt>{label}</dt><dd>{escape(as_text(value))}</dd></div>" for label, value in found)
+    return f'<dl class="tiles">{cells}</dl>' if cells else ""
+
+
+def curves(records: list[Record]) -> str:
+    drawn = "".join(charts.chart(panel) for panel in charts.panels(records))
+    return f'{legend(records)}<div class="charts">{drawn}</div>' if drawn else ""
+
+
+def confusion(record: Record) -> str:
+    """Rows are the true classes, columns the predicted ones; with the pairs confused most."""
+    matrix = record.summary.get("confusion")
+    if not isinstance(matrix, list) or not matrix:
+        return ""
+    names = [str(name) for name in record.summary.get("classes") or range(len(matrix))]
+    totals = [sum(row) for row in matrix]
+    body = _small_confusion(matrix, names, totals) if len(matrix) <= _LARGEST_TABLE else _large_confusion(matrix, names)
+    wrong = [
+        (count, names[i], names[j], count / totals[i])
+        for i, row in enumerate(matrix)
+        for j, count in enumerate(row)
+        if i != j and count
+    ]
+    wrong.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
+    if wrong:
+        rows = [[truth, guess, count, f"{100 * share:.0f} %"] for count, truth, guess, share in wrong[:12]]
+        body += table(["true class", "taken for", "times", "of the class"], rows, "Confused most often")
+    return body
+
+
+def _small_confusion(matrix: list[list[int]], names: list[str], totals: list[int]) -> str:
+    head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
+    lines = []
+    for i, row in enumerate(matrix):
+        cells = "".join(
+            f'<td style="--share:{count / max(totals[i], 1):.3f}" class="{"hit" if i == j else "miss"}'
+            f'{" strong" if count > 0.55 * max(totals[i], 1) else ""}">{count if count else ""}</td>'
+            for j, count in enumerate(row)
+        )
+        lines.append(f'<tr><th scope="row">{escape(names[i])}</th>{cells}</tr>')
+    return (
+        f'<div class="scroll"><table class="confusion"><thead><tr><th scope="col">true \\ predicted</th>{head}</tr>'
+        f"</thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
+    from PIL import Image
+
+    colours = palette.heat_bytes()
+    pixels = bytearray()
+    for row in matrix:
+        total = max(sum(row), 1)
+        for count in row:
+            level = round(255 * (count / total) ** 0.5)  # the root lifts rare mistakes into sight
+            pixels += colours[3 * level : 3 * level + 3]
+    side = len(matrix)
+    buffer = io.BytesIO()
+    Image.frombytes("RGB", (side, side), bytes(pixels)).save(buffer, "PNG", optimize=True)
+    source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    cells = {str(i): {str(j): count for j, count in enumerate(row) if count} for i, row in enumerate(matrix)}
+    return (
+        f'<figure class="matrix"><img src="{source}" alt="confusion matrix of {side} classes, rows true, columns '
+        f'predicted"><p class="readout" aria-live="polite">Rows are true classes, columns predicted ones.</p>'
+        f"{charts.json_block({'names': names, 'cells': cells})}</figure>"
+    )
+
+
+def mistakes(record: Record) -> str:
+    items = "".join(
+        f'<figure><img src="{escape(str(entry["image"]))}" alt=""><figcaption>'
+        f"<b>{escape(str(entry.get('label', '?')))}</b> taken for <b>{escape(str(entry.get('predicted', '?')))}</b>"
+        f"{_probability(entry.get('probability'))}</figcaption></figure>"
+        for entry in record.mistakes
+    )
+    return f'<div class="gallery">{items}</div>' if items else ""
+
+
+def _probability(value: Any) -> str:
+    return f' <span class="quiet">{100 * value:.0f}\u00a0%</span>' if isinstance(value, int | float) else ""
+
+
+def augmentations(record: Record) -> str:
+    if record.augmentations is None:
+        return ""
+    return f'<figure class="wide"><img src="{record.augmentations}" alt="training images after augmentation"></figure>'
+
+
+def alarms(record: Record) -> str:
+    items = "".join(f"<li>{escape(str(alarm))}</li>" for alarm in record.summary.get("alarms") or [])
+    return f'<ul class="alarms">{items}</ul>' if items else ""
+
+
+def automatic(record: Record) -> str:
+    """What "auto" chose, and why."""
+    rows = [
+        [entry.get("name", "?"), entry.get("value"), entry.get("reason", "")]
+        for entry in record.summary.get("auto") or []
+        if isinstance(entry, dict)
+    ]
+    return table(["option", "chosen", "because"], rows) if rows else ""
+
+
+def configuration(records: list[Record]) -> str:
+    """Every option; with several runs, those that differ first."""
+    names = list(dict.fromkeys(name for record in records for name in record.setting))
+    if not names:
+        return ""
+    columns = ["option", *(record.name for record in records)]
+
+    def row(name: str) -> list[Any]:
+        return [name, *(_value(record.setting[name]) if name in record.setting else "-" for record in records)]
+
+    differing = [name for name in names if len({repr(record.setting.get(name)) for record in records}) > 1]
+    parts = []
+    if differing:
+        parts.append(table(columns, [row(name) for name in differing], "What differs"))
+    same = [name for name in names if name not in differing]
+    shown = table(["option", "value"], [row(name)[:2] for name in same])
+    label = f"{len(same)} options{' in common' if len(records) > 1 else ''}"
+    parts.append(f"<details><summary>{label}</summary>{shown}</details>")
+    return "".join(parts)
+
+
+def _value(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value if value != {} else "-"
+
+
+def _scalars(summary: dict[str, Any]) -> dict[str, Any]:
+    """The single values of a summary; one level of numbers beneath (k-NN by k) becomes "knn 20"."""
+    flat: dict[str, Any] = {}
+    for key, value in summary.items():
+        if key in _NOT_RESULTS or value is None:
+            continue
+        if isinstance(value, dict):
+            flat |= {f"{key} {k}": v for k, v in value.items() if isinstance(v, int | float | str)}
+        elif isinstance(value, int | float | str):
+            flat[key] = value
+    return flat
+
+
+def _mean(key: str, values: list[Any]) -> Any:
+    if key == "seed":
+        return None
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < 2 or len(numbers) != len(values):
+        return values[0] if len(set(map(str, values))) == 1 else "-"
+    return f"{as_text(statistics.fmean(numbers))} ± {as_text(statistics.stdev(numbers))}"
