@@ -7,6 +7,9 @@ point from [0, 1], [0, 255] or else its own range. Nothing larger than a limit o
 
 from __future__ import annotations
 
+import contextlib
+import ctypes.util
+import functools
 import stat
 import warnings
 from io import BytesIO
@@ -81,6 +84,8 @@ def decode(
             if _orientation(image) >= 5:
                 height, width = width, height
             image.draft(None, (width, height))
+        if image.format == "TIFF":
+            _silence_libtiff()
         image.load()
         # TIFF turns itself while loading and PNG may carry EXIF behind its pixels: ask afterwards.
         turned = _upright(_to_rgb(image), _orientation(image))
@@ -278,3 +283,20 @@ def _quieten() -> None:
 
 
 _PILLOW = r"PIL\.|frugalvit\.data\.decode"
+
+
+@functools.cache
+def _silence_libtiff() -> None:
+    """Keep libtiff from writing to standard error behind everybody's back: its failures reach us as exceptions anyway.
+
+    Wheels of Pillow bring the library along; where it is linked in or hidden, it keeps talking.
+    """
+    beside = Path(Image.__file__).parent
+    bundled = [*beside.parent.glob("pillow.libs/libtiff*"), *beside.glob(".dylibs/libtiff*")]
+    found = str(bundled[0]) if bundled else ctypes.util.find_library("tiff")
+    if found:
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(found)
+            for setter in (library.TIFFSetErrorHandler, library.TIFFSetWarningHandler):
+                setter.argtypes, setter.restype = [ctypes.c_void_p], ctypes.c_void_p
+                setter(None)

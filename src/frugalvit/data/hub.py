@@ -1,4 +1,4 @@
-"""Hugging Face datasets: ``hf:name``, ``hf:name:config``, a folder that ``save_to_disk`` wrote, a Parquet or Arrow file.
+"""Hugging Face datasets: ``hf:name``, ``hf:name:config``, a folder of ``save_to_disk``, a Parquet or Arrow file.
 
 The ``datasets`` package is an extra and is imported only here. It never runs code that comes with a dataset.
 """

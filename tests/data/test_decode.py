@@ -1,0 +1,287 @@
+"""Every kind of image decodes right, and every kind of bad file is refused with a reason; nothing else ever escapes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import warnings
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps, features
+
+from frugalvit.data.decode import BadImage, decode, read_header
+
+random = np.random.default_rng(0)
+COLOUR = random.integers(0, 256, (12, 20, 3), dtype=np.uint8)
+GREY = random.integers(0, 256, (12, 20), dtype=np.uint8)
+
+
+def encode(image: Image.Image, format_name: str = "PNG", **options: object) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, format_name, **options)
+    return buffer.getvalue()
+
+
+LOSSLESS = ["PNG", "BMP", "TIFF", "PPM", "TGA", "SGI", "PCX"] + (["WEBP"] if features.check("webp") else [])
+
+
+@pytest.mark.parametrize("format_name", LOSSLESS)
+def test_lossless_formats_keep_every_pixel(format_name: str) -> None:
+    options = {"lossless": True} if format_name == "WEBP" else {}
+    content = encode(Image.fromarray(COLOUR), format_name, **options)
+    pixels = decode(content, name=f"x.{format_name.lower()}")
+    assert pixels.dtype == np.uint8 and pixels.flags.c_contiguous
+    np.testing.assert_array_equal(pixels, COLOUR)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format_name", ["PNG", "TIFF", "WEBP", "JPEG"])
+def test_exif_orientation_is_applied_once(orientation: int, format_name: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"lossless": True} if format_name == "WEBP" else {}
+    content = encode(Image.fromarray(COLOUR), format_name, exif=exif, **options)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(BytesIO(content))).convert("RGB"))
+    np.testing.assert_array_equal(decode(content), expected)
+    assert expected.shape[:2] == ((20, 12) if orientation >= 5 else (12, 20))
+
+
+def test_grey_palette_and_one_bit() -> None:
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(GREY))), np.stack([GREY] * 3, axis=2))
+    palette = Image.fromarray(COLOUR).quantize(16)
+    np.testing.assert_array_equal(decode(encode(palette)), np.asarray(palette.convert("RGB")))
+    black_and_white = Image.fromarray(GREY).convert("1")
+    np.testing.assert_array_equal(decode(encode(black_and_white))[:, :, 0], np.asarray(black_and_white) * 255)
+
+
+@pytest.mark.parametrize("format_name", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bit_grey_is_scaled_not_clipped(format_name: str) -> None:
+    wide = np.linspace(0, 65535, 240).reshape(12, 20).astype(np.uint16)
+    pixels = decode(encode(Image.fromarray(wide), format_name))
+    np.testing.assert_allclose(pixels[:, :, 0], wide / 257, atol=0.51)
+    assert pixels.max() == 255 and len(np.unique(pixels)) > 200
+
+
+def test_dark_sixteen_bit_stays_dark() -> None:
+    dark = np.full((4, 4), 200, dtype=np.uint16)
+    assert decode(encode(Image.fromarray(dark))).max() == 1
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 255.0), (-3.0, 1000.0)])
+def test_floating_point(low: float, high: float) -> None:
+    values = np.linspace(low, high, 240, dtype=np.float32).reshape(12, 20)
+    values[0, 0] = np.nan if low == 0 else low
+    expected = (np.nan_to_num(values) - low) / (high - low) * 255
+    np.testing.assert_allclose(decode(encode(Image.fromarray(values), "TIFF"))[:, :, 0], expected, atol=0.51)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_alpha_is_laid_on_white(mode: str) -> None:
+    alpha = random.integers(0, 256, (12, 20), dtype=np.uint8)
+    colour = COLOUR if mode == "RGBA" else np.stack([GREY] * 3, axis=2)
+    stacked = np.dstack([COLOUR, alpha]) if mode == "RGBA" else np.dstack([GREY, alpha])
+    share = alpha[:, :, None] / 255
+    expected = colour * share + 255 * (1 - share)
+    np.testing.assert_allclose(decode(encode(Image.fromarray(stacked, mode))), expected, atol=1)
+
+
+def test_transparent_palette_and_colour_key_become_white() -> None:
+    palette = Image.new("P", (4, 4), 0)
+    palette.putpalette([10, 20, 30] * 256)
+    assert (decode(encode(palette, "GIF", transparency=0)) == 255).all()
+    key = Image.new("RGB", (4, 4), (1, 2, 3))
+    assert (decode(encode(key, "PNG", transparency=(1, 2, 3))) == 255).all()
+
+
+def test_cmyk_with_and_without_adobes_mark() -> None:
+    flat = Image.new("CMYK", (16, 16), (0, 200, 100, 20))
+    expected = np.asarray(flat.convert("RGB"))[0, 0]
+    content = encode(flat, "JPEG", quality=100, subsampling=0)
+    assert b"Adobe" in content
+    np.testing.assert_allclose(decode(content)[8, 8], expected, atol=4)
+    # The same scan without the mark stores plain inks: the mark's absence must turn them over.
+    start = content.index(b"\xff\xee")
+    length = struct.unpack(">H", content[start + 2 : start + 4])[0]
+    plain = content[:start] + content[start + 2 + length :]
+    turned = Image.new("CMYK", (1, 1), tuple(255 - ink for ink in (0, 200, 100, 20)))
+    np.testing.assert_allclose(decode(plain)[8, 8], np.asarray(turned.convert("RGB"))[0, 0], atol=4)
+
+
+@pytest.mark.parametrize("format_name", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_animations_give_their_first_frame(format_name: str) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    options = {"lossless": True} if format_name == "WEBP" else {}
+    content = encode(frames[0], format_name, save_all=True, append_images=frames[1:], **options)
+    assert (decode(content) == (255, 0, 0)).all()
+
+
+def test_big_jpegs_are_decoded_small_but_never_too_small() -> None:
+    big = Image.fromarray(random.integers(0, 256, (40, 60, 3), dtype=np.uint8)).resize((1200, 800))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode(encode(big, "JPEG"), at_least=(100, 150)).shape == (100, 150, 3)
+    assert decode(encode(big, "JPEG"), at_least=(101, 150)).shape == (200, 300, 3)
+    assert decode(encode(big, "JPEG", exif=exif), at_least=(150, 100)).shape == (150, 100, 3)
+    assert decode(encode(big, "PNG"), at_least=(100, 150)).shape == (800, 1200, 3)
+
+
+# ---- bad files ------------------------------------------------------------------------------------------------------
+
+
+def png_header(width: int, height: int) -> bytes:
+    content = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + content
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+
+
+PNG = encode(Image.fromarray(COLOUR))
+JPEG = encode(Image.fromarray(np.repeat(np.repeat(COLOUR, 20, 0), 20, 1)), "JPEG")
+BAD = {
+    "empty": (b"", "empty"),
+    "text": (b"this is a shopping list\nmilk\n", "text file"),
+    "page": (b"<!DOCTYPE html><html><body>404</body></html>", "web page"),
+    "svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG"),
+    "pdf": (b"%PDF-1.7 ...", "PDF"),
+    "zip": (b"PK\x03\x04" + bytes(60), "zip"),
+    "heic": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+    "video": (b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom", "video"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
+    "zeros": (bytes(1000), "zeros"),
+    "noise": (bytes(random.integers(128, 256, 500, dtype=np.uint8)), "not an image"),
+    "short png": (PNG[: len(PNG) // 2], "truncated"),
+    "short jpeg": (JPEG[: len(JPEG) // 2], "truncated"),
+    "png header only": (PNG[:20], "truncated"),
+    "jpeg header only": (JPEG[:10], "truncated"),
+    "damaged png": (PNG[:60] + bytes(20) + PNG[80:], "damaged"),
+    "bomb": (png_header(100_000, 100_000) + PNG[33:], "decompression bomb"),
+    "no pixels": (png_header(0, 10) + PNG[33:], "damaged|no pixels"),
+    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "PostScript"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("as_file", [False, True])
+def test_bad_files_are_named_with_a_reason(kind: str, as_file: bool, tmp_path: Path) -> None:
+    content, words = BAD[kind]
+    path = tmp_path / "schöne Blume.jpg"
+    path.write_bytes(content)
+    with pytest.raises(BadImage, match=words) as caught:
+        decode(path) if as_file else decode(content, str(path))
+    assert caught.value.name == str(path) and "\n" not in str(caught.value)
+
+
+def test_missing_folder_fifo_and_forbidden(tmp_path: Path) -> None:
+    with pytest.raises(BadImage, match="missing"):
+        decode(tmp_path / "no.jpg")
+    with pytest.raises(BadImage, match="folder"):
+        decode(tmp_path)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.jpg")
+        with pytest.raises(BadImage, match="not a regular file"):
+            decode(tmp_path / "pipe.jpg")
+    with pytest.raises(BadImage, match="cannot be read"):
+        decode("a\0b.jpg")
+
+
+def test_the_pixel_limit_can_be_set() -> None:
+    with pytest.raises(BadImage, match="above the limit"):
+        decode(PNG, max_megapixels=0.0001)
+    header = read_header(PNG)
+    assert (header.format, header.width, header.height, header.channels) == ("PNG", 20, 12, "colour")
+
+
+def test_an_error_crosses_process_borders() -> None:
+    error = pickle.loads(pickle.dumps(BadImage("a.jpg", "truncated")))
+    assert (error.name, error.reason) == ("a.jpg", "truncated")
+
+
+def test_pillow_never_warns_the_user() -> None:
+    palette = Image.new("P", (4, 4), 0)
+    palette.putpalette([10, 20, 30] * 256)
+    content = encode(palette, "PNG", transparency=bytes([0] * 256))  # Pillow warns about this when it becomes RGB
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        decode(content)
+        with pytest.raises(BadImage):
+            decode(encode(Image.fromarray(COLOUR), "TIFF")[:-30])
+    assert not heard
+
+
+def test_libraries_below_pillow_stay_silent(tmp_path: Path) -> None:
+    """libtiff and libpng write to the process's standard error themselves unless they are told not to."""
+    tiff = encode(Image.fromarray(COLOUR), "TIFF", compression="tiff_lzw")
+    files = [tiff[:-40], tiff[:60] + bytes(40) + tiff[100:], BAD["damaged png"][0], JPEG[: len(JPEG) // 3]]
+    for number, content in enumerate(files):
+        (tmp_path / f"{number}.tif").write_bytes(content)
+    code = (
+        "import sys; from frugalvit.data.decode import decode, BadImage\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: decode(path)\n"
+        "    except BadImage as bad: print(bad.reason)\n"
+    )
+    paths = [str(path) for path in sorted(tmp_path.iterdir())]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True)
+    assert done.stderr == "" and len(done.stdout.splitlines()) >= 3
+
+
+# ---- fuzzing --------------------------------------------------------------------------------------------------------
+
+FRAMES = [Image.new("RGB", (6, 6), colour) for colour in ("red", "lime")]
+SEEDS = [PNG, JPEG[:2000] + JPEG[-200:], encode(Image.fromarray(GREY), "BMP"), encode(FRAMES[0], "GIF")]
+SEEDS += [encode(Image.fromarray(COLOUR), name) for name in ("TIFF", "PPM", "WEBP", "SGI", "PCX", "TGA", "ICO")]
+SEEDS += [encode(Image.fromarray(COLOUR), "TIFF", compression="tiff_lzw"), encode(Image.fromarray(COLOUR), "JPEG")]
+if features.check("jpg_2000"):
+    SEEDS.append(encode(Image.fromarray(COLOUR), "JPEG2000"))
+if features.check("avif"):
+    SEEDS.append(encode(Image.fromarray(COLOUR), "AVIF"))
+
+
+def survives(content: bytes) -> None:
+    try:
+        pixels, reason = decode(content, "fuzzed.tga", max_megapixels=1), "none"
+    except BadImage as bad:
+        pixels, reason = np.zeros((1, 1, 3), np.uint8), bad.reason
+    assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
+    assert reason and "\n" not in reason
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=300))
+def test_random_bytes(content: bytes) -> None:
+    survives(content)
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from(SEEDS),
+    st.lists(st.tuples(st.integers(0, 4000), st.binary(min_size=1, max_size=4)), max_size=6),
+    st.integers(0, 4000),
+)
+def test_damaged_images(seed: bytes, patches: list[tuple[int, bytes]], cut: int) -> None:
+    content = bytearray(seed)
+    for place, patch in patches:
+        place %= len(content)
+        content[place : place + len(patch)] = patch
+    survives(bytes(content[: max(len(content) - cut % len(content), 1)] if cut % 3 == 0 else content))
+
+
+@pytest.mark.slow
+@settings(max_examples=30_000)
+@given(
+    st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 4000), st.binary(min_size=1, max_size=8)), max_size=20)
+)
+def test_damaged_images_at_length(seed: bytes, patches: list[tuple[int, bytes]]) -> None:
+    content = bytearray(seed)
+    for place, patch in patches:
+        place %= len(content)
+        content[place : place + len(patch)] = patch
+    survives(bytes(content))
