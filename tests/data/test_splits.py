@@ -1,0 +1,113 @@
+"""Made splits: deterministic, stratified, independent of order and place; and what cannot be trained on is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frugalvit.data.examples import ArrayExamples, DataSource, Examples, join
+from frugalvit.data.splits import check_trainable, complete, hold_out, split_examples
+from frugalvit.errors import UserError
+
+
+def make(labels: list[int] | None, count: int = 0, name: str = "a") -> Examples:
+    count = count or len(labels or [])
+    images = np.arange(count, dtype=np.uint8).reshape(-1, 1, 1, 1).repeat(3, 3)
+    return ArrayExamples(images, None if labels is None else np.array(labels), name)
+
+
+def source(classes: tuple[str, ...] | None = ("a", "b"), **splits: Examples) -> DataSource:
+    return DataSource("x", "x", "test", classes, splits)
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=80),
+    st.floats(0.01, 0.99),
+    st.integers(0, 5),
+    st.randoms(use_true_random=False),
+)
+def test_every_class_gives_its_share_in_any_order(labels: list[int], fraction: float, seed: int, shuffler) -> None:
+    keys = [f"c{label}/{i}.jpg" for i, label in enumerate(labels)]
+    held = hold_out(keys, np.array(labels), fraction, seed)
+    for label in set(labels):
+        total = labels.count(label)
+        count = int(held[np.array(labels) == label].sum())
+        assert count == (0 if total == 1 else min(max(round(fraction * total), 1), total - 1))
+    order = list(range(len(labels)))
+    shuffler.shuffle(order)
+    again = hold_out([keys[i] for i in order], np.array([labels[i] for i in order]), fraction, seed)
+    np.testing.assert_array_equal(again, held[order])
+
+
+def test_seeds_differ_and_parts_do_not_overlap() -> None:
+    examples = make([0, 1] * 50)
+    picks = [tuple(np.flatnonzero(hold_out(examples.keys, examples.labels, 0.2, seed))) for seed in range(3)]
+    assert len(set(picks)) == 3
+    train, val = split_examples(examples, 0.2, 0)
+    assert not set(train.names) & set(val.names) and len(train) == 80 and len(val) == 20
+
+
+def test_new_images_move_few_old_ones() -> None:
+    before = [f"{i}.jpg" for i in range(200)]
+    after = before + [f"new{i}.jpg" for i in range(20)]
+    one, two = (hold_out(keys, None, 0.1, 0) for keys in (before, after))
+    assert (one != two[:200]).sum() <= 8
+
+
+def test_modes() -> None:
+    given_splits = {"train": make([0, 1] * 20), "val": make([0, 1] * 5, name="v"), "test": make([0, 1], name="t")}
+    whole = source(**given_splits)
+    assert {k: len(v) for k, v in complete(whole).splits.items()} == {"train": 40, "val": 10, "test": 2}
+    joined = complete(whole, "train+val")
+    assert {k: len(v) for k, v in joined.splits.items()} == {
+        "train": 50,
+        "test": 2,
+    } and "part of train" in joined.notes[0]
+    anew = complete(whole, "remake", 0.2)
+    assert {k: len(v) for k, v in anew.splits.items()} == {"train": 40, "val": 10, "test": 2}
+    assert any(name.startswith("a") for name in anew.splits["val"].names)
+    no_val = source(train=make([0, 1] * 20), test=make([0, 1]))
+    made = complete(no_val, val_fraction=0.25)
+    assert list(made.splits) == ["train", "val", "test"] and len(made.splits["val"]) == 10
+    assert "val is made from train: 10 of 40 images, stratified by class, seed 0." in made.notes
+    assert list(complete(no_val, "given").splits) == ["train", "test"]
+    assert list(complete(source(None, train=make(None, 5))).splits) == ["train"]
+    single = complete(source(train=make([0, 0, 1])))
+    assert "1 classes with a single image stay in train" in single.notes[-1]
+    for mode, fraction in (("auto", 0.0), ("auto", 1.0), ("random", 0.1)):
+        with pytest.raises(UserError):
+            complete(no_val, mode, fraction)
+
+
+def test_joined_examples_are_one_after_the_other() -> None:
+    first, second = make([0, 1, 0]), make([1, 1], name="b")
+    both = join(first, second)
+    assert (
+        both.names == first.names + second.names and both.labels is not None and both.labels.tolist() == [0, 1, 0, 1, 1]
+    )
+    part = both.subset([4, 0])
+    np.testing.assert_array_equal(part.read(0), second.read(1))
+    np.testing.assert_array_equal(part.read(1), first.read(0))
+    assert part.fingerprint() != both.fingerprint() and part.raw(0) == second.raw(1)
+    assert part.header(0).width == 1 and part.stored_size(0) == 3
+    assert join(first, make(None, 2)).labels is None
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (source(test=make([0, 1])), "no training images"),
+        (source(None, train=make(None, 4)), "no labels"),
+        (source(("cat",), train=make([0, 0])), "one class only, 'cat'"),
+        (source(("cat", "dog", "eel"), train=make([0, 1, 1])), "1 class has no training image: 'eel'"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_said(broken: DataSource, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_trainable(broken)
+
+
+def test_what_can_be_trained_on_passes() -> None:
+    check_trainable(source(train=make([0, 1])))
