@@ -34,7 +34,7 @@ class Box:
 
 
 def kept_share(img_size: tuple[int, int]) -> float:
-    """The share of the short side that the evaluation's centre crop keeps: 224/256 as in the paper, all of a tiny one."""
+    """The share of the short side that the evaluation's crop keeps: 224/256 as in the paper, all of a tiny one."""
     return 1 / EvalTransform(img_size).resize_ratio
 
 

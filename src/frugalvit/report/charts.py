@@ -162,10 +162,10 @@ def _key(panel: Panel) -> str:
 
 def swatch(style: int, width: int) -> str:
     """A short piece of a series' line."""
-    return (
-        f'<line x1="1" x2="{width - 1}" y1="4" y2="4" class="line mean" '
-        f'style="--line:var(--series-{style % len(palette.SERIES)})" stroke-dasharray="{palette.dash(style) or "none"}"/>'
-    )
+    colour = f"--line:var(--series-{style % len(palette.SERIES)})"
+    dashes = palette.dash(style) or "none"
+    place = f'x1="1" x2="{width - 1}" y1="4" y2="4"'
+    return f'<line {place} class="line mean" style="{colour}" stroke-dasharray="{dashes}"/>'
 
 
 def _axes(panel: Panel, xs: Any, ys: Any, across: Any, down: Any, logarithmic: bool) -> list[str]:

@@ -82,20 +82,23 @@ def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
             (x1, y1), (x2, y2), "data", "data", axesA=left, axesB=right, color=palette.YELLOW, linewidth=1.1, zorder=3
         )
         line.set_path_effects(outline)
+        # Neither lines nor numbers may push the pictures apart.
+        line.set_in_layout(False)
         right.add_artist(line)
         for axis, x, y in ((left, x1, y1), (right, x2, y2)):
             # Lines belong to the right axes, so numbers of the left one are drawn there too: they stay on top.
-            right.annotate(
+            number = right.annotate(
                 str(pair.rank),
                 (x, y),
                 xycoords=axis.transData,
-                fontsize=6,
+                fontsize=5.5,
                 ha="center",
                 va="center",
                 zorder=5,
                 annotation_clip=False,
-                bbox={"boxstyle": "circle,pad=0.18", "facecolor": palette.YELLOW, "edgecolor": "black", "lw": 0.5},
+                bbox={"boxstyle": "circle,pad=0.15", "facecolor": palette.YELLOW, "edgecolor": "black", "lw": 0.5},
             )
+            number.set_in_layout(False)
 
 
 def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float) -> Figure:
@@ -103,37 +106,34 @@ def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float
     count = len(view.order)
     columns = min(count, 8)
     lines = -(-count // columns)
+    aspect = image.shape[1] / image.shape[2]
     with matplotlib.rc_context(_STYLE):
-        cell = 0.9
-        figure = Figure(figsize=(columns * cell, (2 * lines + 1.6) * cell + 0.6), layout="constrained")
-        grid = figure.add_gridspec(1 + 2 * lines, columns, height_ratios=[1.6] + [1] * (2 * lines))
+        figure = Figure(figsize=(6.8, 1.7 + 2 * lines * (6.4 / columns * aspect + 0.16)), layout="constrained")
         figure.suptitle(title, fontsize=8, x=0.01, ha="left")
-        _entropy_bars(figure, grid, image, view, columns)
-        for kind, start in (("mask", 1), ("map", 1 + lines)):
-            for rank, head in enumerate(view.order):
-                axis = figure.add_subplot(grid[start + rank // columns, rank % columns])
+        top, masks, maps = figure.subfigures(3, 1, height_ratios=[1.5, *(2 * [lines * 6.4 / columns * aspect])])
+        _entropy_bars(top, image, view)
+        for kind, part in (("mask", masks), ("map", maps)):
+            part.supylabel(f"{100 * mass:.0f} % mass" if kind == "mask" else "attention", fontsize=7)
+            axes = part.subplots(lines, columns, squeeze=False).ravel()
+            for axis in axes[count:]:
+                axis.set_axis_off()
+            for axis, head in zip(axes, view.order, strict=False):
                 _show(axis, image, grey=True)
                 _overlay(axis, view, head, kind, image)
-                if rank % columns == 0:
-                    axis.set_ylabel({"mask": f"{100 * mass:.0f} % mass", "map": "attention"}[kind], fontsize=6)
-                if kind == "mask":
-                    axis.set_title(f"head {head}", fontsize=6, pad=2)
+                axis.set_title(f"head {head}", fontsize=6, pad=2)
                 _mark_query(axis, view, image)
         return figure
 
 
-def _entropy_bars(figure: Figure, grid: Any, image: Tensor, view: AttentionView, columns: int) -> None:
-    wide = max(1, min(2, columns - 1))
-    picture = figure.add_subplot(grid[0, :wide])
+def _entropy_bars(figure: Any, image: Tensor, view: AttentionView) -> None:
+    picture, bars = figure.subplots(1, 2, width_ratios=(1, 3))
     _show(picture, image)
     _mark_query(picture, view, image, size=7)
-    if columns > wide:
-        bars = figure.add_subplot(grid[0, wide:])
-        bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], color=palette.BLUE)
-        bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=5)
-        bars.set_ylabel("entropy (bits)", fontsize=6)
-        bars.set_xlabel("head", fontsize=6)
-        bars.tick_params(labelsize=5)
+    bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], 0.7, color=palette.BLUE)
+    bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
+    bars.set_ylabel("entropy (bits)", fontsize=7)
+    bars.set_xlabel("head", fontsize=7)
+    bars.tick_params(labelsize=6)
 
 
 def _overlay(axis: Any, view: AttentionView, head: int, kind: str, image: Tensor) -> None:
@@ -150,29 +150,30 @@ def _overlay(axis: Any, view: AttentionView, head: int, kind: str, image: Tensor
 
 def score_figure(scores: Mapping[str, CorrespondenceScore]) -> Figure:
     """Accuracy and distance error of the top pairs, one bar per model, guessing as a dotted line (Fig. 8)."""
-    names = list(scores)
-    values = list(scores.values())
+    names, values = list(scores), list(scores.values())
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(max(4.2, 1.2 + 0.9 * len(names)), 2.4), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        for axis, label, heights, guess in (
+        figure = Figure(figsize=(6.4, 0.8 + 0.34 * len(names)), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for axis, label, lengths, guesses in (
             (left, "accuracy", [s.accuracy for s in values], [s.chance_accuracy for s in values]),
             (right, "distance error (pixels)", [s.error for s in values], [s.chance_error for s in values]),
         ):
-            for place, (height, chance) in enumerate(zip(heights, guess, strict=True)):
+            for place, (length, guess) in enumerate(zip(lengths, guesses, strict=True)):
                 style = place % len(palette.SERIES)
-                axis.bar(
-                    place, height, 0.7, color=palette.SERIES[style], hatch=palette.HATCHES[style], edgecolor="white"
+                axis.barh(
+                    place, length, 0.7, color=palette.SERIES[style], hatch=palette.HATCHES[style], edgecolor="white"
                 )
-                axis.plot((place - 0.4, place + 0.4), (chance, chance), ":", color="black", linewidth=1)
+                axis.plot((guess, guess), (place - 0.42, place + 0.42), ":", color="black", linewidth=1.2)
                 axis.annotate(
-                    f"{height:.3g}", (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=7
+                    f"{length:.3g}", (length, place), (3, 0), textcoords="offset points", va="center", fontsize=7
                 )
-            axis.set_xticks(range(len(names)), names, rotation=20 if len(names) > 2 else 0)
-            axis.set_ylabel(label)
-            axis.margins(y=0.15)
-        left.plot([], [], ":", color="black", linewidth=1, label="guessing")
-        left.legend(frameon=False, fontsize=6)
+            axis.set_xlabel(label)
+            axis.margins(x=0.16)
+        left.set_xlim(0, 1.15)
+        left.set_yticks(range(len(names)), names)
+        left.invert_yaxis()
+        right.plot([], [], ":", color="black", linewidth=1.2, label="guessing")
+        figure.legend(frameon=False, fontsize=7, loc="outside upper right")
         return figure
 
 
