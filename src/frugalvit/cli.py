@@ -38,6 +38,30 @@ VERBS = [
         "the classes of images",
     ),
     Verb(
+        "look correspond",
+        "frugalvit.config.look:CorrespondConfig",
+        "frugalvit.report.commands:correspond",
+        "which regions of two views match, and how often right",
+    ),
+    Verb(
+        "look attend",
+        "frugalvit.config.look:AttendConfig",
+        "frugalvit.report.commands:attend",
+        "where each head of the last block looks from one place",
+    ),
+    Verb(
+        "look explore",
+        "frugalvit.config.look:ExploreConfig",
+        "frugalvit.report.commands:explore",
+        "one page to click through similarities and attention",
+    ),
+    Verb(
+        "report",
+        "frugalvit.config.look:ReportConfig",
+        "frugalvit.report.commands:report",
+        "one page about one or several runs",
+    ),
+    Verb(
         "list models",
         "frugalvit.config.listing:ModelsConfig",
         "frugalvit.listing:models",
