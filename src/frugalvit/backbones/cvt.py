@@ -110,7 +110,6 @@ class CvT(Trunk):
 
     family = "cvt"
     stem_names = r"^layers\.0\.[01]\."
-    block_names = r"^layers\.(\d+)\.(?:2\.layers\.(\d+))?"
 
     def __init__(
         self,
@@ -156,6 +155,9 @@ class CvT(Trunk):
             embed = nn.Conv2d(in_chans if stage == 0 else dims[stage - 1], dim, kernel, stride, kernel // 2)
             layers.append(nn.Sequential(embed, ChannelNorm(dim), Blocks(blocks)))
         self.layers = nn.Sequential(*layers)
+
+    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        return [(r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", None)]
 
     def stage_parts(self) -> Parts:
         return [(stage[:2], list(stage[2].layers)) for stage in self.layers]  # type: ignore[index, misc]

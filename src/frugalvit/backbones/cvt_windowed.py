@@ -170,7 +170,6 @@ class WindowedCvT(Trunk):
 
     family = "cvt"
     stem_names = r"^stage0\.0\."
-    block_names = r"^stage(\d+)\.(?:1\.layers\.(\d+))?"
 
     def __init__(
         self,
@@ -217,6 +216,9 @@ class WindowedCvT(Trunk):
             self.add_module(f"stage{stage}", nn.Sequential(embed, Blocks(blocks)))
         self.norm = nn.LayerNorm(dims[-1])
         self.apply(initialise)
+
+    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        return [(r"^stage(\d+)\.1\.layers\.(\d+)\.", None), (r"^stage(\d+)\.0\.", None)]
 
     def stage_parts(self) -> Parts:
         stages = [getattr(self, f"stage{stage}") for stage in range(len(self.stage_ends))]

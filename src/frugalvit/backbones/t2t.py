@@ -168,7 +168,6 @@ class T2TViT(Trunk):
 
     family = "t2t"
     stem_names = r"^cls_token|pos_embed|tokens_to_token"
-    block_names = r"^blocks\.(\d+)"
 
     def __init__(
         self,
@@ -205,12 +204,15 @@ class T2TViT(Trunk):
         trunc_normal_(self.cls_token, std=0.02)
         self.apply(initialise)
 
+    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        return [(r"^blocks\.(\d+)\.", None)]
+
     def stage_parts(self) -> Parts:
         return [(self.embed, [[block] for block in self.blocks])]
 
     def embed(self, images: Tensor) -> Tokens:
         tokens, height, width = self.tokens_to_token(images)
-        tokens = torch.cat([self.cls_token.to(tokens.dtype).expand(len(tokens), -1, -1), tokens], dim=1)
+        tokens = torch.cat([self.cls_token.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)
         positions = resample_abs_pos_embed(self.pos_embed, [height, width], list(self.grid_size), antialias=False)
         return tokens + positions, height, width
 

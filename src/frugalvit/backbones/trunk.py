@@ -54,9 +54,7 @@ class Trunk(nn.Module):
 
     family: str
     stem_names: str
-    """Pattern of the parameter names before the first block, and ..."""
-    block_names: str
-    """... of a block's, its position in groups: timm's ``group_matcher`` for layer-wise learning rates."""
+    """Pattern of the names of parameters before the first block."""
 
     def __init__(
         self,
@@ -70,6 +68,7 @@ class Trunk(nn.Module):
     ) -> None:
         super().__init__()
         self.in_chans = in_chans
+        self.depths = tuple(depths)
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = self.embed_dim = dims[-1]
         self.stage_ends = tuple(sum(depths[: i + 1]) - 1 for i in range(len(depths)))
@@ -92,6 +91,10 @@ class Trunk(nn.Module):
 
     def final_norm(self, grid: Tensor) -> Tensor:
         """The final norm over the channels of a grid (B, D, h, w); the grid itself where a network has none."""
+        raise NotImplementedError
+
+    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        """Patterns of parameter names after the stem, each with a place or with groups that give it (timm's form)."""
         raise NotImplementedError
 
     # base.GridModel ------------------------------------------------------------------------------------------------
@@ -185,7 +188,8 @@ class Trunk(nn.Module):
         self.grad_checkpointing = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return {"stem": self.stem_names, "blocks": [(self.block_names, None), (r"^norm", (99999,))]}
+        """For learning rates that decay with depth: a block is one layer."""
+        return {"stem": self.stem_names, "blocks": [*self.layer_names(), (r"^norm\.", (99999,))]}
 
     def no_weight_decay(self) -> set[str]:
         names = ("cls_token", "pos_embed", "relative_position_bias")

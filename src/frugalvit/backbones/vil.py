@@ -59,7 +59,7 @@ class PatchEmbedding(nn.Module):
         maps = self.proj(F.pad(maps, (0, -width % self.patch, 0, -height % self.patch)))
         tokens = self.norm_embed(maps.flatten(2).transpose(1, 2))
         if self.cls_token is not None:
-            tokens = torch.cat([self.cls_token.to(tokens.dtype).expand(len(tokens), -1, -1), tokens], dim=1)
+            tokens = torch.cat([self.cls_token.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)
         return tokens, maps.shape[2], maps.shape[3]
 
 
@@ -169,7 +169,7 @@ class SparseAttention(RelativeBias):
 
     def attend_locally(self, queries: Tensor, keys_values: Tensor, height: int, width: int) -> Tensor:
         """The grid's positions over their neighbourhoods: (B, h * w, C)."""
-        batch, count, side = len(queries), self.global_tokens, self.window
+        batch, count, side = queries.shape[0], self.global_tokens, self.window
         tall, wide = -(-height // side), -(-width // side)
         fill_below, fill_right = tall * side - height, wide * side - width
 
@@ -290,7 +290,6 @@ class VisionLongformer(Trunk):
 
     family = "vil"
     stem_names = r"^layer1\.0\."
-    block_names = r"^layer(\d+)\.(\d+)"
 
     def __init__(
         self,
@@ -339,6 +338,14 @@ class VisionLongformer(Trunk):
             self.add_module(f"layer{stage + 1}", nn.Sequential(*layer))
         self.norm = nn.LayerNorm(dims[-1], eps=1e-6)
         self.apply(initialise)
+
+    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        names: list[tuple[str, tuple[int, ...] | None]] = []
+        for stage, depth in enumerate(self.depths, start=1):
+            names.append((rf"^layer{stage}\.0\.", (stage,)))
+            # The two halves of a block are numbered one after the other.
+            names += [(rf"^layer{stage}\.(?:{2 * i + 1}|{2 * i + 2})\.", (stage, i)) for i in range(depth)]
+        return names
 
     def stage_parts(self) -> Parts:
         layers = [list(getattr(self, f"layer{stage + 1}")) for stage in range(len(self.stage_ends))]
