@@ -26,6 +26,12 @@ class Verb:
 VERBS = [
     Verb("data", "frugalvit.config.inspect:DataConfig", "frugalvit.data.inspect:command", "what is in a dataset"),
     Verb(
+        "data pack",
+        "frugalvit.config.inspect:PackConfig",
+        "frugalvit.data.pack:command",
+        "write a dataset as WebDataset shards",
+    ),
+    Verb(
         "train",
         "frugalvit.config.train:TrainConfig",
         "frugalvit.training.commands:train",

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from frugalvit.data.tar import BadShard, Member, members
 from frugalvit.errors import UserError
 
 INDEX = "index.json"
+FORMAT = "frugalvit shards 1"
 _LABEL_BYTES = 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_SHARDS = 1_000_000
@@ -118,6 +119,10 @@ def open_shards(where: str) -> DataSource:
     path = Path(where).expanduser()
     if path.is_dir() and not is_remote(where):
         by_split = _shards_by_split(path)
+        listed = {shard["file"] for shards in _packed_index(path).get("splits", {}).values() for shard in shards}
+        missing = sorted(listed - {Path(name).name for names in by_split.values() for name in names})
+        if missing:
+            notes.append(f"{where} lacks {len(missing)} of the shards that its {INDEX} lists: {some(missing)}.")
     else:
         names = expand(where)
         if is_remote(where):
@@ -206,7 +211,7 @@ def label_of(texts: dict[str, bytes]) -> tuple[str | None, bool]:
 def _source(where: str, found: dict[str, tuple[list[str], list[tuple[int, Sample]]]], notes: list[str]) -> DataSource:
     samples = [sample for _, listed in found.values() for _, sample in listed]
     labelled = _are_labels(samples, where, notes)
-    names = _packed_classes(Path(where).expanduser()) if labelled else None
+    names = _packed_index(Path(where).expanduser()).get("classes") if labelled else None
     train = found.get("train", next(iter(found.values())))[1]
     classes = class_list(sample.label for _, sample in train) if labelled else []
     if names is not None and all(label.isdigit() and int(label) < len(names) for label in classes):
@@ -256,11 +261,11 @@ def _shards_by_split(folder: Path) -> dict[str, list[str]]:
     return by_split
 
 
-def _packed_classes(where: Path) -> list[str] | None:
-    """Class names from the index that ``frugalvit data pack`` writes beside its shards."""
+def _packed_index(where: Path) -> dict[str, Any]:
+    """The index that ``frugalvit data pack`` writes beside its shards; empty for shards of somebody else."""
     path = (where if where.is_dir() else where.parent) / INDEX
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))["classes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # somebody else's shards: the labels are their own names
-    return [str(name) for name in names] if isinstance(names, list) and names else None
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return index if isinstance(index, dict) and index.get("format") == FORMAT else {}
