@@ -19,14 +19,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from frugalvit import console
 from frugalvit.data import cachefile
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import ArrayExamples, Examples
-from frugalvit.data.lazy import LazyStore
+from frugalvit.data.lazy import LazyStore, squeeze
 from frugalvit.data.places import cache_root
 from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
@@ -193,14 +192,6 @@ def decode_all(
 
 def _blocks(count: int, length: int = 1024) -> list[range]:
     return [range(start, min(start + length, count)) for start in range(0, count, length)]
-
-
-def squeeze(pixels: np.ndarray, rectangle: tuple[int, int]) -> np.ndarray:
-    """(H, W, 3) to (S, S', 3), antialiased; as it is when it has that size."""
-    if pixels.shape[:2] == rectangle:
-        return pixels if pixels.flags.writeable else pixels.copy()
-    smaller = Image.fromarray(pixels).resize((rectangle[1], rectangle[0]), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return np.array(smaller)
 
 
 def _check_bad(bad: list[tuple[str, str]], limit: int, count: int) -> None:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from PIL import Image
+from torch import Tensor, multiprocessing  # torch's sends tensors through shared memory
 
 from frugalvit import console
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
 from frugalvit.data.store import Fetched
 from frugalvit.errors import UserError
+
+
+class Decoded(NamedTuple):
+    """A worker's answer: uint8 (B, 3, S, S'), sizes (B, 2), the positions really read (B,), and the bad ones met."""
+
+    images: Tensor
+    sizes: Tensor
+    index: Tensor
+    bad: list[tuple[str, str]]
 
 
 class LazyStore:
@@ -54,86 +65,91 @@ class LazyStore:
 
 
 class WorkerFetcher:
-    """Runs ahead of the steps with worker processes; a jump to another step starts them anew there."""
+    """Keeps worker processes busy with the steps to come; a jump to another step leaves their work unused."""
 
     def __init__(self, store: LazyStore, order: Callable[[int], Tensor]) -> None:
         self.store, self.order = store, order
-        self.next_step: int | None = None
-        self.batches: Iterator[Any] = iter(())
+        self.decoder = Decoder(store.examples, store.rectangle)
+        self.pool: ProcessPoolExecutor | None = None
+        self.waiting: dict[int, Future[Decoded]] = {}
 
     def at(self, step: int) -> Fetched:
-        if step != self.next_step:
-            self.batches = self._start(step)
+        store = self.store
+        images, sizes, index, bad = self._decoded(step) if store.workers else self.decoder(self.order(step).tolist())
+        store.note_bad(bad)
+        if bool((index < 0).any()):
+            raise UserError(f"{len(bad)} images in a row cannot be read, from {bad[0][0]} on: {bad[0][1]}.")
+        if store.device.type == "cuda":
+            images = images.pin_memory()
+        return Fetched(images.to(store.device, non_blocking=True), sizes, index)
+
+    def _decoded(self, step: int) -> Decoded:
+        ahead = range(step, step + 1 + 2 * self.store.workers)
         try:
-            images, sizes, index, bad = next(self.batches)
-        except RuntimeError as error:
-            if "worker" not in str(error).lower():
-                raise
+            if self.pool is None:
+                # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
+                self.pool = ProcessPoolExecutor(
+                    self.store.workers, multiprocessing.get_context("spawn"), _prepare_worker, (self.decoder,)
+                )
+            for number in [number for number in self.waiting if number not in ahead]:
+                self.waiting.pop(number).cancel()
+            for number in ahead:
+                if number not in self.waiting and len(positions := self.order(number)):
+                    self.waiting[number] = self.pool.submit(_decode_in_worker, positions.tolist())
+            return self.waiting.pop(step).result()
+        except BrokenProcessPool as error:
             raise UserError(
                 "A process that decodes images was killed (out of memory?). Use fewer with --workers, or keep the "
                 "images with --cache.where disk."
             ) from error
-        self.next_step = step + 1
-        self.store.note_bad(bad)
-        if bool((index < 0).any()):
-            raise UserError(f"{len(bad)} images in a row cannot be read, from {bad[0][0]} on: {bad[0][1]}.")
-        return Fetched(images.to(self.store.device, non_blocking=True), sizes, index)
-
-    def _start(self, step: int) -> Iterator[Any]:
-        store = self.store
-        decoder = Decoder(store.examples, store.rectangle)
-        loader = DataLoader(
-            decoder,
-            batch_sampler=StepSampler(self.order, step),
-            num_workers=store.workers,
-            collate_fn=stack,
-            pin_memory=store.device.type == "cuda",
-            multiprocessing_context="spawn" if store.workers else None,
-            prefetch_factor=2 if store.workers else None,
-        )
-        return iter(loader)
 
 
-class StepSampler(Sampler[list[int]]):
-    """The positions of step after step, from a given one on, until a step has none."""
-
-    def __init__(self, order: Callable[[int], Tensor], start: int) -> None:
-        self.order, self.start = order, start
-
-    def __iter__(self) -> Iterator[list[int]]:
-        step = self.start
-        while len(positions := self.order(step)):
-            yield positions.tolist()
-            step += 1
-
-
-class Decoder(Dataset[Any]):
-    """Position -> decoded, squeezed image, its size, the position really read and the bad ones met on the way."""
+class Decoder:
+    """Positions -> decoded, squeezed images. An unreadable one gives way to the next readable one after it."""
 
     def __init__(self, examples: Examples, rectangle: tuple[int, int]) -> None:
         self.examples, self.rectangle = examples, rectangle
 
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, position: int) -> tuple[np.ndarray, tuple[int, int], int, list[tuple[str, str]]]:
-        from frugalvit.data.cache import squeeze
-
+    def __call__(self, positions: list[int]) -> Decoded:
         bad: list[tuple[str, str]] = []
-        for attempt in range(min(len(self), 100)):
-            here = (position + attempt) % len(self)
+        images = torch.zeros((len(positions), 3, *self.rectangle), dtype=torch.uint8)
+        sizes, index = [], []
+        for slot, position in enumerate(positions):
+            found, pixels = self._readable(position, bad)
+            index.append(found)
+            sizes.append(self.rectangle if pixels is None else pixels.shape[:2])
+            if pixels is not None:
+                images[slot] = torch.from_numpy(squeeze(pixels, self.rectangle)).permute(2, 0, 1)
+        return Decoded(images, torch.tensor(sizes), torch.tensor(index), bad)
+
+    def _readable(self, position: int, bad: list[tuple[str, str]]) -> tuple[int, np.ndarray | None]:
+        count = len(self.examples)
+        for attempt in range(min(count, 100)):
+            here = (position + attempt) % count
             try:
-                pixels = self.examples.read(here, at_least=self.rectangle)
+                return here, self.examples.read(here, at_least=self.rectangle)
             except BadImage as error:
                 bad.append((error.name, error.reason))
-                continue
-            small = np.ascontiguousarray(squeeze(pixels, self.rectangle).transpose(2, 0, 1))
-            return small, (pixels.shape[0], pixels.shape[1]), here, bad
-        return np.zeros((3, *self.rectangle), np.uint8), self.rectangle, -1, bad  # the main process says it
+        return -1, None  # the main process says it
 
 
-def stack(samples: list[Any]) -> tuple[Tensor, Tensor, Tensor, list[tuple[str, str]]]:
-    """What the workers hand over: tensors, so that they travel through shared memory."""
-    images, sizes, positions, bad = zip(*samples, strict=True)
-    pixels = torch.from_numpy(np.stack(images))
-    return pixels, torch.tensor(sizes), torch.tensor(positions), [entry for found in bad for entry in found]
+def squeeze(pixels: np.ndarray, rectangle: tuple[int, int]) -> np.ndarray:
+    """(H, W, 3) to (S, S', 3), antialiased; as it is when it has that size."""
+    if pixels.shape[:2] == rectangle:
+        return pixels if pixels.flags.writeable else pixels.copy()
+    smaller = Image.fromarray(pixels).resize((rectangle[1], rectangle[0]), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return np.array(smaller)
+
+
+_decoder: Decoder | None = None  # a worker's own
+
+
+def _prepare_worker(decoder: Decoder) -> None:
+    global _decoder
+    _decoder = decoder
+    torch.set_num_threads(1)
+
+
+def _decode_in_worker(positions: list[int]) -> Decoded:
+    assert _decoder is not None
+    return _decoder(positions)

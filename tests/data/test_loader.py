@@ -1,0 +1,191 @@
+"""Batches as a pure function of seed and step: order, ranks, resume, balance, repeats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
+from frugalvit.data.augment import EvalTransform, MultiCrop, TrainAugment
+from frugalvit.data.loader import Batches, balanced_order, eval_batches
+from frugalvit.data.mixing import Mixing
+from frugalvit.data.store import AheadFetcher, ImageStore
+from frugalvit.errors import UserError
+
+
+def a_store(count: int = 30, size: int = 40, classes: int = 3, labelled: bool = True) -> ImageStore:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 3, size, size), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(count) % classes if labelled else None
+    return ImageStore.from_arrays(images, labels)
+
+
+def batches(store: ImageStore | None = None, batch: int = 8, mixed: bool = True, **keywords: Any) -> Batches:
+    store = store or a_store()
+    mixing = Mixing(MixingConfig(), 3) if mixed else None
+    augment = keywords.pop("augment", None) or TrainAugment(AugmentConfig(), 40)
+    return Batches(store, batch, seed=keywords.pop("seed", 0), augment=augment, mixing=mixing, **keywords)
+
+
+def test_an_epoch_takes_each_image_at_most_once() -> None:
+    loader = batches(drop_last=False, mixed=False)
+    assert loader.steps_per_epoch == len(loader) == 4
+    for epoch in range(2):
+        seen = torch.cat([loader.batch_at(epoch * 4 + step).index for step in range(4)])
+        assert sorted(seen.tolist()) == list(range(30))
+    dropped = batches()
+    assert dropped.steps_per_epoch == 3
+    assert len(set(torch.cat([dropped.batch_at(step).index for step in range(3)]).tolist())) == 24
+
+
+def test_order_changes_with_epoch_and_seed_only() -> None:
+    loader = batches()
+    assert torch.equal(loader.order(0), batches().order(0))
+    assert not torch.equal(loader.order(0), loader.order(3))
+    assert not torch.equal(loader.order(0), batches(seed=1).order(0))
+
+
+def test_any_step_first_gives_the_same_batch() -> None:
+    forward = batches()
+    in_order = [forward.batch_at(step) for step in range(7)]
+    for step in (6, 2, 4):
+        alone = batches().batch_at(step)
+        assert torch.equal(alone.images, in_order[step].images)
+        assert torch.equal(alone.targets, in_order[step].targets) and torch.equal(alone.index, in_order[step].index)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_ranks_share_one_batch(world: int, mixed: bool) -> None:
+    for step in range(4):
+        whole = batches(batch=16, mixed=mixed).batch_at(step)
+        parts = [batches(batch=16, mixed=mixed, rank=r, world=world).batch_at(step) for r in range(world)]
+        torch.testing.assert_close(torch.cat([part.images for part in parts]), whole.images, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.cat([part.targets for part in parts]), whole.targets)
+        assert torch.equal(torch.cat([part.index for part in parts]), whole.index)
+        assert {len(part.index) for part in parts} == {16 // world}
+
+
+def test_ranks_share_crops() -> None:
+    store = a_store(labelled=False)
+    crops = MultiCrop(CropsConfig(local_crops=2), 32)
+    whole = batches(store, mixed=False, augment=crops).batch_at(1)
+    parts = [batches(store, mixed=False, augment=crops, rank=r, world=2).batch_at(1) for r in range(2)]
+    assert whole.targets is None and whole.labels is None and len(whole.images) == 4
+    for view in range(4):
+        together = torch.cat([part.images[view] for part in parts])
+        torch.testing.assert_close(together, whole.images[view], atol=1e-5, rtol=1e-5)
+
+
+def test_uneven_last_batch_is_shared_by_pairs() -> None:
+    loader = [batches(a_store(22), batch=16, drop_last=False, rank=r, world=2) for r in range(2)]
+    sizes = [len(part.batch_at(1).index) for part in loader]
+    assert sum(sizes) == 6 and sizes[0] % 2 == 0
+
+
+def test_clean_images_are_kept_when_asked() -> None:
+    batch = batches(keep_clean=True).batch_at(0)
+    plain = batches(mixed=False).batch_at(0)
+    assert batch.clean is not None and torch.equal(batch.clean, plain.images)
+    assert batches().batch_at(0).clean is None
+    assert torch.equal(batch.labels, plain.targets)
+
+
+def test_fewer_images_than_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = batches(a_store(3), batch=128)
+    assert loader.batch == 3 and loader.steps_per_epoch == 1
+    assert "3" in capsys.readouterr().err
+    assert loader.batch_at(5).images.shape == (3, 3, 40, 40)
+    assert batches(a_store(1), batch=4).batch_at(0).images.shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"batch": 0}, "at least 1"),
+        ({"batch": 9, "world": 2}, "multiple of 4"),
+        ({"batch": 9, "world": 2, "mixed": False}, "multiple of 2"),
+        ({"batch": 64, "world": 40}, "fewer devices"),
+    ],
+)
+def test_impossible_batches_are_said(keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        batches(**keywords)
+
+
+def test_mixing_and_balance_need_labels() -> None:
+    with pytest.raises(UserError, match="labels"):
+        batches(a_store(labelled=False))
+    with pytest.raises(UserError, match="labels"):
+        batches(a_store(labelled=False), mixed=False, balance=True)
+
+
+def test_balance_draws_classes_equally_often() -> None:
+    labels = torch.tensor([0] * 50 + [1] * 8 + [2] * 2)
+    order = balanced_order(labels, 60, torch.Generator().manual_seed(0))
+    assert Counter(labels[order].tolist()) == {0: 20, 1: 20, 2: 20}
+    assert len(set(order[labels[order] == 0].tolist())) == 20, "a large class is not repeated"
+    assert Counter(order.tolist())[59] == 10, "a rare class is repeated evenly"
+    store = a_store(60)
+    store.labels = labels
+    loader = batches(store, batch=20, balance=True)
+    seen = torch.cat([loader.batch_at(step).labels for step in range(3)])
+    assert Counter(seen.tolist()) == {0: 20, 1: 20, 2: 20}
+
+
+def test_repeats_are_the_same_image_varied_differently() -> None:
+    loader = batches(batch=9, repeats=3, mixed=False)
+    batch = loader.batch_at(1)
+    assert sorted(Counter(batch.index.tolist()).values()) == [3, 3, 3]
+    neighbours = batch.index[:8].view(4, 2)
+    assert (neighbours[:, 0] != neighbours[:, 1]).all(), "mixing must not blend an image with itself"
+    same = (batch.index == batch.index[0]).nonzero()[:, 0]
+    assert not torch.equal(batch.images[same[0]], batch.images[same[1]])
+    epoch = torch.cat([loader.batch_at(step).index for step in range(loader.steps_per_epoch)])
+    assert set(Counter(epoch.tolist()).values()) == {3}
+
+
+@pytest.mark.parametrize("batch", [1, 7, 30, 64])
+def test_evaluation_covers_each_image_once(batch: int) -> None:
+    store, transform = a_store(), EvalTransform(40)
+    rounds = list(eval_batches(store, transform, batch))
+    assert torch.cat([index for _, _, index in rounds]).tolist() == list(range(30))
+    assert torch.equal(torch.cat([labels for _, labels, _ in rounds]), store.labels)
+    torch.testing.assert_close(torch.cat([images for images, _, _ in rounds]), transform(store.images, store.sizes))
+    assert next(iter(eval_batches(a_store(labelled=False), transform, 4)))[1] is None
+
+
+def test_fetching_ahead_gives_the_same() -> None:
+    store = a_store()
+    orders = torch.arange(30).view(5, 6)
+
+    def order(step: int) -> Tensor:
+        return orders[step] if step < 5 else orders[0, :0]
+
+    ahead, plain = AheadFetcher(store, order), store.fetcher(order)
+    for step in (0, 1, 3, 4, 2):
+        for mine, other in zip(ahead.at(step), plain.at(step), strict=True):
+            assert torch.equal(mine, other)
+
+
+def test_stores_from_arrays_take_both_layouts() -> None:
+    store = a_store(4)
+    again = ImageStore.from_arrays(store.images.permute(0, 2, 3, 1).numpy(), [0, 1, 2, 0])
+    assert torch.equal(again.images, store.images) and again.labels.tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["device", "ram"])
+def test_batches_on_the_device_equal_those_on_the_cpu(where: str) -> None:
+    on_cpu = a_store()
+    there = ImageStore.from_arrays(on_cpu.images, on_cpu.labels, "cuda" if where == "device" else "cpu")
+    there.device = torch.device("cuda")
+    for step in range(3):
+        mine, other = batches(there).batch_at(step), batches(on_cpu).batch_at(step)
+        assert mine.images.is_cuda and torch.equal(mine.index, other.index)
+        assert ((mine.images.cpu() - other.images).abs() > 0.06).float().mean() < 0.01
+        torch.testing.assert_close(mine.targets.cpu(), other.targets)
