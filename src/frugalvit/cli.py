@@ -68,6 +68,24 @@ VERBS = [
         "one page about one or several runs",
     ),
     Verb(
+        "probe knn",
+        "frugalvit.config.probe:KnnConfig",
+        "frugalvit.probing.commands:knn",
+        "votes of the nearest training images on frozen features",
+    ),
+    Verb(
+        "probe linear",
+        "frugalvit.config.probe:LinearConfig",
+        "frugalvit.probing.commands:linear",
+        "a linear classifier on frozen features, by SGD",
+    ),
+    Verb(
+        "probe logistic",
+        "frugalvit.config.probe:LogisticConfig",
+        "frugalvit.probing.commands:logistic",
+        "logistic regression on frozen features, regularisation searched",
+    ),
+    Verb(
         "list models",
         "frugalvit.config.listing:ModelsConfig",
         "frugalvit.listing:models",

@@ -1,0 +1,110 @@
+"""Options of ``frugalvit probe``, ``embed`` and ``bench``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from frugalvit.config.base import Config, option
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "32", "bf16", "fp16"]
+Positive = Annotated[float, Field(gt=0)]
+Strength = Annotated[float, Field(ge=0)]
+
+
+class ExtractConfig(Config):
+    """How features are taken from a model."""
+
+    img_size: int | tuple[int, int] | None = option(None, "input size in pixels, or height,width; default: the model's")
+    backbone: str | None = option(None, "the architecture of a bare checkpoint")
+    batch: int = option(64, "images at once", ge=1)
+    device: Device = option("auto", "where to compute")
+    precision: Precision = option("auto", "auto: bf16 where the hardware has it")
+    workers: int | Literal["auto"] = option("auto", "threads that decode images")
+    cache: bool = option(True, "keep features on disk and use those of an earlier call")
+    seed: int = option(0, "decides splits that have to be made, and all that is random", ge=0)
+
+
+class ProbeConfig(ExtractConfig):
+    """What every probe of one dataset takes."""
+
+    model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
+    data: str = option(help="folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
+    root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
+    val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
+
+
+class KnnConfig(ProbeConfig):
+    """Weighted votes of the k nearest training images."""
+
+    ks: list[Annotated[int, Field(ge=1)]] = option([10, 20, 100, 200], "numbers of neighbours, all from one pass")
+    temperature: float = option(0.07, "votes weigh exp(cosine / temperature)", gt=0)
+    features: Literal["pooled", "last_blocks"] = option("pooled", "pooled, or the token means of the last blocks")
+    blocks: int = option(4, "how many last blocks", ge=1)
+
+
+class LinearConfig(ProbeConfig):
+    """A linear classifier by SGD, several learning rates at once, the best on validation images."""
+
+    lrs: list[Positive] = option([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0], "learning rates (x batch / 256)")
+    weight_decays: list[Strength] = option([0.0], "weight decays, each with every learning rate")
+    epochs: int = option(100, "passes over the training features", ge=1)
+    probe_batch: int = option(256, "features a step", ge=1)
+    views: int = option(
+        0, "augmented views (random resized crop, flip) of every training image; 0: the centre crop", ge=0
+    )
+    features: Literal["pooled", "last_blocks"] = option("last_blocks", "pooled, or the token means of the last blocks")
+    blocks: int = option(4, "how many last blocks", ge=1)
+
+
+class LogisticConfig(ProbeConfig):
+    """Logistic regression by L-BFGS, λ searched on validation images."""
+
+    max_iterations: int = option(1000, "of L-BFGS, for every λ", ge=1)
+    features: Literal["pooled", "last_blocks"] = option("pooled", "pooled, or the token means of the last blocks")
+    blocks: int = option(4, "how many last blocks", ge=1)
+
+
+class SuiteConfig(ExtractConfig):
+    """Logistic regression on the 18 datasets of EsViT's Table 9, as far as they are here."""
+
+    model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
+    against: str | None = option(None, "a second model: count the datasets on which the first one wins")
+    root: str | None = option(None, "where the datasets lie (default: FRUGALVIT_DATASETS)")
+    datasets: list[str] = option([], "only these of the 18 (default: all that are present)")
+    own: list[str] = option([], "further datasets: folders, tables or names")
+    download: bool = option(False, "fetch the datasets that can be downloaded")
+    out: str = option("suite", "folder of the results; a dataset already there is not computed again", short="-o")
+    val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
+    max_iterations: int = option(1000, "of L-BFGS, for every λ", ge=1)
+
+
+class EmbedConfig(ExtractConfig):
+    """The features of images in a file, and the nearest neighbours of one image as a picture."""
+
+    model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
+    data: str = option(help="folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
+    out: str | None = option(None, "features.npz or features.parquet", short="-o")
+    root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
+    split: Literal["all", "train", "val", "test"] = option("all", "which images")
+    features: Literal["pooled", "last_blocks", "grid"] = option("pooled", "pooled, last_blocks, or the grid of tokens")
+    blocks: int = option(4, "how many last blocks", ge=1)
+    neighbours: str | None = option(None, "an image file: draw its nearest neighbours")
+    count: int = option(10, "how many neighbours", ge=1)
+    picture: str = option("neighbours.png", "where the picture of the neighbours goes")
+
+
+class BenchConfig(Config):
+    """Parameters, GFLOPs, images/s and memory of models, relative to ViT-B (EsViT, Table 7 and Fig. 1)."""
+
+    models: list[str] = option(help="run folders, exported folders or model names", positional=True)
+    img_size: int | tuple[int, int] | None = option(None, "input size in pixels; default: each model's own")
+    batch: int = option(64, "images at once", ge=1)
+    steps: int = option(20, "timed passes; the median counts", ge=1)
+    device: Device = option("auto", "where to compute")
+    precision: Precision = option("auto", "auto: bf16 where the hardware has it")
+    compile: bool = option(False, "torch.compile the models first")
+    reference: str = option("vit_base", "the model that throughput is relative to; none: no such column")
+    plot: str | None = option(None, "accuracy against throughput over the runs given (Fig. 1): a .png, .svg or .pdf")

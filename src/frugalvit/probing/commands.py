@@ -1,0 +1,182 @@
+"""``frugalvit probe knn | linear | logistic``: one frozen model, one dataset, one number."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from frugalvit import console
+from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, ProbeConfig
+from frugalvit.data import DataSource
+from frugalvit.errors import UserError
+from frugalvit.files import write_text
+from frugalvit.probing.extract import Kind
+from frugalvit.probing.knn import knn_accuracy
+from frugalvit.probing.linear import linear_probe
+from frugalvit.probing.logistic import logistic_probe
+from frugalvit.probing.metrics import classification_scores, rank_classes, score
+from frugalvit.probing.prepare import (
+    as_part,
+    embed_splits,
+    joined,
+    make_extractor,
+    open_labelled,
+    open_model,
+    probe_device,
+    three_splits,
+)
+from frugalvit.results import Result, Table
+
+HEADLINE_K = 20  # the k that "top1" of k-NN means where it is among the ks, as DINO and EsViT report it
+
+
+def knn(config: KnnConfig) -> Result:
+    """Bank: all images but those scored. Scored: test, else a given val, else every image by leaving one out."""
+    began = time.monotonic()
+    source = _one_label(config)
+    model = open_model(config.model, config)
+    parts = embed_splits(make_extractor(model, config, config.features, config.blocks), source)
+    asked = next((parts[name] for name in ("test", "val") if name in parts), None)
+    bank = joined(*(as_part(part) for part in parts.values() if part is not asked))
+    scores = knn_accuracy(
+        bank.features,
+        bank.targets,
+        None if asked is None else asked.features,
+        None if asked is None else asked.labels,
+        config.ks,
+        config.temperature,
+        len(source.classes or ()),
+        device=probe_device(model),
+    )
+    headline = HEADLINE_K if HEADLINE_K in scores else min(scores)
+    data: dict[str, Any] = {
+        **scores[headline],
+        "k": headline,
+        "knn": {str(k): values["top1"] for k, values in scores.items()},
+        "leave_one_out": asked is None,
+        "train_images": len(bank),
+        "test_images": len(bank) if asked is None else len(asked),
+    }
+    data = _data(config, "knn", source, config.features, data, began)
+    table = Table(
+        ["k", "top1", "top5", "mean_per_class"],
+        [[k, values["top1"], values["top5"], values["mean_per_class"]] for k, values in scores.items()],
+        f"k-NN on {source.name}: {data['train_images']:,} images vote on {data['test_images']:,}",
+    )
+    notes = ["there is no test split: every image was asked of all the others"] if asked is None else []
+    return Result(data, [table], [*source.notes, *notes])
+
+
+def linear(config: LinearConfig) -> Result:
+    """EsViT's linear probe: last blocks, SGD, the best of several learning rates on validation images."""
+    began = time.monotonic()
+    source = _one_label(config)
+    model = open_model(config.model, config)
+    extractor = make_extractor(model, config, config.features, config.blocks)
+    parts = embed_splits(extractor, source)
+    views = None
+    if config.views:
+        made = [
+            extractor(source.splits["train"], f"{source.name} train, view {view + 1}", view=view).features
+            for view in range(config.views)
+        ]
+        views = torch.stack(made)
+    prepared = three_splits(parts, len(source.classes or ()), config.val_fraction, config.seed, views)
+    found = linear_probe(
+        prepared.train.features,
+        prepared.train.targets,
+        prepared.val.features,
+        prepared.val.targets,
+        prepared.test.features,
+        classes=prepared.classes,
+        lrs=config.lrs,
+        weight_decays=config.weight_decays,
+        epochs=config.epochs,
+        batch=config.probe_batch,
+        seed=config.seed,
+        device=probe_device(model),
+    )
+    data = classification_scores(rank_classes(found.scores), prepared.test.targets) | {
+        "val_top1": found.validation,
+        "lr": found.learning_rate,
+        "weight_decay": found.weight_decay,
+        "tried": found.tried,
+        "train_images": len(prepared.train),
+        "test_images": len(prepared.test),
+    }
+    data = _data(config, "linear", source, config.features, data, began)
+    return Result(data, [_scores_table(data, "lr", "weight_decay")], [*source.notes, *prepared.notes])
+
+
+def logistic(config: LogisticConfig) -> Result:
+    """Logistic regression: λ searched on validation images, fitted on train + val, tested once."""
+    began = time.monotonic()
+    source = open_labelled(config.data, config.root)
+    model = open_model(config.model, config)
+    parts = embed_splits(make_extractor(model, config, config.features, config.blocks), source)
+    prepared = three_splits(parts, len(source.classes or ()), config.val_fraction, config.seed)
+    several = prepared.train.targets.ndim == 2
+    found = logistic_probe(
+        prepared.train.features,
+        prepared.train.targets,
+        prepared.val.features,
+        prepared.val.targets,
+        prepared.test.features,
+        metric="map11" if several else "accuracy",
+        classes=prepared.classes,
+        device=probe_device(model),
+        max_iterations=config.max_iterations,
+    )
+    if not found.converged:
+        console.warn(f"L-BFGS ended at its limit of {config.max_iterations} iterations; raise --max-iterations")
+    if several:
+        data: dict[str, Any] = {
+            "map11": score("map11", found.scores, prepared.test.targets),
+            "val_map11": found.validation,
+        }
+    else:
+        data = classification_scores(rank_classes(found.scores), prepared.test.targets)
+        data |= {"val_top1": found.validation}
+    data |= {
+        "lambda": found.strength,
+        "iterations": found.iterations,
+        "tried": {f"{strength:.6g}": value for strength, value in found.tried.items()},
+        "train_images": len(prepared.train) + len(prepared.val),
+        "test_images": len(prepared.test),
+    }
+    data = _data(config, "logistic", source, config.features, data, began)
+    return Result(data, [_scores_table(data, "lambda", "iterations")], [*source.notes, *prepared.notes])
+
+
+def _one_label(config: ProbeConfig) -> DataSource:
+    source = open_labelled(config.data, config.root)
+    if any(examples.labels is None for examples in source.splits.values()):
+        raise UserError(f"{source.name} has several labels an image: use 'frugalvit probe logistic'.")
+    return source
+
+
+def _data(
+    config: ProbeConfig, probe: str, source: DataSource, features: Kind, data: dict[str, Any], began: float
+) -> dict[str, Any]:
+    """The result with what it is a result of; a run keeps it in its folder, for reports and plots."""
+    whole = {"probe": probe, "model": config.model, "data": source.name, "features": features} | data
+    whole["seconds"] = round(time.monotonic() - began, 2)
+    run = Path(config.model)
+    if (run / "config.yaml").exists():
+        path = run / "probes.json"
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        kept[f"{probe} {source.name}"] = whole
+        write_text(path, json.dumps(kept, indent=1, ensure_ascii=False))
+        whole = {"run": config.model} | whole
+    return whole
+
+
+def _scores_table(data: dict[str, Any], *settings: str) -> Table:
+    names = [name for name in ("top1", "top5", "mean_per_class", "map11", "val_top1", "val_map11") if name in data]
+    columns = [*names, *settings, "seconds"]
+    title = f"{data['probe']} probe on {data['data']}: {data['test_images']:,} test images"
+    return Table(columns, [[data[name] for name in columns]], title)

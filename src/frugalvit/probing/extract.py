@@ -1,0 +1,289 @@
+"""Features once: what a frozen model makes of images, kept on disk under the content they were made of.
+
+The key of the cache is a hash of the weights, of the images (their names, sizes and times), of the preprocessing and of
+the kind of features. So another model, a changed file or another input size never finds wrong features, and equal
+content finds them whatever the model is called. They are written in chunks: an interrupted call goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frugalvit import console
+from frugalvit.config.data import AugmentConfig
+from frugalvit.data.augment import TrainAugment
+from frugalvit.data.cache import look, squeeze
+from frugalvit.data.decode import BadImage
+from frugalvit.data.examples import Examples
+from frugalvit.data.places import cache_root
+from frugalvit.data.randomness import generator_for
+from frugalvit.errors import UserError
+from frugalvit.files import write_atomically
+from frugalvit.probing.metrics import require_finite
+from frugalvit.training.models import Model
+
+Kind = Literal["pooled", "last_blocks", "grid"]
+CHUNK = 1024  # images between two writes
+_VERSION = 1  # of the files: raise it when equal keys would no longer mean equal features
+_DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Embedded:
+    """Features of a split in the order of its images; unreadable images are left out and listed.
+
+    features: float32 on the CPU, (N, D), or (N, D, h, w) for the grid.
+    labels:   (N,) or None. targets: (N, C) for several labels an image, or None.
+    """
+
+    features: Tensor
+    labels: Tensor | None
+    targets: Tensor | None
+    names: list[str]
+    keys: list[str]
+    bad: list[tuple[str, str]] = field(default_factory=list)
+    from_cache: bool = False
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+class Extractor:
+    """Takes features from one model."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        kind: Kind = "pooled",
+        blocks: int = 4,
+        batch: int = 64,
+        precision: str = "auto",
+        workers: int | Literal["auto"] = "auto",
+        cache: bool = True,
+        max_bad: float = 0.05,
+    ) -> None:
+        self.model, self.kind, self.blocks, self.batch = model, kind, blocks, batch
+        self.device = next(model.backbone.parameters()).device
+        self.precision = resolve_precision(precision, self.device)
+        self.threads = (os.cpu_count() or 1) if workers == "auto" else max(1, workers)
+        self.folder = cache_root() / "features" if cache else None
+        self.max_bad = max_bad
+        self.weights = model_hash(model)
+
+    def __call__(self, examples: Examples, label: str = "features", view: int | None = None) -> Embedded:
+        """Features of all images; ``view`` takes the v-th random resized crop and flip instead of the centre crop."""
+        if len(examples) == 0:
+            raise UserError(f"{label}: there are no images.")
+        size = self.model.transform.out_size
+        rectangle, _ = look(examples, size)
+        folder = None if self.folder is None else self._folder(examples, rectangle, view)
+        starts = range(0, len(examples), CHUNK)
+        parts: dict[int, _Part] = {}
+        for number in range(len(starts)):
+            found = _load(folder, number) if folder is not None else None
+            if found is not None:
+                parts[number] = found
+        todo = [number for number in range(len(starts)) if number not in parts]
+        limit = max(1, int(self.max_bad * len(examples)))
+        bad = sum(len(part.bad) for part in parts.values())
+        reader = _Reader(examples, rectangle, self.threads)
+        meter = console.Meter(len(examples), label, sum(len(p.positions) for p in parts.values()))
+        for number, decoded in reader.chunks(todo):
+            bad += len(decoded.bad)
+            if bad > limit:
+                shown = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
+                raise UserError(f"{bad} of {len(examples)} images cannot be read: {shown}. Mend or remove them.")
+            features = self._features(decoded, view, number, meter, starts[number])
+            require_finite(features, f"features of {self.model.name}")
+            parts[number] = _Part(features.numpy(), decoded.positions.numpy(), decoded.bad)
+            if folder is not None:
+                _save(folder, number, parts[number])
+        meter.close()
+        return self._assemble(examples, [parts[number] for number in range(len(starts))], not todo)
+
+    @torch.inference_mode()
+    def images(self, images: Tensor) -> Tensor:
+        """Features (B, …) of prepared images, float32."""
+        backbone, dtype = self.model.backbone, _DTYPES[self.precision]
+        with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+            if self.kind == "last_blocks":
+                features = backbone.last_blocks(images, self.blocks)
+            else:
+                output = backbone(images)
+                features = output.grid if self.kind == "grid" else output.pooled
+        return features.float()
+
+    def _features(self, decoded: _Decoded, view: int | None, number: int, meter: console.Meter, done: int) -> Tensor:
+        prepare = self._prepare(view, number)
+        found = []
+        for start in range(0, len(decoded.images), self.batch):
+            rows = slice(start, start + self.batch)
+            images = decoded.images[rows].to(self.device, non_blocking=True)
+            found.append(self.images(prepare(images, decoded.sizes[rows])).cpu())
+            meter.show(done + start + len(images))
+        return torch.cat(found) if found else torch.zeros(0, 1)
+
+    def _prepare(self, view: int | None, number: int) -> Callable[[Tensor, Tensor], Tensor]:
+        if view is None:
+            return self.model.transform
+        backbone = self.model.backbone
+        crop = TrainAugment(_view_config(), self.model.transform.out_size, backbone.mean, backbone.std)
+        generator = generator_for(view, "probe view", number)
+        return lambda images, sizes: crop(images, sizes, generator)
+
+    def _folder(self, examples: Examples, rectangle: tuple[int, int], view: int | None) -> Path:
+        identity = {
+            "version": _VERSION,
+            "weights": self.weights,
+            "images": examples.fingerprint(),
+            "transform": self.model.transform.spec(),
+            "rectangle": list(rectangle),
+            "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],
+            "precision": self.precision,
+            "view": None if view is None else [view, _view_config().model_dump(mode="json"), self.batch],
+        }
+        text = json.dumps(identity, sort_keys=True)
+        assert self.folder is not None
+        folder = self.folder / hashlib.sha256(text.encode()).hexdigest()[:32]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot write to {self.folder} ({error.strerror}): pass --no-cache.") from None
+        return folder
+
+    def _assemble(self, examples: Examples, parts: list[_Part], from_cache: bool) -> Embedded:
+        positions = np.concatenate([part.positions for part in parts])
+        bad = [entry for part in parts for entry in part.bad]
+        if not len(positions):
+            raise UserError(f"None of the {len(examples)} images can be read; the first: {bad[0][0]}: {bad[0][1]}.")
+        for name, reason in bad:
+            console.warn(f"left out: {name}: {reason}")
+        labels = None if examples.labels is None else torch.from_numpy(examples.labels[positions])
+        targets = None if examples.targets is None else torch.from_numpy(examples.targets[positions])
+        features = np.concatenate([part.features for part in parts if len(part.positions)])
+        names, keys = ([words[i] for i in positions] for words in (examples.names, examples.keys))
+        return Embedded(torch.from_numpy(features), labels, targets, names, keys, bad, from_cache)
+
+
+def resolve_precision(wanted: str, device: torch.device) -> str:
+    """ "auto" is bf16 on a GPU that has it, fp16 on an older one, full precision elsewhere."""
+    if wanted != "auto":
+        return wanted
+    if device.type != "cuda":
+        return "32"
+    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+
+
+def model_hash(model: Model) -> str:
+    """A hash of all that decides a model's features: its weights and how it is built."""
+    spec = {key: value for key, value in model.backbone.spec().items() if key != "num_classes"}
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.backbone.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _view_config() -> AugmentConfig:
+    """The released linear probe's training views: random resized crop and flip, nothing else."""
+    return AugmentConfig(crop="resized", operations=0, erasing=0.0, flip=0.5)
+
+
+# -- reading
+
+
+@dataclass
+class _Decoded:
+    images: Tensor  # uint8 (n, 3, S, S')
+    sizes: Tensor  # (n, 2)
+    positions: Tensor  # (n,)
+    bad: list[tuple[str, str]]
+
+
+class _Reader:
+    """Decodes chunk after chunk in threads, one chunk ahead of its use."""
+
+    def __init__(self, examples: Examples, rectangle: tuple[int, int], threads: int) -> None:
+        self.examples, self.rectangle, self.threads = examples, rectangle, threads
+
+    def chunks(self, numbers: list[int]) -> Iterator[tuple[int, _Decoded]]:
+        with ThreadPoolExecutor(self.threads) as decoders, ThreadPoolExecutor(1) as ahead:
+            waiting = ahead.submit(self._read, numbers[0], decoders) if numbers else None
+            for place, number in enumerate(numbers):
+                assert waiting is not None
+                decoded = waiting.result()
+                following = numbers[place + 1 : place + 2]
+                waiting = ahead.submit(self._read, following[0], decoders) if following else None
+                yield number, decoded
+
+    def _read(self, number: int, decoders: ThreadPoolExecutor) -> _Decoded:
+        positions = range(number * CHUNK, min((number + 1) * CHUNK, len(self.examples)))
+        images = torch.empty((len(positions), 3, *self.rectangle), dtype=torch.uint8)
+        sizes, kept, bad = [], [], []
+        for position, result in zip(positions, decoders.map(self._one, positions), strict=True):
+            if isinstance(result, BadImage):
+                bad.append((result.name, result.reason))
+                continue
+            pixels, size = result
+            images[len(kept)] = torch.from_numpy(pixels).permute(2, 0, 1)
+            kept.append(position)
+            sizes.append(size)
+        return _Decoded(images[: len(kept)], torch.tensor(sizes).view(-1, 2), torch.tensor(kept, dtype=torch.long), bad)
+
+    def _one(self, position: int) -> tuple[np.ndarray, tuple[int, int]] | BadImage:
+        try:
+            pixels = self.examples.read(position, at_least=self.rectangle)
+        except BadImage as error:
+            return error
+        return np.ascontiguousarray(squeeze(pixels, self.rectangle)), (pixels.shape[0], pixels.shape[1])
+
+
+# -- files
+
+
+@dataclass
+class _Part:
+    features: np.ndarray
+    positions: np.ndarray
+    bad: list[tuple[str, str]]
+
+
+def _save(folder: Path, number: int, part: _Part) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, features=part.features, positions=part.positions, bad=np.array(json.dumps(part.bad)))
+    try:
+        write_atomically(folder / f"{number:06d}.npz", lambda handle: handle.write(buffer.getbuffer()))
+    except OSError as error:
+        raise UserError(f"Cannot write features to {folder} ({error.strerror}): pass --no-cache.") from None
+
+
+def _load(folder: Path, number: int) -> _Part | None:
+    """A chunk of an earlier call, or None where it is missing or damaged (then it is computed again)."""
+    path = folder / f"{number:06d}.npz"
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            features, positions = arrays["features"], arrays["positions"]
+            bad = [(name, reason) for name, reason in json.loads(str(arrays["bad"]))]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        console.warn(f"{path} is damaged ({error}); computing it again")
+        return None
+    if len(features) != len(positions) or not np.isfinite(features).all():
+        console.warn(f"{path} does not hold what it should; computing it again")
+        return None
+    return _Part(features, positions, bad)

@@ -1,0 +1,148 @@
+"""From MODEL and DATA to labelled features in the splits a probe needs; what had to be made is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frugalvit.config.probe import ExtractConfig
+from frugalvit.data import DataSource, open_data
+from frugalvit.data.splits import hold_out
+from frugalvit.errors import UserError
+from frugalvit.probing.extract import Embedded, Extractor, Kind
+from frugalvit.training.models import Model, load_model
+from frugalvit.training.setup import pick_device
+
+
+@dataclass
+class Part:
+    """Features (N, D), or (V, N, D) with augmented views, and their labels (N,) or several labels an image (N, C)."""
+
+    features: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def subset(self, rows: np.ndarray) -> Part:
+        index = torch.from_numpy(np.flatnonzero(rows))
+        return Part(self.features.index_select(-2, index), self.targets[index])
+
+
+@dataclass
+class ProbeData:
+    """A dataset as a probe sees it."""
+
+    train: Part
+    val: Part
+    test: Part
+    classes: int
+    notes: list[str] = field(default_factory=list)
+
+
+def open_model(where: str, config: ExtractConfig) -> Model:
+    """The model on its device. A name alone means random weights; the seed decides them, so that caches find them."""
+    torch.manual_seed(config.seed)
+    return load_model(where, pick_device(config.device), img_size=config.img_size, architecture=config.backbone)
+
+
+def make_extractor(model: Model, config: ExtractConfig, kind: Kind, blocks: int = 4) -> Extractor:
+    """The extractor that the options describe."""
+    return Extractor(
+        model,
+        kind=kind,
+        blocks=blocks,
+        batch=config.batch,
+        precision=config.precision,
+        workers=config.workers,
+        cache=config.cache,
+    )
+
+
+def probe_device(model: Model) -> torch.device:
+    """Where a probe computes: with the model, except on MPS, which has no double precision for the eigenvectors."""
+    device = next(model.backbone.parameters()).device
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def open_labelled(data: str, root: str | None) -> DataSource:
+    """The dataset with the splits its makers gave it; refused before anything expensive where labels are missing."""
+    source = open_data(data, split="given", root=root)
+    for name, examples in source.splits.items():
+        if examples.labels is None and examples.targets is None:
+            where = "" if len(source.splits) == 1 else f" in {name}"
+            raise UserError(
+                f"{source.location} has no labels{where}; a probe needs them: "
+                "put the images into one folder per class, or give a CSV with a label column."
+            )
+    if "train" not in source.splits:
+        raise UserError(f"{source.location} has no train split to learn from, only {', '.join(source.splits)}.")
+    if source.classes is not None and len(source.classes) < 2:
+        raise UserError(f"{source.location} has one class only; a probe needs at least two to tell apart.")
+    return source
+
+
+def embed_splits(extractor: Extractor, source: DataSource) -> dict[str, Embedded]:
+    """Features of every split as given: all probes share them, whichever splits they make of them."""
+    return {name: extractor(examples, f"{source.name} {name}") for name, examples in source.splits.items()}
+
+
+def three_splits(
+    parts: dict[str, Embedded], classes: int, val_fraction: float, seed: int, views: Tensor | None = None
+) -> ProbeData:
+    """Train, validation and test from what is there.
+
+    No test split: a given val is tested on (as ImageNet's), else a part of train is held out. No val split, or val is
+    tested on: a part of train is held out. Both stratified and decided by the seed and the images' names alone.
+    ``views`` (V, N, D) are augmented features of the train split's images, and replace theirs for training.
+    """
+    notes: list[str] = []
+    whole = parts["train"]
+    left, test, val = np.ones(len(whole), dtype=bool), parts.get("test"), parts.get("val")
+    train = as_part(whole)
+    if test is None and val is not None:
+        notes.append(f"there is no test split: val is tested on ({len(val):,} images)")
+        test, val = val, None
+    if test is None:
+        held = _hold(whole, left, val_fraction, seed + 1)
+        notes.append(f"there is no test split: {held.sum():,} of {len(whole):,} training images are held out for it")
+        left &= ~held
+        test_part = train.subset(held)
+    else:
+        test_part = as_part(test)
+    if val is None:
+        held = _hold(whole, left, val_fraction, seed)
+        notes.append(f"there is no val split: {held.sum():,} training images are held out to choose settings on")
+        left &= ~held
+        val_part = train.subset(held)
+    else:
+        val_part = as_part(val)
+    if not left.any() or not len(test_part):
+        raise UserError(f"{len(whole)} training images are too few to hold any out; add images or a test split.")
+    learned = train if views is None else Part(views, train.targets)
+    return ProbeData(learned.subset(left), val_part, test_part, classes, notes)
+
+
+def as_part(embedded: Embedded) -> Part:
+    """Features with whichever kind of labels there are."""
+    targets = embedded.labels if embedded.targets is None else embedded.targets
+    assert targets is not None
+    return Part(embedded.features, targets)
+
+
+def joined(*parts: Part) -> Part:
+    """Several parts, one after the other."""
+    return Part(torch.cat([part.features for part in parts]), torch.cat([part.targets for part in parts]))
+
+
+def _hold(embedded: Embedded, left: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Of the images still left, those to hold out: bool (N,)."""
+    rows = np.flatnonzero(left)
+    labels = None if embedded.labels is None else embedded.labels.numpy()[rows]
+    chosen = hold_out([embedded.keys[row] for row in rows], labels, fraction, seed)
+    held = np.zeros(len(embedded), dtype=bool)
+    held[rows[chosen]] = True
+    return held
