@@ -132,7 +132,7 @@ class CvT(Trunk):
         super().__init__(
             dims=dims,
             depths=depths,
-            reductions=[patch_size * 2**i for i in range(len(dims))],
+            patch_size=patch_size,
             in_chans=in_chans,
             num_classes=num_classes,
             drop_rate=drop_rate,

@@ -193,7 +193,7 @@ class WindowedCvT(Trunk):
         super().__init__(
             dims=dims,
             depths=depths,
-            reductions=[patch_size * 2**i for i in range(len(dims))],
+            patch_size=patch_size,
             in_chans=in_chans,
             num_classes=num_classes,
             drop_rate=drop_rate,

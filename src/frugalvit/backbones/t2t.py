@@ -13,6 +13,7 @@ Yuan et al., "Tokens-to-Token ViT" (2021), in the shape of the Drloc experiments
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +57,8 @@ class Performer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         keys, queries, values = self.kqv(self.norm1(x)).chunk(3, dim=-1)
         # Exponents lose their meaning in bf16 and exp overflows in fp16, so this part stays in float32.
-        with torch.autocast(x.device.type, enabled=False):
+        autocast = torch.amp.is_autocast_available(x.device.type)  # not where only shapes are traced
+        with torch.autocast(x.device.type, enabled=False) if autocast else nullcontext():
             key_features, query_features = self.phi(keys.float()), self.phi(queries.float())
             total = query_features @ key_features.sum(1).unsqueeze(-1)
             mixed = query_features @ (key_features.transpose(1, 2) @ values.float()) / (total + 1e-8)
@@ -187,11 +189,12 @@ class T2TViT(Trunk):
         super().__init__(
             dims=[embed_dim],
             depths=[depth],
-            reductions=[4 * patch_size],
+            patch_size=patch_size,
             in_chans=in_chans,
             num_classes=num_classes,
             drop_rate=drop_rate,
         )
+        self.feature_info[0]["reduction"] = 4 * patch_size
         self.tokens_to_token = TokensToToken(in_chans, patch_size, token_dim, embed_dim)
         sides = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.grid_size = (self.tokens_to_token.steps(sides[0]), self.tokens_to_token.steps(sides[1]))

@@ -61,20 +61,20 @@ class Trunk(nn.Module):
         *,
         dims: Sequence[int],
         depths: Sequence[int],
-        reductions: Sequence[int],
+        patch_size: int,
         in_chans: int,
         num_classes: int,
         drop_rate: float,
     ) -> None:
         super().__init__()
         self.in_chans = in_chans
+        self.patch_size = patch_size
         self.depths = tuple(depths)
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = self.embed_dim = dims[-1]
         self.stage_ends = tuple(sum(depths[: i + 1]) - 1 for i in range(len(depths)))
         self.feature_info = [
-            {"num_chs": dim, "reduction": reduction, "module": f"stages.{i}"}
-            for i, (dim, reduction) in enumerate(zip(dims, reductions, strict=True))
+            {"num_chs": dim, "reduction": patch_size * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
         ]
         self.grad_checkpointing = False
         self.head_drop = nn.Dropout(drop_rate)

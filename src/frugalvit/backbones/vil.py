@@ -317,7 +317,7 @@ class VisionLongformer(Trunk):
         super().__init__(
             dims=dims,
             depths=depths,
-            reductions=[patch_size * 2**stage for stage in range(count)],
+            patch_size=patch_size,
             in_chans=in_chans,
             num_classes=num_classes,
             drop_rate=drop_rate,
