@@ -98,7 +98,7 @@ def test_unlabelled_flat_nested_and_inside_one_folder(tmp_path: Path) -> None:
 
 
 def test_labels_can_be_ignored(tmp_path: Path) -> None:
-    source = open_data(fill(tmp_path, {"cat": 4, "dog": 4}), labels="none")
+    source = open_data(fill(tmp_path, {"cat": 4, "dog": 4}), labels="ignore")
     assert source.classes is None and sizes(source) == {"train": 8} and source.splits["train"].labels is None
 
 

@@ -16,13 +16,14 @@ class DataConfig(Config):
     )
     val_fraction: float = option(0.1, "share of train held out where a val is made", gt=0, lt=1)
     seed: int = option(0, "decides which images a made val holds")
-    labels: Literal["auto", "folders", "none"] = option(
-        "auto", "folders: folder names are classes; none: ignore labels"
+    labels: Literal["auto", "folders", "ignore"] = option(
+        "auto", "folders: folder names are classes; ignore: no labels"
     )
     classes: str | None = option(None, "file with the class folders to keep, one name per line")
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")
-    decode: Literal["auto", "all", "sample", "none"] = option(
-        "auto", "which images to decode in full; auto: all when that takes seconds, else a sample of 2,000"
+    decode: Literal["auto", "all", "sample", "headers"] = option(
+        "auto",
+        "which images to decode in full; auto: all when that takes seconds, else a sample of 2,000; headers: none",
     )
     duplicates: bool = option(True, "look for files with the same content")
 
@@ -35,8 +36,8 @@ class PackConfig(Config):
     split: Literal["auto", "given", "train+val", "remake"] = option("given", "as in train; given packs what is there")
     val_fraction: float = option(0.1, "share of train held out where a val is made", gt=0, lt=1)
     seed: int = option(0, "decides a made val, and the order of shuffled examples")
-    labels: Literal["auto", "folders", "none"] = option(
-        "auto", "folders: folder names are classes; none: ignore labels"
+    labels: Literal["auto", "folders", "ignore"] = option(
+        "auto", "folders: folder names are classes; ignore: no labels"
     )
     classes: str | None = option(None, "file with the class folders to keep, one name per line")
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 import functools
+import os
 import stat
 import warnings
 from io import BytesIO
@@ -20,6 +21,7 @@ import numpy as np
 from PIL import Image, ImageChops
 
 from frugalvit.data.signatures import what_it_is
+from frugalvit.data.whole import is_cut_short
 from frugalvit.errors import UserError
 
 MAX_MEGAPIXELS = 200.0
@@ -27,6 +29,8 @@ MAX_MEGAPIXELS = 200.0
 # Formats that describe pixels and nothing else: no PostScript, PDF or other format that starts a program to be read.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA", "QOI", "SGI", "PCX")
 _ORIENTATION = 0x0112
+_CUT_WORDS = ("truncated", "unexpected end", "not enough", "no more images")
+_TRUNCATED = "truncated: the file ends before the {} does"
 
 
 class BadImage(UserError):
@@ -99,13 +103,20 @@ def decode(
 
 
 def read_header(
-    content: bytes | str | Path, name: str | None = None, *, max_megapixels: float = MAX_MEGAPIXELS
+    content: bytes | str | Path,
+    name: str | None = None,
+    *,
+    whole: bool = False,
+    max_megapixels: float = MAX_MEGAPIXELS,
 ) -> Header:
-    """Format, size and mode without decoding a pixel, or ``BadImage``."""
+    """Format, size and mode without decoding a pixel, or ``BadImage``; ``whole`` refuses what is cut short, too."""
     label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
     image, stream = _open(content, label, max_megapixels)
-    stream.close()
-    return Header(image.format or "?", image.width, image.height, image.mode)
+    with stream:
+        header = Header(image.format or "?", image.width, image.height, image.mode)
+        if whole and _is_cut_short(stream, header.format):
+            raise BadImage(label, _TRUNCATED.format(header.format))
+    return header
 
 
 def _open(content: bytes | str | Path, label: str, max_megapixels: float) -> tuple[Image.Image, IO[bytes]]:
@@ -173,9 +184,14 @@ def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
     found = what_it_is(prefix)
     if found:
         raise BadImage(label, f"{found}, not an image")
-    if failure is not None:
-        raise BadImage(label, _reason(failure, claimed, header=True))
+    if failure is not None and claimed is not None:
+        cut = _is_cut_short(stream, claimed)
+        raise BadImage(label, _TRUNCATED.format(claimed) if cut else _reason(failure, claimed, header=True))
     raise BadImage(label, "not an image: no known format begins like this")
+
+
+def _is_cut_short(stream: IO[bytes], format_name: str) -> bool:
+    return is_cut_short(stream, stream.seek(0, os.SEEK_END), format_name)
 
 
 def _to_rgb(image: Image.Image) -> np.ndarray:
@@ -266,8 +282,8 @@ def _reason(error: Exception, format_name: str | None, header: bool = False) -> 
     if isinstance(error, MemoryError):
         return "too large for the memory of this machine"
     low = text.lower()
-    if isinstance(error, EOFError) or any(word in low for word in ("truncated", "unexpected end", "not enough")):
-        return f"truncated: the file ends before the {kind} does"
+    if isinstance(error, EOFError) or any(word in low for word in _CUT_WORDS):
+        return _TRUNCATED.format(kind)
     if header:
         return f"its {kind} header is damaged" + (f" ({text})" if text else "")
     return f"its {kind} data are damaged" + (f" ({text})" if text else "")

@@ -47,8 +47,8 @@ class Examples:
         return decode(self.raw(index), self.names[index], at_least=at_least)
 
     def header(self, index: int) -> Header:
-        """Format and size without decoding."""
-        return read_header(self.raw(index), self.names[index])
+        """Format and size without decoding; ``BadImage`` too when the file's structure shows that it is cut short."""
+        return read_header(self.raw(index), self.names[index], whole=True)
 
     def fingerprint(self) -> str:
         """Changes when the images, their order or their labels do (by names, sizes and times, not by content)."""
@@ -110,7 +110,7 @@ class FileExamples(Examples):
         return decode(self.names[index], at_least=at_least)
 
     def header(self, index: int) -> Header:
-        return read_header(self.names[index])
+        return read_header(self.names[index], whole=True)
 
     def _marks(self) -> Iterable[object]:
         for path in self.names:

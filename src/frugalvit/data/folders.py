@@ -50,7 +50,7 @@ def open_folder(
     """Splits as they lie on disk.
 
     Args:
-        labels: "auto" decides, "folders" insists on class folders, "none" ignores them.
+        labels: "auto" decides, "folders" insists on class folders, "ignore" reads none.
         classes: keep only these class folders.
         classes_from: the splits whose folders define the classes; another split may not have more.
     """

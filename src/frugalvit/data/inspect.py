@@ -17,7 +17,6 @@ from frugalvit.config.inspect import DataConfig
 from frugalvit.data.decode import BadImage, Header
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.sources import open_data
-from frugalvit.data.whole import is_cut_short
 from frugalvit.results import Result, Table
 
 # "auto" decodes everything up to this many megapixels: about ten seconds on two cores.
@@ -81,10 +80,7 @@ def _parallel(function: Any, count: int, label: str) -> Iterator[Any]:
 def _headers(examples: Examples, split: str) -> Look:
     def look(index: int) -> Header | str:
         try:
-            header = examples.header(index)
-            if is_cut_short(examples, index, header.format):
-                return f"truncated: the file ends before the {header.format} does"
-            return header
+            return examples.header(index)
         except BadImage as bad:
             return bad.reason
 
@@ -102,7 +98,7 @@ def _decode(source: DataSource, looks: dict[str, Look], mode: str) -> dict[str, 
     pixels = sum(h.width * h.height for look in looks.values() for h in look.headers if h is not None)
     if mode == "auto":
         mode = "all" if pixels <= FULL_DECODE_MEGAPIXELS * 1e6 or len(sound) <= SAMPLE else "sample"
-    if mode == "none":
+    if mode == "headers":
         sound = []
     elif mode == "sample" and len(sound) > SAMPLE:
         chosen = np.random.default_rng(0).choice(len(sound), SAMPLE, replace=False)
@@ -224,8 +220,8 @@ def _notes(data: dict[str, Any]) -> list[str]:
     if found is not None:
         if found["groups"]:
             notes.append(
-                f"{found['surplus']:,} images repeat another one exactly; {found['across_splits']:,} lie in several splits, "
-                f"{found['across_classes']:,} in several classes."
+                f"{found['surplus']:,} images repeat another one exactly; {found['across_splits']:,} lie in several "
+                f"splits, {found['across_classes']:,} in several classes."
             )
             notes += ["  the same: " + " = ".join(group) for group in found["examples"][:5]]
         else:
@@ -234,7 +230,7 @@ def _notes(data: dict[str, Any]) -> list[str]:
     what = {
         "all": f"All {decoded['images']:,} images with a sound header were decoded",
         "sample": f"All headers and ends were read, {decoded['images']:,} images decoded (--decode all: every one)",
-        "none": "Only headers and ends were read",
+        "headers": "Only headers and ends were read",
     }[decoded["mode"]]
     notes.append(f"{what}; {len(data['bad']) or 'no'} bad files. {data['seconds']:.1f} s.")
     return notes

@@ -159,35 +159,47 @@ def read_shard(name: str) -> Iterator[Sample]:
     """The examples of one shard, in order; members without an image are passed over."""
     with Path(name).open("rb") as file:
         for key, parts in _grouped(members(name)):
-            image = next((part for kind, part in parts.items() if f".{kind.rpartition('.')[2]}" in EXTENSIONS), None)
+            image = next((part for kind, part in parts.items() if is_image_kind(kind)), None)
             if image is None:
                 continue
             texts: dict[str, bytes] = {}
-            for kind in ("cls", "json", "txt"):
-                part = parts.get(kind)
-                if part is not None and part.size <= _LABEL_BYTES:
+            for kind, part in parts.items():
+                if is_text(kind) and part.size <= _LABEL_BYTES:
                     file.seek(part.offset)
                     texts[kind] = file.read(part.size)
             label, caption = label_of(texts)
             yield Sample(key, image.offset, image.size, label, caption)
 
 
+def split_name(name: str) -> tuple[str, str]:
+    """Key and kind of a member: its path up to the first dot of its last part, and what follows that dot."""
+    folder, slash, last = name.rpartition("/")
+    stem, _, kind = last.partition(".")
+    return (folder + slash + stem if stem and "__MACOSX" not in folder else ""), kind.lower()
+
+
+def is_image_kind(kind: str) -> bool:
+    return f".{kind.rpartition('.')[2]}" in EXTENSIONS
+
+
+def is_text(kind: str) -> bool:
+    return kind in ("cls", "json", "txt")
+
+
 def _grouped(listed: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Neighbours with the same path up to the first dot of the last part, by what follows the dot."""
-    current, parts = None, {}
+    """Neighbours with the same key, by their kind."""
+    current, parts = "", {}
     for member in listed:
-        folder, slash, last = member.name.rpartition("/")
-        stem, _, kind = last.partition(".")
-        key = folder + slash + stem
-        if not stem or "__MACOSX" in folder:
+        key, kind = split_name(member.name)
+        if not key:
             continue
         if key != current and parts:
-            yield str(current), parts
+            yield current, parts
             parts = {}
         current = key
-        parts[kind.lower()] = member
+        parts[kind] = member
     if parts:
-        yield str(current), parts
+        yield current, parts
 
 
 def label_of(texts: dict[str, bytes]) -> tuple[str | None, bool]:

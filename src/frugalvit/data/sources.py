@@ -31,15 +31,15 @@ def open_data(
             their union anew.
         seed: decides which examples a made val holds.
         val_fraction: its share of every class.
-        labels: "auto" decides whether folders mean classes, "folders" insists, "none" ignores all labels.
+        labels: "auto" decides whether folders mean classes, "folders" insists, "ignore" reads none.
         classes: keep only these class folders: names, or a file with one name per line (ImageNet-100's list).
         root: where datasets with a name lie; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
     """
     place = str(where)
-    if labels not in ("auto", "folders", "none"):
-        raise UserError(f"labels = '{labels}': choose auto, folders or none.")
+    if labels not in ("auto", "folders", "ignore"):
+        raise UserError(f"labels = '{labels}': choose auto, folders or ignore.")
     source = _open(place, labels, _class_names(classes), root, ("train", "val") if split == "remake" else ("train",))
-    if labels == "none":
+    if labels == "ignore":
         source = without_labels(source)
     return splits.complete(source, split, val_fraction, seed)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -19,12 +18,12 @@ import numpy as np
 
 from frugalvit import console
 from frugalvit.data.places import cache_root
-from frugalvit.data.shards import is_remote, label_of
-from frugalvit.data.signatures import EXTENSIONS
+from frugalvit.data.shards import is_image_kind, is_remote, is_text, label_of, split_name
+from frugalvit.data.tar import BadShard, Member, contents
 from frugalvit.errors import UserError
 
 _TIMEOUT = 60.0
-_MAX_MEMBER = 1 << 30
+_MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
 
 
 class StreamSample(NamedTuple):
@@ -79,7 +78,7 @@ class ShardStream:
         try:
             with open_remote(shard) as file:
                 yield from _samples(file)
-        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        except (BadShard, EOFError, OSError, ValueError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             self.damaged.append((shard, reason))
             console.warn(f"shard {shard} is damaged and left behind: {reason}")
@@ -124,26 +123,25 @@ def fetch(url: str) -> Path:
 def _samples(file: IO[bytes]) -> Iterator[StreamSample]:
     """Group a tar stream's neighbours into examples; nothing is written to disk whatever members are called."""
     current, image, texts = None, None, {}
-    with tarfile.open(fileobj=file, mode="r|") as archive:
-        for member in archive:
-            folder, slash, last = member.name.rpartition("/")
-            stem, _, kind = last.partition(".")
-            kind, key = kind.lower(), folder + slash + stem
-            if not member.isreg() or not stem or member.size > _MAX_MEMBER:
-                continue
-            if key != current:
-                if image is not None and current is not None:
-                    yield StreamSample(current, image, label_of(texts)[0])
-                current, image, texts = key, None, {}
-            content = archive.extractfile(member)
-            if content is None:
-                continue
-            if f".{kind.rpartition('.')[2]}" in EXTENSIONS and image is None:
-                image = content.read()
-            elif kind in ("cls", "json", "txt") and member.size <= 1 << 20:
-                texts[kind] = content.read()
+    for name, content in contents(file, _is_wanted):
+        key, kind = split_name(name)
+        if key != current:
+            if image is not None and current is not None:
+                yield StreamSample(current, image, label_of(texts)[0])
+            current, image, texts = key, None, {}
+        if is_text(kind):
+            texts[kind] = content
+        elif image is None:
+            image = content
     if image is not None and current is not None:
         yield StreamSample(current, image, label_of(texts)[0])
+
+
+def _is_wanted(member: Member) -> bool:
+    key, kind = split_name(member.name)
+    return bool(key) and (
+        (is_image_kind(kind) and member.size <= _MAX_MEMBER) or (is_text(kind) and member.size <= 1 << 20)
+    )
 
 
 def _draw(waiting: list[StreamSample], draws: np.random.Generator) -> StreamSample:

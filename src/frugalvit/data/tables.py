@@ -198,12 +198,12 @@ def _source(
 ) -> DataSource:
     notes: list[str] = []
     rows = _without_repeats(rows, where, notes)
-    labelled = labels != "none" and any(row.label for row in rows)
+    labelled = labels != "ignore" and any(row.label for row in rows)
     if labelled:
         bare = [row for row in rows if not row.label]
         if bare:
             raise UserError(f"{where}, line {bare[0].line}: no label ({len(bare):,} rows have none).")
-    elif labels != "none":
+    elif labels != "ignore":
         notes.append(f"{where} has no column of labels ({', '.join(LABEL_COLUMNS[:3])}): read as unlabelled.")
     folder = Path(where).parent
     by_split: dict[str, list[Row]] = {}

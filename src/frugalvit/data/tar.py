@@ -6,7 +6,7 @@ Only offsets leave this module: nothing is ever extracted, so a member called ``
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -31,42 +31,70 @@ def members(path: str | Path) -> Iterator[Member]:
     """The regular files of a tar file in order, from its headers alone; ``BadShard`` when anything does not add up."""
     with Path(path).open("rb") as file:
         length = os.fstat(file.fileno()).st_size
-        if length == 0:
-            raise BadShard("the file is empty")
-        start, long_name = 0, None
-        while start < length:
-            block = _read(file, start, BLOCK)
-            if not block.strip(b"\0"):
-                return
-            kind, size = _check(block, start)
-            data = start + BLOCK
-            if data + size > length:
+
+        def read_at(place: int, count: int) -> bytes:
+            file.seek(place)
+            return file.read(count)
+
+        yield from _walk(read_at, length)
+
+
+def contents(stream: IO[bytes], wanted: Callable[[Member], bool]) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the ``wanted`` files of a tar stream that can only be read forwards."""
+    position = 0
+
+    def read_at(place: int, count: int) -> bytes:
+        nonlocal position
+        while position < place:
+            passed = len(stream.read(min(place - position, 1 << 20)))
+            if not passed:
                 raise BadShard("truncated: it ends inside a member")
-            if kind == b"L":
-                long_name = _text(_content(file, data, size).rstrip(b"\0"))
-            elif kind == b"x":
-                long_name = _pax_path(_content(file, data, size)) or long_name
-            elif kind in _FILES:
-                yield Member(long_name or _name(block), data, size)
-                long_name = None
-            elif kind not in b"gK":
-                long_name = None
-            start = data + -(-size // BLOCK) * BLOCK
-    raise BadShard("truncated: its end mark is missing")
+            position += passed
+        content = stream.read(count)
+        position += len(content)
+        return content
+
+    for member in _walk(read_at, None):
+        if wanted(member):
+            content = read_at(member.offset, member.size)
+            if len(content) < member.size:
+                raise BadShard("truncated: it ends inside a member")
+            yield member.name, content
 
 
-def _read(file: IO[bytes], start: int, count: int) -> bytes:
-    file.seek(start)
-    block = file.read(count)
-    if len(block) < count:
-        raise BadShard("truncated: it ends inside a header")
-    return block
+def _walk(read_at: Callable[[int, int], bytes], length: int | None) -> Iterator[Member]:
+    """From header to header; ``read_at`` is only ever asked for places further on."""
+    start, long_name = 0, None
+    while length is None or start < length:
+        block = read_at(start, BLOCK)
+        if len(block) < BLOCK:
+            raise BadShard("the file is empty" if start == 0 and not block else "truncated: it ends inside a header")
+        if not block.strip(b"\0"):
+            return
+        kind, size = _check(block, start)
+        data = start + BLOCK
+        if length is not None and data + size > length:
+            raise BadShard("truncated: it ends inside a member")
+        if kind == b"L":
+            long_name = _text(_content(read_at, data, size).rstrip(b"\0"))
+        elif kind == b"x":
+            long_name = _pax_path(_content(read_at, data, size)) or long_name
+        elif kind in _FILES:
+            yield Member(long_name or _name(block), data, size)
+            long_name = None
+        elif kind not in b"gK":
+            long_name = None
+        start = data + -(-size // BLOCK) * BLOCK
+    raise BadShard("the file is empty" if length == 0 else "truncated: its end mark is missing")
 
 
-def _content(file: IO[bytes], start: int, size: int) -> bytes:
+def _content(read_at: Callable[[int, int], bytes], start: int, size: int) -> bytes:
     if size > _MAX_NAME:
         raise BadShard("damaged: a name of more than a megabyte")
-    return _read(file, start, size)
+    content = read_at(start, size)
+    if len(content) < size:
+        raise BadShard("truncated: it ends inside a header")
+    return content
 
 
 def _check(block: bytes, start: int) -> tuple[bytes, int]:

@@ -1,0 +1,146 @@
+"""``frugalvit data`` shows what is there, and names every bad file with its reason."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from frugalvit import cli
+from frugalvit.config.inspect import DataConfig
+from frugalvit.data.decode import read_header
+from frugalvit.data.inspect import command
+from frugalvit.data.whole import is_cut_short
+
+random = np.random.default_rng(0)
+
+
+def encoded(format_name: str, size: tuple[int, int] = (40, 30), **options: object) -> bytes:
+    pixels = random.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, format_name, **options)
+    return buffer.getvalue()
+
+
+def bomb() -> bytes:
+    header = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+
+
+def damaged_png() -> bytes:
+    content = bytearray(encoded("PNG"))
+    content[200:260] = bytes(60)
+    return bytes(content)
+
+
+BAD = {
+    "empty.jpg": (b"", "empty"),
+    "text.jpg": (b"just some words\n", "text file"),
+    "page.jpg": (b"<html><body>Not found</body></html>", "web page"),
+    "short.jpg": (encoded("JPEG", (200, 200))[:5000], "truncated"),
+    "short.png": (encoded("PNG")[:900], "truncated"),
+    "short.webp": (encoded("WEBP")[:300], "truncated"),
+    "short.gif": (encoded("GIF")[:400], "truncated"),
+    "damaged.png": (damaged_png(), "damaged"),
+    "bomb.png": (bomb(), "decompression bomb"),
+    "document.jpg": (b"%PDF-1.4\n%abc", "PDF"),
+    "phone.heic": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+    "film.jpg": (b"\0\0\0\x18ftypisom\0\0\0\0isomiso2", "video"),
+    "archive.png": (b"PK\x03\x04" + bytes(40), "zip archive"),
+    "zeros.bmp": (bytes(500), "zeros"),
+    "noise.tif": (bytes(range(200, 256)) * 4, "not an image"),
+    "unfetched.jpg": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS"),
+}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for split, count in (("train", 5), ("val", 2)):
+        for label in ("cat", "dog"):
+            (tmp_path / split / label).mkdir(parents=True)
+            for i in range(count):
+                (tmp_path / split / label / f"{i}.png").write_bytes(encoded("PNG", (20 + i, 10 + i)))
+    return tmp_path
+
+
+def test_twelve_and_more_kinds_of_bad_files(photos: Path) -> None:
+    for name, (content, _) in BAD.items():
+        (photos / "train" / "cat" / name).write_bytes(content)
+    (photos / "train" / "cat" / "dead.jpg").symlink_to(photos / "nowhere.jpg")
+    found = {Path(entry["name"]).name: entry["reason"] for entry in command(DataConfig(data=str(photos))).data["bad"]}
+    assert set(found) == {*BAD, "dead.jpg"}
+    for name, (_, words) in BAD.items():
+        assert words in found[name], (name, found[name])
+    assert "missing" in found["dead.jpg"]
+
+
+def test_headers_and_ends_alone_find_what_is_cut_short(photos: Path) -> None:
+    for name in ("short.jpg", "short.png", "short.webp", "empty.jpg", "damaged.png"):
+        (photos / "train" / "cat" / name).write_bytes(BAD[name][0])
+    result = command(DataConfig(data=str(photos), decode="headers"))
+    assert {Path(e["name"]).name for e in result.data["bad"]} == {"short.jpg", "short.png", "short.webp", "empty.jpg"}
+    assert "Only headers and ends were read" in result.notes[-1]
+
+
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_whole_files_are_whole(format_name: str) -> None:
+    content = encoded(format_name)
+    assert not is_cut_short(BytesIO(content), len(content), format_name)
+    assert read_header(content, whole=True).format == format_name
+
+
+def test_counts_sizes_formats_and_duplicates(photos: Path) -> None:
+    (photos / "val" / "cat" / "again.png").write_bytes((photos / "train" / "cat" / "0.png").read_bytes())
+    (photos / "train" / "dog" / "again.png").write_bytes((photos / "train" / "cat" / "0.png").read_bytes())
+    (photos / "train" / "dog" / "x.jpg").write_bytes(encoded("JPEG", (100, 50)))
+    Image.new("L", (9, 9)).save(photos / "train" / "dog" / "grey.png")
+    result = command(DataConfig(data=str(photos)))
+    data = result.data
+    assert data["images"] == 18 and data["classes"] == 2 and data["kind"] == "class folders"
+    assert data["splits"]["train"]["counts"] == {"cat": 5, "dog": 8}
+    assert data["splits"]["train"]["per_class"] == {"min": 5, "median": 6.5, "max": 8}
+    assert data["sizes"]["width"]["max"] == 100 and data["sizes"]["height"]["min"] == 9
+    assert data["formats"] == {"PNG": 17, "JPEG": 1} and data["channels"] == {"colour": 17, "grey": 1}
+    repeated = data["duplicates"]
+    assert repeated["groups"] == 1 and repeated["surplus"] == 2
+    assert repeated["across_splits"] == 1 and repeated["across_classes"] == 1
+    assert {Path(name).name for name in repeated["examples"][0]} == {"0.png", "again.png"}
+    assert data["bad"] == [] and any("lie in several splits" in note for note in result.notes)
+
+
+def test_sampling_says_so(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frugalvit.data.inspect.SAMPLE", 3)
+    monkeypatch.setattr("frugalvit.data.inspect.FULL_DECODE_MEGAPIXELS", 0)
+    result = command(DataConfig(data=str(photos)))
+    assert result.data["decoded"] == {"mode": "sample", "images": 3} and "--decode all" in result.notes[-1]
+
+
+def test_unlabelled_images_have_no_classes(photos: Path) -> None:
+    result = command(DataConfig(data=str(photos), labels="ignore", duplicates=False))
+    assert result.data["classes"] is None and "no labels" in result.tables[0].title
+    assert result.data["duplicates"] is None
+
+
+def test_on_the_command_line(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "train" / "cat" / b"\xff\x1b[31m.png".decode("utf-8", "surrogateescape")).write_bytes(b"x")
+    assert cli.main(["data", str(photos), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["images"] == 15 and len(data["bad"]) == 1 and "\x1b" not in data["bad"][0]["name"]
+    assert cli.main(["data", str(photos)]) == 0
+    printed = capsys.readouterr().out
+    assert "1 bad files" in printed and "\x1b" not in printed
+    assert cli.main(["data", str(photos / "missing")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "There is no folder" in error
+
+
+def test_real_flowers_in_seconds(data_root: Path) -> None:
+    result = command(DataConfig(data=str(data_root / "flowers102"), decode="headers"))
+    assert result.data["images"] == 8189 and result.data["classes"] == 102 and result.data["bad"] == []
+    assert result.data["duplicates"]["across_splits"] == 2
