@@ -24,6 +24,12 @@ class Verb:
 
 
 VERBS = [
+    Verb(
+        "demo",
+        "frugalvit.config.compare:DemoConfig",
+        "frugalvit.training.demo:demo",
+        "a small transformer on embedded images, with and without Drloc: minutes on two cores",
+    ),
     Verb("data", "frugalvit.config.inspect:DataConfig", "frugalvit.data.inspect:command", "what is in a dataset"),
     Verb(
         "data pack",
@@ -36,6 +42,18 @@ VERBS = [
         "frugalvit.config.train:TrainConfig",
         "frugalvit.training.commands:train",
         "train a classifier from scratch or fine-tune one, with Drloc",
+    ),
+    Verb(
+        "pretrain",
+        "frugalvit.config.pretrain:PretrainConfig",
+        "frugalvit.training.pretrain:pretrain",
+        "learn features without labels, by views and regions (EsViT)",
+    ),
+    Verb(
+        "compare",
+        "frugalvit.config.compare:CompareConfig",
+        "frugalvit.training.compare:compare",
+        "two or more settings over several seeds, with a paired test",
     ),
     Verb(
         "predict",

@@ -190,7 +190,7 @@ def _finish(
         "best_step": outcome["best_step"],
         "skipped_steps": outcome["skipped"],
         "seed": config.seed,
-        "steps": total_steps(config, task.batches.images if task.batches else 0),
+        "steps": outcome["steps"],
         "seconds": round(outcome["seconds"], 2),
         "seconds_per_step": outcome["seconds_per_step"],
         "parameters": sum(parameter.numel() for parameter in task.backbone.parameters()),

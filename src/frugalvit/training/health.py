@@ -34,7 +34,7 @@ def effective_rank(features: Tensor) -> float:
 
     One for a constant embedding, at most min(N, D) when all directions are used equally.
     """
-    values = torch.linalg.svdvals(features.float())
+    values = torch.linalg.svdvals(features.float()).clamp_min(0)
     total = values.sum()
     if total <= 0:
         return 1.0

@@ -81,6 +81,7 @@ def fit(task: Any, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
     except torch.OutOfMemoryError as error:
         raise UserError(explain_out_of_memory(error, plan.images_per_step, run.folder)) from error
     return {
+        "steps": loop.step,
         "best": loop.best,
         "best_step": loop.best_step,
         "seconds": loop.watch.seconds(),

@@ -223,7 +223,7 @@ def _finish(
         "feature_deviation": last.get("feature_deviation"),
         "skipped_steps": outcome["skipped"],
         "seed": config.seed,
-        "steps": total_steps(config, len(source.splits["train"])),
+        "steps": outcome["steps"],
         "seconds": round(outcome["seconds"], 2),
         "seconds_per_step": outcome["seconds_per_step"],
         "parameters": sum(parameter.numel() for parameter in task.student.parameters()),

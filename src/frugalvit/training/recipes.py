@@ -81,7 +81,6 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
     decisions.take(config, "lr", lr, reason)
     weight, reason = localization_weight(facts.family)
     decisions.take(config, "localization.weight", weight, reason)
-    decisions.take(config, "drop_path", 0.1, "keeps small data from being learned by heart")
     steps = total_steps(config, facts.images)
     ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
     decisions.take(config, "ema", ema, f"averages about the last twentieth of {steps} steps")
