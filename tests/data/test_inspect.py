@@ -29,8 +29,14 @@ def encoded(format_name: str, size: tuple[int, int] = (40, 30), **options: objec
 
 
 def bomb() -> bytes:
-    header = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    """A few kilobytes that would become ten gigabytes."""
+    chunks = [
+        b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0),
+        b"IDAT" + zlib.compress(bytes(1_000_000)),
+        b"IEND",
+    ]
+    parts = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def damaged_png() -> bytes:

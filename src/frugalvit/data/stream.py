@@ -139,9 +139,8 @@ def _samples(file: IO[bytes]) -> Iterator[StreamSample]:
 
 def _is_wanted(member: Member) -> bool:
     key, kind = split_name(member.name)
-    return bool(key) and (
-        (is_image_kind(kind) and member.size <= _MAX_MEMBER) or (is_text(kind) and member.size <= 1 << 20)
-    )
+    limit = _MAX_IMAGE if is_image_kind(kind) else _MAX_TEXT if is_text(kind) else -1
+    return bool(key) and member.size <= limit
 
 
 def _draw(waiting: list[StreamSample], draws: np.random.Generator) -> StreamSample:
