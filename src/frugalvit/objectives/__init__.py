@@ -9,8 +9,9 @@ from frugalvit.objectives.localization import (
     draw_pairs,
     localization_weight_at,
 )
+from frugalvit.objectives.matching import update_center
 from frugalvit.objectives.regions import RegionMatching, match_regions, region_loss
-from frugalvit.objectives.views import ViewMatching, update_center, view_loss
+from frugalvit.objectives.views import ViewMatching, view_loss
 
 __all__ = [
     "RelativeLocalization",

@@ -175,11 +175,13 @@ def _softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[
 
 
 def _softmax_formula(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``_softmax`` as the compiler fuses it best: one kernel, two readings, one writing."""
+    """``_softmax`` in words the compiler turns into one kernel: maximum and sum in one reading, then the writing."""
     if shift is not None:
         logits = logits - shift
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    return normaliser.squeeze(-1), (logits - normaliser).exp().to(dtype)
+    top = logits.amax(-1, keepdim=True)
+    weights = (logits - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    return (top + total.log()).squeeze(-1), (weights / total).to(dtype)
 
 
 _compiled: list[Any] = []

@@ -13,24 +13,13 @@ over teachers needs only the mean of the teachers' distributions.
 
 from __future__ import annotations
 
-import copy
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from frugalvit.errors import UserError
 from frugalvit.features import Features
-from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
-from frugalvit.objectives.heads import ProjectionHead, update_average
-
-# Rows × prototypes the health numbers may look at: a sample says enough and costs little.
-_HEALTH_ELEMENTS = 2**26
+from frugalvit.objectives.matching import Matching, count_pairs, cross_entropy, sharpened, teachers_of
 
 
 def view_loss(
@@ -41,229 +30,29 @@ def view_loss(
     student_temp: float = 0.1,
     teacher_temp: float | Tensor = 0.04,
     mixing: Sequence[Tensor] | None = None,
+    first: int = 0,
+    total: int | None = None,
 ) -> Tensor:
     """L_V over lists of logits (B, K), one per crop; the teacher's crops are the first of the student's, in order.
 
     center (K) or (1, K). ``mixing`` (B, B) per student crop weighs the images a mixed-up crop shows: its row b says
     how much of every student image the teacher's image b should match; the identity is the plain loss.
+    To save memory the student's crops may come in parts: ``first`` is the place of the first one given among
+    ``total``, and the parts' losses add up to the whole.
     """
-    pairs = count_pairs(len(student_logits), len(teacher_logits))
+    pairs = count_pairs(total or first + len(student_logits), len(teacher_logits))
     with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
         targets = [sharpened(logits, center, teacher_temp) for logits in teacher_logits]
     loss = student_logits[0].new_zeros((), dtype=torch.float32)
-    for crop, logits in enumerate(student_logits):
+    for crop, logits in enumerate(student_logits, first):
         chosen = [targets[t] for t in teachers_of(crop, len(targets))]
         if not chosen:
             continue
         target = sum(chosen[1:], start=chosen[0])  # Σ_t p_t
         if mixing is not None:
-            target = mixing[crop].to(target).mT @ target
+            target = mixing[crop - first].to(target).mT @ target
         loss = loss + cross_entropy(logits, target, student_temp).mean()
     return loss / pairs
-
-
-def teachers_of(crop: int, teachers: int) -> list[int]:
-    """The teacher crops a student crop is compared with: all but itself."""
-    return [t for t in range(teachers) if t != crop]
-
-
-def count_pairs(students: int, teachers: int) -> int:
-    """|P|, the number of pairs (s, t) with s ≠ t."""
-    pairs = sum(len(teachers_of(crop, teachers)) for crop in range(students))
-    if pairs == 0 or teachers > students:
-        raise UserError(
-            f"{students} student and {teachers} teacher crops make no pairs of different crops of one image; "
-            "give at least two crops, the teacher's first."
-        )
-    return pairs
-
-
-def sharpened(logits: Tensor, center: Tensor, temperature: float | Tensor) -> Tensor:
-    """The teacher's distribution: softmax((logits - centre) / τt) over the last axis, at least in fp32."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return ((logits - center.flatten().to(logits)) / temperature).softmax(-1)
-
-
-def cross_entropy(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """Σ_t -p_t · log softmax(logits / τs) for target = Σ_t p_t: (…, K), (…, K) -> (…)."""
-    with torch.autocast(logits.device.type, enabled=False):
-        scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-        return target.sum(-1) * scaled.logsumexp(-1) - (target * scaled).sum(-1)
-
-
-@torch.no_grad()
-def update_center(center: Tensor, teacher_logits: Sequence[Tensor], momentum: float = 0.9) -> Tensor:
-    """The centre after a step: momentum · centre + (1 - momentum) · mean of all teacher logits of all processes.
-
-    Call it after the loss: a step is judged with the centre from before it.
-    """
-    flat = torch.cat([logits.flatten(0, -2) for logits in teacher_logits]).to(center.dtype)
-    mean = _mean_over_processes(torch.cat((flat.sum(0), flat.new_full((1,), len(flat)))))
-    return center.lerp(mean.view_as(center), 1.0 - momentum)
-
-
-class Matching(nn.Module, ABC):
-    """What the view and the region level share: two heads, the teacher's an average of the student's, and a centre.
-
-    student, teacher: :class:`ProjectionHead`; ``update_teacher`` moves the teacher's towards the student's
-    center:           (1, K), starts at zero, moved after every loss while training, over all processes
-    chunked:          never hold the logits (see chunked.py); ``"auto"`` does so where it pays
-
-    Under gradient accumulation pass ``hold_center=True`` to every call and call ``move_center`` once per step.
-    Released checkpoints: their ``head.*`` (``head_dense.*``) fits ``student`` and ``teacher``, their
-    ``dino_loss.center`` (``center_grid``) fits ``center``.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        prototypes: int = 65536,
-        hidden: int = 2048,
-        bottleneck: int = 256,
-        layers: int = 3,
-        norm_last: bool = True,
-        *,
-        student_temp: float = 0.1,
-        center_momentum: float = 0.9,
-        chunked: bool | Literal["auto"] = "auto",
-    ) -> None:
-        super().__init__()
-        if student_temp <= 0 or not 0 <= center_momentum <= 1:
-            raise UserError("student_temp must be above 0 and center_momentum between 0 and 1.")
-        self.student = ProjectionHead(dim, prototypes, hidden, bottleneck, layers, norm_last)
-        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
-        self.student_temp = student_temp
-        self.center_momentum = center_momentum
-        self.chunked = chunked
-        self.center: Tensor
-        self.register_buffer("center", torch.zeros(1, prototypes))
-        self._seen: Tensor | None = None  # sum and number of teacher bottlenecks since the centre last moved
-
-    def forward(
-        self,
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        teacher_temp: float | Tensor = 0.04,
-        hold_center: bool = False,
-    ) -> Tensor:
-        """The loss over crops, global ones first; ``teacher_features`` are those of the first student crops."""
-        student, student_sizes = self._bottlenecks(self.student, student_features)
-        with torch.no_grad():
-            teacher, teacher_sizes = self._bottlenecks(self.teacher, teacher_features)
-            teacher_weight = self.teacher.weight()
-        count_pairs(len(student_sizes), len(teacher_sizes))
-        rows = student.shape[:2].numel() + teacher.shape[:2].numel()
-        if should_chunk(rows, self.student.prototypes) if self.chunked == "auto" else self.chunked:
-            loss = assigned_cross_entropy(
-                student,
-                self.student.weight(),
-                teacher,
-                teacher_weight,
-                self.assignment(student_features, teacher_features),
-                center=self.center,
-                student_temp=self.student_temp,
-                teacher_temp=teacher_temp,
-            )
-        else:
-            student_logits = F.linear(student, self.student.weight()).split(student_sizes, dim=1)
-            with torch.no_grad():
-                teacher_logits = F.linear(teacher, teacher_weight).split(teacher_sizes, dim=1)
-            loss = self._plain_loss(student_logits, teacher_logits, student_features, teacher_features, teacher_temp)
-        if self.training:
-            # The mean logit is the mean bottleneck times the prototypes, so P numbers (not K) are kept and reduced.
-            total = teacher.flatten(0, 1).sum(0)
-            seen = torch.cat((total, total.new_full((1,), teacher.shape[:2].numel())))
-            self._seen = seen if self._seen is None else self._seen + seen
-            if not hold_center:
-                self.move_center()
-        return loss
-
-    @torch.no_grad()
-    def move_center(self) -> None:
-        """Move the centre by the teacher outputs seen since it last moved, those of all processes."""
-        if self._seen is None:
-            raise RuntimeError("move_center without a loss before it: there is nothing to move the centre by")
-        mean = F.linear(_mean_over_processes(self._seen).to(self.center.dtype), self.teacher.weight().to(self.center))
-        self.center.lerp_(mean.view_as(self.center), 1.0 - self.center_momentum)
-        self._seen = None
-
-    def update_teacher(self, momentum: float) -> None:
-        """Move the teacher's head towards the student's: θ_t <- m θ_t + (1 - m) θ_s."""
-        update_average(self.teacher, self.student, momentum)
-
-    def hold_last_layer(self) -> None:
-        """Drop the prototypes' gradients: call between backward and step for as long as they shall rest."""
-        for parameter in self.student.last_layer.parameters():
-            parameter.grad = None
-
-    @abstractmethod
-    def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
-        """C (B, S, J): what every student row against every teacher row of its image weighs in the loss; sums to 1."""
-
-    @torch.no_grad()
-    def health(
-        self,
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        teacher_temp: float | Tensor = 0.04,
-    ) -> dict[str, Tensor]:
-        """Signs of life over a sample of the batch, as scalars on the device.
-
-        teacher_entropy   mean entropy of the teacher's distributions in nats; ln K means uniform
-        teacher_kl        its distance to uniform, ln K - teacher_entropy; towards 0 is the uniform collapse
-        prototypes_used   exp(entropy of the mean distribution): how many prototypes are in use, 1 to K
-        dominant          share of rows whose top prototype is the commonest one; 1 is the one-prototype collapse
-        agreement         share of student rows whose top prototype is their teacher's
-        """
-        rows = sum(part.shape[1] for part in map(self._rows, [*student_features, *teacher_features]))
-        images = max(1, _HEALTH_ELEMENTS // (rows * self.student.prototypes))
-        student_features, teacher_features = (
-            [Features(crop.grid[:images], crop.pooled[:images]) for crop in crops]
-            for crops in (student_features, teacher_features)
-        )
-        student = self.student(torch.cat([self._rows(crop) for crop in student_features], dim=1))
-        teacher = self.teacher(torch.cat([self._rows(crop) for crop in teacher_features], dim=1)).float()
-        with torch.autocast(teacher.device.type, enabled=False):
-            target = sharpened(teacher, self.center, teacher_temp)
-            entropy = _entropy(target).mean()
-            student_top, teacher_top = student.argmax(-1), target.argmax(-1)
-            counts = torch.zeros(target.shape[-1], device=target.device)
-            counts.scatter_add_(0, teacher_top.flatten(), counts.new_ones(teacher_top.numel()))
-            agreed = (student_top[:, :, None] == teacher_top[:, None]).float()
-            assignment = self.assignment(student_features, teacher_features).float()
-            numbers = {
-                "teacher_entropy": entropy,
-                "teacher_kl": math.log(target.shape[-1]) - entropy,
-                "prototypes_used": _entropy(target.flatten(0, 1).mean(0)).exp(),
-                "dominant": counts.max() / teacher_top.numel(),
-                "agreement": (agreed * assignment).sum() / assignment.sum(),
-            }
-        return numbers | self._more_health(assignment, student_features, teacher_features)
-
-    def _more_health(
-        self, assignment: Tensor, student_features: Sequence[Features], teacher_features: Sequence[Features]
-    ) -> dict[str, Tensor]:
-        return {}
-
-    @abstractmethod
-    def _rows(self, features: Features) -> Tensor:
-        """A crop's vectors that go through the head: (B, T, D)."""
-
-    @abstractmethod
-    def _plain_loss(
-        self,
-        student_logits: Sequence[Tensor],
-        teacher_logits: Sequence[Tensor],
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        teacher_temp: float | Tensor,
-    ) -> Tensor:
-        """The loss from the logits of every crop, (B, T, K)."""
-
-    def _bottlenecks(self, head: ProjectionHead, crops: Sequence[Features]) -> tuple[Tensor, list[int]]:
-        """All crops through the head at once: (B, ΣT, P) and the T of every crop."""
-        parts = [self._rows(crop) for crop in crops]
-        return head.project(torch.cat(parts, dim=1)), [part.shape[1] for part in parts]
 
 
 class ViewMatching(Matching):
@@ -279,6 +68,8 @@ class ViewMatching(Matching):
         student_features: Sequence[Features],
         teacher_features: Sequence[Features],
         teacher_temp: float | Tensor,
+        first: int,
+        total: int,
     ) -> Tensor:
         return view_loss(
             [logits[:, 0] for logits in student_logits],
@@ -286,25 +77,21 @@ class ViewMatching(Matching):
             center=self.center,
             student_temp=self.student_temp,
             teacher_temp=teacher_temp,
+            first=first,
+            total=total,
         )
 
     @torch.no_grad()
-    def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
+    def assignment(
+        self,
+        student_features: Sequence[Features],
+        teacher_features: Sequence[Features],
+        first: int = 0,
+        total: int | None = None,
+    ) -> Tensor:
         pooled = student_features[0].pooled
-        students, teachers = len(student_features), len(teacher_features)
+        students, teachers = total or first + len(student_features), len(teacher_features)
         precise = {"dtype": torch.promote_types(pooled.dtype, torch.float32), "device": pooled.device}
         different = torch.ones(students, teachers, **precise) - torch.eye(students, teachers, **precise)
         different /= len(pooled) * count_pairs(students, teachers)
-        return different.expand(len(pooled), -1, -1)
-
-
-def _entropy(probabilities: Tensor) -> Tensor:
-    return torch.special.entr(probabilities).sum(-1)
-
-
-def _mean_over_processes(sum_and_count: Tensor) -> Tensor:
-    """(…sum, count) of this process -> the mean over all processes' rows."""
-    if dist.is_available() and dist.is_initialized():
-        sum_and_count = sum_and_count.clone()
-        dist.all_reduce(sum_and_count)
-    return sum_and_count[:-1] / sum_and_count[-1]
+        return different[first : first + len(student_features)].expand(len(pooled), -1, -1)
