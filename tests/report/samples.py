@@ -96,11 +96,11 @@ def write_run(
         mistakes = []
         for index in range(6):
             buffer = io.BytesIO()
-            Image.fromarray(picture(index)).resize((96, 96)).save(buffer, "JPEG")
+            Image.fromarray(picture(index, 96, 96)).save(buffer, "JPEG")
             uri = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
             truth, guess = classes[index % len(classes)], classes[(index + 1) % len(classes)]
             mistakes.append({"image": uri, "label": truth, "predicted": guess, "probability": 0.99 - 0.03 * index})
         (folder / "mistakes.json").write_text(json.dumps(mistakes))
-        tiles = [np.hstack([picture(8 * row + column)[:96, :96] for column in range(8)]) for row in range(2)]
+        tiles = [np.hstack([picture(8 * row + column, 96, 96) for column in range(8)]) for row in range(2)]
         Image.fromarray(np.vstack(tiles)).save(folder / "augmentations.jpg")
     return folder

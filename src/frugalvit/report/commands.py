@@ -14,7 +14,9 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.config.look import AttendConfig, CorrespondConfig, ExploreConfig, ReportConfig
-from frugalvit.data import BadImage, Examples, decode, open_data
+from frugalvit.data.decode import BadImage, decode
+from frugalvit.data.examples import Examples
+from frugalvit.data.sources import open_data
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
 from frugalvit.lens import attention as attention_lens
@@ -161,6 +163,9 @@ def read_picture(path: str) -> Picture:
 def _models(config: Any, places: list[str]) -> list[Model]:
     device = _device(config.device)
     models = [load_model(place, device, img_size=config.img_size, architecture=config.backbone) for place in places]
+    for place in places:
+        if not Path(place).exists():
+            console.warn(f"{place} names an architecture: its weights are random")
     names = [model.name for model in models]
     for number, model in enumerate(models):
         if names.count(model.name) > 1:

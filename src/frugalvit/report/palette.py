@@ -1,13 +1,13 @@
 """Colours, defined once for figures and pages: told apart by colour-blind readers and in grey print.
 
-Series take Okabe and Ito's colours, ordered so that neighbours differ in lightness too, and each has its own dash.
+Series take colours close to Okabe and Ito's, neighbours of different lightness, and each has its own dash.
 Heat maps take viridis, whose lightness rises evenly.
 """
 
 from __future__ import annotations
 
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#b0588a", "#8a6d00", "#3a9bd9", "#555555", "#e69f00")
-SERIES_ON_DARK = ("#56a8e0", "#ff8a3d", "#2fc49b", "#e29bc4", "#d9c14a", "#8fd0ff", "#b9b9b9", "#ffbf3f")
+SERIES = ("#0072b2", "#e06500", "#009e73", "#7a3b78", "#3a9bd9", "#222222", "#b58900", "#888888")
+SERIES_ON_DARK = ("#56a8e0", "#ff8a3d", "#2fc49b", "#c58bd0", "#a9dcff", "#f0f0f0", "#e6c34d", "#8f959d")
 DASHES = ((), (6, 3), (2, 2.5), (8, 3, 2, 3), (4, 2), (1, 2), (10, 4), (6, 2, 1, 2, 1, 2))
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "---", "ooo", "+++")
 
@@ -15,10 +15,10 @@ BLUE, RED, YELLOW = "#0072b2", "#d55e00", "#f0e442"
 """Marks of the paper's Figure 6: own global feature, other view's global feature, lines."""
 
 HEAT = (
-    "#440154", "#482475", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44bf70", "#7ad151", "#bddf26",
-    "#fde725",
+    "#440154", "#48186a", "#472d7b", "#424086", "#3b528b", "#33638d", "#2c728e", "#26828e", "#21918c",
+    "#1fa088", "#28ae80", "#3fbc73", "#5ec962", "#84d44b", "#addc30", "#d8e219", "#fde725",
 )  # fmt: skip
-"""Viridis at eleven even steps; between them colours are interpolated."""
+"""Viridis at seventeen even steps; between them colours are interpolated."""
 
 
 def heat_bytes() -> bytes:

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frugalvit.report import charts
+from frugalvit.report.records import read_run
+
+from .samples import write_run
+
+
+@pytest.mark.parametrize(
+    ("metric", "heading"),
+    [
+        ("loss", "Loss"),
+        ("cross_entropy", "Loss"),
+        ("localization", "Loss"),
+        ("view_loss", "Loss"),
+        ("region_loss", "Loss"),
+        ("top1", "Accuracy"),
+        ("knn", "k-NN"),
+        ("localization_error", "Localisation error"),
+        ("lr", "Schedules"),
+        ("teacher_entropy", "Health"),
+        ("region_teacher_entropy", "Health"),
+        ("gradient_norm", "Health"),
+        ("feature_deviation", "Health"),
+        ("prototypes_used", "Health"),
+        ("skipped", "Health"),
+        ("something", "Other"),
+    ],
+)
+def test_every_metric_has_a_heading(metric, heading):
+    assert charts.chapter(metric) == heading
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_ticks_are_few_round_and_inside(low, span):
+    high = low + span
+    if high <= low:
+        return
+    ticks = charts.ticks(low, high)
+    assert len(ticks) <= 6
+    assert all(low - span * 1e-6 <= tick <= high + span * 1e-6 for tick in ticks)
+
+
+def test_log_ticks():
+    assert charts.log_ticks(-2, 3) == [0.01, 0.1, 1, 10, 100, 1000]
+    assert charts.log_ticks(0, 1) == [1, 2, 5, 10]
+
+
+def panel(curve, label="a<b>"):
+    return charts.Panel("Loss", "loss <b>", "epoch", [charts.Series(label, 0, curve)], False)
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        [(0.0, 1.0)],
+        [(0.0, 0.0), (1.0, 0.0)],
+        [(0.0, -3.0), (5.0, 4.0)],
+        [(float(x), 10.0 ** (-x)) for x in range(6)],
+        [(float(x), math.sin(x)) for x in range(2000)],
+    ],
+)
+def test_a_chart_is_well_formed_and_holds_its_numbers(curve):
+    text = charts.chart(panel(curve))
+    assert "<b>" not in text
+    svg = re.search(r"<svg viewBox.*?</svg>", text)
+    assert svg is not None
+    root = ElementTree.fromstring(svg[0])
+    for polyline in root.iter("polyline"):
+        for point in polyline.attrib["points"].split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= charts.WIDTH and 0 <= y <= charts.HEIGHT
+    data = json.loads(re.search(r"<script[^>]*>(.*?)</script>", text)[1])
+    assert data["series"][0]["label"] == "a<b>"
+    assert data["series"][0]["y"][-1] == pytest.approx(curve[-1][1], rel=1e-4)
+
+
+def test_one_kind_shares_panels_between_splits(tmp_path):
+    record = read_run(write_run(tmp_path / "run"))
+    found = {panel.title: panel for panel in charts.panels([record])}
+    assert [series.label for series in found["loss"].series] == ["train", "val"]
+    assert [series.style for series in found["loss"].series] == [0, 1]
+
+
+def test_several_kinds_have_a_panel_per_split_and_means(tmp_path):
+    runs = [read_run(write_run(tmp_path / f"{w}_{s}", seed=s, weight=w)) for w in (0.0, 0.5) for s in (0, 1)]
+    found = {panel.title: panel for panel in charts.panels(runs)}
+    assert {"loss (train)", "loss (val)", "top1"} <= set(found)
+    series = found["top1"].series
+    assert [(line.weight, line.style) for line in series] == [
+        ("faint", 0),
+        ("faint", 0),
+        ("mean", 0),
+        ("faint", 1),
+        ("faint", 1),
+        ("mean", 1),
+    ]
+    first, second, mean = (dict(line.curve) for line in series[:3])
+    assert mean == {x: pytest.approx((first[x] + second[x]) / 2) for x in first}
+
+
+def test_names_cannot_leave_the_json():
+    block = charts.json_block({"name": "</script><script>alert(1)</script>\u2028"})
+    assert block.count("<") == 2 and "\u2028" not in block
+    inside = re.search(r">(.*)<", block)
+    assert inside is not None and json.loads(inside[1])["name"].startswith("</script>")

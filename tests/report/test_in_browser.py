@@ -1,0 +1,167 @@
+"""Pages as people see them: opened in a headless Chromium, pointed at, typed at."""
+
+from __future__ import annotations
+
+import pytest
+
+from frugalvit.lens.explore import Picture, gather
+from frugalvit.report import page
+from lens.stand_ins import PatchFeatures
+
+from .samples import picture, write_run
+
+READY = "document.querySelector('.explorer').dataset.ready === 'yes'"
+# A cheap fingerprint of what a canvas shows.
+SHOWN = "document.querySelectorAll('.pane canvas')[{}].toDataURL()"
+
+
+class Examples:
+    names = ("one.jpg", "two.jpg")
+
+    def __len__(self):
+        return 2
+
+    def read(self, index):
+        return picture(index, 120, 160)
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory):
+    models = [("swin", PatchFeatures((96, 96), cell=12, heads=4)), ("vit", PatchFeatures((96, 96), cell=8, heads=2))]
+    data = gather(
+        models, [Picture("first", picture(0)), Picture("<b>second</b>", picture(1)), Picture("c", picture(2))]
+    )
+    path = tmp_path_factory.mktemp("explorer") / "page.html"
+    path.write_text(page.explorer(data, "explorer <i>"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    run = write_run(folder / "run", classes=("<script>alert(1)</script>", "dog", "bird"))
+    return page.write_report([run], folder / "report.html", model=PatchFeatures((96, 96), 12), examples=Examples())
+
+
+def centre_of_region(browser, pane, row, column, grid):
+    box = browser.value(
+        f"(() => {{ const c = document.querySelectorAll('.pane canvas')[{pane}]; c.scrollIntoView({{block: 'center'}});"
+        f"const b = c.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; }})()"
+    )
+    return box[0] + (column + 0.5) * box[2] / grid, box[1] + (row + 0.5) * box[3] / grid
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_pages_open_without_complaint_or_request(browser, explorer, report, width, dark):
+    for path in (explorer, report):
+        browser.open(path, width=width, dark=dark)
+        browser.wait_for(READY)
+        assert browser.complaints() == []
+        assert browser.requests() == []
+        assert browser.value("document.documentElement.scrollWidth") == width
+        ink = browser.value("getComputedStyle(document.body).backgroundColor")
+        assert ink == ("rgb(21, 23, 27)" if dark else "rgb(252, 251, 249)")
+
+
+def test_hovering_a_region_changes_the_heat_map(browser, explorer):
+    browser.open(explorer)
+    browser.wait_for(READY)
+    browser.move(*centre_of_region(browser, 0, 1, 2, 8))
+    browser.wait_for("document.querySelector('.explorer').dataset.region === '10'")
+    before = browser.value(SHOWN.format(1)), browser.value("document.querySelector('.heads canvas').toDataURL()")
+    browser.move(*centre_of_region(browser, 0, 6, 5, 8))
+    browser.wait_for("document.querySelector('.explorer').dataset.region === '53'")
+    after = browser.value(SHOWN.format(1)), browser.value("document.querySelector('.heads canvas').toDataURL()")
+    assert before[0] != after[0] and before[1] != after[1]
+    # The second image asks just as well.
+    browser.move(*centre_of_region(browser, 1, 2, 2, 8))
+    browser.wait_for("document.querySelector('.explorer').dataset.pane === '1'")
+    assert browser.complaints() == []
+
+
+def test_the_best_match_is_the_computed_one(browser, explorer):
+    data = "JSON.parse(document.querySelector('.explorer script').textContent).models[0].best"
+    browser.open(explorer, fragment="#explorer=0,3,4")
+    browser.wait_for(READY)
+    assert browser.value("document.querySelector('.explorer').dataset.region") == "28"
+    best = browser.value(f"{data}['0-1'][28]")
+    assert browser.value("+document.querySelector('.explorer').dataset.best") == best
+    row, column = divmod(best, 8)
+    assert f"row {row + 1}, column {column + 1}" in browser.value(
+        "document.querySelector('.explorer .readout').textContent"
+    )
+
+
+def test_keys_move_the_region_and_switch_everything(browser, explorer):
+    browser.open(explorer, fragment="#explorer=0,0,0")
+    browser.wait_for(READY)
+    browser.value("document.querySelector('.pane canvas').focus()")
+    state = "document.querySelector('.explorer').dataset.region"
+    for key, region in (("ArrowRight", "1"), ("ArrowDown", "9"), ("ArrowLeft", "8"), ("ArrowUp", "0"), ("End", "7")):
+        browser.press(key)
+        assert browser.value(state) == region
+    picture_before = browser.value(SHOWN.format(0))
+    browser.press("]")
+    assert browser.value("document.querySelectorAll('.heads [aria-pressed=true]').length") == 1
+    assert browser.value(SHOWN.format(0)) != picture_before
+    browser.press("l")
+    assert browser.value("document.querySelectorAll('.lines circle').length") == 20
+    browser.press(".")
+    assert "<b>second</b>" in browser.value("document.querySelector('.pane .name').textContent")
+    browser.press("m")
+    assert browser.value("document.querySelectorAll('.heads button').length") == 2
+    assert browser.value("document.getElementById('explorer-model').value") == "1"
+    assert browser.complaints() == []
+
+
+def test_a_click_holds_the_region(browser, explorer):
+    browser.open(explorer)
+    browser.wait_for(READY)
+    place = centre_of_region(browser, 0, 4, 4, 8)
+    browser.move(*place)
+    browser.click(*place)
+    browser.move(*centre_of_region(browser, 0, 0, 0, 8))
+    assert browser.value("document.querySelector('.explorer').dataset.region") == "36"
+    assert "Held" in browser.value("document.querySelector('.explorer .readout').textContent")
+
+
+def test_charts_read_out_their_values(browser, report):
+    browser.open(report)
+    svg = "document.querySelector('figure.chart > svg')"
+    browser.value(f"{svg}.scrollIntoView({{block: 'center'}})")
+    box = browser.value(
+        f"(() => {{ const b = {svg}.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; }})()"
+    )
+    readout = "document.querySelector('figure.chart .readout').textContent"
+    browser.move(box[0] + box[2] * 0.3, box[1] + box[3] / 2)
+    browser.wait_for(f"{readout}.startsWith('epoch')")
+    first = browser.value(readout)
+    assert "train" in first and "val" in first
+    browser.move(box[0] + box[2] * 0.8, box[1] + box[3] / 2)
+    browser.wait_for(f"{readout} !== {first!r}")
+
+
+def test_the_theme_can_be_switched(browser, report):
+    browser.open(report)
+    light = browser.value("getComputedStyle(document.body).backgroundColor")
+    browser.value("document.getElementById('theme').click()")
+    assert browser.value("getComputedStyle(document.body).backgroundColor") != light
+
+
+def test_drawing_is_fast_at_fourteen_by_fourteen(browser, tmp_path):
+    backbone = PatchFeatures((224, 224), cell=16, heads=12)
+    data = gather([("vit", backbone)], [Picture("a", picture(0)), Picture("b", picture(1))])
+    path = tmp_path / "page.html"
+    path.write_text(page.explorer(data, "fast"), encoding="utf-8")
+    assert path.stat().st_size < 3_000_000
+    browser.open(path)
+    browser.wait_for(READY)
+    browser.value("document.querySelector('.pane canvas').focus()")
+    spent = browser.value(
+        "(() => { const c = document.querySelector('.pane canvas'), start = performance.now();"
+        "const keys = ['ArrowLeft', 'ArrowRight'];"
+        "for (let i = 0; i < 20; i++) c.dispatchEvent(new KeyboardEvent('keydown', {key: keys[i % 2]}));"
+        "return (performance.now() - start) / 20; })()"
+    )
+    assert spent < 150  # milliseconds a region, on the slowest machine; about ten on a laptop

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from frugalvit.data.decode import BadImage
+from frugalvit.errors import UserError
+from frugalvit.report import page
+from frugalvit.report.records import read_run
+from lens.stand_ins import PatchFeatures
+
+from .samples import picture, write_run
+
+HOSTILE = ('<script>alert("x")</script>', '"><img src=x onerror=alert(1)>', "{{style}}", "a & b")
+
+
+class Reader(HTMLParser):
+    """Collects the tags and texts of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.texts, self.ids = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+class FewExamples:
+    """Stands in for a split of a dataset; its first picture is bad."""
+
+    names = ("bad.jpg", "one.jpg", "two.jpg", "three.jpg")
+
+    def __len__(self):
+        return 4
+
+    def read(self, index):
+        if index == 0:
+            raise BadImage("bad.jpg", "truncated")
+        return picture(index, 60, 80)
+
+
+def test_a_whole_report(tmp_path):
+    run = write_run(tmp_path / "run")
+    out = page.write_report([run], run / "report.html", model=PatchFeatures(), examples=FewExamples())
+    text = out.read_text()
+    reader = Reader(text)
+    assert {"results", "auto", "curves", "confusion", "mistakes", "augmentations", "explorer", "configuration"} <= set(
+        reader.ids
+    )
+    assert (run / "lens.json").is_file()
+    shown = " ".join(reader.texts)
+    assert "2,000 images: as many as fit into 20,000 steps" in shown
+    assert "localization.weight" in shown and "0.78" in shown
+    assert not any(
+        name in ("src", "href") and not value.startswith(("data:", "#")) for name, value in reader.attributes
+    )
+    assert not list(run.glob(".*"))
+
+
+def test_only_what_is_there_is_shown(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    reader = Reader(page.write_report([run], tmp_path / "r.html").read_text())
+    assert set(reader.ids) == {"theme", "curves"}
+    (run / "metrics.jsonl").unlink()
+    (run / "summary.json").write_text('{"task": "train", "top1": 3}')
+    reader = Reader(page.write_report([run], tmp_path / "r.html").read_text())
+    assert set(reader.ids) == {"theme", "results"}
+
+
+def test_hostile_names_stay_names(tmp_path):
+    run = write_run(tmp_path / "run", classes=HOSTILE)
+    summary = json.loads((run / "summary.json").read_text())
+    summary |= {"auto": [{"name": HOSTILE[0], "value": HOSTILE[1], "reason": HOSTILE[2]}], "alarms": [HOSTILE[0]]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = page.write_report([run], tmp_path / "r.html").read_text()
+    reader = Reader(text)
+    assert reader.tags.count("img") == 7  # six mistakes and the augmentations
+    assert not any(name == "onerror" for name, _ in reader.attributes)
+    assert text.count("alert(") > 0 and "<script>alert" not in text
+    for name in HOSTILE:
+        assert any(name in data for data in reader.texts)
+
+
+def test_many_classes_are_a_picture(tmp_path):
+    run = write_run(tmp_path / "run", classes=tuple(f"class {i}" for i in range(40)))
+    text = page.write_report([run], tmp_path / "r.html").read_text()
+    assert 'class="matrix"' in text and 'class="confusion"' not in text
+
+
+def test_confused_most_often(tmp_path):
+    run = write_run(tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text()) | {"confusion": [[8, 2, 0], [0, 9, 0], [5, 0, 5]]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = page.write_report([run], tmp_path / "r.html").read_text()
+    table = re.findall(
+        r"<tr><th scope=\"row\">(\w+)</th><td>(\w+)</td><td class=\"number\">(\d+)</td><td>(\d+) %", text
+    )
+    assert table == [("bird", "cat", "5", "50"), ("cat", "dog", "2", "20")]
+
+
+def test_several_runs_with_means_and_differences(tmp_path):
+    runs = [write_run(tmp_path / f"w{w}_{s}", seed=s, weight=w) for w in (0.0, 0.5) for s in (0, 1)]
+    text = page.write_report(runs, tmp_path / "r.html").read_text()
+    values = [0.78, 0.79]
+    assert f"{np.mean(values):.4g} ± {np.std(values, ddof=1):.4g}" in text
+    assert "What differs" in text and "mean of 2" in text
+
+
+def test_alarms_come_first(tmp_path):
+    run = write_run(tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text()) | {"alarms": ["the teacher says the same of every image"]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = page.write_report([run], tmp_path / "r.html").read_text()
+    assert text.index("the teacher says the same") < text.index('id="curves"')
+
+
+def test_the_policy_names_exactly_our_scripts(tmp_path):
+    import base64
+    import hashlib
+
+    text = page.write_report([write_run(tmp_path / "run")], tmp_path / "r.html").read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None and "default-src 'none'" in policy[1]
+    for script in re.findall(r"<script>(.*?)</script>", text, flags=re.S):
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy[1]
+
+
+def test_hundred_epochs_and_five_seeds_stay_light(tmp_path):
+    runs = [write_run(tmp_path / f"seed_{s}", seed=s, epochs=100, steps=15) for s in range(5)]
+    model = PatchFeatures((224, 224), cell=16, heads=12)
+    page.write_report(runs[:1], tmp_path / "one.html", model=model, examples=FewExamples())
+    for run in runs[1:]:
+        shutil.copy(runs[0] / "lens.json", run)
+    out = page.write_report(runs, tmp_path / "r.html")
+    assert out.stat().st_size < 10_000_000
+    assert "explorer" in Reader(out.read_text()).ids
+
+
+def test_a_model_with_nothing_to_explore_still_gets_its_report(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    out = page.write_report([run], run / "report.html", model=PatchFeatures((8, 8)), examples=FewExamples())
+    assert out.is_file() and not (run / "lens.json").exists()
+    assert "1x1 grid" in capsys.readouterr().err
+
+
+def test_no_run_is_a_clear_error(tmp_path):
+    with pytest.raises(UserError, match="There is no run"):
+        page.write_report([tmp_path / "nothing"], tmp_path / "r.html")
+
+
+def test_pages_are_the_same_twice(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert page.report([read_run(run)]) == page.report([read_run(run)])
