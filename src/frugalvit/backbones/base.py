@@ -114,6 +114,7 @@ class Backbone(nn.Module):
             self._choose_way()
             features = self._look(img_size)
             self.dim, self.pooled_dim = features.grid.shape[1], features.pooled.shape[1]
+            self._check_classifier(features.pooled)
 
     def forward(self, images: Tensor) -> Features:
         """(B, C, H, W) -> grid (B, dim, h, w) and pooled (B, pooled_dim)."""
@@ -136,6 +137,8 @@ class Backbone(nn.Module):
         if self.num_classes == 0:
             raise UserError(f"{self.name} was created without classifier; pass num_classes to create_backbone")
         heads = self.model.get_classifier()  # type: ignore[operator]
+        if isinstance(heads, nn.Conv2d):
+            return heads(pooled[:, :, None, None]).flatten(1)
         if not isinstance(heads, tuple | list | nn.ModuleList):
             return heads(pooled)
         # Distilled networks have two classifiers and average them; DeiT's look at a token each, LeViT's at the same.
@@ -151,12 +154,10 @@ class Backbone(nn.Module):
         if self.own:
             blocks = self.blocks(images)
             return [blocks[end] for end in self.model.stage_ends]  # type: ignore[union-attr]
-        if not hasattr(self.model, "forward_intermediates"):
-            return [stage[-1] for stage in self._blocks_by_stage(images)][-4:]
         self._check(images)
         size = (images.shape[2], images.shape[3])
         fit = self._fit(size)
-        maps = self.model.forward_intermediates(self._pad(images, fit), norm=False, intermediates_only=True)  # type: ignore[operator]
+        maps = internals.stage_maps(self.model, self._pad(images, fit), self.name)
         info = list(self.model.feature_info)  # type: ignore[arg-type]
         steps = [entry["reduction"] for entry in info] if len(info) == len(maps) else [grid.shape[2] for grid in maps]
         last = dict(zip(steps, maps, strict=True))
@@ -264,6 +265,19 @@ class Backbone(nn.Module):
                 raise
             self._ask_intermediates = True
 
+    def _check_classifier(self, pooled: Tensor) -> None:
+        """A classifier that sees more than ``pooled`` (VOLO's auxiliary head) would be trained wrongly in silence."""
+        if self.num_classes == 0 or self._fit(self.img_size) != self.img_size:
+            return
+        with internals.quietly(self.model):
+            logits = self.model(torch.zeros(1, self.in_chans, *self.img_size, device=pooled.device, dtype=pooled.dtype))
+            same = isinstance(logits, Tensor) and torch.allclose(self.classify(pooled), logits, rtol=1e-3, atol=1e-4)
+        if not same:
+            raise UserError(
+                f"the classifier of {self.name} sees more than the pooled features; "
+                "use it with num_classes=0, or choose another network"
+            )
+
     def _pool(self, output: Any) -> Tensor:
         if self._two_tokens() and self.num_classes:
             return output[:, :2].flatten(1)
@@ -276,7 +290,7 @@ class Backbone(nn.Module):
         if self.own:
             return self.model.final_norm(grid)  # type: ignore[operator]
         norm = internals.final_norm(self.model)
-        return grid if norm is None else internals.apply_norm(norm, grid)
+        return grid if norm is None or grid.shape[1] != self.dim else internals.apply_norm(norm, grid)
 
     def _blocks_by_stage(self, images: Tensor) -> list[list[Tensor]]:
         self._check(images)
@@ -301,7 +315,7 @@ class Backbone(nn.Module):
         if size in self._fits or torch.compiler.is_compiling():
             return self._fits.get(size, size)
         parameter = next(self.model.parameters())
-        reason = ""
+        reason, no_grid = "", None
         for fit in self._candidates(size):
             image = torch.zeros(1, self.in_chans, *fit, device=parameter.device, dtype=parameter.dtype)
             try:
@@ -309,11 +323,18 @@ class Backbone(nn.Module):
                     self._forward_timm(image)
             except torch.OutOfMemoryError:
                 raise
-            except (AssertionError, RuntimeError, ValueError, TypeError, IndexError, UserError) as error:
+            except UserError as error:  # taken, but there is no grid in what comes out
+                no_grid = error
+                continue
+            except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
                 reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
                 continue
             self._fits[size] = fit
             return fit
+        if no_grid is not None:
+            raise no_grid
+        if size == self.img_size:
+            raise UserError(f"{self.name} cannot be used at {size[0]}x{size[1]} pixels: {reason}; choose another size")
         raise UserError(
             f"{self.name}, created for {self.img_size[0]}x{self.img_size[1]} pixels, does not take "
             f"{size[0]}x{size[1]}; create it with img_size={max(size)} or choose another network ({reason})"
@@ -322,7 +343,8 @@ class Backbone(nn.Module):
     def _candidates(self, size: Size) -> list[Size]:
         info = list(getattr(self.model, "feature_info", None) or [])
         step = (info[-1].get("reduction") if info else 0) or 32
-        units = [(1, 1), (step, step), (32, 32), (64, 64), self.img_size]
+        published = (getattr(self.model, "pretrained_cfg", None) or {}).get("input_size") or (3, *self.img_size)
+        units = [(1, 1), (step, step), (32, 32), (64, 64), self.img_size, tuple(published[1:])]
         sizes = [(-(-size[0] // unit[0]) * unit[0], -(-size[1] // unit[1]) * unit[1]) for unit in units]
         return list(dict.fromkeys(sizes))
 

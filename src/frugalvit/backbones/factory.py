@@ -17,7 +17,7 @@ from torch import nn
 from frugalvit.backbones import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  importing registers them with timm
 from frugalvit.backbones.base import Backbone, GridModel
 from frugalvit.backbones.layout import Size
-from frugalvit.backbones.sizes import adapt, final_grid, set_stem_stride
+from frugalvit.backbones.sizes import Build, adapt, final_grid, set_stem_stride
 from frugalvit.errors import UserError, nearest
 
 OWN = {
@@ -50,7 +50,6 @@ _FAMILIES = {
     "swin_transformer_v2": "swinv2",
     "swin_transformer_v2_cr": "swinv2",
     "maxxvit": "maxvit",
-    "metaformer": "poolformer",
 }
 
 
@@ -88,17 +87,14 @@ def create_backbone(
     if drop_path is not None:
         fixed["drop_path_rate"] = drop_path
 
-    def build(extra: dict[str, Any], weights: bool = False, device: str = "meta") -> nn.Module:
-        given = {**keywords, **extra}
-        if device == "meta":
-            with torch.device("meta"):
-                return build_timm(name, architecture, {**fixed, **given}, size)
-        return build_timm(name, architecture, {**fixed, **given}, size, weights)
+    def build(extra: dict[str, Any], *, device: str = "meta", weights: bool = False) -> nn.Module:
+        with torch.device(device):
+            return build_timm(name, architecture, {**fixed, **keywords, **extra}, size, weights)
 
     if keywords:
-        _refuse_unknown(name, architecture, keywords, build)
+        _refuse_unknown(name, keywords, build)
     extra, notes = adapt(name, size, keywords, build)
-    model = build(extra, pretrained, "cpu")
+    model = build(extra, device="cpu", weights=pretrained)
     resolved = {**keywords, **extra}
     pixel_mean, pixel_std = _statistics(model, in_chans, pretrained, mean, std)
     if (pixel_mean, pixel_std) != _default_statistics(in_chans):
@@ -129,7 +125,8 @@ def build_timm(
     """timm.create_model with the size and flexibility each network can take, and errors for people."""
     keywords = dict(keywords)
     stem_stride = keywords.pop("stem_stride", None)
-    optional: dict[str, Any] = {"img_size": img_size, **_FLEXIBLE}
+    square = img_size[0] == img_size[1]  # some networks know square images only
+    optional: dict[str, Any] = {"img_size": img_size[0] if square else img_size, **_FLEXIBLE}
     optional = {key: value for key, value in optional.items() if key not in keywords}
     while True:
         try:
@@ -195,7 +192,8 @@ def describe(name: str) -> ModelInfo:
     architecture = _architecture(name)
     with torch.device("meta"):
         model = timm.create_model(architecture, num_classes=0)
-    size: Size = tuple(model.pretrained_cfg["input_size"][-2:])
+    configuration: Any = model.pretrained_cfg
+    size: Size = tuple(configuration["input_size"][-2:])
     grid = final_grid(model, size)
     return ModelInfo(
         name=name,
@@ -257,7 +255,7 @@ def _statistics(
     return result
 
 
-def _refuse_unknown(name: str, architecture: str, keywords: dict[str, Any], build: Any) -> None:
+def _refuse_unknown(name: str, keywords: dict[str, Any], build: Build) -> None:
     """Some timm networks swallow any keyword in silence: ask with one that cannot exist, and check names if so."""
     marker = "keyword_that_does_not_exist"
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frugalvit.backbones.layout import Size, prefix_tokens, to_grid
+from frugalvit.backbones.layout import prefix_tokens, to_grid
 from frugalvit.errors import UserError
 
 
@@ -48,10 +48,9 @@ def _blocks_of(stage: nn.Module) -> list[nn.Module]:
     if isinstance(blocks, nn.Sequential | nn.ModuleList):
         return list(blocks)
     children = list(stage.children())
-    alike = len({type(child) for child in children}) == 1 and not isinstance(children[0], nn.Conv2d)
-    if isinstance(stage, nn.Sequential) or (children and alike):
-        return children
-    return []
+    simple = any(not list(child.children()) for child in children)  # convolutions and norms are no blocks
+    alike = len({type(child) for child in children}) == 1
+    return children if not simple and (isinstance(stage, nn.Sequential) or alike) else []
 
 
 def _split_by_reduction(blocks: list[nn.Module], info: list[dict[str, Any]]) -> list[list[nn.Module]]:
@@ -81,7 +80,32 @@ def block_grids(model: nn.Module, images: Tensor, name: str, run: Callable[[Tens
         raise UserError(f"{name} does not run its blocks one after the other; choose another network for dense losses")
     size = (images.shape[2], images.shape[3])
     grids = iter([to_grid(seen[number], model, size, _width(seen[number], model)) for number in range(len(flat))])
-    return [[next(grids) for _ in stage] for stage in stages]
+    found = [[next(grids) for _ in stage] for stage in stages]
+    widths = {entry.get("num_chs") for entry in getattr(model, "feature_info", None) or []} | {model.num_features}
+    if found[-1][-1].shape[1] not in widths:  # DenseNet's blocks give only what they add
+        raise UserError(f"the blocks of {name} do not pass on the whole map; choose another network for dense losses")
+    return found
+
+
+def stage_maps(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
+    """What ``feature_info`` lists, as (B, C_i, h_i, w_i), without final norm."""
+    if hasattr(model, "forward_intermediates"):
+        return model.forward_intermediates(images, norm=False, intermediates_only=True)  # type: ignore[operator]
+    modules = dict(model.named_modules())
+    info = [entry for entry in getattr(model, "feature_info", None) or [] if entry.get("reduction")]
+    if not info or any(entry.get("module") not in modules for entry in info):
+        return [stage[-1] for stage in block_grids(model, images, name, model.forward_features)]  # type: ignore[arg-type]
+    seen: dict[int, object] = {}
+    hooks = [
+        modules[entry["module"]].register_forward_hook(_keep_output(seen, number)) for number, entry in enumerate(info)
+    ]
+    try:
+        model.forward_features(images)  # type: ignore[operator]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    size = (images.shape[2], images.shape[3])
+    return [to_grid(seen[number], model, size, entry["num_chs"]) for number, entry in enumerate(info)]
 
 
 def _keep_output(seen: dict[int, object], number: int) -> Callable[..., None]:
@@ -108,10 +132,9 @@ def final_norm(model: nn.Module) -> nn.Module | None:
 
 def apply_norm(norm: nn.Module, grid: Tensor) -> Tensor:
     """A norm over channels on (B, C, h, w), whether it wants channels first or last."""
-    last = isinstance(norm, nn.LayerNorm) and not type(norm).__name__.endswith("2d")
-    if last or ("RmsNorm" in type(norm).__name__ and not type(norm).__name__.endswith("2d")):
-        return norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-    return norm(grid)
+    if isinstance(norm, nn.BatchNorm2d | nn.GroupNorm) or type(norm).__name__.lower().endswith("2d"):
+        return norm(grid)
+    return norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def last_attention(model: nn.Module, images: Tensor, name: str, run: Callable[[Tensor], object]) -> Tensor:
@@ -129,16 +152,27 @@ def last_attention(model: nn.Module, images: Tensor, name: str, run: Callable[[T
     hook = attention.attn_drop.register_forward_pre_hook(catch)  # type: ignore[union-attr]
     try:
         with _unfused(attention):
-            run(images)
+            output = run(images)
     finally:
         hook.remove()
-    batch = images.shape[0]
     weights = caught[-1] if caught else None
-    if weights is None or weights.dim() != 4 or weights.shape[0] != batch or weights.shape[2] != weights.shape[3]:
+    grid = to_grid(output, model, (images.shape[2], images.shape[3]), model.num_features)  # type: ignore[arg-type]
+    if weights is None or not _over_all_tokens(weights, images.shape[0], grid.shape[2] * grid.shape[3], model):
         raise UserError(
             f"the last block of {name} does not attend from every token to every token; use a ViT or one of our Swins"
         )
     return weights
+
+
+def _over_all_tokens(weights: Tensor, batch: int, places: int, model: nn.Module) -> bool:
+    """(B, heads, T, T) with T = prefix + grid and rows that sum to 1: no windows, no channels, no mixed heads."""
+    if weights.dim() != 4 or weights.shape[0] != batch or weights.shape[2] != weights.shape[3]:
+        return False
+    stated = prefix_tokens(model)
+    prefix = weights.shape[3] - places
+    if prefix not in ((0, 1, 2) if stated is None else (0, stated)):
+        return False
+    return bool((weights.sum(-1) - 1).abs().max() < 1e-2)
 
 
 def _last_attention_module(model: nn.Module, name: str) -> nn.Module:
@@ -148,7 +182,12 @@ def _last_attention_module(model: nn.Module, name: str) -> nn.Module:
         block = None
     for candidate in ("attn", "mixer", "token_mixer"):
         attention = getattr(block, candidate, None)
-        if isinstance(attention, nn.Module) and isinstance(getattr(attention, "attn_drop", None), nn.Module):
+        over_channels = type(attention).__name__ == "XCA"  # XCiT attends between channels, not tokens
+        if (
+            isinstance(attention, nn.Module)
+            and not over_channels
+            and isinstance(getattr(attention, "attn_drop", None), nn.Module)
+        ):
             return attention
     raise UserError(f"the last block of {name} has no attention to look at; use a ViT, a DeiT or one of our Swins")
 
@@ -163,11 +202,6 @@ def _unfused(attention: nn.Module) -> Iterator[None]:
     finally:
         if before is not None:
             attention.fused_attn = before
-
-
-def token_count(model: nn.Module, size: Size) -> int:
-    """T of :func:`last_attention` for a grid of ``size``."""
-    return (prefix_tokens(model) or 0) + size[0] * size[1]
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -26,8 +26,11 @@ SMALLEST_GRID = 4
 SMALLEST_PLAIN_GRID = 7
 """A plain ViT has no finer maps before its last: it gets at least Drloc's 7 x 7."""
 
-Build = Callable[[dict[str, Any]], nn.Module]
-"""Builds the network with further keywords, on the meta device: shapes without arithmetic."""
+
+class Build(Protocol):
+    """Builds the network with further keywords; on the meta device there are shapes without arithmetic."""
+
+    def __call__(self, extra: dict[str, Any], *, device: str = "meta") -> nn.Module: ...
 
 
 def adapt(name: str, img_size: Size, given: dict[str, Any], build: Build) -> tuple[dict[str, Any], list[str]]:
@@ -59,8 +62,9 @@ def adapt(name: str, img_size: Size, given: dict[str, Any], build: Build) -> tup
 
 
 def final_grid(model: nn.Module, img_size: Size) -> Size:
-    """(h, w) of the final grid, by running a network on the meta device; (0, 0) where it does not take the size."""
-    images = torch.empty(1, _channels(model), *img_size, device="meta")
+    """(h, w) of the final grid, by running the network where it lies; (0, 0) where it does not take the size."""
+    device = next(model.parameters()).device
+    images = torch.zeros(1, _channels(model), *img_size, device=device)
     model.eval()
     try:
         with torch.no_grad():
@@ -76,11 +80,12 @@ def final_grid(model: nn.Module, img_size: Size) -> Size:
 def set_stem_stride(model: nn.Module, stride: int) -> None:
     """Give a convolutional stem another total stride: first without its pooling, then with a slower first step.
 
-    The kernels stay, so weights still fit. A ResNet's stem has 4 = 2 (convolution) x 2 (pooling).
+    The kernels stay, so weights still fit; the padding becomes what a map of ceil(pixels / stride) needs. A ResNet's
+    stem has 4 = 2 (convolution) x 2 (pooling).
     """
     convolution, pooled = _stem(model)
     if convolution is None:
-        raise UserError(f"stem_stride: {type(model).__name__} does not begin with a strided convolution that overlaps")
+        raise UserError(f"stem_stride: {type(model).__name__} does not begin with a strided convolution")
     published = convolution.stride[0] * (2 if pooled else 1)
     if stride < 1 or published % stride:
         raise UserError(f"stem_stride={stride} is not possible; this stem has {published}: choose a divisor of it")
@@ -88,7 +93,10 @@ def set_stem_stride(model: nn.Module, stride: int) -> None:
         return
     if pooled:
         model.maxpool = nn.Identity()
-    convolution.stride = (stride, stride) if stride < convolution.stride[0] else convolution.stride
+    if stride < convolution.stride[0]:
+        convolution.stride = (stride, stride)
+        if not isinstance(convolution.padding, str):
+            convolution.padding = tuple(-(-(side - stride) // 2) for side in convolution.kernel_size)
 
 
 def _finer(
@@ -98,8 +106,10 @@ def _finer(
     best: dict[str, Any] = {}
     grid = stock
     for option in _options(model, img_size, plain):
+        # Tables of relative positions, made for a size, break only in arithmetic: look for real where there may be any.
+        doubtful = "stem_stride" in option and accepts(model, "img_size")
         try:
-            found = final_grid(build(option), img_size)
+            found = final_grid(build(option, device="cpu" if doubtful else "meta"), img_size)
         except UserError:
             continue
         if min(found) > min(grid):
@@ -111,7 +121,7 @@ def _finer(
 
 def _options(model: nn.Module, img_size: Size, plain: bool) -> Iterator[dict[str, Any]]:
     patch = _patch_size(model)
-    if patch and _accepts(model, "patch_size"):
+    if patch and accepts(model, "patch_size"):
         if plain:
             finer = range(min(patch, min(img_size) // SMALLEST_PLAIN_GRID), 0, -1)
             even = [size for size in finer if not (img_size[0] % size or img_size[1] % size)]
@@ -127,14 +137,14 @@ def _options(model: nn.Module, img_size: Size, plain: bool) -> Iterator[dict[str
             stride //= 2
             strides.append({"stem_stride": stride})
     yield from strides
-    if _accepts(model, "output_stride"):
+    if accepts(model, "output_stride"):
         slowest = strides[-1] if strides else {}
         yield from ({**slowest, "output_stride": total} for total in (16, 8))
 
 
 def _fitting_window(model: nn.Module, name: str, img_size: Size) -> int | None:
     """The window closest to the published one under which no map of a Swin needs padding; None to keep it."""
-    if "Swin" not in type(model).__name__ or not _accepts(model, "window_size"):
+    if "Swin" not in type(model).__name__ or not accepts(model, "window_size"):
         return None
     nominal = getattr(model, "window_size", None)
     if nominal is None:
@@ -170,9 +180,9 @@ def _patch_size(model: nn.Module) -> int | None:
 
 
 def _stem(model: nn.Module) -> tuple[nn.Conv2d | None, bool]:
-    """The first convolution, if it is strided and wider than its stride, and whether a pooling of 2 follows."""
+    """The first convolution, if it is strided, and whether a pooling of 2 follows."""
     first = _first_convolution(model)
-    if first is None or first.kernel_size[0] <= first.stride[0] or first.stride[0] != first.stride[1]:
+    if first is None or first.stride[0] < 2 or first.stride[0] != first.stride[1]:
         return None, False
     return first, isinstance(getattr(model, "maxpool", None), nn.MaxPool2d)
 
@@ -191,7 +201,7 @@ def _channels(model: nn.Module) -> int:
     return first.in_channels if first is not None else 3
 
 
-def _accepts(model: nn.Module, keyword: str) -> bool:
+def accepts(model: nn.Module, keyword: str) -> bool:
     """Whether the network's class, or one it passes everything on to, has this keyword."""
     return any(
         "__init__" in vars(kind) and keyword in inspect.signature(kind.__init__).parameters

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from frugalvit.backbones.sizes import accepts
 from frugalvit.backbones.swin import SwinTransformer
 
 if TYPE_CHECKING:
@@ -85,19 +86,13 @@ def _architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
         own = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_TIMM[:5]}
         return backbone.architecture, {**own, **common, "img_size": list(backbone.img_size)}
     arguments = {**given, **common}
-    if _is_made_for_a_size(backbone.model):
+    if accepts(backbone.model, "img_size"):
         arguments["img_size"] = list(backbone.img_size)
     architecture = backbone.architecture.split(".")[0]
     if "stem_stride" in backbone.keywords:
         stem = {"architecture": architecture, "stem_stride": backbone.keywords["stem_stride"]}
         return "slow_stem", {**stem, **arguments}
     return architecture, arguments
-
-
-def _is_made_for_a_size(model: nn.Module) -> bool:
-    from frugalvit.backbones.sizes import _accepts
-
-    return _accepts(model, "img_size")
 
 
 def _swin_architecture(

@@ -9,7 +9,7 @@ both ways, and at sizes that windows divide both compute the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from timm.layers.classifier import ClassifierHead
@@ -132,7 +132,7 @@ class SwinTransformer(nn.Module):
         return {"stem": r"^patch_embed", "blocks": blocks}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        for stage in self.layers:
+        for stage in self._stages():
             stage.grad_checkpointing = enable
 
     def get_classifier(self) -> nn.Module:
@@ -141,6 +141,9 @@ class SwinTransformer(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
         self.head.reset(num_classes, pool_type=global_pool)
+
+    def _stages(self) -> list[Stage]:
+        return cast("list[Stage]", list(self.layers))
 
     def forward_tokens(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> the last stage's tokens (B, h, w, D) before the final norm."""
@@ -163,7 +166,7 @@ class SwinTransformer(nn.Module):
     def forward_grid_blocks(self, images: Tensor) -> list[Tensor]:
         tokens = self.patch_embed(images)
         outputs: list[Tensor] = []
-        for stage in self.layers:
+        for stage in self._stages():
             outputs += stage.forward_blocks(tokens)
             tokens = outputs[-1]
         return [tokens.permute(0, 3, 1, 2) for tokens in outputs]
@@ -195,10 +198,10 @@ class SwinTransformer(nn.Module):
     def last_window_attention(self, images: Tensor) -> tuple[Tensor, WindowPlan]:
         """The last block's softmax as computed, (B * windows, heads, N, N) with padded positions, and its plan."""
         tokens = self.patch_embed(images)
-        for stage in self.layers[:-1]:
+        *earlier_stages, last = self._stages()
+        for stage in earlier_stages:
             tokens = stage(tokens)
-        last: Stage = self.layers[-1]  # type: ignore[assignment]
-        *before, block = last.blocks
+        *before, block = last.block_list()
         tokens = last.downsample(tokens)
         for earlier in before:
             tokens = earlier(tokens)

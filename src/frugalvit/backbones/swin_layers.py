@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
@@ -138,6 +140,9 @@ class Stage(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.forward_blocks(tokens)[-1]
+
+    def block_list(self) -> list[Block]:
+        return cast("list[Block]", list(self.blocks))
 
     def forward_blocks(self, tokens: Tensor) -> list[Tensor]:
         """Every block's output."""
