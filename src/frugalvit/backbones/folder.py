@@ -52,24 +52,17 @@ def model_config(
     backbone: Backbone, classes: Sequence[str] | None = None, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The content of ``config.json``: timm's fields, then ours."""
+    config = backbone.timm_config()
     labels = {"label_names": list(classes)} if classes else {}
-    height, width = backbone.img_size
-    preprocessing = {
-        "input_size": [backbone.in_chans, height, width],
-        "mean": list(backbone.mean),
-        "std": list(backbone.std),
-        "interpolation": "bicubic",
-        "crop_pct": crop_share(backbone.img_size),
-        "crop_mode": "center",
-    }
-    # first_conv stays unset: timm would convert the stored weights from three channels to ours once more.
-    head = {"num_classes": backbone.num_classes, "first_conv": None, "classifier": classifier_name(backbone.model)}
+    ours = {"interpolation": "bicubic", "crop_pct": crop_share(backbone.img_size), "crop_mode": "center"}
+    ours["classifier"] = classifier_name(backbone.model)
+    if backbone.in_chans != 3:
+        # Named, timm would convert the stored weights from three channels to ours once more.
+        ours["first_conv"] = None
     return {
-        **backbone.timm_config(),
-        "num_classes": backbone.num_classes,
-        "num_features": backbone.dim,
+        **config,
         **labels,
-        "pretrained_cfg": {**preprocessing, **head, **labels},
+        "pretrained_cfg": {**config["pretrained_cfg"], **ours, **labels},
         "frugalvit": {"version": __version__, **backbone.spec(), "meta": dict(meta or {})},
     }
 
@@ -151,4 +144,4 @@ def _architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[str, 
 
 def _own_tensors(backbone: Backbone) -> dict[str, Tensor]:
     """The model's tensors on the CPU, each in memory of its own, as safetensors wants them."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in backbone.model.state_dict().items()}
+    return {name: tensor.cpu().contiguous().clone() for name, tensor in backbone.timm_state_dict().items()}

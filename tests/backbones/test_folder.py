@@ -1,0 +1,146 @@
+"""A model folder loads with timm, with timm alone where the architecture is timm's, and with us, always the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from frugalvit import create_backbone
+from frugalvit.backbones.folder import crop_share, load_model_folder, save_model_folder
+from frugalvit.data.augment import EvalTransform
+from frugalvit.errors import UserError
+
+TINY = {"embed_dim": 24, "depths": (1, 1, 2, 1), "num_heads": (2, 4, 8, 16)}
+MODELS = {
+    "swin": ("swin_tiny_w7", {"img_size": 224, **TINY}),
+    "swin at 32 pixels": ("swin_tiny_w7", {"img_size": 32, **TINY}),
+    "swin, grey": ("swin_nano", {"img_size": 64, "in_chans": 1}),
+    "swin, oblong, many channels": ("swin_nano", {"img_size": (64, 96), "in_chans": 5}),
+    "cvt": ("cvt_13", {"img_size": 64, "embed_dim": (16, 24, 32), "depths": (1, 1, 1), "num_heads": (1, 1, 1)}),
+    "t2t": ("t2t_vit_14", {"img_size": 64, "embed_dim": 48, "depth": 1, "num_heads": 4, "token_dim": 16}),
+    "vil": ("vil_tiny_w7", {"img_size": 64, "embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (2, 4, 8, 8)}),
+    "vit": ("vit_tiny_patch16_224", {"img_size": 64, "depth": 2}),
+    "resnet": ("resnet10t", {"img_size": 64}),
+    "resnet, slow stem": ("resnet10t", {"img_size": 32}),
+}
+
+
+def made(name: str, num_classes: int):
+    torch.manual_seed(0)
+    architecture, keywords = MODELS[name]
+    backbone = create_backbone(architecture, num_classes=num_classes, **keywords).eval()
+    torch.manual_seed(1)
+    return backbone, torch.rand(2, backbone.in_chans, *backbone.img_size)
+
+
+@pytest.mark.parametrize(("name", "num_classes"), [*((name, 3) for name in MODELS), ("swin", 0), ("vit", 0)])
+def test_what_is_saved_comes_back(name: str, num_classes: int, tmp_path: Path):
+    backbone, images = made(name, num_classes)
+    classes = ["a", "ü", "<b>"] if num_classes else None
+    save_model_folder(backbone, tmp_path / "model", classes=classes, meta={"top1": 0.5, "data": "photos"})
+    again, meta = load_model_folder(tmp_path / "model")
+    with torch.inference_mode():
+        torch.testing.assert_close(again(images).grid, backbone(images).grid)
+        torch.testing.assert_close(again(images).pooled, backbone(images).pooled)
+        expected = backbone.model(images)
+    assert (meta["classes"], meta["top1"], meta["data"]) == (classes, 0.5, "photos")
+    assert (again.mean, again.std, again.img_size, again.spec()) == (
+        backbone.mean,
+        backbone.std,
+        backbone.img_size,
+        backbone.spec(),
+    )
+
+    if backbone.img_size[0] != backbone.img_size[1]:
+        return  # timm's own loader of Swin cannot read a table of relative biases that is not square
+    timms = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(timms(images), expected, atol=1e-4, rtol=1e-4)
+    assert timms.pretrained_cfg["mean"] == list(backbone.mean)
+    assert timms.pretrained_cfg.get("label_names") == classes
+
+
+def test_stock_architectures_need_timm_alone(tmp_path: Path):
+    """A process that never imports frugalvit loads a Swin trained here and computes the same."""
+    backbone, images = made("swin", 3)
+    save_model_folder(backbone, tmp_path / "model", classes=["a", "b", "c"])
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["architecture"].startswith("swin_tiny_patch4")
+    torch.save(images, tmp_path / "images.pt")
+    program = (
+        "import sys, timm, torch\n"
+        f"model = timm.create_model('local-dir:{tmp_path / 'model'}', pretrained=True).eval()\n"
+        f"torch.save(model(torch.load('{tmp_path / 'images.pt'}')).detach(), '{tmp_path / 'logits.pt'}')\n"
+        "assert 'frugalvit' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), backbone.model(images), atol=1e-4, rtol=1e-4)
+
+
+def test_another_image_size_on_loading(tmp_path: Path):
+    backbone, _ = made("vit", 3)
+    save_model_folder(backbone, tmp_path)
+    again, _ = load_model_folder(tmp_path, img_size=96)
+    assert again.img_size == (96, 96)
+    with torch.inference_mode():
+        assert again(torch.rand(1, 3, 96, 96)).grid.shape[2:] == (12, 12)
+
+
+def test_folders_timm_wrote(tmp_path: Path):
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", num_classes=4).eval()
+    timm.models.save_for_hf(
+        model, tmp_path, model_config={"label_names": ["a", "b", "c", "d"]}, safe_serialization=True
+    )
+    backbone, meta = load_model_folder(tmp_path)
+    assert meta["classes"] == ["a", "b", "c", "d"]
+    images = torch.rand(1, 3, *backbone.img_size)
+    with torch.inference_mode():
+        torch.testing.assert_close(backbone.model(images), model(images))
+
+
+@pytest.mark.parametrize("size", [32, 64, 96, 224])
+def test_crop_is_what_evaluation_uses(size: int):
+    assert crop_share((size, size)) == pytest.approx(1 / EvalTransform(size).resize_ratio)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "holds no model"),
+        ("{", "is not a readable JSON file"),
+        ("[]", "names no architecture"),
+        ('{"architecture": "hf-hub:somebody/something"}', "cannot be one"),
+        ('{"architecture": "swin_tiny_w77"}', "swin_tiny_w7"),
+        ('{"architecture": "resnet10t", "model_args": {"wings": 2}}', "wings"),
+    ],
+)
+def test_bad_folders_are_said(text: str | None, words: str, tmp_path: Path):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+        (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=words) as caught:
+        load_model_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_missing_or_of_another_model(tmp_path: Path):
+    backbone, _ = made("resnet", 3)
+    save_model_folder(backbone, tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "kept")
+    with pytest.raises(UserError, match="no weights"):
+        load_model_folder(tmp_path)
+    other, _ = made("cvt", 0)
+    save_model_folder(other, tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").rename(tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="another architecture"):
+        load_model_folder(tmp_path)
+    with pytest.raises(UserError, match="2 class names were given for a classifier of 3"):
+        save_model_folder(backbone, tmp_path, classes=["a", "b"])
