@@ -104,6 +104,24 @@ VERBS = [
         "logistic regression on frozen features, regularisation searched",
     ),
     Verb(
+        "probe suite",
+        "frugalvit.config.probe:SuiteConfig",
+        "frugalvit.probing.suite:suite",
+        "the 18 datasets of EsViT's Table 9, as far as they are here",
+    ),
+    Verb(
+        "embed",
+        "frugalvit.config.probe:EmbedConfig",
+        "frugalvit.probing.embed:embed",
+        "features of images in a file; nearest neighbours as a picture",
+    ),
+    Verb(
+        "bench",
+        "frugalvit.config.probe:BenchConfig",
+        "frugalvit.probing.bench:bench",
+        "parameters, GFLOPs, images/s and memory, relative to ViT-B",
+    ),
+    Verb(
         "list models",
         "frugalvit.config.listing:ModelsConfig",
         "frugalvit.listing:models",

@@ -101,7 +101,9 @@ class BenchConfig(Config):
 
     models: list[str] = option(help="run folders, exported folders or model names", positional=True)
     img_size: int | tuple[int, int] | None = option(None, "input size in pixels; default: each model's own")
-    batch: int = option(64, "images at once", ge=1)
+    batch: Annotated[int, Field(ge=1)] | Literal["auto"] = option(
+        "auto", "images at once; auto: 64 on a GPU, 8 elsewhere"
+    )
     steps: int = option(20, "timed passes; the median counts", ge=1)
     device: Device = option("auto", "where to compute")
     precision: Precision = option("auto", "auto: bf16 where the hardware has it")

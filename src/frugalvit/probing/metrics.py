@@ -17,7 +17,7 @@ METRIC_NAMES: dict[Metric, str] = {
     "accuracy": "accuracy",
     "mean_per_class": "mean per class",
     "map11": "11-point mAP",
-    "roc_auc": "ROC-AUC",
+    "roc_auc": "ROC AUC",
 }
 
 

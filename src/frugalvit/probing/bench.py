@@ -1,0 +1,196 @@
+"""``frugalvit bench``: size, work, speed and memory of models (EsViT B.1, Table 7, Fig. 1)."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from frugalvit import console
+from frugalvit.backbones import Backbone
+from frugalvit.config.probe import BenchConfig
+from frugalvit.errors import UserError
+from frugalvit.probing.extract import resolve_precision
+from frugalvit.results import Result, Table
+from frugalvit.training.models import Model, load_model
+from frugalvit.training.setup import pick_device
+
+VIT_B_IN_TABLE_7 = 312.0  # images/s of ViT-B in the paper's common scale
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_PATIENCE = 20.0  # seconds of timed passes a model gets, if it takes fewer than asked for
+
+
+def bench(config: BenchConfig) -> Result:
+    """Measure every model in turn under the same conditions, and the reference to relate them to."""
+    device = torch.device(pick_device(config.device))
+    precision = resolve_precision(config.precision, device)
+    if config.plot:
+        from frugalvit.probing.figures import check_picture
+
+        check_picture(Path(config.plot))
+    batch = (64 if device.type == "cuda" else 8) if config.batch == "auto" else config.batch
+    names = list(dict.fromkeys(config.models))
+    accuracies = {name: accuracy_of(name) for name in names}
+    if config.plot and not any(accuracies.values()):
+        raise UserError(
+            "--plot needs runs with an accuracy: give folders of finished 'train' or probed 'pretrain' runs."
+        )
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        console.say(f"measuring {name}")
+        model = load_model(name, str(device), img_size=config.img_size)
+        rows.append({"model": name} | measure(model, batch, config.steps, precision, compiled=config.compile))
+    relative = _relate(rows, config, device, batch, precision)
+    for row in rows:
+        if accuracies[row["model"]]:
+            row["accuracy_of"], row["accuracy"] = accuracies[row["model"]]  # type: ignore[misc]
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    conditions = {"device": hardware, "precision": precision, "batch": batch, "torch": torch.__version__}
+    data: dict[str, Any] = {"models": rows, **conditions, "reference": relative}
+    notes = ["GFLOPs count a multiplication with its addition as one, as the papers do"]
+    if device.type != "cuda":
+        notes.append("peak memory is measured on CUDA devices only")
+    if config.plot:
+        data["plot"] = config.plot
+        _plot(Path(config.plot), rows, hardware)
+        notes.append(f"accuracy against throughput: {config.plot}")
+    columns = [
+        "model",
+        "img_size",
+        "parameters_m",
+        "gflops",
+        "images_per_second",
+        "relative",
+        "table7",
+        "peak_memory_gib",
+    ]
+    columns = [name for name in columns if relative or name not in ("relative", "table7")]
+    if any("accuracy" in row for row in rows):
+        columns.append("accuracy")
+    title = f"{hardware}, {precision}, batch {batch}"
+    return Result(data, [Table(columns, [[row.get(name) for name in columns] for row in rows], title)], notes)
+
+
+def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: bool = False) -> dict[str, Any]:
+    """Parameters (M, without classifier), GFLOPs an image, images/s and peak memory (GiB) of a forward pass."""
+    backbone = model.backbone
+    device = next(backbone.parameters()).device
+    height, width = model.transform.out_size
+    images = torch.randn(batch, backbone.in_chans, height, width, device=device)
+    found: dict[str, Any] = {
+        "img_size": height if height == width else f"{height}x{width}",
+        "parameters_m": count_parameters(backbone) / 1e6,
+        "gflops": multiply_adds(backbone, images[:1]) / 1e9,
+    }
+    dtype = _DTYPES.get(precision)
+    mixed = torch.autocast(device.type, dtype) if dtype is not None else nullcontext()
+    run = torch.compile(backbone) if compiled else backbone
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with torch.inference_mode(), mixed:
+        seconds = _time(run, images, steps, device)
+    found["images_per_second"] = batch / seconds
+    found["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+    return found
+
+
+def count_parameters(backbone: Backbone) -> int:
+    """Parameters of the backbone without its classifier, as the papers' tables count them."""
+    total = sum(parameter.numel() for parameter in backbone.model.parameters())
+    if backbone.num_classes:
+        heads = backbone.model.get_classifier()  # type: ignore[operator]
+        for head in heads if isinstance(heads, tuple | list) else (heads,):
+            total -= sum(parameter.numel() for parameter in head.parameters())
+    return total
+
+
+@torch.no_grad()
+def multiply_adds(backbone: Backbone, image: Tensor) -> int:
+    """Multiply-adds of one forward pass over (1, C, H, W); attention is counted too, as the products it consists of."""
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel([SDPBackend.MATH]), counter:
+        backbone(image)
+    return counter.get_total_flops() // 2
+
+
+def accuracy_of(where: str) -> tuple[str, float] | None:
+    """What a run's folder says of its accuracy: its linear, logistic or k-NN probe, else its own result."""
+    folder = Path(where)
+    probes = _read_json(folder / "probes.json")
+    for kind in ("linear", "logistic", "knn"):
+        for name, result in sorted(probes.items()):
+            if name.startswith(f"{kind} ") and "top1" in result:
+                return f"{kind} top1 on {result['data']}", float(result["top1"])
+    summary = _read_json(folder / "summary.json")
+    for key in ("top1", "best_knn", "knn"):
+        if isinstance(summary.get(key), int | float):
+            return key, float(summary[key])
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _relate(
+    rows: list[dict[str, Any]], config: BenchConfig, device: torch.device, batch: int, precision: str
+) -> dict[str, Any] | None:
+    """Throughput relative to the reference, and in Table 7's scale, where ViT-B makes 312 images a second."""
+    if config.reference == "none":
+        return None
+    known = next((row for row in rows if row["model"] == config.reference), None)
+    if known is None:
+        console.say(f"measuring {config.reference}, the reference")
+        model = load_model(config.reference, str(device), img_size=config.img_size)
+        known = {"model": config.reference} | measure(model, batch, config.steps, precision, compiled=config.compile)
+    for row in rows:
+        row["relative"] = row["images_per_second"] / known["images_per_second"]
+        row["table7"] = VIT_B_IN_TABLE_7 * row["relative"]
+    return {"model": known["model"], "images_per_second": known["images_per_second"]}
+
+
+def _time(run: Any, images: Tensor, steps: int, device: torch.device) -> float:
+    """The median seconds of a pass, after passes that warm up."""
+    warm = 3 if device.type == "cuda" else 1
+    times: list[float] = []
+    for number in range(warm + steps):
+        began = time.perf_counter()
+        run(images)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if device.type == "mps":
+            torch.mps.synchronize()
+        if number >= warm:
+            times.append(time.perf_counter() - began)
+        if len(times) >= 3 and sum(times) > _PATIENCE:
+            break
+    return statistics.median(times)
+
+
+def _plot(path: Path, rows: list[dict[str, Any]], hardware: str) -> None:
+    from frugalvit.probing.figures import Contender, save, tradeoff_figure
+
+    shown = [row for row in rows if "accuracy" in row]
+    contenders = [
+        Contender(
+            Path(row["model"]).name, row["images_per_second"], row["accuracy"], round(row["parameters_m"] * 1_000_000)
+        )
+        for row in shown
+    ]
+    kinds = {row["accuracy_of"] for row in shown}
+    if len(kinds) > 1:
+        console.warn(f"the plot mixes accuracies of different kinds: {', '.join(sorted(kinds))}")
+    save(tradeoff_figure(contenders, " / ".join(sorted(kinds)), hardware), path)
+
+
+def _processor() -> str:
+    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"

@@ -1,0 +1,108 @@
+"""Pictures of the probes: nearest neighbours, the suite (EsViT, Fig. 5), accuracy against throughput (Fig. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from frugalvit.errors import UserError
+
+# Blue and vermilion of Okabe and Ito: told apart by colour-blind readers and in grey print.
+AHEAD, BEHIND = "#0072b2", "#d55e00"
+FORMATS = (".png", ".svg", ".pdf")
+_STYLE: Any = {
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.parse_math": False,  # a name with a dollar sign is a name
+    "svg.hashsalt": "frugalvit",
+}
+
+
+def check_picture(path: Path) -> None:
+    """Refuse, before anything expensive, a picture that cannot be written or that would overwrite something."""
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"{path}: a picture's name ends with {', '.join(FORMATS)}.")
+    if path.exists():
+        raise UserError(f"{path} is already there and is not overwritten; choose another name.")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format its name ends with, without a date, so that equal figures are equal files."""
+    metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
+
+
+def neighbours_figure(query: np.ndarray, neighbours: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:
+    """The image asked about, then its neighbours from near to far, five a row. Images are uint8 (H, W, 3)."""
+    columns = 5
+    rows = -(-len(neighbours) // columns)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(1.6 * (columns + 1), 1.9 * rows), layout="constrained")
+        axes = figure.subplots(rows, columns + 1, squeeze=False)
+        for axis in axes.flat:
+            axis.axis("off")
+        axes[0, 0].imshow(query)
+        axes[0, 0].set_title("asked", fontsize=8, color=AHEAD, fontweight="bold")
+        for place, (image, caption) in enumerate(zip(neighbours, captions, strict=True)):
+            axis = axes[place // columns, place % columns + 1]
+            axis.imshow(image)
+            axis.set_title(caption, fontsize=7)
+    return figure
+
+
+def suite_figure(names: Sequence[str], scores: Sequence[float], others: Sequence[float] | None, title: str) -> Figure:
+    """One bar a dataset: the score, or with another model the difference to it, sorted (EsViT, Fig. 5)."""
+    values = list(scores) if others is None else [a - b for a, b in zip(scores, others, strict=True)]
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    values = [values[i] for i in order]
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(5.4, 0.9 + 0.24 * len(values)), layout="constrained")
+        axis = figure.subplots()
+        colours = [AHEAD if value >= 0 else BEHIND for value in values]
+        bars = axis.barh(range(len(values)), values, color=colours, height=0.7)
+        form = "{:.1f}" if others is None else "{:+.1f}"
+        axis.bar_label(bars, [form.format(value) for value in values], padding=3, fontsize=7)
+        axis.set_yticks(range(len(values)), [names[i] for i in order])
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.margins(x=0.15)
+        axis.set_xlabel("score (%)" if others is None else "difference in score (points)")
+        axis.set_title(title, loc="left", fontsize=9)
+    return figure
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A point of Fig. 1."""
+
+    name: str
+    throughput: float  # images a second
+    accuracy: float  # percent
+    parameters: int
+
+
+def tradeoff_figure(contenders: Sequence[Contender], accuracy: str, hardware: str) -> Figure:
+    """Accuracy against throughput on a logarithmic axis; the area of a circle is the number of parameters."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+        axis = figure.subplots()
+        largest = max(contender.parameters for contender in contenders)
+        for contender in contenders:
+            area = 40 + 600 * contender.parameters / largest
+            axis.scatter(contender.throughput, contender.accuracy, s=area, color=AHEAD, alpha=0.45, linewidths=0)
+            label = f"{contender.name}\n{contender.parameters / 1e6:.1f} M"
+            axis.annotate(label, (contender.throughput, contender.accuracy), fontsize=7, ha="center", va="center")
+        axis.set_xscale("log")
+        axis.margins(0.2)
+        axis.grid(alpha=0.25, linewidth=0.5)
+        axis.set_xlabel(f"images / s ({hardware})")
+        axis.set_ylabel(f"{accuracy} (%)")
+    return figure

@@ -1,0 +1,179 @@
+"""``frugalvit probe suite``: logistic regression on the 18 datasets of EsViT's Table 9, as far as they are present.
+
+Protocol of B.3: last-layer features, λ searched on the validation split (made from train where there is none), fitted
+on train + val, the dataset's own metric on the test split, once. One JSON file a dataset and model: an interrupted
+suite goes on where it was, and a changed model or dataset is computed anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frugalvit import console
+from frugalvit.config.probe import SuiteConfig
+from frugalvit.data import DataSource, dataset_status
+from frugalvit.data.catalog import DATASETS
+from frugalvit.data.places import datasets_root
+from frugalvit.errors import UserError, nearest
+from frugalvit.files import make_folder, write_text
+from frugalvit.probing import frames
+from frugalvit.probing.extract import Extractor
+from frugalvit.probing.logistic import logistic_probe
+from frugalvit.probing.metrics import METRIC_NAMES, Metric, classification_scores, rank_classes, score
+from frugalvit.probing.prepare import (
+    embed_splits,
+    make_extractor,
+    open_labelled,
+    open_model,
+    probe_device,
+    three_splits,
+)
+from frugalvit.probing.tables import suite_result
+from frugalvit.results import Result
+
+_VERSION = 1  # of the protocol: raise it when an old result would no longer be what is computed today
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One dataset of the suite: how it is opened and measured, and whether it is there."""
+
+    name: str
+    title: str
+    data: str
+    metric: Metric
+    status: str  # present, downloadable, by hand
+    instruction: str = ""
+
+
+def suite(config: SuiteConfig) -> Result:
+    """Score one model, or two against each other, on every dataset that is there."""
+    began = time.monotonic()
+    entries = list_entries(config)
+    runnable = [
+        entry for entry in entries if entry.status == "present" or (config.download and entry.status == "downloadable")
+    ]
+    if not runnable:
+        todo = "; ".join(f"{entry.name}: {entry.instruction}" for entry in entries[:3])
+        raise UserError(
+            f"None of the datasets is in {datasets_root(config.root)}. For example {todo}. Or pass --download."
+        )
+    out = make_folder(Path(config.out))
+    scores: list[dict[str, dict[str, Any]]] = []
+    labels: list[str] = []
+    for where in [config.model, *([config.against] if config.against else [])]:
+        model = open_model(where, config)
+        extractor = make_extractor(model, config, "pooled")
+        folder = make_folder(out / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', model.name)}-{extractor.weights[:8]}")
+        labels.append(model.name)
+        scores.append({entry.name: _score(entry, extractor, config, folder) for entry in runnable})
+    result = suite_result(entries, labels, scores, out)
+    result.data |= {"model": config.model, "against": config.against, "out": str(out)}
+    result.data["seconds"] = round(time.monotonic() - began, 2)
+    return result
+
+
+def list_entries(config: SuiteConfig) -> list[Entry]:
+    """The 18 (or those asked for) in the order of Table 9 with their status, then own datasets."""
+    known = {name: entry for name, entry in DATASETS.items() if entry.suite}
+    for name in config.datasets:
+        if name not in known:
+            hint = nearest(name, known) or f" They are {', '.join(known)}."
+            raise UserError(f"'{name}' is not one of the suite's datasets.{hint} Own data: --own {name}")
+    metrics: dict[str, Metric] = {words: metric for metric, words in METRIC_NAMES.items()}
+    root = datasets_root(config.root)
+    entries = []
+    for name, entry in known.items():
+        if config.datasets and name not in config.datasets:
+            continue
+        state, instruction = dataset_status(name, config.root)
+        if name == "ucf101" and state != "present" and frames.videos_present(root):
+            frames.make_frames(root)
+            state, instruction = dataset_status(name, config.root)
+        entries.append(Entry(name, entry.title, name, metrics[entry.metric], state, instruction))
+    taken = {entry.name for entry in entries}
+    for data in config.own:
+        place = Path(data)
+        name = re.sub(r"[^\w.-]+", "-", place.resolve().name if place.exists() else data)
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        entries.append(Entry(name, name, data, "accuracy", "present"))
+    return entries
+
+
+def _score(entry: Entry, extractor: Extractor, config: SuiteConfig, folder: Path) -> dict[str, Any]:
+    """The result of one dataset: from its file if that is of this model, these images and these settings."""
+    path = folder / f"{entry.name}.json"
+    try:
+        source = open_labelled(entry.data, config.root)
+        identity = _identity(entry, source, extractor, config)
+        if path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept.get("identity") == identity:
+                console.say(f"{entry.title}: {kept['score']:.2f} (from {path})")
+                return kept
+        result = {"identity": identity} | score_dataset(source, entry.metric, extractor, config)
+    except UserError as error:
+        # One broken dataset must not cost the results of the other seventeen.
+        console.warn(f"{entry.title}: {error}")
+        return {"error": str(error)}
+    write_text(path, json.dumps(result, indent=1, ensure_ascii=False))
+    console.say(f"{entry.title}: {result['score']:.2f} {METRIC_NAMES[entry.metric]}, {result['seconds']:.1f} s")
+    return result
+
+
+def score_dataset(source: DataSource, metric: Metric, extractor: Extractor, config: SuiteConfig) -> dict[str, Any]:
+    """One dataset, one model, by the protocol."""
+    began = time.monotonic()
+    several = any(examples.labels is None for examples in source.splits.values())
+    metric = "map11" if several else metric
+    prepared = three_splits(
+        embed_splits(extractor, source), len(source.classes or ()), config.val_fraction, config.seed
+    )
+    found = logistic_probe(
+        prepared.train.features,
+        prepared.train.targets,
+        prepared.val.features,
+        prepared.val.targets,
+        prepared.test.features,
+        metric=metric,
+        classes=prepared.classes,
+        device=probe_device(extractor.model),
+        max_iterations=config.max_iterations,
+    )
+    result: dict[str, Any] = {
+        "score": score(metric, found.scores, prepared.test.targets),
+        "metric": metric,
+        "validation": found.validation,
+        "lambda": found.strength,
+        "iterations": found.iterations,
+        "converged": found.converged,
+        "train_images": len(prepared.train) + len(prepared.val),
+        "test_images": len(prepared.test),
+        "classes": prepared.classes,
+        "notes": [*source.notes, *prepared.notes],
+    }
+    if not several:
+        result |= classification_scores(rank_classes(found.scores), prepared.test.targets)
+    result["seconds"] = round(time.monotonic() - began, 2)
+    return result
+
+
+def _identity(entry: Entry, source: DataSource, extractor: Extractor, config: SuiteConfig) -> str:
+    facts = {
+        "version": _VERSION,
+        "metric": entry.metric,
+        "weights": extractor.weights,
+        "images": {name: examples.fingerprint() for name, examples in source.splits.items()},
+        "transform": extractor.model.transform.spec(),
+        "precision": extractor.precision,
+        "settings": [config.val_fraction, config.seed, config.max_iterations],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
