@@ -15,17 +15,18 @@ so students and teachers never meet in K-space: each side is cut into chunks of 
 softmax lives only between three matrix products (logits, times W, transposed times a (rows × P) matrix), and both
 gradients are complete when the loss is. Nothing is recomputed in the backward pass.
 
-Cost, with N student and M teacher rows: 6 (N + M) P K multiply-adds' FLOPs. Swin-T, 2×224 + 8×96, K = 65,536,
-P = 256: N = 170 and M = 98 rows per image, 27 GFLOP per image, 1.7 TFLOP and about 3 ms at 600 TFLOP/s for 64 images.
-Traffic per K-wide element: fp32 logits written and read (the softmax's second reading hits the L2 cache), bf16
-probabilities written and read twice: 14 bytes, 16 GB or about 4 ms at 4 TB/s. The alternative that gathers the
-teachers' rows K-wide saves 4 M P K of the products, but reads two more K-wide rows per student row and ties the
-chunks to images; recomputing instead of storing (as flash attention would) needs 14 P K per row. This form costs
-least of the three in memory traffic and is the simplest.
+Cost, counted rather than measured, with N student and M teacher rows: 6 (N + M) P K FLOPs. Swin-T, 2×224 + 8×96,
+K = 65,536, P = 256: N = 170 and M = 98 rows per image, 27 GFLOP per image; for 64 images 1.7 TFLOP, 3 ms at
+600 TFLOP/s. Traffic per K-wide element: fp32 logits written and read (the softmax's second reading hits the L2 cache),
+bf16 probabilities written and read twice: 14 bytes, 16 GB, 4 ms at 4 TB/s. Two alternatives lose by this count:
+gathering the teachers' rows K-wide saves 4 M P K FLOPs but reads up to two more K-wide rows per student row and ties
+the chunks to images; recomputing the softmax in the backward pass, as flash attention does, has hardly any traffic but
+needs 14 P K FLOPs per row. benchmarks/losses.py measures.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}
 # Below this many logits the plain loss fits easily and needs fewer products for the teacher.
 _PAYS_FROM = 2**25
+
+# torch.compile needs Triton on a GPU; where it is not installed the softmax takes a few kernels instead of one.
+_CAN_FUSE = importlib.util.find_spec("triton") is not None
 
 
 def should_chunk(rows: int, prototypes: int) -> bool:
@@ -150,7 +154,7 @@ def _softmax_moments(
     """
     per_chunk = rows or max(1, _CHUNK_ELEMENTS.get(query.device.type, 2**23) // len(keys))
     low, precise = keys.dtype, query.dtype
-    probabilities_of = _fused_softmax() if query.is_cuda else _softmax
+    probabilities_of = _fused_softmax() if query.is_cuda and _CAN_FUSE else _softmax
     normalisers, means = [], []
     for start in range(0, len(query), per_chunk):
         chunk = slice(start, start + per_chunk)

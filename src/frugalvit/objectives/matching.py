@@ -151,15 +151,19 @@ class Matching(nn.Module, ABC):
             seen = torch.cat((vectors.sum(0), vectors.new_full((1,), len(vectors))))
             self._seen = seen if self._seen is None else self._seen + seen
             if not hold_center:
-                self.move_center()
+                self._move_center(teacher_weight)
         return loss
 
-    @torch.no_grad()
     def move_center(self) -> None:
         """Move the centre by the teacher outputs seen since it last moved, those of all processes."""
+        self._move_center(self.teacher.weight())
+
+    @torch.no_grad()
+    def _move_center(self, teacher_weight: Tensor) -> None:
         if self._seen is None:
             raise RuntimeError("move_center without a loss before it: there is nothing to move the centre by")
-        mean = F.linear(_mean_over_processes(self._seen).to(self.center.dtype), self.teacher.weight().to(self.center))
+        with torch.autocast(self.center.device.type, enabled=False):
+            mean = F.linear(_mean_over_processes(self._seen).to(self.center), teacher_weight.to(self.center))
         self.center.lerp_(mean.view_as(self.center), 1.0 - self.center_momentum)
         self._seen = None
 
