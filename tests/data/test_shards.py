@@ -113,7 +113,7 @@ def test_damage_is_recognised(tmp_path: Path, change, words: str) -> None:
         list(members(path))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.binary(max_size=2000) | st.lists(st.tuples(st.integers(0, 3000), st.binary(max_size=8)), max_size=8))
 def test_fuzzed_shards(tmp_path_factory: pytest.TempPathFactory, damage: bytes | list[tuple[int, bytes]]) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.tar"

@@ -114,6 +114,20 @@ def test_a_split_folder_without_class_folders_is_left_out(tmp_path: Path) -> Non
     assert sizes(source) == {"train": 6, "val": 1} and any("without labels: left out" in note for note in source.notes)
 
 
+def test_tiny_imagenet(tmp_path: Path) -> None:
+    fill(tmp_path, {"train/n01/images": 3, "train/n02/images": 3, "val/images": 2, "test/images": 4})
+    (tmp_path / "val/val_annotations.txt").write_text("000.png\tn02\t0\t0\n001.png\tn01\t0\t0\n")
+    source = open_data(tmp_path)
+    assert source.classes == ("n01", "n02") and sizes(source) == {"train": 6, "val": 2}
+    assert [name[-7:] for name in source.splits["val"].names] == ["001.png", "000.png"]
+    assert any("without labels: left out" in note for note in source.notes)
+
+
+def test_a_class_of_trains(tmp_path: Path) -> None:
+    source = open_data(fill(tmp_path, {"car": 3, "plane": 3, "train": 3}), split="given")
+    assert source.classes == ("car", "plane", "train") and sizes(source) == {"train": 9}
+
+
 def test_classes_that_train_lacks(tmp_path: Path) -> None:
     fill(tmp_path, {"train/a": 2, "train/b": 2, "val/a": 1, "val/x": 1, "val/y": 1, "val/z": 1})
     with pytest.raises(UserError) as caught:
@@ -324,7 +338,7 @@ def test_tables_without_labels_and_other_files(tmp_path: Path) -> None:
             open_data(tmp_path / name)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".txt"])
 def test_fuzzed_tables(tmp_path_factory: pytest.TempPathFactory, suffix: str, content: bytes) -> None:

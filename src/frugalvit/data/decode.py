@@ -99,7 +99,8 @@ def decode(
         raise BadImage(label, _reason(error, image.format)) from None
     finally:
         stream.close()
-    return np.ascontiguousarray(turned)
+    # Pillow's memory is read-only and torch warns about that: hand out a whole, writable array.
+    return np.array(turned, order="C")
 
 
 def read_header(

@@ -68,7 +68,9 @@ def open_folder(
         raise UserError(
             f"{where} holds no images. Put class folders of images into it, or loose images without labels."
         )
-    for tree in trees.values():
+    for split, tree in trees.items():
+        if split != "train" and "train" in trees:
+            _read_unsorted(tree, trees["train"])
         _note_leftovers(tree, notes)
     labelled = labels == "folders" or (labels == "auto" and _has_class_folders(trees, root, notes))
     if not labelled:
@@ -112,8 +114,10 @@ def _split_folders(root: str) -> dict[str, str]:
             raise UserError(f"{root} has both '{base(paths[split])}' and '{base(path)}': keep one of them as {split}.")
         if split:
             paths[split] = path
-    only_splits = len(paths) == len(found.folders) and not found.images
-    return paths if "train" in paths or only_splits else {}
+    beside = len(found.folders) - len(paths)
+    if list(paths) == ["train"] and beside and not open_root(paths["train"]).folders:
+        return {}  # a class of trains among other classes
+    return paths if "train" in paths or (not beside and not found.images) else {}
 
 
 def _read_tree(path: str) -> _Tree:
@@ -129,6 +133,26 @@ def _read_tree(path: str) -> _Tree:
         elif not listing.others and not listing.unreadable:
             tree.empty.append(base(folder))
     return tree
+
+
+def _read_unsorted(tree: _Tree, train: _Tree) -> None:
+    """A split whose images lie in one folder ``images``: loose, or in the classes that a list beside them names.
+
+    Tiny ImageNet's val is so: ``val_annotations.txt`` holds "file, class, box" separated by tabs.
+    """
+    if len(tree.classes) != 1 or not (_IMAGE_FOLDERS - {*map(str.lower, train.classes)}) & {
+        *map(str.lower, tree.classes)
+    }:
+        return
+    listing = next(iter(tree.classes.values()))
+    tree.classes, tree.loose = {}, tree.loose + listing.images
+    lists = [path for path in tree.others if base(path) == "val_annotations.txt"]
+    if lists:
+        rows = [line.split("\t") for line in Path(lists[0]).read_text(encoding="utf-8", errors="replace").splitlines()]
+        label = {row[0]: row[1] for row in rows if len(row) > 1}
+        for path in listing.images:
+            tree.classes.setdefault(label.get(base(path), "unlisted"), Listing()).images.append(path)
+        tree.loose = []
 
 
 def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> bool:

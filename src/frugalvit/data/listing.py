@@ -24,7 +24,7 @@ class Folder:
 
 @dataclass
 class Listing:
-    """All images at and below a folder. ``direct`` of them lie in the folder itself."""
+    """All images at and below a folder. ``direct`` of them lie in the folder itself, or in its folder ``images``."""
 
     images: list[str] = field(default_factory=list)
     direct: int = 0
@@ -65,8 +65,8 @@ def list_images(path: str, above: frozenset[tuple[int, int]] = frozenset()) -> L
         except OSError:
             listing.unreadable.append(here)
             continue
-        if here == path:
-            listing.direct = len(found.images)
+        if here == path or here == f"{path}{os.sep}images":  # Tiny ImageNet puts another folder between
+            listing.direct += len(found.images)
         listing.images += found.images
         listing.others += found.others
         waiting += reversed(found.folders)

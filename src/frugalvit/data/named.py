@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import os
 import shutil
 import sys
 import warnings
@@ -47,7 +48,7 @@ def open_named(name: str, root: str | Path | None = None) -> DataSource:
 
 def _download(name: str, known: Known, home: Path) -> None:
     """Into a folder of its own first, so that a broken download never looks like a dataset."""
-    staging = home / ".incomplete" / name
+    staging = home / ".incomplete" / f"{name}.{os.getpid()}"  # several processes may start at once
     try:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
@@ -73,6 +74,8 @@ def _download(name: str, known: Known, home: Path) -> None:
                 entry.rename(home / entry.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            staging.parent.rmdir()  # unless another process is still downloading there
 
 
 def _make(known: Known, root: Path, **arguments: Any) -> Any:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import shutil
 import urllib.error
@@ -78,7 +79,7 @@ class ShardStream:
         try:
             with open_remote(shard) as file:
                 yield from _samples(file)
-        except (BadShard, EOFError, OSError, ValueError) as error:
+        except (BadShard, EOFError, OSError, ValueError, http.client.HTTPException) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             self.damaged.append((shard, reason))
             console.warn(f"shard {shard} is damaged and left behind: {reason}")
@@ -112,8 +113,11 @@ def fetch(url: str) -> Path:
     try:
         with open_remote(url) as source, part.open("wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)
+            stated = getattr(source, "headers", {}).get("Content-Length")
+            if stated is not None and int(stated) != file.tell():
+                raise EOFError(f"the connection ended after {file.tell():,} of {int(stated):,} bytes")
         part.replace(target)
-    except (OSError, urllib.error.URLError, EOFError) as error:
+    except (OSError, urllib.error.URLError, http.client.HTTPException, EOFError) as error:
         raise UserError(f"{url} cannot be fetched: {getattr(error, 'reason', None) or error}.") from None
     finally:
         part.unlink(missing_ok=True)

@@ -50,4 +50,4 @@ def _bmp(file: IO[bytes], size: int) -> bool:
     return struct.unpack("<I", file.read(4))[0] >= size
 
 
-_CHECKS = {"JPEG": _jpeg, "PNG": _png, "WEBP": _webp, "GIF": _gif, "BMP": _bmp}
+_CHECKS = {"JPEG": _jpeg, "MPO": _jpeg, "PNG": _png, "WEBP": _webp, "GIF": _gif, "BMP": _bmp}
