@@ -547,6 +547,7 @@ def test_status_of_every_dataset(home: Path) -> None:
     lay_dtd(home)
     assert dataset_status("dtd").state == "present"
     assert [info.name for info in list_datasets("mnist")] == ["mnist", "fashion_mnist", "kmnist"]
+    assert [info.name for info in list_datasets("cifar*0")] == ["cifar10", "cifar100"]
     with pytest.raises(UserError, match=r"Stanford Cars is not in .* put cars_train/"):
         open_data("stanford_cars")
     with pytest.raises(UserError, match="Did you mean 'cifar100'"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,10 +142,10 @@ def dataset_status(name: str, root: str | Path | None = None) -> DatasetStatus:
 
 
 def list_datasets(pattern: str = "", root: str | Path | None = None) -> list[DatasetInfo]:
-    """Every dataset whose name or title contains ``pattern``, with its state on this machine."""
+    """Every dataset whose name or title contains ``pattern`` (``*`` and ``?`` work), with its state on this machine."""
     found = []
     for name, known in DATASETS.items():
-        if pattern.lower() in name or pattern.lower() in known.title.lower():
+        if any(fnmatch(text.lower(), f"*{pattern.lower()}*") for text in (name, known.title)):
             status = dataset_status(name, root)
             sizes = (known.classes, known.train, known.test)
             found.append(DatasetInfo(name, known.title, *sizes, known.metric, known.suite, *status))

@@ -184,7 +184,7 @@ def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
             failure, claimed = error, format_name
     found = what_it_is(prefix)
     if found:
-        raise BadImage(label, f"{found}, not an image")
+        raise BadImage(label, found)
     if failure is not None and claimed is not None:
         cut = _is_cut_short(stream, claimed)
         raise BadImage(label, _TRUNCATED.format(claimed) if cut else _reason(failure, claimed, header=True))

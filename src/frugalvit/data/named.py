@@ -17,6 +17,7 @@ import numpy as np
 from frugalvit import console
 from frugalvit.data import folders, tables
 from frugalvit.data.catalog import DATASETS, Known, dataset_status
+from frugalvit.data.catalog import list_datasets as list_datasets
 from frugalvit.data.examples import ArrayExamples, DataSource, Examples, FileExamples
 from frugalvit.data.places import datasets_root
 from frugalvit.data.splits import hold_out

@@ -24,7 +24,7 @@ _OTHERS = [
     (b"OggS", "a sound or video file"),
     (b"ID3", "a sound file"),
     (b"\x1aE\xdf\xa3", "a video file"),
-    (b"version https://git-lfs", "a Git LFS pointer whose content was never fetched (run: git lfs pull)"),
+    (b"version https://git-lfs", "a Git LFS pointer whose content was never fetched: run 'git lfs pull'"),
     (b"SQLite format", "a database"),
     (b"\x93NUMPY", "a NumPy array"),
 ]
@@ -37,16 +37,16 @@ def is_image(prefix: bytes) -> bool:
 
 
 def what_it_is(prefix: bytes) -> str | None:
-    """A few words for a file that is certainly not a readable image, None when nobody knows."""
+    """What a file is instead of a readable image, and what to do where that is known; None when nobody knows."""
     for signature, words in _OTHERS:
         if prefix.startswith(signature):
-            return words
+            return words if ":" in words else f"{words}, not an image"
     if prefix[4:8] == b"ftyp":
-        return "a HEIC photo (convert it to JPEG)" if prefix[8:12] in _HEIC else "a video file"
+        return "a HEIC photo: convert it to JPEG" if prefix[8:12] in _HEIC else "a video file, not an image"
     if prefix[:4] == b"RIFF" and prefix[8:12] != b"WEBP":
-        return "a sound or video file"
+        return "a sound or video file, not an image"
     if not prefix.strip(b"\0"):
-        return "a file of zeros"
+        return "a file of zeros, not an image"
     return _text(prefix)
 
 
@@ -60,13 +60,13 @@ def _text(prefix: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     if text.startswith(("<!doctype html", "<html", "<head", "<body")):
-        return "a web page"
+        return "a web page, not an image"
     if text.startswith("<svg") or (text.startswith("<?xml") and "svg" in text):
-        return "an SVG drawing (convert it to PNG)"
+        return "an SVG drawing: convert it to PNG"
     if text.startswith("<?xml"):
-        return "an XML file"
+        return "an XML file, not an image"
     printable = sum(character.isprintable() or character in "\r\n\t" for character in text)
     # "ignore" drops what is not UTF-8: a text keeps nearly all of its bytes.
     if text and printable == len(text) and len(text.encode()) >= 0.9 * len(prefix.strip()):
-        return "a text file"
+        return "a text file, not an image"
     return None
