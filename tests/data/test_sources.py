@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import os
 import pickle
+import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -517,6 +520,35 @@ def test_arrays_from_torchvision(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_array_equal(source.splits["test"].read(2), pixels[2].transpose(1, 2, 0))
 
 
+def test_patch_camelyon_stays_on_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for h5py, which is needed for this dataset alone."""
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), dtype=np.uint8)
+
+    class File(dict):
+        def __init__(self, path: object) -> None:
+            super().__init__(x=pixels, y=np.arange(5).reshape(5, 1, 1, 1) % 2)
+
+        def __enter__(self) -> File:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    module = types.ModuleType("h5py")
+    module.File = File
+    module.__spec__ = importlib.machinery.ModuleSpec("h5py", None)
+    monkeypatch.setitem(sys.modules, "h5py", module)
+    (home / "pcam").mkdir()
+    for split in ("train", "valid", "test"):
+        for what in "xy":
+            (home / "pcam" / f"camelyonpatch_level_2_split_{split}_{what}.h5").touch()
+    source = open_data("pcam", split="given")
+    part = source.splits["train"].subset([4, 1])
+    assert sizes(source) == {"train": 5, "val": 5, "test": 5} and part.labels.tolist() == [0, 1]
+    np.testing.assert_array_equal(part.read(0), pixels[4])
+    assert len(part) == 2 and part.fingerprint() != source.splits["train"].fingerprint()
+
+
 def test_downloads_are_whole_or_absent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision import datasets
 
@@ -609,6 +641,6 @@ def test_hub_offline_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(UserError, match="cannot be reached and is not in the local cache"):
         open_data("hf:x/y")
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'frugalvit\[streams\]'"):
         open_data("hf:x/y")

@@ -16,7 +16,7 @@ from frugalvit.data.places import datasets_root
 
 @dataclass(frozen=True)
 class Known:
-    """A dataset with a name; sizes and metric as in EsViT's Table 9 where ``suite`` is true."""
+    """A dataset with a name; train (with val) and test size and metric as in EsViT's Table 9 where ``suite`` is true."""
 
     title: str
     classes: int
@@ -94,7 +94,7 @@ DATASETS: dict[str, Known] = {
     "svhn": Known("SVHN", 10, 73_257, 26_032, ("train_32x32.mat", "test_32x32.mat"), torchvision="SVHN",
                   splits=_SPLIT_TRAIN_TEST),
     "eurosat": Known("EuroSAT", 10, 27_000, 0, ("eurosat/2750",), torchvision="EuroSAT", splits={"train": {}}),
-    "country211": Known("Country211", 211, 31_650, 21_100, ("country211/train", "country211/valid", "country211/test"),
+    "country211": Known("Country211", 211, 42_200, 21_100, ("country211/train", "country211/valid", "country211/test"),
                         torchvision="Country211",
                         splits={"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}),
     "fashion_mnist": Known("Fashion-MNIST", 10, 60_000, 10_000, ("FashionMNIST/raw/t10k-labels-idx1-ubyte",),
