@@ -16,7 +16,7 @@ from frugalvit.data.places import datasets_root
 
 @dataclass(frozen=True)
 class Known:
-    """A dataset with a name; train (with val) and test size and metric as in EsViT's Table 9 where ``suite`` is true."""
+    """A dataset with a name; sizes (train with val) and metric as in EsViT's Table 9 where ``suite`` is true."""
 
     title: str
     classes: int
