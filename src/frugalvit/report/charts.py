@@ -79,7 +79,8 @@ def panels(records: list[Record]) -> list[Panel]:
         if series:
             heading = chapter(members[0][1])
             found[heading].append(Panel(heading, title.replace("_", " "), records[0].x_label, series, len(kinds) == 1))
-    return [panel for panels in found.values() for panel in panels]
+    # The sum of the losses before its terms.
+    return [panel for panels in found.values() for panel in sorted(panels, key=lambda p: p.title.split()[0] != "loss")]
 
 
 def _series(
@@ -220,7 +221,9 @@ def _wants_log(values: list[float]) -> bool:
 def _widen(low: float, high: float) -> tuple[float, float]:
     if high > low:
         return low, high
-    margin = abs(low) * 0.1 or 0.5
+    if low == 0:
+        return 0.0, 1.0
+    margin = abs(low) * 0.1
     return low - margin, high + margin
 
 

@@ -194,7 +194,7 @@ def _view(backbone: Backbone, picture: Picture, fit: str) -> tuple[Tensor, Box]:
 
 def _examples(config: CorrespondConfig) -> Examples:
     assert config.data is not None
-    source = open_data(config.data)
+    source = open_data(config.data, split="given")  # matching needs no labels: a split is never made
     if config.split == "auto":
         name = next(split for split in ("val", "test", "train") if split in source.splits)
     elif config.split in source.splits:

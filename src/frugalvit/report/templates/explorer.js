@@ -238,7 +238,7 @@
       const [rows, columns] = this.model.grid;
       const x = (region % columns + 0.5) * width / columns, y = (Math.floor(region / columns) + 0.5) * height / rows;
       context.beginPath();
-      context.arc(x, y, Math.max(4, 0.18 * width / columns), 0, 7);
+      context.arc(x, y, Math.min(9, Math.max(4, 0.18 * width / columns)), 0, 7);
       context.fillStyle = "#0072b2";
       context.strokeStyle = "#fff";
       context.lineWidth = 2;
