@@ -12,6 +12,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
+from frugalvit.data import crops
 from frugalvit.data.crops import center_boxes, crop_resize, pad_crop, random_resized_boxes
 
 LEVEL = 1 / 255
@@ -94,6 +95,17 @@ def test_several_views_at_once() -> None:
     for view in range(4):
         alone = crop_resize(images, sizes, boxes[:, view], flips[:, view], (16, 24), "bicubic")
         torch.testing.assert_close(together[view], alone)
+
+
+def test_matrix_products_equal_weighted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of the GPU and the way of the CPU are the same linear map."""
+    images, generator = noise(3, 40, 30), torch.Generator().manual_seed(0)
+    sizes = same_sizes(images)
+    boxes = torch.stack([random_resized_boxes(sizes, (0.2, 1), (0.75, 1.5), generator) for _ in range(2)], 1)
+    flips = torch.tensor([[True, False]] * 3)
+    by_taps = crop_resize(images, sizes, boxes, flips, (16, 24), "bicubic")
+    monkeypatch.setattr(crops, "_by_taps", crops._by_products)
+    torch.testing.assert_close(crop_resize(images, sizes, boxes, flips, (16, 24), "bicubic"), by_taps)
 
 
 def test_float_images_in_float_images_out() -> None:

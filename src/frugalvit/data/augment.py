@@ -67,8 +67,8 @@ class Normalize:
     def statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """(1, C, 1, 1) mean and 1/std, copied to the device once."""
         if device not in self._on:
-            mean, std = torch.tensor(self.mean), torch.tensor(self.std)
-            self._on[device] = (mean.to(device).view(1, -1, 1, 1), (1 / std).to(device).view(1, -1, 1, 1))
+            mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+            self._on[device] = (mean.to(device), (1 / std).to(device))
         return self._on[device]
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ levels, look at rounded values. Colour needs three channels; other channel count
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d
 
 _LUMA = (0.2989, 0.587, 0.114)
 
@@ -63,10 +64,10 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
         (green - blue) / safe,
         torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
     )
-    turned = sextant + 6 * shift.view(-1, 1, 1)
     channel = 5 - 2 * torch.arange(3, device=images.device).view(1, 3, 1, 1)
-    k = torch.remainder(turned[:, None] + channel, 6.0)
-    return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp_(0, 1)
+    k = (sextant + 6 * shift.view(-1, 1, 1))[:, None] + channel
+    k.sub_(torch.floor(k / 6), alpha=6)
+    return value[:, None] - torch.minimum(k, 4 - k).clamp_(0, 1).mul_(chroma[:, None])
 
 
 def invert(images: Tensor) -> Tensor:
@@ -75,12 +76,14 @@ def invert(images: Tensor) -> Tensor:
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     """Invert every value at or above the threshold (in [0, 1]; 128/255 is the customary one)."""
-    return torch.where(images >= _spread(threshold), 1 - images, images)
+    above = (images >= _spread(threshold)).to(images.dtype)
+    return above.sub_(images).abs_()  # |1 - x| above, |0 - x| below
 
 
 def solarize_add(images: Tensor, amount: Tensor) -> Tensor:
     """Add ``amount`` to every value below the middle (128/255), clipped at 1."""
-    return torch.where(images < 127.5 / 255, (images + _spread(amount)).clamp_(max=1), images)
+    below = (images < 127.5 / 255).to(images.dtype)
+    return below.mul_(_spread(amount)).add_(images).clamp_(max=1)
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
@@ -114,13 +117,12 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     """Blend with a 3 x 3 smoothing (centre 5, others 1, over 13); the one-pixel border stays."""
     if min(images.shape[-2:]) <= 2:
         return images
-    channels = images.shape[1]
-    kernel = torch.full((3, 3), 1 / 13, dtype=images.dtype, device=images.device)
-    kernel[1, 1] = 5 / 13
-    kernel = kernel.expand(channels, 1, 3, 3)
-    smooth = images.clone()
-    smooth[..., 1:-1, 1:-1] = conv2d(images, kernel, groups=channels)
-    return blend(images, smooth, factor)
+    across = images[..., :-2] + images[..., 1:-1] + images[..., 2:]
+    inner = images[..., 1:-1, 1:-1]
+    smooth = (across[..., :-2, :] + across[..., 1:-1, :]).add_(across[..., 2:, :]).add_(inner, alpha=4).div_(13)
+    out = images.clone()
+    out[..., 1:-1, 1:-1] = blend(inner, smooth, factor)
+    return out
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
@@ -131,30 +133,30 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
     """
     height, width = images.shape[-2:]
     radius = min(kernel_size // 2, height - 1, width - 1)
-    half = images.device.type == "cuda"
-    dtype = torch.float16 if half else images.dtype
-    down = _blur_matrix(height, radius, sigma).to(dtype)
-    across = down if width == height else _blur_matrix(width, radius, sigma).to(dtype)
+    dtype = torch.float16 if images.is_cuda else images.dtype
+    distance = torch.arange(radius + 1, device=images.device)
+    taps = torch.exp(-(distance**2) / (2 * sigma.float()[:, None] ** 2))  # (B, radius + 1)
+    taps = taps / (2 * taps.sum(1, keepdim=True) - taps[:, :1])
+    down = (taps @ _reach(height, radius, images.device).flatten(1)).view(-1, height, height).to(dtype)
+    # Written transposed: products with a transposed view are slow on a CPU.
+    across = (taps @ _reach(width, radius, images.device).mT.flatten(1)).view(-1, width, width).to(dtype)
     batch, channels = images.shape[:2]
-    # across is not symmetric at the border, so its transpose is written out: transposed views are slow on a CPU.
-    narrow = torch.bmm(images.to(dtype).reshape(batch, channels * height, width), across.mT.contiguous())
+    narrow = torch.bmm(images.to(dtype).reshape(batch, channels * height, width), across)
     rows = narrow.view(batch, channels, height, width).permute(0, 2, 1, 3).reshape(batch, height, channels * width)
     out = torch.bmm(down, rows).view(batch, height, channels, width).permute(0, 2, 1, 3)
-    return out.to(images.dtype).contiguous()
+    return out.contiguous().to(images.dtype)
 
 
-def _blur_matrix(length: int, radius: int, sigma: Tensor) -> Tensor:
-    """(B, length, length): row i holds the weights of the pixels that reach pixel i, reflections folded back in."""
-    pixel = torch.arange(length, device=sigma.device)
+@functools.lru_cache(maxsize=32)
+def _reach(length: int, radius: int, device: torch.device) -> Tensor:
+    """(radius + 1, length, length): how often pixel i sees pixel j at each distance, reflections counted in."""
+    pixel = torch.arange(length)
     here, there = pixel[:, None], pixel[None, :]
-    # A pixel j is seen at itself, mirrored at the first pixel (-j) and mirrored at the last one (2(n-1) - j).
-    distances = torch.stack([here - there, here + there, 2 * (length - 1) - here - there])
-    seen = distances.abs() <= radius
-    seen[1] &= there > 0
-    seen[2] &= there < length - 1
-    spread = sigma.float().view(-1, 1, 1, 1)
-    folded = (torch.exp(-(distances.float() ** 2) / (2 * spread**2)) * seen).sum(1)
-    return folded / folded.sum(-1, keepdim=True)
+    distance = torch.arange(radius + 1)[:, None, None]
+    seen = ((here - there).abs() == distance).float()
+    seen += ((here + there) == distance) & (there > 0)  # mirrored at the first pixel
+    seen += ((2 * (length - 1) - here - there) == distance) & (there < length - 1)  # mirrored at the last
+    return seen.to(device)
 
 
 def _spread(values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ have different scales, and the geometry stays exact.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ def crop_resize(
         boxes = boxes[:, None]
         flips = None if flips is None else flips[:, None]
     batch, views = boxes.shape[:2]
-    channels, rows, columns = images.shape[1:]
+    rows, columns = images.shape[-2:]
     height, width = out_size
     per_pixel = torch.tensor([rows, columns]) / sizes.float()[:, None]  # (B, 1, 2) stored pixels per original pixel
     start, length = boxes[..., :2] * per_pixel, boxes[..., 2:] * per_pixel
@@ -115,20 +115,60 @@ def crop_resize(
         flips = torch.zeros(batch, views, dtype=torch.bool)
 
     start, length, flips = ship([start, length, flips], images.device)
-    half = images.device.type == "cuda" and images.dtype == torch.uint8
-    dtype = torch.float16 if half else torch.float32  # uint8 is exact in half; the error stays below 1/4 grey level
-    down = _weights(start[..., 0], length[..., 0], rows, height, taps[0], interpolation, border, dtype)
-    across = _weights(
-        start[..., 1], length[..., 1], columns, width, taps[1], interpolation, border, dtype, flips, transposed=True
-    )
-
-    # One conversion for all views; rows in front so that both products are plain batched ones, nothing is repeated.
-    pixels = images.permute(0, 2, 1, 3).to(dtype).reshape(batch, rows, channels * columns)
-    narrow = torch.bmm(down.view(batch, views * height, rows), pixels)
-    out = torch.bmm(narrow.view(batch * views, height * channels, columns), across.view(-1, columns, width))
-    out = out.view(batch, views, height, channels, width).permute(1, 0, 3, 2, 4)
-    out = out.contiguous().float().mul_(1 / 255 if images.dtype == torch.uint8 else 1.0).clamp_(0, 1)
+    down = _filter(start[..., 0], length[..., 0], rows, height, taps[0], interpolation, border)
+    across = _filter(start[..., 1], length[..., 1], columns, width, taps[1], interpolation, border, flips)
+    out = (_by_taps if images.device.type == "cpu" else _by_products)(images, down, across)
+    out = out.mul_(1 / 255 if images.dtype == torch.uint8 else 1.0).clamp_(0, 1)
     return out[0] if single else out
+
+
+class Filter(NamedTuple):
+    """One axis of a resampling in sparse form: the stored pixels (B, V, out, taps) and their weights, same shape."""
+
+    pixels: Tensor
+    weights: Tensor
+
+
+def _by_products(images: Tensor, down: Filter, across: Filter) -> Tensor:
+    """(V, B, C, h, w) by two dense batched matrix products: what a GPU is made for.
+
+    One conversion serves all views; rows come first so that both products are plain batched ones and no image is
+    repeated. Half precision on a GPU: uint8 is exact in it, and the error stays below a quarter of a grey level.
+    """
+    dtype = torch.float16 if images.is_cuda and images.dtype == torch.uint8 else torch.float32
+    batch, channels, rows, columns = images.shape
+    views, height, width = down.pixels.shape[1], down.pixels.shape[2], across.pixels.shape[2]
+    left = torch.zeros(batch, views * height, rows, device=images.device, dtype=dtype)
+    left.scatter_(-1, down.pixels.flatten(1, 2), down.weights.flatten(1, 2).to(dtype))
+    right = torch.zeros(batch * views, columns, width, device=images.device, dtype=dtype)
+    right.scatter_(-2, across.pixels.flatten(0, 1).mT, across.weights.flatten(0, 1).mT.to(dtype))
+    pixels = images.permute(0, 2, 1, 3).to(dtype).reshape(batch, rows, channels * columns)
+    narrow = torch.bmm(left, pixels).view(batch * views, height * channels, columns)
+    out = torch.bmm(narrow, right).view(batch, views, height, channels, width)
+    return out.permute(1, 0, 3, 2, 4).contiguous().float()
+
+
+def _by_taps(images: Tensor, down: Filter, across: Filter) -> Tensor:
+    """(V, B, C, h, w) by adding only the rows, then only the columns, a pixel needs: on a CPU 2 to 4 times faster.
+
+    ``embedding_bag`` is a weighted sum of table rows; the table is first the images' rows, then their columns.
+    """
+    batch, channels, rows, columns = images.shape
+    views, height, width = down.pixels.shape[1], down.pixels.shape[2], across.pixels.shape[2]
+    table = images.permute(0, 2, 1, 3).float().reshape(batch * rows, channels * columns)
+    narrow = _weighted_rows(table, down, rows).view(batch, views, height, channels, columns)
+    table = narrow.permute(0, 1, 4, 3, 2).reshape(batch * views * columns, channels * height)
+    across = Filter(across.pixels.flatten(0, 1), across.weights)
+    out = _weighted_rows(table, across, columns).view(batch, views, width, channels, height)
+    return out.permute(1, 0, 3, 4, 2).contiguous()
+
+
+def _weighted_rows(table: Tensor, axis: Filter, stride: int) -> Tensor:
+    """Row i of the result is the sum of the table rows of image (or view) b, pixels[b, …, i], by their weights."""
+    taps = axis.pixels.shape[-1]
+    offset = torch.arange(len(axis.pixels)).view(-1, *[1] * (axis.pixels.dim() - 1)) * stride
+    bags, weights = (axis.pixels + offset).view(-1, taps), axis.weights.reshape(-1, taps)
+    return torch.nn.functional.embedding_bag(bags, table, mode="sum", per_sample_weights=weights)
 
 
 def _taps(length: Tensor, out: int, interpolation: Interpolation) -> int:
@@ -137,7 +177,7 @@ def _taps(length: Tensor, out: int, interpolation: Interpolation) -> int:
     return 2 * math.ceil(_RADIUS[interpolation] * widest) + 1
 
 
-def _weights(
+def _filter(
     start: Tensor,
     length: Tensor,
     stored: int,
@@ -145,11 +185,9 @@ def _weights(
     taps: int,
     interpolation: Interpolation,
     border: Border,
-    dtype: torch.dtype,
     flips: Tensor | None = None,
-    transposed: bool = False,
-) -> Tensor:
-    """One axis' matrices (B, V, out, stored) from crop starts and lengths (B, V) in stored pixels."""
+) -> Filter:
+    """One axis' filter from crop starts and lengths (B, V) in stored pixels."""
     device = start.device
     taps = min(taps, stored)
     position = torch.arange(out, device=device, dtype=torch.float32) + 0.5
@@ -162,17 +200,12 @@ def _weights(
 
     first = torch.floor(center - reach + 0.5).clamp_(0, stored - taps)
     pixel = first[..., None] + torch.arange(taps, device=device)  # (B, V, out, taps)
-    weight = _FILTER[interpolation]((pixel + 0.5 - center[..., None]) / widening[..., None])
+    weight = _KERNEL[interpolation]((pixel + 0.5 - center[..., None]) / widening[..., None])
     if border == "box":
         low = torch.floor(start + 0.5).clamp_(0, stored - 1)
         high = torch.maximum(torch.floor(start + length + 0.5).clamp_(max=stored), low + 1)
         weight = weight * ((pixel >= low[..., None, None]) & (pixel < high[..., None, None]))
-    weight = weight / weight.sum(-1, keepdim=True)
-    pixel, weight = pixel.long(), weight.to(dtype)
-    if transposed:  # written that way round: CPU products with a transposed view are several times slower
-        matrix = torch.zeros(*center.shape[:-1], stored, out, device=device, dtype=dtype)
-        return matrix.scatter_(-2, pixel.mT, weight.mT)
-    return torch.zeros(*center.shape, stored, device=device, dtype=dtype).scatter_(-1, pixel, weight)
+    return Filter(pixel.long(), weight / weight.sum(-1, keepdim=True))
 
 
 def _triangle(x: Tensor) -> Tensor:
@@ -186,7 +219,7 @@ def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 
-_FILTER = {"bilinear": _triangle, "bicubic": _cubic}
+_KERNEL = {"bilinear": _triangle, "bicubic": _cubic}
 
 
 def pad_crop(images: Tensor, corners: Tensor, flips: Tensor, pad: int) -> Tensor:

@@ -48,20 +48,21 @@ def translation(x: Tensor, y: Tensor) -> Tensor:
 
 def affine(images: Tensor, maps: Tensor, fill: Tensor, mode: str = "bilinear") -> Tensor:
     """Resample (B, C, H, W) by maps (B, 6); what lies outside takes ``fill`` (C,). mode: "bilinear" or "nearest"."""
-    batch, _, height, width = images.shape
+    height, width = images.shape[-2:]
     # Everything stays in float32: positions in half precision would be off by a tenth of a pixel.
-    maps = maps.float()
+    a, b, c, d, e, f = (column.view(-1, 1, 1) for column in maps.float().unbind(1))
     x = torch.arange(width, device=images.device, dtype=torch.float32) - (width - 1) / 2
     y = (torch.arange(height, device=images.device, dtype=torch.float32) - (height - 1) / 2)[:, None]
-    a, b, c, d, e, f = (column.view(-1, 1, 1) for column in maps.unbind(1))
-    grid = torch.stack([(a * x + b * y + c) * (2 / width), (d * x + e * y + f) * (2 / height)], -1)
-    covered = torch.ones(batch, 1, height, width, dtype=images.dtype, device=images.device)
-    moved = grid_sample(torch.cat([images, covered], 1), grid, mode=mode, padding_mode="zeros", align_corners=False)
-    picture, cover = moved[:, :-1], moved[:, -1:]
+    x_in, y_in = (a * x + c) + b * y, (d * x + f) + e * y  # (B, H, W) in pixels from the centre
+    grid = torch.stack([x_in * (2 / width), y_in * (2 / height)], -1)
+    picture = grid_sample(images, grid, mode=mode, padding_mode="zeros", align_corners=False)
     fill = fill.view(1, -1, 1, 1)
     if mode == "nearest":
-        return torch.where(cover < 0.5, fill, picture)
-    return (picture - fill).mul_(cover).add_(fill)
+        inside = (x_in.abs() < width / 2) & (y_in.abs() < height / 2)
+        return torch.where(inside[:, None], picture, fill)
+    # The share of a pixel's four neighbours that lies inside the image.
+    cover = ((width + 1) / 2 - x_in.abs()).clamp_(0, 1) * ((height + 1) / 2 - y_in.abs()).clamp_(0, 1)
+    return picture.sub_(fill).mul_(cover[:, None]).add_(fill)
 
 
 def erasing_boxes(
@@ -97,9 +98,9 @@ def erase(images: Tensor, boxes: Tensor, noise_start: Tensor) -> Tensor:
     columns = torch.arange(width, device=images.device).view(1, 1, 1, -1)
     top, left, tall, wide = (part.view(-1, 1, 1, 1) for part in boxes.unbind(1))
     inside = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)
-    sequence = _noise(channels * height * width, images.device)
-    offsets = torch.arange(channels * height * width, device=images.device)
-    noise = sequence[noise_start[:, None] + offsets].view(batch, channels, height, width)
+    length = channels * height * width
+    every_start = _noise(length, images.device).unfold(0, length, 1)  # a view: row s is the sequence from s on
+    noise = every_start.index_select(0, noise_start).view(batch, channels, height, width)
     return torch.where(inside, noise.to(images.dtype), images)
 
 

@@ -1,0 +1,181 @@
+"""Images a second of the input alone: batched on the device, against a DataLoader with torchvision's transforms.
+
+Both start from the same decoded images in memory and give normalised batches on the device, in the same run. Medians
+over rounds; a round alternates between the two, so that a busy machine slows both alike.
+
+    python benchmarks/input_pipeline.py --task supervised --size 64
+    python benchmarks/input_pipeline.py --task multicrop --size 224 --batch 64 --device cuda --workers 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import InterpolationMode, v2
+
+from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
+from frugalvit.data.augment import IMAGENET_MEAN, IMAGENET_STD, MultiCrop, TrainAugment, local_crop_size
+from frugalvit.data.loader import Batches
+from frugalvit.data.mixing import Mixing
+from frugalvit.data.store import ImageStore
+
+CLASSES = 10
+
+
+def synthetic(count: int, size: int) -> Tensor:
+    """Smooth random pictures, uint8: flat ones would make histogram operations too easy."""
+    coarse = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    return v2.functional.resize(coarse, [size, size], antialias=True).mul(255).round().to(torch.uint8)
+
+
+class Decoded(Dataset[Any]):
+    """What a careful user would write: images in memory, transforms per image."""
+
+    def __init__(self, images: Tensor, transform: Any) -> None:
+        self.images = [v2.functional.to_pil_image(image) for image in images]
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.transform(self.images[index]), index % CLASSES
+
+
+def finish() -> list[Any]:
+    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+
+
+def supervised_transform(size: int) -> Any:
+    if size <= 32:
+        crop: list[Any] = [v2.RandomCrop(size, padding=4)]
+    else:
+        crop = [v2.RandomResizedCrop(size, interpolation=InterpolationMode.BICUBIC)]
+    return v2.Compose([*crop, v2.RandomHorizontalFlip(), v2.RandAugment(2, 9), *finish(), v2.RandomErasing(0.25)])
+
+
+class TorchvisionCrops:
+    """DINO's multi-crop, one crop after the other."""
+
+    def __init__(self, config: CropsConfig, size: int) -> None:
+        (local, _) = local_crop_size(config, (size, size))
+        blur = v2.GaussianBlur(13, config.blur_sigma)
+
+        def view(out: int, scale: tuple[float, float], blurred: float, solarized: float) -> Any:
+            return v2.Compose(
+                [
+                    v2.RandomResizedCrop(out, scale=scale, interpolation=InterpolationMode.BICUBIC),
+                    v2.RandomHorizontalFlip(config.flip),
+                    v2.RandomApply([v2.ColorJitter(*config.jitter)], config.jitter_prob),
+                    v2.RandomGrayscale(config.grayscale),
+                    v2.RandomApply([blur], blurred),
+                    v2.RandomSolarize(128, solarized),
+                    *finish(),
+                ]
+            )
+
+        first = view(size, config.global_scale, config.blur_first, 0.0)
+        second = view(size, config.global_scale, config.blur_global, config.solarize)
+        small = view(local, config.local_scale, config.blur_local, 0.0)
+        self.views = [first, second, *[small] * config.local_crops]
+
+    def __call__(self, image: Any) -> list[Tensor]:
+        return [view(image) for view in self.views]
+
+
+def forever(loader: Any, device: torch.device) -> Iterator[Any]:
+    while True:
+        for images, labels in loader:
+            moved = [crop.to(device) for crop in images] if isinstance(images, list) else images.to(device)
+            yield moved, labels.to(device)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def one_thread(_: int) -> None:
+    torch.set_num_threads(1)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    device = torch.device(options.device)
+    stored = options.size if options.size <= 64 else round(options.size * 256 / 224)
+    images = synthetic(options.images, stored)
+    labels = torch.arange(len(images)) % CLASSES
+    if options.task == "supervised":
+        augment: Any = TrainAugment(AugmentConfig(), options.size)
+        transform: Any = supervised_transform(options.size)
+        mixing: Mixing | None = Mixing(MixingConfig(), CLASSES)
+    else:
+        augment, mixing = MultiCrop(CropsConfig(), options.size), None
+        transform = TorchvisionCrops(CropsConfig(), options.size)
+    batches = Batches(
+        ImageStore.from_arrays(images, labels, device), options.batch, seed=0, augment=augment, mixing=mixing
+    )
+
+    # Each side has the machine to itself in turn: the DataLoader's workers are started for every round and stopped.
+    loader = DataLoader(
+        Decoded(images, transform), options.batch, shuffle=True, num_workers=options.workers, drop_last=True,
+        worker_init_fn=one_thread, prefetch_factor=2 if options.workers else None,
+    )  # fmt: skip
+    ours: list[float] = []
+    theirs: list[float] = []
+    step = 0
+    for _ in range(options.rounds + 1):
+        wait(device)
+        began = time.perf_counter()
+        for _ in range(options.steps):
+            batches.batch_at(step)
+            step += 1
+        wait(device)
+        ours.append(options.steps * options.batch / (time.perf_counter() - began))
+        if options.alone:
+            continue
+        source = forever(loader, device)
+        for _ in range(max(1, 2 * options.workers)):  # what was prepared while the workers started does not count
+            next(source)
+        began = time.perf_counter()
+        for _ in range(options.reference_steps):
+            next(source)
+        wait(device)
+        theirs.append(options.reference_steps * options.batch / (time.perf_counter() - began))
+        source.close()
+    result: dict[str, Any] = vars(options) | {"frugalvit": round(statistics.median(ours[1:]), 1)}
+    if theirs:
+        result["dataloader"] = round(statistics.median(theirs[1:]), 1)
+        result["ratio"] = round(result["frugalvit"] / result["dataloader"], 2)
+    if device.type == "cuda":
+        result["device"] = torch.cuda.get_device_name()
+        result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=["supervised", "multicrop"], default="supervised")
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--images", type=int, default=1024)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes of the DataLoader")
+    parser.add_argument("--steps", type=int, default=8, help="batches in a round")
+    parser.add_argument("--reference-steps", type=int, default=4, help="batches of the DataLoader in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="do not run the DataLoader")
+    options = parser.parse_args()
+    result = measure(options)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
