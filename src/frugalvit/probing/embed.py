@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from frugalvit.config.probe import EmbedConfig
-from frugalvit.data import DataSource, decode, join, open_data
-from frugalvit.data.decode import BadImage
+from frugalvit.data import DataSource, join, open_data
+from frugalvit.data.decode import BadImage, decode
 from frugalvit.data.examples import Examples
 from frugalvit.errors import UserError
 from frugalvit.files import write_atomically

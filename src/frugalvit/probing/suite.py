@@ -94,8 +94,11 @@ def list_entries(config: SuiteConfig) -> list[Entry]:
             continue
         state, instruction = dataset_status(name, config.root)
         if name == "ucf101" and state != "present" and frames.videos_present(root):
-            frames.make_frames(root)
-            state, instruction = dataset_status(name, config.root)
+            try:
+                frames.make_frames(root)
+                state, instruction = dataset_status(name, config.root)
+            except UserError as error:
+                instruction = str(error)
         entries.append(Entry(name, entry.title, name, metrics[entry.metric], state, instruction))
     taken = {entry.name for entry in entries}
     for data in config.own:

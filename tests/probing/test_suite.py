@@ -1,0 +1,149 @@
+"""The suite over small datasets in the real layouts: metrics, splits, resuming, wins, and what is said of the rest."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from frugalvit.config.probe import SuiteConfig
+from frugalvit.data.catalog import DATASETS
+from frugalvit.errors import UserError
+from frugalvit.probing import frames, suite
+
+from . import suite_layouts
+
+TINY = {"img_size": 32, "device": "cpu", "workers": 1}
+
+
+def run(root: Path, out: Path, **more):
+    return suite.suite(SuiteConfig(model="swin_nano", root=str(root), out=str(out), **(TINY | more)))
+
+
+def test_all_layouts_are_scored_with_their_metrics_and_the_rest_is_reported(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    for make in suite_layouts.LAYOUTS.values():
+        make(root)
+    own = suite_layouts.folders(tmp_path / "my photos", {"train": 4, "test": 2})
+    result = run(root, tmp_path / "out", own=[str(own)])
+    datasets = result.data["datasets"]
+    assert len([name for name in datasets if DATASETS.get(name)]) == 18
+    failed = {name: entry for name, entry in datasets.items() if "error" in entry}
+    assert not failed
+    scored = {name for name, entry in datasets.items() if "score" in entry}
+    assert scored == {*suite_layouts.LAYOUTS, "my-photos"}
+    assert result.data["scored"] == len(scored)
+    assert result.data["average"] == pytest.approx(sum(datasets[name]["score"] for name in scored) / len(scored))
+    # colours are told apart even by a network with random weights
+    assert datasets["dtd"]["score"] > 90 and datasets["my-photos"]["score"] > 90
+    assert {datasets[name]["metric"] for name in ("fgvc_aircraft", "oxford_pets", "caltech101")} == {"mean_per_class"}
+    assert datasets["voc2007"]["metric"] == "map11" and datasets["voc2007"]["score"] > 80
+    assert datasets["hateful_memes"]["metric"] == "roc_auc" and datasets["hateful_memes"]["score"] > 90
+    assert datasets["dtd"]["train_images"] == 16 and datasets["dtd"]["test_images"] == 8
+    assert datasets["caltech101"]["train_images"] == 60
+    assert (
+        datasets["cifar10"]["status"] == "downloadable"
+        and "frugalvit data cifar10" in datasets["cifar10"]["what_to_do"]
+    )
+    missing = next(table for table in result.tables if table.title == "not scored")
+    assert {row[0] for row in missing.rows} == set(datasets) - scored
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Path:
+    root = tmp_path / "four"
+    root.mkdir()
+    for name in ("dtd", "oxford_pets", "gtsrb", "mnist"):
+        suite_layouts.LAYOUTS[name](root)
+    return root
+
+
+def test_wins_tables_and_pictures_against_another_model(four: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run(four, out, against="resnet18")
+    datasets = [entry for entry in result.data["datasets"].values() if "score" in entry]
+    assert len(datasets) == result.data["scored"] == 4
+    assert result.data["wins"] == sum(entry["score"] > entry["against"] for entry in datasets)
+    assert result.data["average_against"] == pytest.approx(sum(entry["against"] for entry in datasets) / 4)
+    with (out / "suite.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["dataset"] for row in rows] == ["dtd", "oxford_pets", "mnist", "gtsrb"]  # the order of Table 9
+    assert float(rows[0]["swin_nano"]) == result.data["datasets"]["dtd"]["score"]
+    latex = (out / "suite.tex").read_text()
+    assert "Describable Textures & accuracy" in latex and r"swin\_nano & resnet18" in latex and "Average" in latex
+    with Image.open(out / "suite.png") as picture:
+        assert picture.width > 300
+    assert len(list(out.glob("*/*.json"))) == 8
+
+
+def test_a_second_call_takes_results_from_files_and_a_changed_dataset_is_computed_anew(
+    four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(four, tmp_path / "out")
+    scored: list[str] = []
+    real = suite.score_dataset
+
+    def counted(source, *rest):
+        scored.append(source.name)
+        return real(source, *rest)
+
+    monkeypatch.setattr(suite, "score_dataset", counted)
+    again = run(four, tmp_path / "out")
+    assert scored == []
+    assert again.data["average"] == first.data["average"]
+    suite_layouts.write(four / "dtd" / "dtd" / "images" / "banded" / "banded_00.jpg", 1, 7)
+    run(four, tmp_path / "out")
+    assert scored == ["dtd"]
+    run(four, tmp_path / "out", seed=1)  # other random weights: another model
+    assert len(scored) == 5
+
+
+def test_a_broken_dataset_does_not_stop_the_others(four: Path, tmp_path: Path) -> None:
+    (four / "dtd" / "dtd" / "labels" / "train1.txt").unlink()
+    result = run(four, tmp_path / "out", datasets=["dtd", "gtsrb"])
+    assert result.data["datasets"]["dtd"]["status"] == "failed"
+    assert "score" in result.data["datasets"]["gtsrb"] and result.data["scored"] == 1
+    assert any(row[:2] == ["dtd", "failed"] for table in result.tables for row in table.rows)
+
+
+def test_nothing_present_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"None of the datasets.*--download"):
+        run(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="Did you mean 'gtsrb'"):
+        run(tmp_path, tmp_path / "out", datasets=["gtrsb"])
+
+
+def test_ucf101_takes_the_middle_frames_of_the_first_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = tmp_path / "ucfTrainTestlist"
+    lists.mkdir()
+    clips = {
+        "train": ["Archery/v_Archery_g08_c01.avi", "Biking/v_Biking_g08_c01.avi"],
+        "test": ["Archery/v_Archery_g01_c01.avi"],
+    }
+    for split, names in clips.items():
+        (lists / frames.LISTS[split]).write_text("".join(f"{name} 1\n" for name in names))
+        for name in names:
+            path = tmp_path / "UCF-101" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+    assert frames.videos_present(tmp_path)
+    monkeypatch.setattr(frames.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install av"):
+        frames.make_frames(tmp_path)
+    frames.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
+    made = sorted(str(path.relative_to(tmp_path / "ucf101")) for path in (tmp_path / "ucf101").rglob("*.jpg"))
+    assert made == [
+        "test/Archery/v_Archery_g01_c01.jpg",
+        "train/Archery/v_Archery_g08_c01.jpg",
+        "train/Biking/v_Biking_g08_c01.jpg",
+    ]
+
+
+def test_results_hold_no_nan_and_are_json(four: Path, tmp_path: Path) -> None:
+    result = run(four, tmp_path / "out", datasets=["gtsrb"])
+    assert json.loads(json.dumps(result.data, allow_nan=False))["datasets"]["gtsrb"]["classes"] == 3
