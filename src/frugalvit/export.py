@@ -1,0 +1,340 @@
+"""A model leaves the house: as a folder for timm or the hub, as an ONNX or torch.export program; ``load`` brings it in.
+
+Whatever is written is loaded again by its own library and compared with the model on images before it is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from frugalvit import console
+from frugalvit.backbones.folder import model_config, save_model_folder
+from frugalvit.config.base import read_yaml
+from frugalvit.config.export import ExportConfig
+from frugalvit.errors import UserError
+from frugalvit.features import Features
+from frugalvit.files import make_folder, write_text
+from frugalvit.modelcard import write_card
+from frugalvit.results import Result, Table
+
+if TYPE_CHECKING:
+    from frugalvit.backbones import Backbone
+    from frugalvit.training.models import Model
+
+TOLERANCE = 1e-3
+"""The largest absolute difference from torch that an exported model may have."""
+CHECKED = 5
+"""Images an export is checked on."""
+
+Run = Callable[[Tensor], Sequence[Tensor]]
+
+
+class ReadyModel(nn.Module):
+    """A network with all that is needed to use it: preprocessing, class names, and what is known of its training."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.backbone: Backbone = model.backbone
+        self.classes = model.classes
+        self.name, self.meta = model.name, model.meta
+        self._transform = model.transform
+
+    def transform(self, pictures: Any) -> Tensor:
+        """A path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them -> (B, C, h, w), as evaluated."""
+        from frugalvit.data.decode import decode
+
+        listed = pictures if isinstance(pictures, list | tuple) else [pictures]
+        pixels = [decode(picture) if isinstance(picture, str | Path) else picture for picture in listed]
+        device = next(self.parameters()).device
+        return torch.cat([self._transform.image(picture, device) for picture in pixels])
+
+    def features(self, images: Tensor) -> Features:
+        """(B, C, h, w) -> grid (B, D, h', w') and pooled (B, D)."""
+        return self.backbone(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, classes); the pooled features (B, D) where there is no classifier."""
+        pooled = self.backbone(images).pooled
+        return self.backbone.classify(pooled) if self.backbone.num_classes else pooled
+
+    @torch.inference_mode()
+    def predict(self, pictures: Any, top: int = 5) -> list[list[tuple[str, float]]]:
+        """The most probable classes of each picture, with their probabilities."""
+        if not self.backbone.num_classes:
+            raise UserError(f"{self.name} has no classifier; it gives features only.")
+        names = self.classes or tuple(str(index) for index in range(self.backbone.num_classes))
+        chances, best = self(self.transform(pictures)).float().softmax(1).topk(min(top, len(names)), dim=1)
+        rows = zip(best.tolist(), chances.tolist(), strict=True)
+        return [[(names[index], chance) for index, chance in zip(*row, strict=True)] for row in rows]
+
+
+def load(model: str, device: str = "cpu", *, img_size: int | None = None, backbone: str | None = None) -> ReadyModel:
+    """The model that ``model`` names (a run, a checkpoint, an exported folder, a name), in eval mode.
+
+    ``backbone`` says what a bare checkpoint belongs to; ``img_size`` is another input size than the model's own.
+    """
+    from frugalvit.training.models import load_model
+
+    return ReadyModel(load_model(str(model), device, img_size=img_size, architecture=backbone)).eval()
+
+
+# The command
+
+
+def export(config: ExportConfig) -> Result:
+    """Write the model in the form asked for, after it has proved to compute the same."""
+    began = time.monotonic()
+    if config.to == "onnx":
+        _need_onnx()
+    model = load(config.model, img_size=config.img_size, backbone=config.backbone)
+    out = Path(config.out or f"{model.name}-{config.to}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} already exists and is kept; choose another folder with --out.")
+    pictures, source = _pictures(config, model)
+    with _staged(out) as folder:
+        if config.to in ("timm", "hf"):
+            save_model_folder(model.backbone, folder, classes=model.classes, meta=model.meta)
+            if config.to == "hf":
+                write_card(folder, model, config.license, *_records(config.model))
+            network: nn.Module = model
+            run = _timm(folder)
+        else:
+            network = _Program(model.backbone, _output(config, model))
+            path = folder / f"model.{config.to}"
+            run = (_onnx if config.to == "onnx" else _pt2)(network, path, model)
+            text = json.dumps(model_config(model.backbone, model.classes, model.meta), indent=2, ensure_ascii=False)
+            write_text(folder / "config.json", text)
+        difference = largest_difference(network, run, pictures)
+        if not difference <= TOLERANCE:
+            raise UserError(
+                f"the exported {config.to} model differs from torch by {difference:.2g} (allowed: {TOLERANCE:g}) on "
+                f"{source}; nothing was kept. Please report this model: {model.backbone.name}."
+            )
+    files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+    data = {
+        "model": config.model,
+        "to": config.to,
+        "out": str(out),
+        "files": list(files),
+        "max_difference": difference,
+        "checked_on": source,
+        "seconds": round(time.monotonic() - began, 2),
+    }
+    rows: list[list[object]] = [[name, round(size / 1e6, 3)] for name, size in files.items()]
+    note = f"equals torch within {difference:.1e} on {source}"
+    return Result(data, [Table(["file", "MB"], rows, str(out))], [note])
+
+
+def largest_difference(network: nn.Module, run: Run, pictures: Tensor) -> float:
+    """max |run(x) - network(x)| over all outputs, for the whole batch and for its first image alone."""
+    worst = 0.0
+    for batch in (pictures, pictures[:1]):
+        with torch.inference_mode():
+            expected = network(batch)
+        expected = [expected] if isinstance(expected, Tensor) else list(expected)
+        for mine, theirs in zip(expected, run(batch), strict=True):
+            gap = (mine - theirs).abs().max().item()
+            worst = gap if gap != gap else max(worst, gap)  # not a number stays
+    return worst
+
+
+# Programs
+
+
+class _Program(nn.Module):
+    """What an exported program computes: images -> logits, or pooled and grid."""
+
+    def __init__(self, backbone: Backbone, output: str) -> None:
+        super().__init__()
+        self.backbone, self.names = backbone, ["logits"] if output == "logits" else ["pooled", "grid"]
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        features = self.backbone(images)
+        if self.names == ["logits"]:
+            return (self.backbone.classify(features.pooled),)
+        return features.pooled, features.grid
+
+
+def _captured(network: _Program, model: ReadyModel) -> torch.export.ExportedProgram:
+    """The program with a free batch size. Three images: sizes 1 and 2 are special cases in too many kernels."""
+    example = torch.zeros(3, model.backbone.in_chans, *model.backbone.img_size)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(network.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+def _pt2(network: _Program, path: Path, model: ReadyModel) -> Run:
+    torch.export.save(_captured(network, model), path)
+    return torch.export.load(path).module()
+
+
+def _onnx(network: _Program, path: Path, model: ReadyModel) -> Run:
+    import onnx
+    import onnxruntime
+
+    with _plain_attention(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            _captured(network, model),
+            (),
+            input_names=["images"],
+            output_names=network.names,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    graph = program.model_proto
+    _name_batch(graph)
+    facts = {"classes": list(model.classes or ()), "mean": model.backbone.mean, "std": model.backbone.std}
+    onnx.helper.set_model_props(graph, {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()})
+    onnx.checker.check_model(graph)
+    onnx.save(graph, path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda images: [torch.from_numpy(array) for array in session.run(None, {"images": images.numpy()})]
+
+
+def _name_batch(graph: Any) -> None:
+    """The free first dimension is called "batch" wherever it appears, instead of by a number of torch's."""
+    symbol = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.graph.input, *graph.graph.output, *graph.graph.value_info):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param == symbol:
+                dimension.dim_param = "batch"
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention as two products and a softmax: fused kernels promise memory layouts that ONNX's do not keep."""
+    fused = functional.scaled_dot_product_attention
+
+    def plain(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if is_causal or enable_gqa:
+            return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if attn_mask is not None:
+            forbids = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, float("-inf")) if forbids else scores + attn_mask
+        return scores.softmax(-1) @ value
+
+    functional.scaled_dot_product_attention = plain
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = fused
+
+
+def _timm(folder: Path) -> Run:
+    """The folder as timm loads it."""
+    import timm
+
+    try:
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"timm cannot load this model: {' '.join(str(error).split())[:200]}.") from error
+
+    def run(images: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            return [model(images)]
+
+    return run
+
+
+def _need_onnx() -> None:
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f'ONNX export needs {" and ".join(missing)}: pip install "frugalvit[export]"')
+
+
+def _output(config: ExportConfig, model: ReadyModel) -> str:
+    if config.output == "logits" and not model.backbone.num_classes:
+        raise UserError(f"{config.model} has no classifier, so no logits; export --output features.")
+    if config.output != "auto":
+        return config.output
+    return "logits" if model.backbone.num_classes else "features"
+
+
+# Pictures to check on, and what a run knows
+
+
+def _pictures(config: ExportConfig, model: ReadyModel) -> tuple[Tensor, str]:
+    """A batch of preprocessed images, real ones where there are any, and what they are in words."""
+    backbone = model.backbone
+    where = config.images or _records(config.model)[1].get("data")
+    if where and backbone.in_chans == 3:
+        try:
+            pixels = _read(str(where))
+        except UserError as error:
+            if config.images:
+                raise
+            console.warn(f"the run's data cannot be read ({error}); the export is checked on noise instead")
+        else:
+            return model.transform(pixels), f"{len(pixels)} images of {where}"
+    noise = torch.randn(CHECKED, backbone.in_chans, *backbone.img_size, generator=torch.Generator().manual_seed(0))
+    return noise, f"{CHECKED} images of noise"
+
+
+def _read(where: str) -> list[Any]:
+    from frugalvit.data import open_data
+    from frugalvit.data.decode import BadImage, decode
+
+    if Path(where).is_file() and not where.endswith((".csv", ".tsv", ".jsonl", ".tar")):
+        return [decode(where)]
+    splits = open_data(where, split="given").splits
+    examples = next((splits[name] for name in ("test", "val", "train") if len(splits.get(name, ()))), None)
+    pixels: list[Any] = []
+    for index in range(len(examples) if examples is not None else 0):
+        with contextlib.suppress(BadImage):  # any readable images will do
+            pixels.append(examples.read(index))  # type: ignore[union-attr]
+        if len(pixels) == CHECKED:
+            return pixels
+    if not pixels:
+        raise UserError(f"{where} holds no readable image.")
+    return pixels
+
+
+def _records(model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """summary.json and config.yaml of a run; empty for anything that is no run."""
+    folder = Path(model)
+    summary, config = folder / "summary.json", folder / "config.yaml"
+    return (
+        json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {},
+        read_yaml(config) if config.is_file() else {},
+    )
+
+
+@contextlib.contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` that takes its place when everything in it is done, and vanishes otherwise."""
+    parent = make_folder(out.absolute().parent)
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=parent))
+    try:
+        yield folder
+        folder.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        folder.rename(out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

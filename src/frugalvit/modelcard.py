@@ -1,0 +1,142 @@
+"""The model card of an exported folder: what the model is, what it learned from, how well it does, how to use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from frugalvit import __version__
+from frugalvit.files import write_text
+
+if TYPE_CHECKING:
+    from frugalvit.export import ReadyModel
+
+_SCORES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "mean accuracy per class"}
+_RECIPE = ("recipe", "init", "epochs", "steps", "batch", "lr", "seed", "precision")
+
+
+def write_card(
+    folder: Path, model: ReadyModel, licence: str, summary: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """``README.md`` with the front matter the hub reads. ``summary`` and ``settings`` are a run's, or empty."""
+    write_text(folder / "README.md", card(model, licence, summary, settings))
+
+
+def card(model: ReadyModel, licence: str, summary: dict[str, Any], settings: dict[str, Any]) -> str:
+    known = {**model.meta, **summary}
+    front = yaml.safe_dump(_front_matter(model, licence, known), sort_keys=False, allow_unicode=True)
+    sections = [
+        f"---\n{front}---",
+        f"# {_text(model.name)}",
+        _what(model),
+        "## Data\n\n" + _data(model, known, settings),
+        "## Recipe\n\n" + _recipe(settings, known),
+        "## Scores\n\n" + _scores(known),
+        "## Use\n\n" + _use(model),
+        "## Licence\n\n" + _licence(licence),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(model: ReadyModel, licence: str, known: dict[str, Any]) -> dict[str, Any]:
+    task = "image-classification" if model.backbone.num_classes else "image-feature-extraction"
+    front: dict[str, Any] = {
+        "library_name": "timm",
+        "pipeline_tag": task,
+        "license": licence,
+        "tags": ["timm", "frugalvit", task],
+    }
+    scores = [
+        {"type": "accuracy", "name": label, "value": known[name]}
+        for name, label in _SCORES.items()
+        if isinstance(known.get(name), int | float)
+    ]
+    if scores and known.get("data"):
+        data = str(known["data"])
+        result = {"task": {"type": task}, "dataset": {"name": data, "type": data}, "metrics": scores}
+        front["model-index"] = [{"name": model.name, "results": [result]}]
+    return front
+
+
+def _what(model: ReadyModel) -> str:
+    backbone = model.backbone
+    size = sum(parameter.numel() for parameter in backbone.parameters()) / 1e6
+    height, width = backbone.img_size
+    grid = " × ".join(map(str, backbone.grid_size(backbone.img_size)))
+    purpose = f"a classifier of {backbone.num_classes} classes" if backbone.num_classes else "a feature extractor"
+    return (
+        f"`{backbone.name}` with {size:.2f} M parameters, {purpose}, for images of {height} × {width} pixels. "
+        f"It gives {backbone.dim} features and a final grid of {grid}. Made with frugalvit {__version__}."
+    )
+
+
+def _data(model: ReadyModel, known: dict[str, Any], settings: dict[str, Any]) -> str:
+    data = known.get("data") or settings.get("data")
+    lines = [f"Trained on {_text(str(data))}." if data else "What it was trained on is not recorded."]
+    if model.classes:
+        shown = ", ".join(_text(name) for name in model.classes[:50])
+        more = f" … and {len(model.classes) - 50} more" if len(model.classes) > 50 else ""
+        lines.append(f"Classes: {shown}{more}.")
+    return "\n\n".join(lines)
+
+
+def _recipe(settings: dict[str, Any], known: dict[str, Any]) -> str:
+    chosen = {"recipe": known.get("recipe"), **{name: settings.get(name) for name in _RECIPE if name in settings}}
+    for group in ("localization", "matching", "optimizer"):
+        inner = settings.get(group)
+        if isinstance(inner, dict):
+            plain = {name: value for name, value in inner.items() if not isinstance(value, dict | list)}
+            chosen |= {f"{group}.{name}": value for name, value in plain.items()}
+    rows = [f"| {name} | {_text(str(value))} |" for name, value in chosen.items() if value is not None]
+    if not rows:
+        return "How it was trained is not recorded."
+    return "\n".join(["| setting | value |", "| --- | --- |", *rows])
+
+
+def _scores(known: dict[str, Any]) -> str:
+    rows = [f"| {label} | {known[name]:.4g} |" for name, label in _SCORES.items() if isinstance(known.get(name), float)]
+    if not rows:
+        return "Not scored."
+    place = f" on {known['scored_on']}" if known.get("scored_on") else ""
+    count = f", {known['scored_images']:,} images" if isinstance(known.get("scored_images"), int) else ""
+    return "\n".join([f"| score{place}{count} | |", "| --- | --- |", *rows])
+
+
+def _use(model: ReadyModel) -> str:
+    config = model.backbone.timm_config()
+    ours = "" if _is_stock(config["architecture"]) else "import frugalvit  # adds this architecture to timm\n"
+    return (
+        "```python\n"
+        f'{ours}import timm\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True).eval()\n'
+        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
+        "```\n\n"
+        "With frugalvit, preprocessing and class names come along:\n\n"
+        "```python\n"
+        'import frugalvit as fv\n\nmodel = fv.load("FOLDER")\n'
+        'features = model.features(model.transform("photo.jpg"))\n'
+        "```"
+    )
+
+
+def _is_stock(architecture: str) -> bool:
+    import timm
+
+    return timm.models.model_entrypoint(architecture).__module__.startswith("timm.")
+
+
+def _licence(licence: str) -> str:
+    if licence == "unknown":
+        return "Not stated. The weights belong to whoever trained them; their licence is that person's to choose."
+    return f"The weights: {_text(licence)}."
+
+
+def _text(value: str) -> str:
+    """Free text as text: nothing in a name may act as Markdown or HTML."""
+    value = " ".join(value.split()).replace("\\", "\\\\")
+    for sign, shown in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        value = value.replace(sign, shown)
+    for sign in "|*_`[]#":
+        value = value.replace(sign, "\\" + sign)
+    return value

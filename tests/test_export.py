@@ -1,0 +1,215 @@
+"""Whatever leaves the house computes what it computed here, in its own library, on real images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+
+import frugalvit as fv
+from frugalvit import export as exporting
+from frugalvit.backbones.folder import save_model_folder
+from frugalvit.config.export import ExportConfig
+from frugalvit.errors import UserError
+
+CLASSES = ("daisy", "<script>alert(1)</script>", "pipe | _dream_")
+MODELS = {
+    "swin": ("swin_tiny_w7", {"img_size": 64, "embed_dim": 24, "depths": (1, 2), "num_heads": (2, 4)}),
+    "cvt": ("cvt_13", {"img_size": 64, "embed_dim": (16, 24, 32), "depths": (1, 1, 1), "num_heads": (1, 1, 1)}),
+    "cvt windowed": (
+        "cvt_tiny_w7",
+        {"img_size": 96, "embed_dim": (16, 16), "depths": (1, 1), "num_heads": (1, 2)},
+    ),
+    "vil": (
+        "vil_tiny_w7",
+        {"img_size": 64, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4), "sparse_stages": 1},
+    ),
+    "t2t": ("t2t_vit_14", {"img_size": 64, "embed_dim": 48, "depth": 1, "num_heads": 4, "token_dim": 16}),
+    "vit": ("vit_tiny_patch16_224", {"img_size": 64, "depth": 2, "patch_size": 16}),
+    "resnet": ("resnet10t", {"img_size": 64}),
+}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Seven photographs of different shapes, one of them broken."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for index in range(7):
+        coarse = random.integers(0, 256, (6, 5, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((80 + 9 * index, 100), Image.Resampling.BICUBIC).save(folder / f"{index}.jpg")
+    (folder / "1.jpg").write_bytes((folder / "0.jpg").read_bytes()[:200])
+    return folder
+
+
+def made(folder: Path, name: str, num_classes: int = 3) -> tuple[Path, fv.Backbone]:
+    torch.manual_seed(0)
+    architecture, keywords = MODELS[name]
+    backbone = fv.create_backbone(architecture, num_classes=num_classes, **keywords).eval()
+    for parameter in backbone.parameters():  # zero-initialised biases and small weights would hide mistakes
+        if parameter.ndim == 1:
+            parameter.data.uniform_(0.5, 1.0)
+    classes = CLASSES if num_classes else None
+    meta = {"data": "flowers | 3", "recipe": "small", "top1": 0.875}
+    return save_model_folder(backbone, folder / "model", classes=classes, meta=meta), backbone
+
+
+def run(**options) -> dict:
+    return exporting.export(ExportConfig(**options)).data
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_onnx_equals_torch_on_real_images(name: str, tmp_path: Path, photos: Path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folder, backbone = made(tmp_path, name)
+    result = run(model=str(folder), to="onnx", out=str(tmp_path / "out"), images=str(photos))
+    assert result["max_difference"] < 1e-4
+    assert result["checked_on"].startswith("5 images of")
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == ["batch", 3, *backbone.img_size]
+    assert session.get_outputs()[0].shape == ["batch", 3]
+    images = torch.rand(4, 3, *backbone.img_size)
+    with torch.inference_mode():
+        expected = backbone.model(images).numpy()
+    np.testing.assert_allclose(session.run(["logits"], {"images": images.numpy()})[0], expected, atol=1e-3)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
+
+
+def test_onnx_features(tmp_path: Path, photos: Path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folder, backbone = made(tmp_path, "vit", num_classes=0)
+    run(model=str(folder), to="onnx", out=str(tmp_path / "out"), images=str(photos / "0.jpg"))
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
+    images = torch.rand(2, 3, *backbone.img_size)
+    pooled, grid = session.run(["pooled", "grid"], {"images": images.numpy()})
+    with torch.inference_mode():
+        expected = backbone(images)
+    np.testing.assert_allclose(pooled, expected.pooled.numpy(), atol=1e-3)
+    np.testing.assert_allclose(grid, expected.grid.numpy(), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["swin", "t2t"])
+def test_pt2_has_a_free_batch(name: str, tmp_path: Path):
+    folder, backbone = made(tmp_path, name)
+    result = run(model=str(folder), to="pt2", out=str(tmp_path / "out"), output="features")
+    assert result["checked_on"] == "5 images of noise"
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    images = torch.rand(2, 3, *backbone.img_size)
+    with torch.inference_mode():
+        torch.testing.assert_close(program(images)[0], backbone(images).pooled, atol=1e-4, rtol=1e-4)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["label_names"] == list(CLASSES)
+
+
+@pytest.mark.parametrize("to", ["timm", "hf"])
+def test_folders_load_with_timm(to: str, tmp_path: Path, photos: Path):
+    folder, backbone = made(tmp_path, "resnet")
+    result = run(model=str(folder), to=to, out=str(tmp_path / "out"), images=str(photos))
+    assert result["files"] == (["README.md"] if to == "hf" else []) + ["config.json", "model.safetensors"]
+    assert result["max_difference"] < 1e-4
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    images = torch.rand(2, 3, *backbone.img_size)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(images), backbone.model(images))
+
+
+def test_the_model_card_is_filled_from_the_run(tmp_path: Path):
+    folder, _ = made(tmp_path / "run", "swin")
+    settings = {
+        "data": "photos/",
+        "epochs": 100,
+        "lr": 1e-3,
+        "seed": 7,
+        "localization": {"weight": 0.5, "variant": "l1"},
+    }
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
+    summary = {"top1": 0.9123, "top5": 0.99, "scored_on": "test", "scored_images": 1200}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    exporting_result = run(model=str(folder.parent), to="hf", out=str(tmp_path / "out"), license="mit")
+    assert exporting_result["checked_on"] == "5 images of noise", "photos/ does not exist"
+    text = (tmp_path / "out" / "README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    header = yaml.safe_load(front)
+    assert (header["license"], header["library_name"], header["pipeline_tag"]) == (
+        "mit",
+        "timm",
+        "image-classification",
+    )
+    metrics = header["model-index"][0]["results"][0]["metrics"]
+    assert [metric["value"] for metric in metrics] == [0.9123, 0.99]
+    for words in (
+        "flowers \\| 3",
+        "| epochs | 100 |",
+        "localization.weight | 0.5",
+        "test, 1,200 images",
+        "0.9123",
+        "daisy",
+    ):
+        assert words in body
+    assert "<script>" not in text
+    assert "import frugalvit" in body
+    cards = pytest.importorskip("huggingface_hub")
+    assert cards.ModelCard(text).data.license == "mit"
+
+
+def test_nothing_is_overwritten_or_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, _ = made(tmp_path, "resnet")
+    with pytest.raises(UserError, match="already exists and is kept"):
+        run(model=str(folder), out=str(folder))
+    monkeypatch.setattr(exporting, "largest_difference", lambda *_: float("nan"))
+    with pytest.raises(UserError, match="differs from torch by nan"):
+        run(model=str(folder), out=str(tmp_path / "out"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    monkeypatch.undo()
+    (tmp_path / "out").mkdir()
+    run(model=str(folder), out=str(tmp_path / "out"))
+
+
+def test_what_cannot_be_had_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, _ = made(tmp_path, "resnet", num_classes=0)
+    with pytest.raises(UserError, match="no classifier, so no logits"):
+        run(model=str(folder), to="pt2", output="logits", out=str(tmp_path / "out"))
+    with pytest.raises(UserError, match="nowhere"):
+        run(model=str(folder), images=str(tmp_path / "nowhere"), out=str(tmp_path / "out"))
+    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r'pip install "frugalvit\[export\]"'):
+        run(model=str(folder), to="onnx", out=str(tmp_path / "out"))
+
+
+def test_differences_are_found():
+    images = torch.rand(3, 2)
+    network = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        assert exporting.largest_difference(network, lambda x: [network(x)], images) == 0
+        assert exporting.largest_difference(network, lambda x: [network(x) + 0.25], images) == pytest.approx(0.25)
+        assert np.isnan(exporting.largest_difference(network, lambda x: [network(x) * torch.nan], images))
+
+
+def test_load_gives_a_ready_model(tmp_path: Path, photos: Path):
+    folder, backbone = made(tmp_path, "vit")
+    model = fv.load(str(folder))
+    assert isinstance(model, torch.nn.Module) and not model.training
+    assert model.classes == CLASSES
+    path = photos / "0.jpg"
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture)
+        batch = model.transform([path, str(path), picture, pixels])
+    assert batch.shape == (4, 3, 64, 64)
+    assert all(torch.equal(batch[0], other) for other in batch)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(batch), backbone.model(batch))
+        assert model.features(batch).grid.shape[:2] == (4, backbone.dim)
+    guesses = model.predict(path, top=2)[0]
+    assert len(guesses) == 2 and guesses[0][1] >= guesses[1][1] and {name for name, _ in guesses} < set(CLASSES)
+    bare, _ = made(tmp_path / "bare", "vit", num_classes=0)
+    features = fv.load(str(bare))
+    assert features(batch).shape == (4, backbone.dim)
+    with pytest.raises(UserError, match="no classifier"):
+        features.predict(path)
