@@ -122,6 +122,12 @@ VERBS = [
         "parameters, GFLOPs, images/s and memory, relative to ViT-B",
     ),
     Verb(
+        "export",
+        "frugalvit.config.export:ExportConfig",
+        "frugalvit.export:export",
+        "a model for timm, the Hugging Face hub, ONNX or torch.export, checked",
+    ),
+    Verb(
         "list models",
         "frugalvit.config.listing:ModelsConfig",
         "frugalvit.listing:models",
