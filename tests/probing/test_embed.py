@@ -1,0 +1,81 @@
+"""Embeddings in files, and neighbours as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from frugalvit.config.probe import EmbedConfig
+from frugalvit.errors import UserError
+from frugalvit.probing.embed import embed
+
+from . import suite_layouts
+
+TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
+
+
+def test_npz_holds_paths_labels_and_vectors(squares: Path, tmp_path: Path) -> None:
+    result = embed(EmbedConfig(data=str(squares), out=str(tmp_path / "f.npz"), **TINY))
+    with np.load(tmp_path / "f.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    assert arrays["vectors"].shape == (48, result.data["shape"][0]) and arrays["vectors"].dtype == np.float32
+    for path, label, split in zip(arrays["paths"], arrays["labels"], arrays["splits"], strict=True):
+        assert Path(path).is_file() and arrays["classes"][label] in path and f"/{split}/" in path
+
+
+def test_parquet_and_one_split(squares: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    embed(EmbedConfig(data=str(squares), out=str(tmp_path / "f.parquet"), split="test", **TINY))
+    rows = parquet.read_table(tmp_path / "f.parquet").to_pylist()
+    assert len(rows) == 12 and set(rows[0]) == {"path", "split", "label", "vector"}
+    assert all(row["label"] in row["path"] and row["split"] == "test" for row in rows)
+
+
+def test_images_without_labels_and_grids(tmp_path: Path) -> None:
+    for number in range(3):
+        suite_layouts.write(tmp_path / "images" / f"{number}.png", 0, number)
+    out = tmp_path / "f.npz"
+    embed(EmbedConfig(data=str(tmp_path / "images"), out=str(out), features="grid", **TINY))
+    with np.load(out) as arrays:
+        assert arrays["vectors"].ndim == 4 and "labels" not in arrays
+
+
+def test_neighbours_are_of_the_same_colour_and_never_the_image_itself(squares: Path, tmp_path: Path) -> None:
+    asked = squares / "test" / "class1" / "0.png"
+    picture = tmp_path / "near.png"
+    result = embed(EmbedConfig(data=str(squares), neighbours=str(asked), count=6, picture=str(picture), **TINY))
+    near = result.data["neighbours"]
+    assert len(near) == 6 and {entry["class"] for entry in near} == {"class1"}
+    assert str(asked) not in {entry["image"] for entry in near}
+    cosines = [entry["cosine"] for entry in near]
+    assert cosines == sorted(cosines, reverse=True)
+    with Image.open(picture) as drawn:
+        assert drawn.width > drawn.height > 100
+    assert "out" not in result.data
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"out": "f.txt"}, "ends with .npz or .parquet"),
+        ({"out": "f.parquet", "features": "grid"}, "does not fit a table"),
+        ({"neighbours": "nowhere.png"}, "no image"),
+        ({"neighbours": "nowhere.png", "picture": "f.gif"}, "picture's name"),
+        ({"split": "val", "out": "f.npz"}, "no val split"),
+    ],
+)
+def test_mistakes_are_said(change: dict, word: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    suite_layouts.folders(tmp_path / "data", {"train": 1, "test": 1})
+    with pytest.raises(UserError, match=word):
+        embed(EmbedConfig(data="data", **(TINY | change)))
+
+
+def test_nothing_is_overwritten(squares: Path, tmp_path: Path) -> None:
+    (tmp_path / "f.npz").write_text("mine")
+    with pytest.raises(UserError, match="not overwritten"):
+        embed(EmbedConfig(data=str(squares), out=str(tmp_path / "f.npz"), **TINY))
+    assert (tmp_path / "f.npz").read_text() == "mine"

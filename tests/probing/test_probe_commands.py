@@ -1,0 +1,146 @@
+"""The commands from options to result: splits that are made, keys that stay, mistakes that are said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
+from frugalvit.errors import UserError
+from frugalvit.probing import commands
+from frugalvit.probing.extract import Embedded, Extractor
+from frugalvit.probing.prepare import three_splits
+
+from . import suite_layouts
+
+TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
+WORDS = {"top1", "top5", "mean_per_class", "seconds", "model", "data"}
+
+
+def test_knn_votes_with_all_images_but_the_scored(squares: Path) -> None:
+    result = commands.knn(KnnConfig(data=str(squares), ks=[1, 20, 500], **TINY))
+    assert result.data.keys() >= WORDS
+    assert (result.data["train_images"], result.data["test_images"]) == (36, 12)
+    assert set(result.data["knn"]) == {"1", "20", "500"}
+    assert result.data["top1"] == result.data["knn"]["20"] and result.data["knn"]["1"] > 90
+    assert json.dumps(result.data, allow_nan=False)
+
+
+def test_knn_leaves_one_out_where_there_is_one_split_only(tmp_path: Path) -> None:
+    folder = suite_layouts.folders(tmp_path, {"": 5})
+    result = commands.knn(KnnConfig(data=str(folder), ks=[3], **TINY))
+    assert result.data["leave_one_out"] and result.data["test_images"] == 15
+    assert result.data["k"] == 3 and result.data["top1"] > 90
+    assert any("asked of all the others" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("views", [0, 2])
+def test_linear(squares: Path, views: int) -> None:
+    config = LinearConfig(data=str(squares), epochs=15, lrs=[0.1, 1.0, 10.0], views=views, probe_batch=8, **TINY)
+    result = commands.linear(config)
+    assert result.data.keys() >= WORDS | {"lr", "val_top1"}
+    assert result.data["top1"] > 80 and len(result.data["tried"]) == 3
+
+
+def test_logistic(squares: Path) -> None:
+    result = commands.logistic(LogisticConfig(data=str(squares), **TINY))
+    assert result.data.keys() >= WORDS | {"lambda", "val_top1", "iterations"}
+    assert result.data["top1"] > 90 and len(result.data["tried"]) <= 15
+    assert (result.data["train_images"], result.data["test_images"]) == (36, 12)
+
+
+def test_logistic_of_several_labels_an_image(tmp_path: Path) -> None:
+    suite_layouts.voc2007(tmp_path)
+    result = commands.logistic(LogisticConfig(data="voc2007", root=str(tmp_path), **TINY))
+    assert result.data["map11"] > 80 and "top1" not in result.data
+    with pytest.raises(UserError, match="probe logistic"):
+        commands.knn(KnnConfig(data="voc2007", root=str(tmp_path), **TINY))
+
+
+def test_three_test_images_two_classes_and_a_class_absent_from_test(tmp_path: Path) -> None:
+    suite_layouts.folders(tmp_path, {"train": 6}, classes=2)
+    for number in range(3):
+        suite_layouts.write(tmp_path / "test" / "class1" / f"{number}.png", 1, 70 + number)
+    for command, config in (
+        (commands.knn, KnnConfig),
+        (commands.linear, LinearConfig),
+        (commands.logistic, LogisticConfig),
+    ):
+        data = command(config(data=str(tmp_path), **TINY)).data
+        assert data["test_images"] == 3 and data["top5"] == 100
+        assert data["mean_per_class"] == data["top1"]
+
+
+def test_a_run_keeps_the_results_of_its_probes(squares: Path, tmp_path: Path, model) -> None:
+    from frugalvit.backbones.folder import save_model_folder
+
+    save_model_folder(model.backbone, tmp_path / "run" / "model")
+    (tmp_path / "run" / "config.yaml").write_text("seed: 0\n")
+    where = TINY | {"model": str(tmp_path / "run")}
+    result = commands.knn(KnnConfig(data=str(squares), **where))
+    commands.logistic(LogisticConfig(data=str(squares), **where))
+    kept = json.loads((tmp_path / "run" / "probes.json").read_text())
+    assert result.data["run"] == where["model"] and len(kept) == 2
+    assert kept[f"knn {result.data['data']}"]["top1"] == result.data["top1"]
+
+
+def test_images_without_labels_are_refused_before_the_model_is_loaded(tmp_path: Path, monkeypatch) -> None:
+    for number in range(4):
+        suite_layouts.write(tmp_path / f"{number}.png", 0, number)
+    monkeypatch.setattr(commands, "open_model", lambda *_: pytest.fail("too late"))
+    for command, config in (
+        (commands.knn, KnnConfig),
+        (commands.linear, LinearConfig),
+        (commands.logistic, LogisticConfig),
+    ):
+        with pytest.raises(UserError, match="labels"):
+            command(config(data=str(tmp_path), **TINY))
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    suite_layouts.folders(tmp_path, {"train": 3, "test": 2}, classes=1)
+    with pytest.raises(UserError, match="class"):
+        commands.knn(KnnConfig(data=str(tmp_path), **TINY))
+
+
+def embedded(images: int, classes: int = 3, prefix: str = "") -> Embedded:
+    names = [f"{prefix}{i}" for i in range(images)]
+    return Embedded(torch.arange(images).float()[:, None], torch.arange(images) % classes, None, names, names)
+
+
+def test_splits_are_made_where_they_are_missing_and_do_not_overlap() -> None:
+    only = three_splits({"train": embedded(60)}, 3, 0.2, seed=0)
+    parts = [set(part.features[:, 0].tolist()) for part in (only.train, only.val, only.test)]
+    assert [len(part) for part in parts] == [39, 9, 12] and len(set.union(*parts)) == 60
+    assert torch.bincount(only.test.targets).tolist() == [4, 4, 4]
+    assert len(only.notes) == 2
+    val_is_test = three_splits({"train": embedded(30), "val": embedded(12, prefix="v")}, 3, 0.2, seed=0)
+    assert len(val_is_test.test) == 12 and len(val_is_test.train) == 24
+    given = three_splits({"train": embedded(30), "val": embedded(12), "test": embedded(9)}, 3, 0.2, seed=0)
+    assert [len(part) for part in (given.train, given.val, given.test)] == [30, 12, 9] and not given.notes
+    again = three_splits({"train": embedded(60)}, 3, 0.2, seed=0)
+    assert torch.equal(again.train.features, only.train.features)
+    other = three_splits({"train": embedded(60)}, 3, 0.2, seed=5)
+    assert not torch.equal(other.train.features, only.train.features)
+
+
+def test_views_replace_the_training_features_alone() -> None:
+    views = torch.stack([torch.arange(30.0)[:, None] + 100 * v for v in (1, 2)])
+    made = three_splits({"train": embedded(30), "test": embedded(9)}, 3, 0.2, seed=0, views=views)
+    plain = three_splits({"train": embedded(30), "test": embedded(9)}, 3, 0.2, seed=0)
+    assert torch.equal(made.train.features[1], plain.train.features + 200)
+    assert torch.equal(made.val.features, plain.val.features)
+
+
+def test_too_few_images_to_hold_any_out() -> None:
+    with pytest.raises(UserError, match="too few"):
+        three_splits({"train": embedded(3)}, 3, 0.2, seed=0)
+
+
+def test_the_second_probe_uses_the_features_of_the_first(squares: Path, cache: Path, monkeypatch) -> None:
+    commands.knn(KnnConfig(data=str(squares), **TINY))
+    monkeypatch.setattr(Extractor, "images", lambda *_: pytest.fail("computed again"))
+    commands.logistic(LogisticConfig(data=str(squares), **TINY))
