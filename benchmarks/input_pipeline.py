@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -154,7 +155,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if theirs:
         result["dataloader"] = round(statistics.median(theirs[1:]), 1)
         result["ratio"] = round(result["frugalvit"] / result["dataloader"], 2)
+    if options.profile:
+        with torch.profiler.profile() as profile:
+            batches.batch_at(step)
+            wait(device)
+        by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+        print(profile.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=60), file=sys.stderr)
     if device.type == "cuda":
+        began = time.perf_counter()
+        batches.batch_at(step)  # how long the host needs to enqueue a batch: it runs ahead of the device
+        result["host_ms"] = round(1000 * (time.perf_counter() - began), 2)
         result["device"] = torch.cuda.get_device_name()
         result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     return result
@@ -172,6 +182,7 @@ def main() -> None:
     parser.add_argument("--reference-steps", type=int, default=4, help="batches of the DataLoader in a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--alone", action="store_true", help="do not run the DataLoader")
+    parser.add_argument("--profile", action="store_true", help="print where one batch's time goes")
     options = parser.parse_args()
     result = measure(options)
     print(json.dumps(result))

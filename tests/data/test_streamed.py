@@ -1,0 +1,138 @@
+"""Batches from shards in passing: resumable, shared by processes without repeats, bad images named."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from frugalvit.config.data import AugmentConfig, MixingConfig
+from frugalvit.data.augment import TrainAugment
+from frugalvit.data.mixing import Mixing
+from frugalvit.data.stream import ShardStream
+from frugalvit.data.streamed import StreamedBatches
+from frugalvit.errors import UserError
+
+CLASSES = ("cat", "dog")
+STILL = AugmentConfig(crop="center", flip=0.0, operations=0, erasing=0.0)
+
+
+def write_shards(folder: Path, shards: int = 4, each: int = 6, bad: tuple[int, ...] = ()) -> list[str]:
+    """Grey images whose value is their number, so that a batch shows which ones it holds."""
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for shard in range(shards):
+        path = folder / f"{shard:03d}.tar"
+        with tarfile.open(path, "w") as archive:
+            for place in range(each):
+                number = shard * each + place
+                buffer = io.BytesIO()
+                Image.new("RGB", (20, 16), (number, number, number)).save(buffer, "PNG")
+                image = b"broken" if number in bad else buffer.getvalue()
+                for name, content in (
+                    (f"{number:04d}.png", image),
+                    (f"{number:04d}.cls", CLASSES[number % 2].encode()),
+                ):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+        paths.append(str(path))
+    return paths
+
+
+def batches(paths: list[str], batch: int = 4, config: AugmentConfig = STILL, **keywords: Any) -> StreamedBatches:
+    keywords = {"workers": 0, "classes": CLASSES, "seed": 0, "steps_per_epoch": 6, "stored": (16, 20)} | keywords
+    stream = ShardStream(paths, seed=0, buffer=5)
+    augment = TrainAugment(config, 16, mean=(0, 0, 0), std=(1, 1, 1))
+    return StreamedBatches(stream, batch, augment=augment, **keywords)
+
+
+def numbers(images: torch.Tensor) -> list[int]:
+    return (images.mean((1, 2, 3)) * 255).round().int().tolist()
+
+
+def test_an_epoch_holds_each_image_once(tmp_path: Path) -> None:
+    loader = batches(write_shards(tmp_path))
+    seen = []
+    for step in range(6):
+        batch = loader.batch_at(step)
+        seen += numbers(batch.images)
+        assert batch.labels.tolist() == [n % 2 for n in numbers(batch.images)]
+    assert sorted(seen) == list(range(24))
+    again = [n for step in range(6, 12) for n in numbers(loader.batch_at(step).images)]
+    assert sorted(again) == list(range(24)) and again != seen
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+@pytest.mark.parametrize("readers", [1, 2])
+def test_resuming_at_any_step_is_exact(step: int, readers: int, tmp_path: Path) -> None:
+    paths = write_shards(tmp_path)
+    config = AugmentConfig()
+
+    def loader() -> StreamedBatches:
+        made = batches(paths, config=config, mixing=Mixing(MixingConfig(), 2))
+        made.readers = readers  # read in this process, but in turn, as several processes do
+        return made
+
+    through = loader()
+    expected = [through.batch_at(number) for number in range(step + 2)]
+    resumed = loader()
+    for number in (step, step + 1):
+        batch = resumed.batch_at(number)
+        assert torch.equal(batch.images, expected[number].images)
+        assert torch.equal(batch.targets, expected[number].targets)
+
+
+def test_processes_share_an_epoch_without_repeats(tmp_path: Path) -> None:
+    paths = write_shards(tmp_path)
+    seen = []
+    for rank in range(2):
+        loader = batches(paths, rank=rank, world=2)
+        for step in range(6):
+            images = loader.batch_at(step).images
+            assert len(images) == 2
+            seen += numbers(images)
+    assert sorted(seen) == list(range(24))
+
+
+def test_without_labels(tmp_path: Path) -> None:
+    batch = batches(write_shards(tmp_path), classes=None).batch_at(0)
+    assert batch.labels is None and batch.targets is None and batch.images.shape == (4, 3, 16, 16)
+
+
+def test_bad_images_are_named_and_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loader = batches(write_shards(tmp_path, bad=(5,)), max_bad=0.5)
+    seen = [n for step in range(6) for n in numbers(loader.batch_at(step).images)]
+    assert len(seen) == 24 and 5 not in seen
+    assert [name for name, _ in loader.bad] == ["0005"] and "0005" in capsys.readouterr().err
+    strict = batches(write_shards(tmp_path, bad=(0, 1, 2, 3, 4)), max_bad=0.01)
+    with pytest.raises(UserError, match="cannot be read"):
+        [strict.batch_at(step) for step in range(6)]
+    with pytest.raises(UserError, match="none of the classes"):
+        batches(write_shards(tmp_path), classes=("bird",)).batch_at(0)
+
+
+def test_mistakes_are_said(tmp_path: Path) -> None:
+    paths = write_shards(tmp_path, shards=2)
+    with pytest.raises(UserError, match="fewer --workers"):
+        batches(paths, workers=3)
+    with pytest.raises(UserError, match="multiple of 2"):
+        batches(paths, batch=5, world=2)
+    with pytest.raises(UserError, match="needs labels"):
+        batches(paths, classes=None, mixing=Mixing(MixingConfig(), 2))
+
+
+def test_a_reader_process(tmp_path: Path) -> None:
+    paths = write_shards(tmp_path)
+    here, there = batches(paths), batches(paths, workers=1)
+    try:
+        for step in range(2):
+            assert np.array_equal(here.batch_at(step).images, there.batch_at(step).images)
+    finally:
+        there.close()
