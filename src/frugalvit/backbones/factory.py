@@ -140,7 +140,9 @@ def build_timm(
                 del optional[unknown[1]]
                 continue
             if unknown and unknown[1] in keywords:
-                raise UserError(_no_such_keyword(name, unknown[1], error)) from error
+                raise UserError(_no_such_keyword(name, unknown[1])) from error
+            if twice := re.search(r"multiple values for keyword argument '(\w+)'", str(error)):
+                raise UserError(f"timm fixes {twice[1]!r} for {name}; leave it out") from error
             raise UserError(f"{name} cannot be built with {_shown(keywords)}: {_first_line(error)}") from error
         except Exception as error:
             if pretrained:
@@ -265,7 +267,7 @@ def _refuse_unknown(name: str, keywords: dict[str, Any], build: Build) -> None:
     known = _keywords_of(model)
     for keyword in keywords:
         if keyword not in known:
-            raise UserError(_no_such_keyword(name, keyword, None, known))
+            raise UserError(_no_such_keyword(name, keyword, known))
 
 
 def _keywords_of(model: nn.Module) -> set[str]:
@@ -276,7 +278,7 @@ def _keywords_of(model: nn.Module) -> set[str]:
     return names - {"self", "args", "kwargs", "keywords"}
 
 
-def _no_such_keyword(name: str, keyword: str, error: Exception | None, known: set[str] | None = None) -> str:
+def _no_such_keyword(name: str, keyword: str, known: set[str] | None = None) -> str:
     if keyword == "drop_path_rate":
         return f"{name} has no stochastic depth; leave drop_path out"
     return f"{name} has no keyword {keyword!r}.{nearest(keyword, known or set())}"

@@ -1,0 +1,291 @@
+"""create_backbone over the families of timm and our own names: shapes, gradients, sizes, errors, timm's own loader."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from frugalvit.backbones import Backbone, create_backbone, list_models
+from frugalvit.backbones.factory import OWN
+from frugalvit.errors import UserError
+
+VIT: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2}
+SWIN: dict[str, Any] = {"embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
+
+# One of every family, as small as its keywords allow: name, keywords, T of the attention at 64x64 (0: it has none).
+FAMILIES: list[tuple[str, dict[str, Any], int]] = [
+    ("vit_tiny_patch16_224", VIT, 65),
+    ("deit_tiny_patch16_224", VIT, 65),
+    ("deit_tiny_distilled_patch16_224", VIT, 66),
+    ("vit_little_patch16_reg4_gap_256", VIT, 68),
+    ("vit_small_patch14_reg4_dinov2", VIT, 69),
+    ("vit_base_patch16_siglip_224", VIT, 64),
+    ("eva02_tiny_patch14_224", VIT, 65),
+    ("beit_base_patch16_224", VIT, 65),
+    ("cait_xxs24_224", VIT, 0),
+    ("xcit_nano_12_p16_224", VIT, 0),
+    ("swin_tiny_patch4_window7_224", SWIN, 16),
+    ("swinv2_tiny_window8_256", SWIN, 16),
+    ("convnext_atto", {"dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1)}, 0),
+    ("convnextv2_atto", {"dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1)}, 0),
+    ("resnet18", {}, 0),
+    ("resnetv2_50", {"layers": (1, 1, 1, 1), "channels": (16, 32, 32, 64)}, 0),
+    ("regnetx_002", {}, 0),
+    ("regnety_002", {}, 0),
+    ("test_efficientnet", {}, 0),
+    ("mobilenetv3_small_050", {}, 0),
+    ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, 16),
+    ("mvitv2_tiny", {}, 0),
+    ("maxvit_pico_rw_256", {"depths": (1, 1, 1, 1), "embed_dim": (32, 32, 32, 32), "stem_width": 8}, 0),
+    ("twins_svt_small", {"embed_dims": (32, 32, 64, 64), "depths": (2, 2, 2, 2), "num_heads": (1, 1, 2, 2)}, 16),
+    ("poolformer_s12", {}, 0),
+    ("hiera_tiny_224", {"stages": (1, 1, 1, 1), "embed_dim": 24}, 0),
+    ("davit_tiny", {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 96), "num_heads": (1, 1, 2, 2)}, 0),
+    ("edgenext_xx_small", {}, 0),
+    ("mobilevitv2_050", {}, 0),
+    ("levit_128s", {}, 0),
+    ("gmlp_ti16_224", {}, 0),
+    ("pit_ti_224", {}, 0),
+    ("test_mambaout", {}, 0),
+    ("densenet121", {}, 0),
+]
+
+
+LARGE = [
+    pytest.param(name, {}, 0, marks=pytest.mark.slow)
+    for name in ("focalnet_tiny_srf", "nextvit_small", "mixer_s32_224")
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "tokens"),
+    [*FAMILIES, *LARGE],
+    ids=[name for name, _, _ in FAMILIES] + [case.values[0] for case in LARGE],
+)
+def test_every_family(name: str, keywords: dict[str, Any], tokens: int) -> None:
+    torch.manual_seed(0)
+    backbone = create_backbone(name, img_size=64, num_classes=3, **keywords).eval()
+    images = torch.randn(2, 3, 64, 64)
+    features = backbone(images)
+    assert features.grid.shape == (2, backbone.dim, *backbone.grid_size(64))
+    assert features.pooled.shape == (2, backbone.pooled_dim)
+    torch.testing.assert_close(backbone.classify(features.pooled), backbone.model(images), atol=1e-5, rtol=1e-4)
+
+    (features.grid.square().mean() + features.pooled.square().mean()).backward()
+    first = next(parameter for parameter in backbone.model.parameters() if parameter.dim() > 1)
+    assert first.grad is not None and first.grad.abs().sum() > 0
+
+    with torch.no_grad():
+        wide = backbone(torch.randn(1, 3, 40, 64))
+        assert wide.grid.shape == (1, backbone.dim, *backbone.grid_size((40, 64)))
+        rows, columns = wide.grid.shape[2:]
+        assert columns == features.grid.shape[3] and rows <= columns
+        stages = backbone.stages(images)
+        assert 1 <= len(stages) <= 4
+        assert all(fine.shape[2] >= coarse.shape[2] for fine, coarse in pairwise(stages))
+        if tokens:
+            weights = backbone.attention(images)
+            assert weights.shape[0] == 2 and weights.shape[2:] == (tokens, tokens)
+            torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:3]))
+        else:
+            with pytest.raises(UserError):
+                backbone.attention(images)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "convnext_atto", "regnetx_002"])
+def test_blocks_are_what_the_network_computes(name: str) -> None:
+    keywords = dict(next(entry[1] for entry in FAMILIES if entry[0] == name))
+    backbone = create_backbone(name, img_size=64, **keywords).eval()
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        blocks, stages = backbone.blocks(images), backbone.stages(images)
+        torch.testing.assert_close(blocks[-1], stages[-1])
+        torch.testing.assert_close(backbone._final_norm(blocks[-1]), backbone(images).grid)
+        expected = torch.cat([backbone._final_norm(grid).mean((2, 3)) for grid in blocks[-2:]], 1)
+        if blocks[-2].shape[1] == blocks[-1].shape[1]:
+            torch.testing.assert_close(backbone.last_blocks(images, 2), expected)
+    with pytest.raises(UserError, match="choose n"):
+        backbone.last_blocks(images, 1000)
+
+
+def test_attention_is_the_softmax_of_the_last_block() -> None:
+    backbone = create_backbone("vit_tiny_patch16_224", img_size=64, **VIT).eval()
+    images = torch.randn(2, 3, 64, 64)
+    caught: list[torch.Tensor] = []
+    block = backbone.model.blocks[-1]
+    hook = block.norm1.register_forward_hook(lambda _module, _input, output: caught.append(output))
+    with torch.no_grad():
+        weights = backbone.attention(images)
+        query, key, _ = block.attn.qkv(caught[-1]).view(2, 65, 3, 2, 12).permute(2, 0, 3, 1, 4)
+    hook.remove()
+    torch.testing.assert_close(weights, (query @ key.mT * 12**-0.5).softmax(-1))
+    assert block.attn.fused_attn  # the fused kernel is back for everybody else
+
+
+def test_grid_before_the_final_norm() -> None:
+    images = torch.randn(1, 3, 64, 64)
+    for name, keywords in (("swin_tiny_w7", SWIN), ("vit_tiny_patch16_224", VIT)):
+        torch.manual_seed(0)
+        normed = create_backbone(name, img_size=64, **keywords).eval()
+        raw = create_backbone(name, img_size=64, grid_norm=False, **keywords).eval()
+        raw.load_state_dict(normed.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(normed._final_norm(raw(images).grid), normed(images).grid)
+            torch.testing.assert_close(raw(images).pooled, normed(images).pooled)
+        assert raw.spec()["keywords"]["grid_norm"] is False
+
+
+SMALL_OWN: dict[str, dict[str, Any]] = {
+    **{name: SWIN for name in OWN if name.startswith("swin_") and name != "swin_nano"},
+    "deit_small": VIT,
+    "vit_base": VIT,
+}
+
+
+@pytest.mark.parametrize("name", ["swin_nano", "swin_tiny_w7", "swin_base_w14", "deit_small", "resnet50", "cvt_13"])
+def test_own_names(name: str) -> None:
+    backbone = create_backbone(name, img_size=64, num_classes=2, in_chans=1, **SMALL_OWN.get(name, {})).eval()
+    with torch.no_grad():
+        for size in ((64, 64), (40, 72)):
+            features = backbone(torch.randn(2, 1, *size))
+            assert features.grid.shape == (2, backbone.dim, *backbone.grid_size(size))
+        images = torch.randn(2, 1, 64, 64)
+        torch.testing.assert_close(backbone.classify(backbone(images).pooled), backbone.model(images))
+    assert len(backbone.mean) == len(backbone.std) == 1
+    again = create_backbone(
+        **{key: value for key, value in backbone.spec().items() if key != "keywords"}, **backbone.keywords
+    )
+    again.load_state_dict(backbone.state_dict())
+    assert json.loads(json.dumps(backbone.spec())) == again.spec()
+
+
+def test_last_blocks_of_swin_tiny_are_2304_wide() -> None:
+    with torch.no_grad():
+        assert create_backbone("swin_tiny_w7", img_size=64).last_blocks(torch.zeros(1, 3, 64, 64)).shape == (1, 2304)
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "keywords", "classes", "architecture"),
+    [
+        ("swin_nano", 32, {}, 4, "swin_tiny_patch4_window7_224"),
+        ("swin_nano", 64, {}, 0, "swin_tiny_patch4_window7_224"),
+        ("swin_nano", 224, {}, 4, "swin_tiny_patch4_window7_224"),
+        ("swin_tiny_w7", 224, SWIN, 4, "swin_tiny_patch4_window7_224"),
+        ("swin_tiny_w7", 96, {**SWIN, "patch_size": 4, "window_size": 7}, 4, "swin_tiny_w7"),
+        ("vit_base", 64, VIT, 4, "vit_base_patch16_224"),
+        ("deit_small", 224, VIT, 4, "deit_small_patch16_224"),
+        ("test_resnet", 64, {}, 4, "slow_stem"),
+        ("test_resnet", 224, {}, 4, "test_resnet"),
+    ],
+)
+def test_timm_builds_and_loads_it(
+    tmp_path: Path, name: str, pixels: int, keywords: dict[str, Any], classes: int, architecture: str
+) -> None:
+    import timm
+
+    backbone = create_backbone(name, img_size=pixels, num_classes=classes, **keywords).eval()
+    _shake(backbone)
+    folder = _export(backbone, tmp_path)
+    assert json.loads((folder / "config.json").read_text())["architecture"] == architecture
+    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images = torch.randn(1, 3, pixels, pixels)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(images), backbone.model(images), atol=1e-4, rtol=1e-4)
+    assert loaded.pretrained_cfg["input_size"] == [3, pixels, pixels]
+
+
+def test_a_stock_folder_needs_timm_only(tmp_path: Path) -> None:
+    folder = _export(create_backbone("swin_nano", img_size=32, num_classes=3), tmp_path)
+    load = f"import sys, timm; timm.create_model('local-dir:{folder}', pretrained=True)"
+    code = f"{load}; assert 'frugalvit' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def _shake(backbone: Backbone) -> None:
+    """Weights as after training: nothing at its symmetric start."""
+    for module in backbone.model.modules():
+        if isinstance(module, nn.LayerNorm | nn.BatchNorm2d):
+            nn.init.normal_(module.weight, 1.0, 0.2)
+            nn.init.normal_(module.bias, 0.0, 0.2)
+
+
+def _export(backbone: Backbone, folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(backbone.timm_config()))
+    weights = {name: tensor.contiguous() for name, tensor in backbone.timm_state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def test_pixels_are_normalised_by_default_like_imagenet() -> None:
+    assert create_backbone("test_vit", img_size=64).mean == (0.485, 0.456, 0.406)
+    assert create_backbone("test_vit", img_size=64, in_chans=5).std == (0.25,) * 5
+    own = create_backbone("test_vit", img_size=64, mean=(0.1, 0.2, 0.3), std=(1, 1, 1))
+    assert own.mean == (0.1, 0.2, 0.3) and own.spec()["keywords"]["mean"] == [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "swin_tiny_w8"}, "'swin_tiny_w7'"),
+        ({"name": "no/such"}, "no network is named"),
+        ({"name": "coat_tiny", "img_size": 64}, "no single grid"),
+        ({"name": "volo_d1_224", "img_size": 64, "num_classes": 3}, "sees more than"),
+        ({"name": "swin_nano", "embed_dm": 24}, "'embed_dm'"),
+        ({"name": "swin_tiny_patch4_window7_224", "embed_dm": 24}, "'embed_dim'"),
+        ({"name": "poolformer_s12", "depths": (1, 1, 1, 1)}, "timm fixes 'depths'"),
+        ({"name": "test_vit", "img_size": 0}, "img_size=0"),
+        ({"name": "test_vit", "img_size": (64, 64, 64)}, "not a size"),
+        ({"name": "test_vit", "mean": (0.5,), "img_size": 64}, "mean has 1 numbers"),
+        ({"name": "vgg11", "drop_path": 0.1}, "no stochastic depth"),
+        ({"name": "swin_nano", "pretrained": True}, "pretrained weights of swin_nano"),
+        ({"name": "swin_nano", "num_classes": -1}, "num_classes=-1"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        create_backbone(**arguments)
+
+
+def test_wrong_images_are_named() -> None:
+    backbone = create_backbone("swin_nano", img_size=32)
+    with pytest.raises(UserError, match="in_chans"):
+        backbone(torch.zeros(1, 1, 32, 32))
+    with pytest.raises(UserError, match="num_classes"):
+        backbone.classify(torch.zeros(1, 128))
+    fixed = create_backbone("cait_xxs24_224", img_size=64, **VIT)
+    with pytest.raises(UserError, match="img_size=96"):
+        fixed(torch.zeros(1, 3, 64, 96))
+
+
+def test_list_models() -> None:
+    own = {info.name: info for info in list_models("swin_t*_w*")}
+    assert own["swin_tiny_w7"].params == pytest.approx(27.52e6, rel=1e-3)
+    assert own["swin_tiny_w7"].grid == (7, 7) and own["swin_tiny_w7"].source == "frugalvit"
+    found = {info.name: info.source for info in list_models("test_vit")}
+    assert found["test_vit"] == "timm"
+    assert list_models("no such model") == []
+
+
+@pytest.mark.slow
+def test_all_own_names_are_listed() -> None:
+    infos = list_models()
+    assert [info.name for info in infos] == list(OWN)
+    assert all(info.grid and info.params > 4e5 for info in infos)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["swin_nano", "test_vit", "test_resnet"])
+def test_compiles_in_one_graph(name: str) -> None:
+    backbone = create_backbone(name, img_size=64).eval()
+    compiled = torch.compile(backbone, fullgraph=True, backend="aot_eager")
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(compiled(images).grid, backbone(images).grid, atol=1e-5, rtol=1e-5)
