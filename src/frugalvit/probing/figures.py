@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from frugalvit.errors import UserError
 
@@ -101,6 +102,9 @@ def tradeoff_figure(contenders: Sequence[Contender], accuracy: str, hardware: st
             label = f"{contender.name}\n{contender.parameters / 1e6:.1f} M"
             axis.annotate(label, (contender.throughput, contender.accuracy), fontsize=7, ha="center", va="center")
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.margins(0.2)
         axis.grid(alpha=0.25, linewidth=0.5)
         axis.set_xlabel(f"images / s ({hardware})")
