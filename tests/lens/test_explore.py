@@ -87,6 +87,10 @@ def test_a_model_without_attention_says_why():
 def test_what_cannot_be_explored():
     with pytest.raises(UserError, match="at least one image"):
         explore.gather([("m", PatchFeatures())], [])
+    broken = PatchFeatures()
+    torch.nn.init.constant_(broken.project, float("nan"))
+    with pytest.raises(UserError, match="not finite"):
+        explore.gather([("m", broken)], [picture("a")])
     with pytest.raises(UserError, match="1x1 grid"):
         explore.gather([("m", PatchFeatures((8, 8)))], [picture("a")])
     with pytest.raises(UserError, match="different proportions"):

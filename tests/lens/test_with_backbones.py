@@ -85,9 +85,20 @@ def test_vit_attention_is_what_the_block_gathers_with():
         torch.testing.assert_close(output[0, line], gathered, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["cvt_13", "cvt_tiny_w7", "vil_tiny_w7", "t2t_vit_14"])
-def test_every_kind_of_model_can_be_asked(name):
-    backbone = create_backbone(name, img_size=64).eval()
+SMALL_STAGES = {"embed_dim": (16, 32), "depths": (1, 1), "num_heads": (1, 2), "patch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("cvt_13", SMALL_STAGES),
+        ("cvt_tiny_w7", SMALL_STAGES),
+        ("vil_tiny_w7", SMALL_STAGES | {"sparse_stages": 1}),
+        ("t2t_vit_14", {"embed_dim": 24, "depth": 1, "num_heads": 2}),
+    ],
+)
+def test_every_kind_of_model_can_be_asked(name, sizes):
+    backbone = create_backbone(name, img_size=64, **sizes).eval()
     grid = backbone.grid_size((64, 64))
     view = attend(backbone, torch.rand(3, 64, 64), (grid[0] - 1, 0))
     assert view.maps.shape[1:] == grid

@@ -33,6 +33,7 @@ from .samples import write_run
         ("feature_deviation", "Health"),
         ("prototypes_used", "Health"),
         ("skipped", "Health"),
+        ("region_agreement", "Health"),
         ("something", "Other"),
     ],
 )
@@ -42,12 +43,28 @@ def test_every_metric_has_a_heading(metric, heading):
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_are_few_round_and_inside(low, span):
+    span = max(span, 1e-6 * abs(low))
     high = low + span
-    if high <= low:
-        return
     ticks = charts.ticks(low, high)
     assert len(ticks) <= 6
     assert all(low - span * 1e-6 <= tick <= high + span * 1e-6 for tick in ticks)
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.0, 2.5, 5.0], ["0.0", "2.5", "5.0"]),
+        ([100.001, 100.002], ["100.001", "100.002"]),
+        ([0.0, 2.5e-4, 5e-4], ["0", "2.5e-4", "5e-4"]),
+        ([0.0, 100000.0], ["0", "1e5"]),
+        ([1000.0, 2000.0], ["1,000", "2,000"]),
+        ([-0.1, 0.0, 0.1], ["-0.1", "0.0", "0.1"]),
+        ([3.0], ["3"]),
+        ([], []),
+    ],
+)
+def test_tick_texts_tell_ticks_apart(values, texts):
+    assert charts.tick_texts(values) == texts
 
 
 def test_log_ticks():

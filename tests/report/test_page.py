@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from frugalvit import console
 from frugalvit.data.decode import BadImage
 from frugalvit.errors import UserError
 from frugalvit.report import page
@@ -119,6 +120,22 @@ def test_several_runs_with_means_and_differences(tmp_path):
     assert "What differs" in text and "mean of 2" in text
 
 
+def test_a_comparison_and_runs_of_the_same_name(tmp_path):
+    for setting, weight in (("with", 0.5), ("without", 0.0)):
+        for seed in (0, 1):
+            write_run(tmp_path / "compare" / setting / f"seed_{seed}", seed=seed, weight=weight)
+    difference = {"mean": 1.5, "low": 0.25, "high": 2.75, "p_value": 0.031, "count": 2}
+    settings = {
+        "with": {"mean": 71.5, "deviation": 0.5, "values": [71, 72]},
+        "without": {"mean": 70, "deviation": 0, "values": [70, 70]},
+    }
+    found = {"metric": "top1", "settings": settings, "differences": {"with": difference}}
+    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(found))
+    text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
+    assert "71.50 ± 0.50" in text and "+1.50 [+0.25, +2.75], p = 0.031" in text
+    assert all(f"{setting}/seed_{seed}" in text for setting in ("with", "without") for seed in (0, 1))
+
+
 def test_alarms_come_first(tmp_path):
     run = write_run(tmp_path / "run")
     summary = json.loads((run / "summary.json").read_text()) | {"alarms": ["the teacher says the same of every image"]}
@@ -150,6 +167,7 @@ def test_hundred_epochs_and_five_seeds_stay_light(tmp_path):
 
 
 def test_a_model_with_nothing_to_explore_still_gets_its_report(tmp_path, capsys):
+    console.set_quiet(False)
     run = write_run(tmp_path / "run")
     out = page.write_report([run], run / "report.html", model=PatchFeatures((8, 8)), examples=FewExamples())
     assert out.is_file() and not (run / "lens.json").exists()

@@ -104,8 +104,8 @@ def score_matches(
     columns = first.shape[3]
     matches = best_matches(first, second, generator)
     chosen = top_matches(matches, top, generator)
-    found = matches.index.gather(1, chosen).cpu()
-    right = truth.cpu()[chosen.cpu()]
+    found = matches.index.gather(1, chosen)
+    right = truth[chosen]
     down = (found // columns - right // columns).double()
     across = (found % columns - right % columns).double()
     pixels = torch.hypot(down * cell[0], across * cell[1])
@@ -215,9 +215,9 @@ def correspond(first: Features, second: Features, top: int = TOP) -> Corresponde
 
 
 def _break_ties(similarity: Tensor, generator: torch.Generator) -> Tensor:
-    """Equal values, to a millionth, in random order; all others as they were."""
-    noise = torch.rand(similarity.shape, generator=generator, dtype=torch.float64).to(similarity.device)
-    return (similarity.double() / _SAME).round() * _SAME + noise * (_SAME / 2)
+    """Equal values, to a millionth, in random order; all others as they were. (CPU: some devices lack doubles.)"""
+    noise = torch.rand(similarity.shape, generator=generator, dtype=torch.float64)
+    return (similarity.cpu().double() / _SAME).round() * _SAME + noise * (_SAME / 2)
 
 
 def _size(grid: Tensor) -> tuple[int, int]:

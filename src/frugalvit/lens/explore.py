@@ -113,6 +113,8 @@ def _model(name: str, backbone: Backbone, views: Sequence[_View], keep: float, s
         inputs = model_input(backbone, view.render(backbone.img_size, keep, seed)[None])
         with at_rest(backbone):
             seen = backbone(inputs)
+            if not torch.isfinite(seen.grid).all():
+                raise UserError(f"{name} gives features that are not finite numbers: its training went wrong.")
             full = (seen.grid.shape[2], seen.grid.shape[3])
             grid = _shown_grid(full)
             features.append(Features(F.adaptive_avg_pool2d(seen.grid.float().cpu(), grid), seen.pooled.float().cpu()))

@@ -6,6 +6,7 @@ Colours come from the page's CSS, so that one drawing serves light, dark and pri
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -39,22 +40,24 @@ class Panel:
     by_split: bool
 
 
-_CHAPTERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Loss", ("loss", "cross_entropy")),
-    ("k-NN", ("knn", "k-nn")),
-    ("Accuracy", ("top1", "top5", "accuracy", "mean_per_class", "miou", "_ap", "auc", "f1")),
-    ("Localisation error", ("localization_error", "localisation_error", "error")),
-    ("Health", ("entropy", "norm", "rank", "deviation", "skipped", "prototypes", "images_per", "memory", "kl")),
-    ("Loss", ("localization", "view", "region", "objective")),
-    ("Schedules", ("lr", "learning_rate", "decay", "momentum", "temp", "weight", "lambda", "ema")),
+_CHAPTERS: tuple[tuple[str, str], ...] = (
+    ("Loss", "loss cross_entropy"),
+    ("k-NN", "knn"),
+    ("Accuracy", "top1 top5 accuracy mean_per_class miou _ap auc f1"),
+    ("Localisation error", "error"),
+    ("Health", "entropy norm rank deviation skipped prototypes agreement dominant match images_per memory kl"),
+    ("Loss", "localization view region"),
+    ("Schedules", "lr decay momentum temp weight lambda ema"),
 )
+"""Words in a metric's name and the heading they put it under; the first that fits counts."""
+
 _ORDER = ("Loss", "Accuracy", "k-NN", "Localisation error", "Schedules", "Health", "Other")
 
 
 def chapter(metric: str) -> str:
     """The heading a metric stands under."""
     name = metric.lower()
-    return next((title for title, words in _CHAPTERS if any(word in name for word in words)), "Other")
+    return next((title for title, words in _CHAPTERS if any(word in name for word in words.split())), "Other")
 
 
 def panels(records: list[Record]) -> list[Panel]:
@@ -172,12 +175,15 @@ def swatch(style: int, width: int) -> str:
 def _axes(panel: Panel, xs: Any, ys: Any, across: Any, down: Any, logarithmic: bool) -> list[str]:
     parts: list[str] = []
     bottom = HEIGHT - _BOTTOM
-    for value in log_ticks(*ys) if logarithmic else ticks(*ys):
+    levels = log_ticks(*ys) if logarithmic else ticks(*ys)
+    texts = [f"{value:g}" for value in levels] if logarithmic else tick_texts(levels)
+    for value, text in zip(levels, texts, strict=True):
         y = down(value)
         parts.append(f'<line class="rule" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{_tick_text(value)}</text>')
-    for tick in ticks(*xs):
-        parts.append(f'<text x="{across(tick):.1f}" y="{bottom + 15}" text-anchor="middle">{_tick_text(tick)}</text>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
+    places = ticks(*xs)
+    for place, text in zip(places, tick_texts(places), strict=True):
+        parts.append(f'<text x="{across(place):.1f}" y="{bottom + 15}" text-anchor="middle">{text}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
     label = html.escape(panel.x_label)
     parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 2}" text-anchor="end" class="quiet">{label}</text>')
@@ -219,7 +225,7 @@ def _wants_log(values: list[float]) -> bool:
 
 
 def _widen(low: float, high: float) -> tuple[float, float]:
-    if high > low:
+    if high - low > 1e-7 * max(abs(low), abs(high)):
         return low, high
     if low == 0:
         return 0.0, 1.0
@@ -231,10 +237,16 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _tick_text(value: float) -> str:
-    if value == 0:
-        return "0"
-    if abs(value) >= 1e5 or abs(value) < 1e-3:
-        mantissa, _, exponent = f"{value:.2e}".partition("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+def tick_texts(values: list[float]) -> list[str]:
+    """Ticks with as many decimals as tell them apart; very small or large ones as powers of ten."""
+    largest = max((abs(value) for value in values), default=0.0)
+    if largest >= 1e5 or (0 < largest < 1e-2):
+        return ["0" if value == 0 else _power(value) for value in values]
+    gap = min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)
+    decimals = next((d for d in range(9) if abs(round(gap, d) - gap) <= 1e-6 * gap), 9)
+    return [f"{value:,.{decimals}f}" for value in values]
+
+
+def _power(value: float) -> str:
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"

@@ -150,7 +150,7 @@ def report(config: ReportConfig) -> Result:
     if out.exists() and page.GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:4000]:
         raise UserError(f"{out} exists and is not a report of frugalvit; choose another --out.")
     make_folder(out.parent)
-    page.write_report(folders, out)
+    page.write_report([Path(run) for run in config.runs], out)
     data = {"page": str(out), "runs": [str(folder) for folder in folders], "bytes": out.stat().st_size}
     return Result(data, [], [f"report  {out}"])
 

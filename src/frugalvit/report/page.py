@@ -12,6 +12,8 @@ A page is made from files only. What a run folder may hold, every part optional:
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
     mistakes.json      [{"image": a data URI or a file in the folder, "label": …, "predicted": …, "probability": 0.98}]
     augmentations.jpg  training images after augmentation
+    comparison.json    in a folder of runs: {"metric": …, "settings": {name: {"mean", "deviation", "values"}},
+                       "differences": {name: {"mean", "low", "high", "p_value", "count"}}}
     lens.json          what ``frugalvit.lens.explore.gather`` found: similarities and attention for the explorer
 
 ``write_report`` writes lens.json itself when it is given the model and examples.
@@ -33,7 +35,7 @@ from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.files import write_text
 from frugalvit.report import charts, palette, sections
-from frugalvit.report.records import Record, find_runs, read_run
+from frugalvit.report.records import Record, find_runs, name_apart, read_comparison, read_run
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -58,15 +60,18 @@ def write_report(
     if model is not None and examples is not None:
         _look(folders[0], getattr(model, "backbone", model), examples)
     records = [read_run(folder) for folder in folders]
-    write_text(out, report(records))
+    name_apart(records)
+    compared = next((found for run in runs if (found := read_comparison(Path(run)))), None)
+    write_text(out, report(records, compared))
     return out
 
 
-def report(records: list[Record]) -> str:
-    """The page of one or several runs."""
+def report(records: list[Record], compared: dict[str, Any] | None = None) -> str:
+    """The page of one or several runs, and of what a comparison of them found."""
     first = records[0]
     title = first.name if len(records) == 1 else f"{len(records)} runs"
     parts = [
+        sections.section("comparison", "Comparison", sections.comparison(compared)),
         sections.section("results", "Results", sections.results(records)),
         sections.section("alarms", "Alarms", _each(records, sections.alarms), "Signs of a run that goes wrong."),
         sections.section("auto", "What “auto” chose", _each(records, sections.automatic)),
@@ -152,19 +157,23 @@ def _look(folder: Path, backbone: Backbone, examples: Examples) -> None:
 
 def _merge_lens(records: list[Record]) -> dict[str, Any] | None:
     """One explorer for the runs that looked at the same images: one run of each kind, as many as a page can carry."""
-    kinds = {record.kind(): record.lens for record in reversed(records) if record.lens}
-    found = list(reversed(kinds.values()))
-    if not found:
-        return None
-    names = [image["name"] for image in found[0]["images"]]
-    same = [lens for lens in found if [image["name"] for image in lens["images"]] == names]
-    models, weight = [], 0
-    for model in (model for lens in same for model in lens["models"]):
-        weight += len(json.dumps(model))
+    kinds: dict[str, Record] = {}
+    for record in records:
+        if record.lens:
+            kinds.setdefault(record.kind(), record)
+    images: list[dict[str, Any]] = []
+    models: list[dict[str, Any]] = []
+    weight = 0
+    for record in kinds.values():
+        assert record.lens is not None
+        images = images or record.lens["images"]
+        if [image["name"] for image in record.lens["images"]] != [image["name"] for image in images]:
+            continue
+        weight += len(json.dumps(record.lens["models"]))
         if models and weight > _HEAVIEST_LENS:
             break
-        models.append(model)
-    return {"images": found[0]["images"], "models": models}
+        models += [{**model, "name": record.name} for model in record.lens["models"]]
+    return {"images": images, "models": models} if models else None
 
 
 def _each(records: list[Record], part: Any) -> str:

@@ -110,7 +110,8 @@ def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(6.8, 1.7 + 2 * lines * (6.4 / columns * aspect + 0.16)), layout="constrained")
         figure.suptitle(title, fontsize=8, x=0.01, ha="left")
-        top, masks, maps = figure.subfigures(3, 1, height_ratios=[1.5, *(2 * [lines * 6.4 / columns * aspect])])
+        heights = [1.5, *(2 * [lines * 6.4 / columns * aspect])]
+        top, masks, maps = np.ravel(np.array(figure.subfigures(3, 1, height_ratios=heights)))
         _entropy_bars(top, image, view)
         for kind, part in (("mask", masks), ("map", maps)):
             part.supylabel(f"{100 * mass:.0f} % mass" if kind == "mask" else "attention", fontsize=7)

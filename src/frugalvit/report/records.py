@@ -67,6 +67,22 @@ def find_runs(places: list[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def read_comparison(place: Path) -> dict[str, Any] | None:
+    """What a comparison found, where ``place`` is the folder of one."""
+    return _read_json(place / "comparison.json", dict) if place.is_dir() else None
+
+
+def name_apart(records: list[Record]) -> None:
+    """Give runs whose folders are called the same ("seed_0") as much of their path as tells them apart."""
+    for length in range(2, 8):
+        names = [record.name for record in records]
+        same = [record for record in records if names.count(record.name) > 1]
+        if not same:
+            return
+        for record in same:
+            record.name = "/".join(record.folder.resolve().parts[-length:])
+
+
 def _is_run(place: Path) -> bool:
     return any((place / name).is_file() for name in ("metrics.jsonl", "summary.json"))
 

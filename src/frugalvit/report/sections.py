@@ -80,6 +80,24 @@ def results(records: list[Record]) -> str:
     return table(["run", *(key.replace("_", " ") for key in ordered)], rows)
 
 
+def comparison(found: dict[str, Any] | None) -> str:
+    """Settings over the same seeds: means, and each one's paired difference from the last."""
+    if not found:
+        return ""
+    metric = str(found.get("metric", "result"))
+    differences = found.get("differences", {})
+    rows: list[list[Any]] = []
+    for name, values in found.get("settings", {}).items():
+        other = differences.get(name)
+        against = "-"
+        if other:
+            interval = f" [{other['low']:+.2f}, {other['high']:+.2f}], p = {other['p_value']:.3f}"
+            against = f"{other['mean']:+.2f}{interval if other['count'] > 1 else ' (one seed: no interval)'}"
+        spread = f"{values['mean']:.2f} ± {values['deviation']:.2f}"
+        rows.append([name, spread, len(values["values"]), against])
+    return table(["setting", metric, "seeds", "difference from the last, 95 % interval"], rows) if rows else ""
+
+
 def tiles(record: Record) -> str:
     """The few numbers to read first."""
     wanted = (
@@ -89,6 +107,7 @@ def tiles(record: Record) -> str:
         ("box_ap", "box AP"),
         ("mask_ap", "mask AP"),
         ("miou", "mIoU"),
+        ("knn", "k-NN"),
         ("loss", "loss"),
     )
     found = [(label, record.summary[key]) for key, label in wanted if isinstance(record.summary.get(key), int | float)]
