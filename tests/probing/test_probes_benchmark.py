@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "probes.py"
 
 
 def test_both_sides_agree(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--images", "60", "--tests", "30", "--width", "8", "--classes", "4"]
+    sizes = ["--images", "240", "--tests", "60", "--width", "8", "--classes", "4"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *sizes])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     result = json.loads(capsys.readouterr().out)
