@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import CropsConfig
@@ -16,7 +16,9 @@ class MatchingConfig(Config):
     region_weight: float = option(0.5, "weight of the region-level loss L_R; 0 is DINO", ge=0)
     regions_from: float = option(0.0, "add L_R from this epoch on", ge=0)
     prototypes: int | Auto = option("auto", "K, size of the heads' output; auto from the number of images")
-    hidden: int = option(2048, "width of the heads", ge=1)
+    hidden: int | Auto = option(
+        "auto", "width of the heads; auto: four times the backbone's, at most the paper's 2,048"
+    )
     bottleneck: int = option(256, "width before the prototypes", ge=1)
     norm_last: bool = option(True, "keep the prototypes' norms at one")
     hold_last: float = option(1.0, "epochs in which the prototypes do not learn", ge=0)
@@ -40,6 +42,9 @@ class HealthConfig(Config):
 class PretrainConfig(RunConfig):
     """EsViT: ½ L_V + ½ L_R over 2 global and 8 local crops, student and averaged teacher."""
 
+    images: Literal["train", "train+val", "all"] = option(
+        "train", "which splits to learn from; labels are never looked at"
+    )
     continue_from: str | None = option(
         None,
         "a new run that goes on where another stopped (optimiser and schedules too), e.g. adding L_R",

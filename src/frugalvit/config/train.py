@@ -24,7 +24,9 @@ class LocalizationConfig(Config):
         "paper", "targets over k as in the paper, or as the released code has it"
     )
     pairs: int | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
-    hidden: int = option(512, "width of the head's two hidden layers", ge=1)
+    hidden: int | Auto = option(
+        "auto", "width of the head's hidden layers; auto: the paper's 512, less for small models"
+    )
     grid_size: int | None = option(7, "a finer grid is pooled to this many cells a side; none keeps it", ge=2)
     schedule: Literal["constant", "ramp"] = option(
         "constant", "λ constant (paper) or up and down again (released code)"
@@ -34,6 +36,10 @@ class LocalizationConfig(Config):
     )
     lr_scale: float = option(1.0, "the head's learning rate relative to the backbone's", gt=0)
     grid: Literal["normed", "raw"] = option("normed", "the tokens after or before the final norm")
+
+    def head_width(self, dim: int) -> int:
+        """The paper's 512 for its backbones (384 and wider); a head must not outweigh a small backbone."""
+        return (512 if dim >= 384 else dim) if self.hidden == "auto" else self.hidden
 
     @pydantic.field_validator("weight")
     @classmethod

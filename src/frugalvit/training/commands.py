@@ -58,6 +58,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     decisions = Decisions()
     facts = Facts(len(examples), len(source.classes), setup.median_side(examples), fabric.device.type)
     decide_common(config, facts, decisions)
+    torch.manual_seed(config.seed)
     backbone = setup.make_backbone(
         config,
         len(source.classes),
@@ -95,7 +96,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     watch_set = setup.eval_set(watched, backbone, config, fabric.device)
     task.feed(batches, watch_set, "val" if validation is not None else "test", fabric)
     if _compiles(config, fabric, plan.steps):
-        backbone.compile()
+        backbone.compile(dynamic=False)
     outcome = fit(task, plan, run, fabric)
     unseen = test if validation is not None else None
     return _finish(config, source, run, fabric, task, outcome, watch_set, unseen, decisions)
@@ -158,9 +159,10 @@ def _localization(config: TrainConfig, backbone: Backbone) -> RelativeLocalizati
         with torch.no_grad():
             blocks = backbone.blocks(torch.zeros(1, backbone.in_chans, *backbone.img_size))
         dims, sizes = [grid.shape[1] for grid in blocks], [settings.grid_size] * len(blocks)
-        return DenseLocalization(dims, "l1", settings.pairs, settings.hidden, sizes, settings.form)
+        return DenseLocalization(dims, "l1", settings.pairs, settings.head_width(backbone.dim), sizes, settings.form)
+    width = settings.head_width(backbone.dim)
     return RelativeLocalization(
-        backbone.dim, settings.variant, settings.pairs, settings.hidden, settings.grid_size, settings.form
+        backbone.dim, settings.variant, settings.pairs, width, settings.grid_size, settings.form
     )
 
 

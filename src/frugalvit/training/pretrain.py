@@ -16,7 +16,7 @@ from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment import MultiCrop
-from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.examples import DataSource, Examples, join
 from frugalvit.data.loader import Batches
 from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
@@ -57,9 +57,7 @@ def pretrain(config: PretrainConfig) -> Result:
 
 
 def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
-    examples = source.splits.get("train")
-    if examples is None or len(examples) < 2:
-        raise UserError(f"{source.location} has no training images to learn from.")
+    examples = _images(source, config.images)
     decisions = Decisions()
     facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples), fabric.device.type)
     decide_common(config, facts, decisions)
@@ -93,12 +91,21 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     health = Health(config.matching.prototypes, plan.steps, settled, stop=config.health.stop_on_collapse)
     task.feed(batches, monitor, health, fabric)
     if config.compile is True or (config.compile == "auto" and fabric.device.type == "cuda" and plan.steps >= 500):
-        task.student.compile()
-        task.teacher.compile()
+        task.student.compile(dynamic=False)
+        task.teacher.compile(dynamic=False)
     if config.continue_from and not run.has_checkpoint():
         run.save_checkpoint(carry_over(config.continue_from, task))
     outcome = fit(task, plan, run, fabric)
     return _finish(config, source, run, task, outcome, decisions, health)
+
+
+def _images(source: DataSource, which: str) -> Examples:
+    """The images to learn from: one split, or several without their labels."""
+    names = {"train": ["train"], "train+val": ["train", "val"], "all": ["train", "val", "test"]}[which]
+    parts = [source.splits[name] for name in names if name in source.splits]
+    if sum(len(part) for part in parts) < 2:
+        raise UserError(f"{source.location} has no training images to learn from.")
+    return join(*parts)
 
 
 def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
@@ -133,7 +140,7 @@ def make_task(config: PretrainConfig, student: Backbone, plan: Plan) -> Pretrain
     assert isinstance(matching.teacher_temp, float)
     heads: dict[str, Any] = {
         "prototypes": matching.prototypes,
-        "hidden": matching.hidden,
+        "hidden": min(2048, 4 * student.dim) if matching.hidden == "auto" else matching.hidden,
         "bottleneck": matching.bottleneck,
         "norm_last": matching.norm_last,
         "student_temp": matching.student_temp,
@@ -150,7 +157,12 @@ def make_task(config: PretrainConfig, student: Backbone, plan: Plan) -> Pretrain
                 "localization.variant dense needs every block's grid; pre-training has the final one. Use l1."
             )
         localization = RelativeLocalization(
-            student.dim, options.variant, options.pairs, options.hidden, options.grid_size, options.form
+            student.dim,
+            options.variant,
+            options.pairs,
+            options.head_width(student.dim),
+            options.grid_size,
+            options.form,
         )
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
     return PretrainTask(

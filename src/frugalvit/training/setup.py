@@ -139,8 +139,22 @@ def eval_set(examples: Examples, backbone: Backbone, config: RunConfig, device: 
     return EvalSet(store, transform, max(64, batch) if device.type == "cuda" else min(batch, 64))
 
 
+_stores: dict[tuple[object, ...], ImageStore] = {}
+_STORES_KEPT = 4
+
+
 def store_of(examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device) -> ImageStore:
-    return build_store(
+    """Decoded images; several runs in one process (a comparison) share them."""
+    key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json())
+    if key not in _stores:
+        while len(_stores) >= _STORES_KEPT:
+            _stores.pop(next(iter(_stores)))
+        _stores[key] = _build(examples, img_size, config, device)
+    return _stores[key]
+
+
+def _build(examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device) -> ImageStore:
+    return build_store(  # type: ignore[return-value]
         examples,
         img_size,
         device=device,
