@@ -158,10 +158,11 @@ def test_drawing_is_fast_at_fourteen_by_fourteen(browser, tmp_path):
     browser.open(path)
     browser.wait_for(READY)
     browser.value("document.querySelector('.pane canvas').focus()")
+    # The quickest of many: a busy machine disturbs some of them.
     spent = browser.value(
-        "(() => { const c = document.querySelector('.pane canvas'), start = performance.now();"
-        "const keys = ['ArrowLeft', 'ArrowRight'];"
-        "for (let i = 0; i < 20; i++) c.dispatchEvent(new KeyboardEvent('keydown', {key: keys[i % 2]}));"
-        "return (performance.now() - start) / 20; })()"
+        "(() => { const c = document.querySelector('.pane canvas'), keys = ['ArrowLeft', 'ArrowRight'];"
+        "const times = [...Array(20).keys()].map(i => { const start = performance.now();"
+        "c.dispatchEvent(new KeyboardEvent('keydown', {key: keys[i % 2]})); return performance.now() - start; });"
+        "return Math.min(...times); })()"
     )
-    assert spent < 150  # milliseconds a region, on the slowest machine; about ten on a laptop
+    assert spent < 100  # milliseconds for a region
