@@ -385,6 +385,16 @@ def test_normalisation_dtype_and_memory_format() -> None:
     torch.testing.assert_close(out.float(), expected, atol=0.02, rtol=0.02)
 
 
+def test_autocast_changes_nothing() -> None:
+    images = pictures(4, 40, 40)
+    for transform in (TrainAugment(AugmentConfig(blur=1.0), 36), MultiCrop(CropsConfig(local_crops=1), 24)):
+        plain = transform(images, sizes_of(images), torch.Generator().manual_seed(0))
+        with torch.autocast("cpu", torch.bfloat16):
+            within = transform(images, sizes_of(images), torch.Generator().manual_seed(0))
+        for a, b in zip(plain, within, strict=True):
+            assert torch.equal(a, b)
+
+
 def test_multi_crop_gives_global_crops_first() -> None:
     images = pictures(4, 50, 60)
     crops = MultiCrop(CropsConfig(local_crops=3), (32, 48))(images, sizes_of(images), torch.Generator().manual_seed(0))

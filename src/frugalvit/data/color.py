@@ -137,13 +137,14 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
     distance = torch.arange(radius + 1, device=images.device)
     taps = torch.exp(-(distance**2) / (2 * sigma.float()[:, None] ** 2))  # (B, radius + 1)
     taps = taps / (2 * taps.sum(1, keepdim=True) - taps[:, :1])
-    down = (taps @ _reach(height, radius, images.device).flatten(1)).view(-1, height, height).to(dtype)
-    # Written transposed: products with a transposed view are slow on a CPU.
-    across = (taps @ _reach(width, radius, images.device).mT.flatten(1)).view(-1, width, width).to(dtype)
     batch, channels = images.shape[:2]
-    narrow = torch.bmm(images.to(dtype).reshape(batch, channels * height, width), across)
-    rows = narrow.view(batch, channels, height, width).permute(0, 2, 1, 3).reshape(batch, height, channels * width)
-    out = torch.bmm(down, rows).view(batch, height, channels, width).permute(0, 2, 1, 3)
+    with torch.autocast(images.device.type, enabled=False):  # bfloat16 has too few digits for pixels
+        down = (taps @ _reach(height, radius, images.device).flatten(1)).view(-1, height, height).to(dtype)
+        # Written transposed: products with a transposed view are slow on a CPU.
+        across = (taps @ _reach(width, radius, images.device).mT.flatten(1)).view(-1, width, width).to(dtype)
+        narrow = torch.bmm(images.to(dtype).reshape(batch, channels * height, width), across)
+        rows = narrow.view(batch, channels, height, width).transpose(1, 2).reshape(batch, height, channels * width)
+        out = torch.bmm(down, rows).view(batch, height, channels, width).transpose(1, 2)
     return out.contiguous().to(images.dtype)
 
 

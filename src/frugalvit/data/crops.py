@@ -117,7 +117,8 @@ def crop_resize(
     start, length, flips = ship([start, length, flips], images.device)
     down = _filter(start[..., 0], length[..., 0], rows, height, taps[0], interpolation, border)
     across = _filter(start[..., 1], length[..., 1], columns, width, taps[1], interpolation, border, flips)
-    out = (_by_taps if images.device.type == "cpu" else _by_products)(images, down, across)
+    with torch.autocast(images.device.type, enabled=False):  # bfloat16 has too few digits for pixels
+        out = (_by_taps if images.device.type == "cpu" else _by_products)(images, down, across)
     out = out.mul_(1 / 255 if images.dtype == torch.uint8 else 1.0).clamp_(0, 1)
     return out[0] if single else out
 
@@ -227,11 +228,14 @@ def pad_crop(images: Tensor, corners: Tensor, flips: Tensor, pad: int) -> Tensor
 
     images: (B, C, H, W); corners: (B, 2) row and column in 0..2·pad; flips: (B,). Returns the same shape and dtype.
     """
-    height, width = images.shape[-2:]
-    corners, flips = ship([corners, flips], images.device)
-    rows = corners[:, :1] + torch.arange(height, device=images.device)
-    across = torch.arange(width, device=images.device)
-    columns = corners[:, 1:] + torch.where(flips[:, None], width - 1 - across, across)
+    batch, channels, height, width = images.shape
+    flipped = flips.nonzero()[:, 0]
+    top, left, flipped = ship([corners[:, 0], corners[:, 1], flipped], images.device)
     padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
-    which = torch.arange(len(images), device=images.device)[:, None, None]
-    return padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    tall, wide = padded.shape[-2:]
+    rows = torch.arange(height, device=images.device) + top[:, None, None]
+    plane = torch.arange(batch * channels, device=images.device).view(batch, channels, 1)
+    first = (plane * tall + rows) * wide + left[:, None, None]  # (B, C, H) where each row of the result begins
+    every_row = padded.flatten().unfold(0, width, 1)  # a view: row s is the width pixels from s on
+    out = every_row.index_select(0, first.flatten()).view_as(images)
+    return out.index_copy_(0, flipped, out.index_select(0, flipped).flip(-1))

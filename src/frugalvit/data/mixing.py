@@ -78,9 +78,9 @@ class Mixing:
         if blend.kept == 1:
             return images, targets
         partner = partners(len(images), images.device)
-        targets = blend.kept * targets + (1 - blend.kept) * targets[partner]
+        targets = torch.lerp(targets[partner], targets, blend.kept)
         if blend.box is None:
-            return images * blend.kept + images[partner] * (1 - blend.kept), targets
+            return torch.lerp(images[partner], images, blend.kept), targets
         top, bottom, left, right = blend.box
         mixed = images.clone()
         mixed[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right][partner]

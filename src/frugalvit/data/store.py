@@ -89,7 +89,7 @@ class ImageStore:
 
     def fetch(self, index: Tensor) -> Tensor:
         """The images at these positions (B,), on the device."""
-        if self.images.device == self.device or self.images.device.type == self.device.type:
+        if self.images.device.type == self.device.type:
             return self.images.index_select(0, ship([index], self.images.device)[0])
         return self.gather(index).to(self.device, non_blocking=True)
 
