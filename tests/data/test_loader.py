@@ -145,6 +145,8 @@ def test_repeats_are_the_same_image_varied_differently() -> None:
     assert (neighbours[:, 0] != neighbours[:, 1]).all(), "mixing must not blend an image with itself"
     same = (batch.index == batch.index[0]).nonzero()[:, 0]
     assert not torch.equal(batch.images[same[0]], batch.images[same[1]])
+    configured = batches(batch=9, mixed=False, augment=TrainAugment(AugmentConfig(repeats=3), 40))
+    assert torch.equal(configured.batch_at(1).images, batch.images)
     epoch = torch.cat([loader.batch_at(step).index for step in range(loader.steps_per_epoch)])
     assert set(Counter(epoch.tolist()).values()) == {3}
 

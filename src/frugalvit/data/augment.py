@@ -35,9 +35,10 @@ Size = int | tuple[int, int]
 
 
 class Augment(Protocol):
-    """What the loader needs of a training transform."""
+    """What the loader needs of a training transform: numbers used per image, and copies of an image in a batch."""
 
     columns: int
+    repeats: int
 
     def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Any: ...
 
@@ -95,7 +96,7 @@ class TrainAugment:
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
     ) -> None:
-        self.config, self.out_size = config, as_pair(out_size)
+        self.config, self.out_size, self.repeats = config, as_pair(out_size), config.repeats
         self.normalize = Normalize(mean, std, dtype, channels_last)
         self.crop = config.crop
         if self.crop == "auto":
@@ -161,6 +162,8 @@ class MultiCrop:
 
     All crops of one size are cut by one pair of matrix products and coloured as one batch of crops.
     """
+
+    repeats = 1
 
     def __init__(
         self,

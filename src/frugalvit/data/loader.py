@@ -60,7 +60,8 @@ class Batches:
         rank, world: this process and how many there are; each takes an equal, contiguous slice.
         balance: draw every class equally often: rare classes repeat, large ones are sampled, without replacement
             until a class is used up.
-        repeats: repeated augmentation: a batch holds batch / repeats images, each ``repeats`` times.
+        repeats: repeated augmentation: a batch holds batch / repeats images, each ``repeats`` times; None takes the
+            augmentation's own setting.
         keep_clean: keep the images before mixing in ``Batch.clean``.
     """
 
@@ -76,12 +77,13 @@ class Batches:
         rank: int = 0,
         world: int = 1,
         balance: bool = False,
-        repeats: int = 1,
+        repeats: int | None = None,
         keep_clean: bool = False,
     ) -> None:
         self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
         self.drop_last, self.rank, self.world = drop_last, rank, world
-        self.balance, self.repeats, self.keep_clean = balance, repeats, keep_clean
+        self.balance, self.keep_clean = balance, keep_clean
+        self.repeats = augment.repeats if repeats is None else repeats
         if store.labels is None and (balance or mixing is not None):
             raise UserError("Mixing and class balance need labels; these images have none.")
         self.batch = self._possible_batch(batch)
