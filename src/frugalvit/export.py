@@ -105,6 +105,7 @@ def export(config: ExportConfig) -> Result:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists and is kept; choose another folder with --out.")
     pictures, source = _pictures(config, model)
+    console.say(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
         if config.to in ("timm", "hf"):
             save_model_folder(model.backbone, folder, classes=model.classes, meta=model.meta)
@@ -135,8 +136,10 @@ def export(config: ExportConfig) -> Result:
         "seconds": round(time.monotonic() - began, 2),
     }
     rows: list[list[object]] = [[name, round(size / 1e6, 3)] for name, size in files.items()]
-    note = f"equals torch within {difference:.1e} on {source}"
-    return Result(data, [Table(["file", "MB"], rows, str(out))], [note])
+    notes = [f"equals torch within {difference:.1e} on {source}"]
+    if not Path(config.model).exists():
+        notes.append(f"{config.model} is a model's name, not a trained model: these weights are random")
+    return Result(data, [Table(["file", "MB"], rows, str(out))], notes)
 
 
 def largest_difference(network: nn.Module, run: Run, pictures: Tensor) -> float:

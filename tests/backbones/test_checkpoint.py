@@ -6,6 +6,7 @@ import argparse
 import io
 import os
 import pickle
+import random
 import struct
 import sys
 import types
@@ -174,6 +175,28 @@ def test_damaged_bytes_never_reach_the_user_as_a_traceback(seed: bytes, cut: int
     except UserError as error:
         answers.append(str(error))
     assert isinstance(answers[0], dict) or "\n" not in str(answers[0])
+
+
+@pytest.mark.slow
+def test_thousands_of_damaged_files(tmp_path: Path):
+    """Bytes changed, removed and added, most of them where the structure is."""
+    chance = random.Random(0)
+    path = tmp_path / "weights.pth"
+    answers = {"read": 0, "refused": 0}
+    for _ in range(5000):
+        data = bytearray(chance.choice(SEEDS))
+        reach = len(data) if chance.random() < 0.5 else min(len(data), 900)
+        for _ in range(chance.choice([1, 2, 4, 16])):
+            at = chance.randrange(min(reach, len(data)))
+            some = bytes(chance.randrange(256) for _ in range(chance.randrange(1, 9)))
+            data[at : at + chance.choice([0, 1, len(some)])] = some
+        path.write_bytes(data[: chance.randrange(len(data))] if chance.random() < 0.15 else data)
+        try:
+            read_checkpoint(path)
+            answers["read"] += 1
+        except UserError:
+            answers["refused"] += 1
+    assert answers["read"] > 100 and answers["refused"] > 2000
 
 
 def test_a_header_that_promises_too_much(tmp_path: Path):
