@@ -279,13 +279,13 @@ def test_list_models() -> None:
 def test_all_own_names_are_listed() -> None:
     infos = list_models()
     assert [info.name for info in infos] == list(OWN)
-    assert all(info.grid and info.params > 4e5 for info in infos)
+    assert all(info.grid and info.params > 3e5 for info in infos)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["swin_nano", "test_vit", "test_resnet"])
 def test_compiles_in_one_graph(name: str) -> None:
     backbone = create_backbone(name, img_size=64).eval()
-    compiled = torch.compile(backbone, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(backbone, fullgraph=True, dynamic=False, backend="aot_eager")
     images = torch.randn(2, 3, 64, 64)
     torch.testing.assert_close(compiled(images).grid, backbone(images).grid, atol=1e-5, rtol=1e-5)

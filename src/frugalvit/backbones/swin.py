@@ -280,8 +280,8 @@ NANO = {
     "patch_size": 8,
     "embed_dim": 32,
     "depths": (2, 2, 2),
-    "num_heads": (2, 4, 8),
-    "mlp_ratio": 3.0,
+    "num_heads": (1, 2, 4),
+    "mlp_ratio": 2.0,
     "drop_path_rate": 0.0,
     "norm_eps": 1e-5,
 }
@@ -337,5 +337,5 @@ def swin_base_w14(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
 
 @register_model
 def swin_nano(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-    """A Swin of about half a million parameters for CPUs and demonstrations."""
+    """A Swin of about 400,000 parameters for CPUs and demonstrations."""
     return _create("swin_nano", pretrained, {**NANO, "window_size": 7}, keywords)

@@ -85,7 +85,8 @@ class WindowAttention(nn.Module):
 
     def _bias(self, plan: WindowPlan, query: Tensor) -> Tensor:
         """Relative bias plus mask, (1 or B * windows, heads, N, N), in the precision of the scores."""
-        bias = self.relative_position_bias_table.to(query.dtype)[offsets(plan, query)].permute(2, 0, 1)[None]
+        # Read in full precision, then rounded: the gradients of a table entry, one per pair, add up in full precision.
+        bias = self.relative_position_bias_table[offsets(plan, query)].to(query.dtype).permute(2, 0, 1)[None]
         forbidden = mask(plan, query)
         if forbidden is None:
             return bias
