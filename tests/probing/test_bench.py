@@ -13,7 +13,7 @@ import frugalvit as fv
 from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.probe import BenchConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.bench import accuracy_of, bench, count_parameters, multiply_adds
+from frugalvit.probing.bench import LiveTensors, accuracy_of, bench, count_parameters, multiply_adds
 
 
 @pytest.mark.parametrize(("name", "parameters", "gflops"), [("swin_tiny_w7", 28, 4.5), ("resnet50", 23, 4.1)])
@@ -33,6 +33,17 @@ def test_attention_is_counted() -> None:
     assert multiply_adds(backbone, torch.zeros(1, 3, 32, 32)) == embedding + attention + mlp
 
 
+def test_live_tensors_by_hand() -> None:
+    first = torch.zeros(256)  # 1 KiB
+    with LiveTensors([first]) as live:
+        second = first + 1
+        third = (second * 2).view(2, 128)[0] + 0  # the product (1 KiB) and its half (0.5 KiB) live at once
+        del second, third
+        first.add_(1)
+    assert live.peak == 1024 * 3 + 512
+    assert live.live == 1024
+
+
 def test_rows_are_relative_to_the_reference() -> None:
     config = BenchConfig(
         models=["swin_nano", "resnet18"], img_size=32, batch=2, steps=2, device="cpu", reference="resnet18"
@@ -46,7 +57,7 @@ def test_rows_are_relative_to_the_reference() -> None:
 
 
 def test_no_reference_no_column() -> None:
-    result = bench(BenchConfig(models=["swin_nano"], img_size=32, batch=1, steps=1, device="cpu", reference="none"))
+    result = bench(BenchConfig(models=["swin_nano"], img_size=32, batch=1, steps=1, device="cpu", reference=None))
     assert "relative" not in result.tables[0].columns and result.data["reference"] is None
 
 
@@ -55,7 +66,7 @@ def test_the_plot_over_runs(tmp_path: Path, model) -> None:
         save_model_folder(model.backbone, tmp_path / name / "model")
         (tmp_path / name / "summary.json").write_text(json.dumps({"top1": accuracy}))
     runs, plot = [str(tmp_path / "one"), str(tmp_path / "two")], tmp_path / "figure.png"
-    config = BenchConfig(models=runs, batch=1, steps=1, device="cpu", reference="none", plot=str(plot))
+    config = BenchConfig(models=runs, batch=1, steps=1, device="cpu", reference=None, plot=str(plot))
     result = bench(config)
     assert [row["accuracy"] for row in result.data["models"]] == [61.0, 75.5]
     with Image.open(plot) as drawn:

@@ -108,5 +108,5 @@ class BenchConfig(Config):
     device: Device = option("auto", "where to compute")
     precision: Precision = option("auto", "auto: bf16 where the hardware has it")
     compile: bool = option(False, "torch.compile the models first")
-    reference: str = option("vit_base", "the model that throughput is relative to; none: no such column")
+    reference: str | None = option("vit_base", "the model that throughput is relative to; none: no such column")
     plot: str | None = option(None, "accuracy against throughput over the runs given (Fig. 1): a .png, .svg or .pdf")

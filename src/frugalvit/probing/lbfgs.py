@@ -61,11 +61,12 @@ def principal_axes(features: Tensor) -> Axes:
     if len(rows) < rows.shape[1]:  # N rows span at most N dimensions: work there
         reduce, triangle = torch.linalg.qr(rows.T)
         rows = triangle.T.contiguous()
-    spectrum, basis = torch.linalg.eigh(rows.T @ rows)
-    kept = spectrum > spectrum.max().clamp_min(torch.finfo(rows.dtype).tiny) * torch.finfo(rows.dtype).eps
-    spectrum, basis = spectrum[kept], basis[:, kept]
+    _, basis = torch.linalg.eigh(rows.T @ rows)
     rows = rows @ basis
-    return Axes(rows, rows.square().sum(dim=0), mean, basis if reduce is None else reduce @ basis)
+    spectrum = rows.square().sum(dim=0)
+    kept = spectrum > spectrum.max() * torch.finfo(rows.dtype).eps ** 2
+    basis = basis if reduce is None else reduce @ basis
+    return Axes(rows[:, kept], spectrum[kept], mean, basis[:, kept])
 
 
 @dataclass
