@@ -189,6 +189,8 @@ def _run(words: list[str]) -> int:
         return 0
     console.set_quiet(common.quiet)
     result = _load(verb.function)(config)
+    if console.is_secondary():  # of several processes only the first answers
+        return 0
     if common.json:
         print(json.dumps(result.data, ensure_ascii=False))
     else:

@@ -15,6 +15,7 @@ from frugalvit.results import Result, Table, as_text
 T = TypeVar("T")
 
 _quiet = False
+_secondary = False
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BEFORE_FIRST = 2.0
 
@@ -27,6 +28,18 @@ def set_quiet(quiet: bool) -> None:
 
 def is_quiet() -> bool:
     return _quiet
+
+
+def set_secondary(secondary: bool) -> None:
+    """Of several processes of one run only the first talks; warnings and errors of the others still speak."""
+    global _secondary
+    _secondary = secondary
+    if secondary:
+        set_quiet(True)
+
+
+def is_secondary() -> bool:
+    return _secondary
 
 
 def say(message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -11,10 +12,11 @@ from typing import IO, Self
 from frugalvit.errors import UserError
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
     """Let ``write`` fill a temporary neighbour, flush it to the disk, then rename it over ``path``.
 
-    A kill at any moment leaves either the old file or the new one, never a part of one.
+    A kill at any moment leaves either the old file or the new one, never a part of one. With ``keep`` the old file
+    stays under that name, from the moment the new one is whole.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -22,10 +24,31 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             write(handle)
             handle.flush()
             os.fsync(handle.fileno())
+        if keep is not None and path.exists():
+            _second_name(path, keep)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     _flush_folder(path.parent)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what a killed process left half written. Only for the one who holds the folder's lock."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
+def _second_name(path: Path, name: Path) -> None:
+    """Let ``name`` mean what ``path`` does, atomically: a second name where the file system has links, else a copy."""
+    temporary = name.with_name(f".{name.name}.{os.getpid()}.part")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except (OSError, NotImplementedError):  # FAT, some network file systems
+        shutil.copyfile(path, temporary)
+        with temporary.open("rb+") as handle:
+            os.fsync(handle.fileno())
+    temporary.replace(name)
 
 
 def write_text(path: Path, text: str) -> None:

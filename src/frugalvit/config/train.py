@@ -81,6 +81,10 @@ class RunConfig(Config):
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
     devices: int = option(1, "processes on this machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
+    peer_timeout: float = option(300.0, "seconds a process waits for another before it gives the run up", gt=0)
+    auto_batch: bool = option(
+        False, "before a run on a GPU: split the batch (accumulate) until a step fits into its memory"
+    )
     precision: Literal["auto", "32", "bf16", "fp16"] = option("auto", "auto: bf16 where the hardware has it")
     compile: bool | Auto = option("auto", "torch.compile; auto: on a GPU, for runs long enough to gain from it")
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")

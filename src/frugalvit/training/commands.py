@@ -63,7 +63,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
         config,
         len(source.classes),
         decisions,
-        pretrained=config.pretrained,
+        pretrained=config.pretrained and setup.begins_anew(config),
         grid_norm=config.localization.grid == "normed",
         **({} if config.drop_path == "auto" else {"drop_path": config.drop_path}),
     )
@@ -71,8 +71,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     decide_training(config, facts, decisions)
     _check_grid(config, backbone)
     setup.say_decisions(source, decisions)
-    run.save_config(config)
-    run.save_json("decisions.json", [vars(decision) for decision in decisions])
+    setup.record(config, run, decisions, examples, source.classes)
     if fabric.is_global_zero:
         console.say(f"run folder: {run.folder}")
 
@@ -130,6 +129,7 @@ def make_plan(config: TrainConfig, images: int, world: int) -> Plan:
         log_every=min(config.log_every, max(1, steps // 10)),
         evaluate_every=max(per_epoch, -(-steps // 50)) if every == "auto" else every,
         save_every=config.save_every,
+        patience_for_peers=config.peer_timeout,
     )
 
 

@@ -12,39 +12,52 @@ from torch import Tensor, nn
 from frugalvit.files import write_atomically
 
 
-def keep_evidence(folder: Path, task: nn.Module, batch: Any, step: int) -> tuple[Path, str]:
-    """Save the batch and the state of a non-finite step; where they lie, and which parameter was bad first."""
-    target = folder / "fault"
-    target.mkdir(exist_ok=True)
-    write_atomically(target / f"state_{step}.pt", lambda handle: torch.save(task.state_dict(), handle))
-    tensors = dict(_named_tensors(batch))
-    write_atomically(target / f"batch_{step}.pt", lambda handle: torch.save(tensors, handle))
-    bad = [name for name, value in task.named_parameters() if not torch.isfinite(value).all()]
-    inputs = [name for name, value in tensors.items() if value.is_floating_point() and not torch.isfinite(value).all()]
-    culprit = f" (first bad input: {inputs[0]})" if inputs else f" (first bad parameter: {bad[0]})" if bad else ""
-    return target, culprit
+def keep_evidence(folder: Path, task: nn.Module, batch: Any, process: int, facts: dict[str, Any]) -> tuple[Path, str]:
+    """Save the batch and the state of a non-finite step; where they lie, and which tensor was bad first."""
+    tensors = dict(named_tensors(batch))
+    target = folder / "fault" / f"step_{facts['step']}_process_{process}.pt"
+    evidence = {**facts, "process": process, "batch": tensors, "task": task.state_dict()}
+    target.parent.mkdir(exist_ok=True)
+    write_atomically(target, lambda handle: torch.save(evidence, handle))
+    inputs, weights = bad_names(tensors.items()), bad_names(task.named_parameters())
+    if inputs:
+        return target, f" (first bad input: {inputs[0]})"
+    return target, f" (first bad parameter: {weights[0]})" if weights else ""
 
 
-def _named_tensors(value: Any, name: str = "batch") -> list[tuple[str, Tensor]]:
+def bad_names(named: Any) -> list[str]:
+    """The names of those tensors that hold an infinity or an undefined number."""
+    return [name for name, value in named if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+
+
+def named_tensors(value: Any, name: str = "batch") -> list[tuple[str, Tensor]]:
+    """Every tensor inside a batch, with the path to it."""
     if isinstance(value, Tensor):
         return [(name, value.detach().cpu())]
     if isinstance(value, dict):
-        return [pair for key, part in value.items() for pair in _named_tensors(part, f"{name}.{key}")]
+        return [pair for key, part in value.items() for pair in named_tensors(part, f"{name}.{key}")]
     if isinstance(value, list | tuple):
         fields = getattr(value, "_fields", range(len(value)))
-        return [pair for key, part in zip(fields, value, strict=True) for pair in _named_tensors(part, f"{name}.{key}")]
+        return [pair for key, part in zip(fields, value, strict=True) for pair in named_tensors(part, f"{name}.{key}")]
     if hasattr(value, "__dataclass_fields__"):
-        return _named_tensors({key: getattr(value, key) for key in value.__dataclass_fields__}, name)
+        return named_tensors({key: getattr(value, key) for key in value.__dataclass_fields__}, name)
     return []
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the machine itself, had no room left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def explain_out_of_memory(error: BaseException, images: int, folder: Path) -> str:
     """What the device ran out of, and the setting that halves it."""
-    wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+    wanted = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
     size = f" (it wanted {wanted.group(1)} more)" if wanted else ""
     half = max(1, images // 2)
     return (
         f"The device ran out of memory{size} with {images} images a step. --batch {half} halves what activations take; "
-        f"--accumulate 2 keeps the batch and halves its memory; --checkpoint-activations trades time for memory. "
-        f"What {folder} holds is intact."
+        f"--accumulate 2 keeps the batch and halves its memory; --auto-batch finds such a number by itself; "
+        f"--checkpoint-activations trades time for memory. What {folder} holds is intact."
     )

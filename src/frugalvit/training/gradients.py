@@ -29,8 +29,8 @@ def guard_of(device: torch.device) -> Tensor:
     return torch.zeros(2, device=device)
 
 
-def gate(optimizer: Any, norm: Tensor, guard: Tensor) -> None:
-    """Take the optimiser's step only if the gradients are finite, and count it if not.
+def gate(optimizer: Any, norm: Tensor, guard: Tensor) -> Tensor:
+    """Take the optimiser's step only if the gradients are finite, and count it if not; whether they were not.
 
     On a GPU the decision stays there: fused AdamW reads ``found_inf`` and leaves weights and moments alone, so that
     nothing waits for the device. With fp16 the gradient scaler does the same on its own.
@@ -44,3 +44,26 @@ def gate(optimizer: Any, norm: Tensor, guard: Tensor) -> None:
         optimizer.step()
     elif not bool(bad):
         optimizer.step()
+    return bad
+
+
+class Undo:
+    """Takes back what the forward pass of a bad step did: one NaN in a running mean or a centre stays for ever."""
+
+    _MOVED = ("running_mean", "running_var", "center")
+
+    def __init__(self, task: nn.Module) -> None:
+        named = [(name.rpartition(".")[2], buffer) for name, buffer in task.named_buffers()]
+        self.buffers = [buffer for name, buffer in named if name in self._MOVED]
+        self.before = [buffer.clone() for buffer in self.buffers]
+
+    def remember(self) -> None:
+        if self.buffers:
+            torch._foreach_copy_(self.before, self.buffers)
+
+    def where(self, bad: Tensor) -> None:
+        """Put the buffers back if ``bad``; on a GPU without looking at it."""
+        if bad.device.type == "cpu" and not bool(bad):
+            return
+        for buffer, before in zip(self.buffers, self.before, strict=True):
+            buffer.copy_(torch.where(bad, before, buffer))

@@ -23,8 +23,9 @@ from torch.optim import AdamW
 
 from frugalvit import console
 from frugalvit.errors import UserError
-from frugalvit.training.faults import explain_out_of_memory, keep_evidence
-from frugalvit.training.gradients import clip_each, gate, guard_of
+from frugalvit.training.faults import explain_out_of_memory, is_out_of_memory, keep_evidence
+from frugalvit.training.gradients import Undo, clip_each, gate, guard_of
+from frugalvit.training.processes import mind_the_peers, same_everywhere, synchronise_norms
 from frugalvit.training.runs import Run, Stopwatch
 from frugalvit.training.schedules import Constant, Schedule
 
@@ -64,6 +65,7 @@ class Plan:
     save_every: int = 0
     save_minutes: float = 10.0
     patience_for_bad_steps: int = 5
+    patience_for_peers: float = 300.0  # seconds
 
 
 class Stopped(Exception):
@@ -72,20 +74,25 @@ class Stopped(Exception):
 
 def fit(task: Any, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
     """Train ``task`` to the end of ``plan``, from the run's last checkpoint if it has one; what came out of it."""
+    synchronise_norms(task, fabric)
     optimizer = AdamW(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
-    module, optimizer = fabric.setup(task, optimizer)
-    loop = _Loop(task, module, optimizer, plan, run, fabric)
-    loop.resume()
     try:
-        loop.train()
-    except torch.OutOfMemoryError as error:
+        with mind_the_peers(fabric, run.folder, plan.patience_for_peers):
+            module, optimizer = fabric.setup(task, optimizer)
+            loop = _Loop(task, module, optimizer, plan, run, fabric)
+            loop.resume()
+            loop.train()
+            fabric.barrier()  # whoever reads the best weights next must find them written
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise UserError(explain_out_of_memory(error, plan.images_per_step, run.folder)) from error
     return {
         "steps": loop.step,
         "best": loop.best,
         "best_step": loop.best_step,
         "seconds": loop.watch.seconds(),
-        "seconds_per_step": statistics.median(loop.paces) if loop.paces else math.nan,
+        "seconds_per_step": statistics.median(loop.paces) if loop.paces else None,
         "skipped": loop.skipped(),
     }
 
@@ -99,10 +106,11 @@ class _Loop:
         self.watch = Stopwatch()
         self.window: dict[str, Tensor] = {}
         self.guard = guard_of(fabric.device)
+        self.undo = Undo(task)
         self.saved_at = time.monotonic()
         self.paces: list[float] = []  # seconds a step, one per logged window
         self.window_began = (time.monotonic(), 0)
-        self.stop_signal: int | None = None
+        self.stop_signal = self.shared_signal = 0  # what this process was sent, and what any of them was
         self.hopeless = False  # the task has seen enough: going on would be a waste
 
     # -- the run
@@ -121,10 +129,11 @@ class _Loop:
                 if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
                     self.evaluate()
                     self.window_began = (time.monotonic(), self.step)
-                if last or self.stop_signal or self.time_to_save():
+                stop = self.agreed_stop()
+                if last or stop or self.time_to_save():
                     self.save()
-                if self.stop_signal:
-                    raise Stopped(signal.Signals(self.stop_signal).name)
+                if stop and not last:
+                    raise Stopped(signal.Signals(stop).name)
         meter.close()
 
     def one_step(self) -> None:
@@ -132,6 +141,7 @@ class _Loop:
         # Dropout and stochastic depth follow from (seed, step, process): nothing to store, nothing to lose.
         torch.manual_seed((plan.seed * 1_000_003 + step) * 1_009 + self.fabric.global_rank)
         self._set_schedules(step)
+        self.undo.remember()
         for micro in range(plan.accumulate):
             batch = self.task.batch_at(step * plan.accumulate + micro)
             with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < plan.accumulate):  # type: ignore[arg-type]
@@ -140,7 +150,7 @@ class _Loop:
             self._collect(losses)
         self.task.before_optimizer(step)
         norm = self._clip()
-        gate(self.optimizer, norm, self.guard)
+        self.undo.where(gate(self.optimizer, norm, self.guard))
         self.optimizer.zero_grad(set_to_none=True)
         self.task.after_step(step)
         self._collect({"gradient_norm": norm})
@@ -176,6 +186,7 @@ class _Loop:
         sums = self.fabric.all_reduce(torch.stack([self.window[name] for name in names]), reduce_op="sum")
         means = {name: (total / count).item() for name, (total, count) in zip(names, sums.cpu(), strict=True)}  # type: ignore[union-attr]
         self.window = {}
+        self._share_signal()
         streak, skipped = (int(value) for value in self.guard.tolist())
         epoch = self.step / self.plan.steps_per_epoch
         lr = self.optimizer.param_groups[0]["lr"]
@@ -199,7 +210,8 @@ class _Loop:
         return {"images_per_second": round(self.plan.images_per_step / self.paces[-1], 1)}
 
     def evaluate(self) -> None:
-        scores = self.task.evaluate(self.step)
+        # Devices may round differently; what the first process saw decides for all.
+        scores = self.fabric.broadcast(self.task.evaluate(self.step))
         if not scores:
             return
         epoch = self.step / self.plan.steps_per_epoch
@@ -214,6 +226,15 @@ class _Loop:
             self.run.save_checkpoint({"step": self.step, "task": self.task.state_dict(), "scores": scores}, best=True)
 
     # -- state
+
+    def _share_signal(self) -> None:
+        """Several processes must stop at the same step, whichever of them was told to: they agree when they log."""
+        if self.fabric.world_size > 1:
+            sent = torch.tensor(self.stop_signal, device=self.fabric.device)
+            self.shared_signal = int(self.fabric.all_reduce(sent, reduce_op="max"))  # type: ignore[arg-type]
+
+    def agreed_stop(self) -> int:
+        return self.shared_signal if self.fabric.world_size > 1 else self.stop_signal
 
     def time_to_save(self) -> bool:
         plan = self.plan
@@ -240,7 +261,13 @@ class _Loop:
         )
 
     def resume(self) -> None:
+        self.fabric.barrier()
         state = self.run.load_checkpoint()
+        if not same_everywhere(self.fabric, -1 if state is None else state["step"]):
+            raise UserError(
+                f"The processes find different checkpoints in {self.run.folder}: it must lie on a file system that all "
+                "machines share."
+            )
         if state is None:
             self.run.forget_metrics_after(-1)
             return
@@ -252,7 +279,15 @@ class _Loop:
         self.window = {name: pair.to(self.fabric.device) for name, pair in state["window"].items()}
         self.guard.copy_(state["guard"])
         self.run.forget_metrics_after(self.step)
+        self.fabric.barrier()
+        self._look_back()
         console.say(f"resuming {self.run.folder} at step {self.step} of {self.plan.steps}")
+
+    def _look_back(self) -> None:
+        """Show the task what was logged before, so that it knows what it would have known without the interruption."""
+        for line in self.run.metrics():
+            values = {name: math.nan if value is None else value for name, value in line.items() if name not in _LABELS}
+            self.hopeless |= self.task.watch(line["step"], values)
 
     def skipped(self) -> int:
         return int(self.guard[1])
@@ -261,11 +296,14 @@ class _Loop:
 
     def _give_up(self, streak: int) -> None:
         """Several non-finite steps in a row: keep the evidence, leave the last good checkpoint alone, and say so."""
-        batch = self.task.batch_at((self.step - 1) * self.plan.accumulate)
-        where, culprit = keep_evidence(self.run.folder, self.task, batch, self.step - 1)
+        step = self.step - 1
+        batch = self.task.batch_at(step * self.plan.accumulate)
+        facts = {"step": step, "seed": self.plan.seed, "images": self.plan.steps_per_epoch * self.plan.images_per_step}
+        where, culprit = keep_evidence(self.run.folder, self.task, batch, self.fabric.global_rank, facts)
         raise UserError(
             f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. The "
-            f"batch and the state are in {where}, the last good checkpoint is intact. Lower --lr or use --precision 32."
+            f"batch and the state are in {where} ('frugalvit replay {where}' runs that step again and names the first "
+            "bad tensor), the last good checkpoint is intact. Lower --lr or use --precision 32."
         )
 
     @contextmanager
@@ -288,6 +326,10 @@ class _Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+# What a line of metrics holds besides what the task was shown.
+_LABELS = ("step", "split", "epoch", "lr", "skipped", "images_per_second")
 
 
 def _fused(fabric: Fabric) -> bool:

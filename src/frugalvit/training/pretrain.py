@@ -66,14 +66,13 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
     student = setup.make_backbone(config, 0, decisions, **keywords)
     setup.say_decisions(source, decisions)
-    run.save_config(config)
-    run.save_json("decisions.json", [vars(decision) for decision in decisions])
+    setup.record(config, run, decisions, examples, source.classes or ())
     if fabric.is_global_zero:
         console.say(f"run folder: {run.folder}")
 
     plan = make_plan(config, len(examples), fabric.world_size)
     task = make_task(config, student, plan)
-    if config.init:
+    if config.init and setup.begins_anew(config):
         start_from_heads(task, config.init)
     augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
     _check_crops(student, augment)
@@ -130,6 +129,7 @@ def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
         log_every=min(config.log_every, max(1, steps // 20)),
         evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
         save_every=config.save_every,
+        patience_for_peers=config.peer_timeout,
     )
 
 

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from frugalvit import console
 from frugalvit.config.base import Config
 from frugalvit.errors import UserError
-from frugalvit.files import FolderLock, make_folder, write_atomically, write_text
+from frugalvit.files import FolderLock, make_folder, remove_parts, write_atomically, write_text
 
 
 def new_run_folder(out: str | None, *words: str) -> Path:
@@ -57,11 +56,14 @@ class Run:
         self.folder, self.writer = folder, writer
         self.checkpoints = folder / "checkpoints"
         self._lock = FolderLock(folder, "run")
-        self._metrics = None
-        self._board = None
+        self._metrics: IO[str] | None = None
+        self._board: Any = None
+        self._went_on_after: int | None = None
         if writer:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            make_folder(self.checkpoints)
             self._lock.__enter__()
+            remove_parts(folder)
+            remove_parts(self.checkpoints)
 
     # -- configuration and result
 
@@ -73,24 +75,31 @@ class Run:
         if self.writer:
             write_text(self.folder / name, json.dumps(value, indent=1, ensure_ascii=False))
 
+    def read_json(self, name: str) -> Any:
+        return json.loads((self.folder / name).read_text(encoding="utf-8"))
+
     # -- metrics
 
     def log(self, step: int, **values: Any) -> None:
         """One line of metrics.jsonl, and the same to TensorBoard."""
         if not self.writer:
             return
-        if self._metrics is None:
-            self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._metrics.write(json.dumps({"step": step, **values}, ensure_ascii=False) + "\n")
-        self._metrics.flush()
-        board = self._tensorboard()
-        prefix = values.get("split", "train")
-        for name, value in values.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                board.add_scalar(f"{prefix}/{name}", value, step)
+        try:
+            if self._metrics is None:
+                self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
+            self._metrics.write(json.dumps({"step": step, **values}, ensure_ascii=False) + "\n")
+            self._metrics.flush()
+            board = self._tensorboard()
+            prefix = values.get("split", "train")
+            for name, value in values.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    board.add_scalar(f"{prefix}/{name}", value, step)
+        except OSError as error:
+            raise UserError(self._not_written("metrics", error)) from error
 
     def forget_metrics_after(self, step: int) -> None:
         """Drop lines a killed run wrote after its last checkpoint: the resumed run writes them again."""
+        self._went_on_after = step if step >= 0 else None
         path = self.folder / "metrics.jsonl"
         if self.writer and path.exists():
             kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
@@ -107,33 +116,44 @@ class Run:
         if not self.writer:
             return
         target = self.checkpoints / ("best.pt" if best else "last.pt")
-        if not best and target.exists():
-            spare = self.checkpoints / ".previous.part"
-            spare.unlink(missing_ok=True)
-            os.link(target, spare)
-            spare.replace(self.checkpoints / "previous.pt")
+        keep = None if best else self.checkpoints / "previous.pt"
         try:
-            write_atomically(target, lambda handle: torch.save(state, handle))
-        except (OSError, RuntimeError) as error:
-            # torch reports a full disk as a RuntimeError of its writer; the last good file is untouched either way.
-            raise UserError(
-                f"Could not save {target} ({' '.join(str(error).split())[:120]}). The checkpoint before it is intact: "
-                f"free some space, then continue with --resume {self.folder}."
-            ) from error
+            write_atomically(target, lambda handle: torch.save(state, handle), keep=keep)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its writer
+            raise UserError(self._not_written(target.name, error)) from error
+
+    def _not_written(self, what: str, error: Exception) -> str:
+        """The line for a disk that is full or has become read-only; the last good checkpoint is untouched by it."""
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())[:120]
+        return (
+            f"Could not save {what} in {self.folder} ({reason}). The checkpoint before it is intact: free some space, "
+            f"then continue with --resume {self.folder}."
+        )
 
     def has_checkpoint(self) -> bool:
-        return (self.checkpoints / "last.pt").exists() or (self.checkpoints / "previous.pt").exists()
+        return has_checkpoint(self.folder)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The newest checkpoint that is whole; a damaged one is named and the one before taken."""
+        """The newest checkpoint that is whole; a damaged one is named, laid aside, and the one before taken."""
+        damaged: list[str] = []
         for name in ("last.pt", "previous.pt"):
             path = self.checkpoints / name
             if not path.exists():
                 continue
-            fault = damage(path)
-            if fault is None:
-                return torch.load(path, map_location="cpu", weights_only=True)
-            console.warn(f"{path} is damaged ({fault}); going back to the checkpoint before it")
+            state, fault = read_state(path)
+            if state is not None:
+                if damaged:
+                    console.warn(f"going back to {path}, step {state['step']}")
+                return state
+            damaged.append(name)
+            console.warn(f"{path} is damaged ({fault})")
+            if self.writer:
+                # Laid aside, so that the next save does not keep it in the place of the good one.
+                path.replace(path.with_suffix(".damaged"))
+        if damaged:
+            best = self.checkpoints / "best.pt"
+            advice = f"take its best weights with --init {best}" if best.exists() else "start again with another --out"
+            raise UserError(f"No checkpoint of {self.folder} is whole ({' and '.join(damaged)} are damaged); {advice}.")
         return None
 
     def close(self) -> None:
@@ -148,8 +168,27 @@ class Run:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self.folder / "tensorboard"), flush_secs=30)
+            after = None if self._went_on_after is None else self._went_on_after + 1
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=after, flush_secs=30)
         return self._board
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has saved a state to go on from."""
+    return any((folder / "checkpoints" / name).exists() for name in ("last.pt", "previous.pt"))
+
+
+def read_state(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """The state in a checkpoint file, or None and what is wrong with it. Nothing in the file is executed."""
+    fault = damage(path)
+    if fault is not None:
+        return None, fault
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # any byte may be damaged, so any error may come
+        return None, " ".join(str(error).split())[:100]
+    whole = isinstance(state, dict) and "step" in state and "task" in state
+    return (state, "") if whole else (None, "it holds no state of a run")
 
 
 def damage(path: Path) -> str | None:
@@ -157,8 +196,8 @@ def damage(path: Path) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
-        return str(error)
+    except Exception as error:  # zipfile raises half a dozen kinds, depending on the byte that is wrong
+        return " ".join(str(error).split()) or type(error).__name__
     return f"checksum of {bad} does not match" if bad else None
 
 

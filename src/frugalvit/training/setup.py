@@ -18,8 +18,9 @@ from frugalvit.data.augment import EvalTransform
 from frugalvit.data.cache import ImageStore, build_store
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.errors import UserError
-from frugalvit.training.recipes import Decisions
-from frugalvit.training.runs import Run, find_run, new_run_folder
+from frugalvit.training import processes
+from frugalvit.training.recipes import Decision, Decisions
+from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -46,17 +47,17 @@ def pick_device(wanted: str) -> str:
 def make_fabric(config: RunConfig) -> Fabric:
     """One process per device, launched if need be; under torchrun or SLURM the processes are already there."""
     device = pick_device(config.device)
-    if device == "cuda" and config.devices > torch.cuda.device_count():
-        raise UserError(f"--devices {config.devices}, but there are {torch.cuda.device_count()} GPUs here.")
-    several = config.devices * config.nodes > 1
+    devices, nodes = processes.places(config.devices, config.nodes)
+    if device == "cuda" and devices > torch.cuda.device_count():
+        raise UserError(f"--devices {devices}, but there are {torch.cuda.device_count()} GPUs here.")
     fabric = Fabric(
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
-        devices=config.devices,
-        num_nodes=config.nodes,
-        strategy="ddp" if several else "auto",
+        devices=devices,
+        num_nodes=nodes,
+        strategy=processes.strategy(devices * nodes > 1, config.peer_timeout),
         precision=_precision(config.precision, device),  # type: ignore[arg-type]
     )
-    fabric.launch()
+    processes.launch(fabric)
     if device == "cuda":
         torch.set_float32_matmul_precision("high")
     return fabric
@@ -76,9 +77,37 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
         moved = {"resume": str(folder), "device": config.device, "devices": config.devices, "nodes": config.nodes}
         config = stored.model_copy(update=moved)
     else:
-        first = fabric.global_rank == 0
-        folder = Path(fabric.broadcast(str(new_run_folder(config.out, *words)) if first else ""))
-    return config, Run(folder, writer=fabric.global_rank == 0)
+        folder = Path(processes.together(fabric, lambda: str(new_run_folder(config.out, *words))))
+    opened: list[Run] = []
+    processes.together(fabric, lambda: opened.append(Run(folder)))
+    return config, opened[0] if opened else Run(folder, writer=False)
+
+
+def begins_anew(config: RunConfig) -> bool:
+    """Whether the weights come from ``--init`` or chance, not from a checkpoint of the run itself."""
+    return not (config.resume and has_checkpoint(Path(config.resume)))
+
+
+def record(config: RunConfig, run: Run, decisions: Decisions, examples: Examples, classes: tuple[str, ...]) -> None:
+    """Write down what was decided and learned from; a resumed run keeps what it wrote, and looks what has changed."""
+    facts = {"images": len(examples), "classes": list(classes), "fingerprint": examples.fingerprint()}
+    if not config.resume or not (run.folder / "data.json").exists():
+        run.save_config(config.model_copy(update={"resume": None}))
+        run.save_json("decisions.json", [vars(decision) for decision in decisions])
+        run.save_json("data.json", facts)
+        return
+    decisions[:] = [Decision(**stored) for stored in run.read_json("decisions.json")]
+    before = run.read_json("data.json")
+    if before["classes"] != facts["classes"]:
+        raise UserError(
+            f"The classes of {config.data} have changed since {run.folder} began ({len(before['classes'])} then, "
+            f"{len(classes)} now): put them back, or start a new run with --init {run.folder}."
+        )
+    if before["fingerprint"] != facts["fingerprint"]:
+        console.warn(
+            f"the images of {config.data} have changed since {run.folder} began ({before['images']:,} then, "
+            f"{len(examples):,} now): it goes on with them, but will not end as it would have"
+        )
 
 
 def median_side(examples: Examples, sample: int = 64) -> int:
@@ -106,7 +135,7 @@ def make_backbone(config: RunConfig, num_classes: int, decisions: Decisions, **k
     )
     for note in backbone.notes:
         console.say(note)
-    if config.init:
+    if config.init and begins_anew(config):
         report = load_weights(backbone, config.init)
         console.say(
             f"{config.init}: {report.kind}, {len(report.matched)} tensors taken, {len(report.missing)} missing"
