@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from frugalvit.backbones import Backbone, create_backbone, list_models
 from frugalvit.backbones.factory import OWN
+from frugalvit.backbones.sizes import final_grid
 from frugalvit.errors import UserError
 
 VIT: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2}
@@ -190,8 +192,6 @@ def test_last_blocks_of_swin_tiny_are_2304_wide() -> None:
 def test_timm_builds_and_loads_it(
     tmp_path: Path, name: str, pixels: int, keywords: dict[str, Any], classes: int, architecture: str
 ) -> None:
-    import timm
-
     backbone = create_backbone(name, img_size=pixels, num_classes=classes, **keywords).eval()
     _shake(backbone)
     folder = _export(backbone, tmp_path)
@@ -279,7 +279,11 @@ def test_list_models() -> None:
 def test_all_own_names_are_listed() -> None:
     infos = list_models()
     assert [info.name for info in infos] == list(OWN)
-    assert all(info.grid and info.params > 3e5 for info in infos)
+    assert all(info.params > 3e5 for info in infos)
+    for info in infos:
+        with torch.device("meta"):
+            model = timm.create_model(OWN[info.name], num_classes=0)
+        assert info.grid == final_grid(model, info.img_size)
 
 
 @pytest.mark.slow
