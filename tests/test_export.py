@@ -15,6 +15,7 @@ from PIL import Image
 import frugalvit as fv
 from frugalvit import export as exporting
 from frugalvit.backbones.folder import save_model_folder
+from frugalvit.cli import main
 from frugalvit.config.export import ExportConfig
 from frugalvit.errors import UserError
 
@@ -57,7 +58,7 @@ def made(folder: Path, name: str, num_classes: int = 3) -> tuple[Path, fv.Backbo
         if parameter.ndim == 1:
             parameter.data.uniform_(0.5, 1.0)
     classes = CLASSES if num_classes else None
-    meta = {"data": "flowers | 3", "recipe": "small", "top1": 0.875}
+    meta = {"data": "flowers | 3", "recipe": "small", "top1": 87.5}
     return save_model_folder(backbone, folder / "model", classes=classes, meta=meta), backbone
 
 
@@ -108,6 +109,17 @@ def test_pt2_has_a_free_batch(name: str, tmp_path: Path):
     assert config["label_names"] == list(CLASSES)
 
 
+def test_the_command(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]):
+    folder, _ = made(tmp_path, "resnet")
+    words = ["export", str(folder), "--images", str(photos), "--out", str(tmp_path / "out"), "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == ["config.json", "model.safetensors"]
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "already exists and is kept" in captured.err
+    assert main(["export", str(folder), "--to", "tensorflow"]) == 2
+
+
 @pytest.mark.parametrize("to", ["timm", "hf"])
 def test_folders_load_with_timm(to: str, tmp_path: Path, photos: Path):
     folder, backbone = made(tmp_path, "resnet")
@@ -130,7 +142,7 @@ def test_the_model_card_is_filled_from_the_run(tmp_path: Path):
         "localization": {"weight": 0.5, "variant": "l1"},
     }
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
-    summary = {"top1": 0.9123, "top5": 0.99, "scored_on": "test", "scored_images": 1200}
+    summary = {"top1": 91.23, "top5": 99.0, "scored_on": "test", "scored_images": 1200}
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
     exporting_result = run(model=str(folder.parent), to="hf", out=str(tmp_path / "out"), license="mit")
     assert exporting_result["checked_on"] == "5 images of noise", "photos/ does not exist"
@@ -143,7 +155,7 @@ def test_the_model_card_is_filled_from_the_run(tmp_path: Path):
         "image-classification",
     )
     metrics = header["model-index"][0]["results"][0]["metrics"]
-    assert [metric["value"] for metric in metrics] == [0.9123, 0.99]
+    assert [metric["value"] for metric in metrics] == [91.23, 99.0]
     for words in (
         "flowers \\| 3",
         "| epochs | 100 |",

@@ -89,14 +89,15 @@ def _recipe(settings: dict[str, Any], known: dict[str, Any]) -> str:
         if isinstance(inner, dict):
             plain = {name: value for name, value in inner.items() if not isinstance(value, dict | list)}
             chosen |= {f"{group}.{name}": value for name, value in plain.items()}
-    rows = [f"| {name} | {_text(str(value))} |" for name, value in chosen.items() if value is not None]
+    rows = [f"| {name} | {_text(str(value))} |" for name, value in chosen.items() if value not in (None, "auto")]
     if not rows:
         return "How it was trained is not recorded."
     return "\n".join(["| setting | value |", "| --- | --- |", *rows])
 
 
 def _scores(known: dict[str, Any]) -> str:
-    rows = [f"| {label} | {known[name]:.4g} |" for name, label in _SCORES.items() if isinstance(known.get(name), float)]
+    given = {label: known[name] for name, label in _SCORES.items() if isinstance(known.get(name), int | float)}
+    rows = [f"| {label} | {value:.2f} % |" for label, value in given.items()]
     if not rows:
         return "Not scored."
     place = f" on {known['scored_on']}" if known.get("scored_on") else ""

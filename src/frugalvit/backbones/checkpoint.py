@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import struct
+import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -134,7 +135,8 @@ def _check_archive(path: Path) -> None:
 
 def _read_torch(path: Path) -> dict[str, Any]:
     try:
-        with torch.serialization.safe_globals(_ALLOWED):
+        with torch.serialization.safe_globals(_ALLOWED), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's doubts about the pickle's version: it loads, or we say why not
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any byte may be damaged, so any error may come; each becomes one clear line
         raise UserError(_why_not(path, error)) from None
