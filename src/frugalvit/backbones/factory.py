@@ -16,7 +16,7 @@ from torch import nn
 
 from frugalvit.backbones import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  importing registers them with timm
 from frugalvit.backbones.base import Backbone, GridModel
-from frugalvit.backbones.layout import Size
+from frugalvit.backbones.layout import Size, reduction
 from frugalvit.backbones.sizes import Build, adapt, final_grid, set_stem_stride
 from frugalvit.errors import UserError, nearest
 
@@ -197,7 +197,7 @@ def describe(name: str) -> ModelInfo:
     configuration: Any = model.pretrained_cfg
     size: Size = tuple(configuration["input_size"][-2:])
     if isinstance(model, GridModel):  # ours state their reduction truly; a test holds it
-        step = model.feature_info[-1]["reduction"]  # type: ignore[index]
+        step = reduction(model) or 1
         grid: Size = (-(-size[0] // step), -(-size[1] // step))
     else:
         grid = final_grid(model, size)
