@@ -161,7 +161,7 @@ def test_the_model_card_is_filled_from_the_run(tmp_path: Path):
         "| epochs | 100 |",
         "localization.weight | 0.5",
         "test, 1,200 images",
-        "0.9123",
+        "91.23 %",
         "daisy",
     ):
         assert words in body
