@@ -134,9 +134,11 @@ def test_the_search_finds_the_peak_of_a_single_hill(peak: float) -> None:
     np.testing.assert_allclose(sorted(asked[:7]), [1e-6, 1e-4, 1e-2, 1, 1e2, 1e4, 1e6])
 
 
-def test_of_equal_scores_the_stronger_regularisation_wins() -> None:
-    best, _ = search_strength(lambda strengths: [1.0 if strength <= 1.001 else 0.0 for strength in strengths])
-    assert best == pytest.approx(1.0)
+def test_of_a_plateau_the_middle_is_taken() -> None:
+    best, tried = search_strength(lambda strengths: [float(1e-5 < strength < 1e3) for strength in strengths])
+    assert tried[best] == 1.0 and 1e-2 <= best <= 10
+    best, _ = search_strength(lambda strengths: [7.0 for _ in strengths])
+    assert best == 1.0
 
 
 def test_the_probe_equals_scikit_learn_at_the_strengths_it_tries_and_on_the_test_images() -> None:

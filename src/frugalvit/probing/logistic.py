@@ -146,7 +146,8 @@ def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[flo
     """CLIP's parametric binary search: the best λ on a grid of 8 steps a decade, and the score of every λ tried.
 
     Starts from {1e-6, 1e-4, 1e-2, 1, 1e2, 1e4, 1e6} and halves the interval around the peak until it is one step wide:
-    15 evaluations instead of 97. Of equal scores the stronger regularisation counts as the peak.
+    15 evaluations instead of 97. Of several equally good λ the middle one counts as the peak: the edges of a plateau,
+    found on a few validation images, are where it may end.
     """
     end = DECADES * STEPS_PER_DECADE
     spacing = 2 * STEPS_PER_DECADE
@@ -154,7 +155,9 @@ def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[flo
     new = list(range(-end, end + 1, spacing))
     while True:
         tried |= dict(zip(new, evaluate([_strength(step) for step in new]), strict=True))
-        peak = max(tried, key=lambda step: (tried[step], step))
+        highest = max(tried.values())
+        plateau = sorted(step for step in tried if tried[step] == highest)
+        peak = plateau[len(plateau) // 2]
         if spacing == 1:
             return _strength(peak), {_strength(step): tried[step] for step in sorted(tried)}
         spacing //= 2
