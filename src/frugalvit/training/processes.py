@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
 from frugalvit import console

@@ -1,0 +1,149 @@
+"""Real processes of the command, started in milliseconds: one process imports everything, then forks a child per run.
+
+``Nursery.start`` runs ``frugalvit ARGV`` in a child that can be sent any signal. ``kill_at`` lets the child kill itself
+with SIGKILL at its n-th operation on files of a folder (open to write, rename, link, remove, make a folder), which
+reaches moments that no timer hits: between a file and its rename, between two renames.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.truncate")
+_MODULES = (
+    "frugalvit.cli",
+    "frugalvit.arguments",
+    "frugalvit.training.commands",
+    "frugalvit.training.pretrain",
+    "frugalvit.probing.knn",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+)
+
+
+@dataclass
+class Child:
+    """A running command."""
+
+    pid: int
+    log: Path
+    nursery: Nursery
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit status; minus the signal's number when one ended it."""
+        return self.nursery.ask({"wait": self.pid})["status"]
+
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def wait_for(self, path: Path, seconds: float = 60.0) -> None:
+        """Until ``path`` exists."""
+        until = time.monotonic() + seconds
+        while not path.exists():
+            assert time.monotonic() < until, f"{path} did not appear\n{self.said()}"
+            time.sleep(0.005)
+
+
+class Nursery:
+    """The process that forks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "FRUGALVIT_CACHE": str(folder / "cache")}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def start(self, *argv: str, kill_at: int | None = None, inside: Path | None = None, **variables: str) -> Child:
+        self.count += 1
+        log = self.folder / f"log_{self.count}.txt"
+        order = {"argv": argv, "log": str(log), "cwd": str(self.folder), "variables": variables}
+        order |= {"kill_at": kill_at, "inside": str(inside or self.folder)}
+        return Child(self.ask(order)["pid"], log, self)
+
+    def run(self, *argv: str, **more: Any) -> tuple[int, str]:
+        """Run a command to its end: its exit status and all it said."""
+        child = self.start(*argv, **more)
+        return child.wait(), child.said()
+
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def _serve() -> None:
+    import importlib
+
+    for module in _MODULES:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            _, status = os.waitpid(order["wait"], 0)
+            answer = {"status": os.waitstatus_to_exitcode(status)}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                _live(order)
+            answer = {"pid": pid}
+        print(json.dumps(answer), flush=True)
+
+
+def _live(order: dict[str, Any]) -> None:
+    """The child: run the command and leave, never to come back to the server's loop."""
+    status = 1
+    try:
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(order["cwd"])
+        os.environ.update(order["variables"])
+        if order["kill_at"] is not None:
+            _kill_self_at(order["kill_at"], order["inside"])
+        from frugalvit import cli
+
+        sys.argv = ["frugalvit", *order["argv"]]
+        status = cli.main(list(order["argv"]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _kill_self_at(number: int, inside: str) -> None:
+    left = number
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event not in _EVENTS or not arguments or not str(arguments[0]).startswith(inside):
+            return
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+            return
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,212 @@
+"""A run that is killed and resumed ends with the same bits as one that was left alone."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from nursery import Nursery
+from tiny import PRETRAIN, TRAIN, differences, write_config, write_images
+
+VERBS = ("train", "pretrain")
+
+
+@dataclass
+class Bench:
+    """Data, settings, the processes, and one undisturbed run of each kind with the seconds it took."""
+
+    folder: Path
+    nursery: Nursery
+    seconds: dict[str, float]
+
+    def words(self, verb: str, out: Path) -> list[str]:
+        """The command that starts ``out``, or goes on with it where it has begun."""
+        if (out / "config.yaml").exists():
+            return [verb, "--resume", str(out)]
+        cache = (
+            ["--cache.where", "disk", "--cache.folder", str(out.with_suffix(".cache"))] if verb == "pretrain" else []
+        )
+        return [verb, "images", "--config", f"{verb}.yaml", "--out", str(out), *cache]
+
+    def finish(self, verb: str, out: Path) -> str:
+        status, said = self.nursery.run(*self.words(verb, out))
+        assert status == 0, said
+        return said
+
+    def reference(self, verb: str) -> Path:
+        out = self.folder / f"{verb}_reference"
+        if verb not in self.seconds:
+            began = time.monotonic()
+            self.finish(verb, out)
+            self.seconds[verb] = time.monotonic() - began
+        return out
+
+    def check(self, verb: str, out: Path) -> None:
+        assert differences(self.reference(verb), out) == []
+        assert not list(out.rglob("*.part")), "half-written files were left behind"
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("resume")
+    write_images(folder / "images")
+    write_config(folder / "train.yaml", TRAIN)
+    write_config(folder / "pretrain.yaml", PRETRAIN)
+    nursery = Nursery(folder)
+    nursery.run("--version")  # answers once everything is imported, so that the first times are fair
+    yield Bench(folder, nursery, {})
+    nursery.close()
+
+
+def kill_at_random(bench: Bench, verb: str, seed: int, kills: int) -> None:
+    """One run, killed again and again: at any time of its life, at start-up and at the end too."""
+    dice = random.Random(seed)
+    bench.reference(verb)
+    out = bench.folder / f"{verb}_random_{seed}"
+    for _ in range(kills):
+        child = bench.nursery.start(*bench.words(verb, out))
+        time.sleep(dice.uniform(0, bench.seconds[verb]))
+        child.send(signal.SIGKILL)
+        assert child.wait() in (-signal.SIGKILL, 0), child.said()
+    bench.finish(verb, out)
+    bench.check(verb, out)
+
+
+def kill_at_write(bench: Bench, verb: str, number: int) -> bool:
+    """A run that dies at its n-th operation on files; whether it came that far."""
+    out = bench.folder / f"{verb}_write_{number}"
+    status, said = bench.nursery.run(*bench.words(verb, out), kill_at=number, inside=out)
+    assert status in (0, -signal.SIGKILL), said
+    if status:
+        bench.finish(verb, out)
+    bench.check(verb, out)
+    return status != 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_killed_at_random_moments(bench: Bench, verb: str) -> None:
+    kill_at_random(bench, verb, seed=1, kills=3)
+
+
+@pytest.mark.parametrize(("verb", "number"), [("train", 18), ("train", 31), ("pretrain", 25)])
+def test_killed_while_writing(bench: Bench, verb: str, number: int) -> None:
+    assert kill_at_write(bench, verb, number), "the run has fewer file operations than that"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_killed_at_many_random_moments(bench: Bench, verb: str, seed: int) -> None:
+    kill_at_random(bench, verb, seed, kills=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
+def test_killed_at_every_file_operation(bench: Bench, verb: str) -> None:
+    kills = next(number for number in count() if not kill_at_write(bench, verb, number))
+    print(f"{verb}: {kills} kills, one at each file operation")
+    assert kills > 30
+
+
+@pytest.mark.parametrize(("verb", "number"), [("train", signal.SIGTERM), ("pretrain", signal.SIGINT)])
+def test_a_signal_saves_and_leaves(bench: Bench, verb: str, number: signal.Signals) -> None:
+    out = bench.folder / f"{verb}_{number.name}"
+    child = bench.nursery.start(*bench.words(verb, out))
+    child.wait_for(out / "metrics.jsonl")
+    child.send(number)
+    assert child.wait() == 3, child.said()
+    assert f"{number.name}: saved; continue with 'frugalvit {verb} --resume {out}'" in child.said()
+    step = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["step"]
+    assert 0 < step < 10 and f"at step {step} of 10" in bench.finish(verb, out)
+    bench.check(verb, out)
+
+
+def test_the_second_signal_leaves_at_once(bench: Bench) -> None:
+    out = bench.folder / "twice"
+    child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
+    child.wait_for(out / "metrics.jsonl")
+    # While it is stopped both signals wait; then they arrive within one step.
+    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+        child.send(number)
+    assert child.wait() == 130 and "stopped." in child.said() and "Traceback" not in child.said()
+
+
+def test_a_second_process_is_refused(bench: Bench) -> None:
+    out = bench.folder / "shared"
+    child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
+    child.wait_for(out / "checkpoints" / "last.pt")
+    status, said = bench.nursery.run("train", "--resume", str(out))
+    assert status == 2 and f"Another process is working in {out}" in said
+    status, said = bench.nursery.run("train", "images", "--config", "train.yaml", "--out", str(out))
+    assert status == 2 and "already holds a run" in said
+    child.send(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    status, said = bench.nursery.run("train", "--resume", str(out), kill_at=20, inside=out)
+    assert status == -signal.SIGKILL, "the lock must vanish with its process"
+
+
+@pytest.mark.parametrize("fault", ["truncated", "flipped", "empty"])
+def test_a_damaged_checkpoint_falls_back(bench: Bench, fault: str) -> None:
+    out = bench.folder / f"damaged_{fault}"
+    child = bench.nursery.start(*bench.words("train", out))
+    child.wait_for(out / "checkpoints" / "previous.pt")
+    child.send(signal.SIGKILL)
+    child.wait()
+    last = out / "checkpoints" / "last.pt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    last.write_bytes({"truncated": content[: len(content) // 2], "flipped": content, "empty": b""}[fault])
+    said = bench.finish("train", out)
+    assert "last.pt is damaged" in said and "going back to" in said and "previous.pt, step" in said
+    bench.check("train", out)
+
+
+def test_no_whole_checkpoint_is_said(bench: Bench) -> None:
+    out = bench.folder / "hopeless"
+    child = bench.nursery.start(*bench.words("train", out))
+    child.wait_for(out / "checkpoints" / "previous.pt")
+    child.send(signal.SIGKILL)
+    child.wait()
+    for name in ("last.pt", "previous.pt"):
+        (out / "checkpoints" / name).write_bytes(b"nothing")
+    metrics = (out / "metrics.jsonl").read_bytes()
+    status, said = bench.nursery.run("train", "--resume", str(out))
+    assert status == 2 and "No checkpoint of" in said and "Traceback" not in said
+    assert (out / "metrics.jsonl").read_bytes() == metrics, "what was earned must stay"
+
+
+def test_a_finished_run_only_says_so(bench: Bench) -> None:
+    out = bench.reference("train")
+    before = (out / "summary.json").read_bytes()
+    assert "is finished; this is its result" in bench.finish("train", out)
+    assert (out / "summary.json").read_bytes() == before
+
+
+def test_changed_data_is_said(bench: Bench) -> None:
+    out = bench.folder / "changed"
+    images = write_images(bench.folder / "changing")
+    words = ["train", "changing", "--config", "train.yaml", "--out", str(out)]
+    status, said = bench.nursery.run(*words, kill_at=30, inside=out)
+    assert status == -signal.SIGKILL, said
+    extra = images / "train" / "cat" / "late.png"
+    extra.write_bytes((images / "train" / "cat" / "0.png").read_bytes())
+    said = bench.finish("train", out)
+    assert "have changed since" in said and "24 then, 25 now" in said
+
+
+def test_other_classes_are_refused(bench: Bench) -> None:
+    out = bench.folder / "classes"
+    images = write_images(bench.folder / "growing")
+    words = ["train", "growing", "--config", "train.yaml", "--out", str(out)]
+    assert bench.nursery.run(*words, kill_at=30, inside=out)[0] == -signal.SIGKILL
+    for split in ("train", "val"):
+        (images / split / "cat").rename(images / split / "horse")
+    status, said = bench.nursery.run("train", "--resume", str(out))
+    assert status == 2 and "classes of growing have changed" in said

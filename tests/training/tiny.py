@@ -1,0 +1,93 @@
+"""The smallest data and settings with which every part of training still takes part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+
+TRAIN = {
+    "backbone": "swin_nano",
+    "backbone_args": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]},
+    "img_size": 16,
+    "steps": 10,
+    "batch": 8,
+    "lr": 1e-3,
+    "log_every": 2,
+    "save_every": 3,
+    "evaluate_every": 4,
+    "ema": 0.9,
+    "report": False,
+    "localization": {"weight": 0.5, "hidden": 8, "pairs": 4},
+}
+PRETRAIN = {
+    "backbone": "swin_nano",
+    "backbone_args": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]},
+    "img_size": 16,
+    "steps": 10,
+    "batch": 8,
+    "lr": 1e-3,
+    "save_every": 3,
+    "report": False,
+    "crops": {"local_crops": 2, "local_size": 8},
+    "matching": {"prototypes": 16, "hidden": 8, "bottleneck": 4, "momentum": 0.9, "regions_from": 1.0},
+    "health": {"images": 16},
+}
+_TIMES = ("images_per_second", "seconds", "seconds_per_step", "run")
+
+
+def write_images(folder: Path, *, train: int = 12, val: int = 5, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
+    """Class folders of small noisy images whose brightness tells the class."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", val)):
+        for number, name in enumerate(classes):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = random.integers(0, 128, (16, 16, 3)) + 100 * (number % 2)
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / split / name / f"{i}.png")
+    return folder
+
+
+def write_config(path: Path, values: dict[str, Any], **more: Any) -> Path:
+    path.write_text(yaml.safe_dump(values | more), encoding="utf-8")
+    return path
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{name: value for name, value in line.items() if name not in _TIMES} for line in lines]
+
+
+def differences(first: Path, second: Path) -> list[str]:
+    """What two finished runs do not have in common, to the bit; times aside."""
+    found = [] if read_metrics(first) == read_metrics(second) else ["metrics.jsonl"]
+    for name in ("last.pt", "previous.pt", "best.pt"):
+        paths = [run / "checkpoints" / name for run in (first, second)]
+        if paths[0].exists() != paths[1].exists():
+            found.append(f"{name} exists in one only")
+        elif paths[0].exists() and name != "previous.pt":  # an interrupted run may have saved at other steps before
+            one, other = (torch.load(path, weights_only=True) for path in paths)
+            found += [f"{name}: {where}" for where in _unequal(one, other)]
+    if (first / "model" / "model.safetensors").read_bytes() != (second / "model" / "model.safetensors").read_bytes():
+        found.append("model.safetensors")
+    one, other = (json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in (first, second))
+    found += [f"summary.json: {key}" for key in one | other if key not in _TIMES and one.get(key) != other.get(key)]
+    return found
+
+
+def _unequal(one: Any, other: Any, where: str = "") -> list[str]:
+    if isinstance(one, torch.Tensor):
+        same = isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        return [] if same else [where]
+    if isinstance(one, dict):
+        keys = [key for key in one | other if key not in _TIMES]
+        return [place for key in keys for place in _unequal(one.get(key), other.get(key), f"{where}/{key}")]
+    if isinstance(one, list | tuple):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [place for number, (a, b) in pairs for place in _unequal(a, b, f"{where}/{number}")]
+    return [] if one == other else [where]
