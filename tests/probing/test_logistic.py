@@ -150,7 +150,7 @@ def test_the_probe_equals_scikit_learn_at_the_strengths_it_tries_and_on_the_test
         theirs = Theirs(C=1 / strength, max_iter=1000, tol=1e-6).fit(features[train], labels[train])
         assert found.tried[strength] == pytest.approx(100 * theirs.score(features[val], labels[val]))
     assert found.validation == max(found.tried.values())
-    theirs = Theirs(C=1 / found.strength, max_iter=1000, tol=1e-6).fit(features[both], labels[both])
+    theirs = Theirs(C=1 / found.strength, max_iter=5000, tol=1e-9).fit(features[both], labels[both])
     assert (found.scores.argmax(1).numpy() == theirs.predict(features[test])).all()
 
 
