@@ -128,6 +128,24 @@ VERBS = [
         "a model for timm, the Hugging Face hub, ONNX or torch.export, checked",
     ),
     Verb(
+        "advise",
+        "frugalvit.config.product:AdviseConfig",
+        "frugalvit.advise:advise",
+        "what to do with a dataset on this machine, why, and how long it takes",
+    ),
+    Verb(
+        "doctor",
+        "frugalvit.config.product:DoctorConfig",
+        "frugalvit.doctor:doctor",
+        "versions, devices, what is missing, what the caches take",
+    ),
+    Verb(
+        "completion",
+        "frugalvit.config.product:CompletionConfig",
+        "frugalvit.completion:completion",
+        "a script that completes commands and options in bash, zsh or fish",
+    ),
+    Verb(
         "list models",
         "frugalvit.config.listing:ModelsConfig",
         "frugalvit.listing:models",

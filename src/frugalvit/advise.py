@@ -1,0 +1,252 @@
+"""``frugalvit advise DATA``: look at the data and the machine, try a few steps, and propose commands with reasons.
+
+What a run would use is decided by ``training/recipes.py``, as in the run itself; here it is only asked and timed.
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+
+from frugalvit import console
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.product import AdviseConfig
+from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.data import open_data
+from frugalvit.data.augment import MultiCrop, TrainAugment
+from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.inspect import inspect
+from frugalvit.data.loader import Batches
+from frugalvit.data.mixing import Mixing
+from frugalvit.errors import UserError
+from frugalvit.results import Result, Table
+from frugalvit.training import commands, pretrain, setup
+from frugalvit.training.health import Health
+from frugalvit.training.loop import Plan
+from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, decide_training
+
+# A network with published weights that fits the machine: the papers' Swin, or on a CPU the smallest ViT of timm.
+PUBLISHED = {"cpu": "vit_tiny_patch16_224", "gpu": "swin_tiny_patch4_window7_224"}
+FEW = 50  # images a class; below this, learning from the images alone comes first
+
+
+@dataclass
+class Proposal:
+    """A command, the reason for it, and what it is expected to take."""
+
+    command: str
+    why: str
+    seconds: float | None = None
+    steps: int | None = None
+    seconds_per_step: float | None = None
+    decisions: Decisions = field(default_factory=Decisions)
+
+
+def advise(config: AdviseConfig) -> Result:
+    """Commands for this data on this machine, best first."""
+    device = setup.pick_device(config.device)
+    source = open_data(config.data)
+    examples = source.splits.get("train")
+    if examples is None or len(examples) < 2:
+        raise UserError(f"{source.location} has no training images to advise on.")
+    looked = inspect(source, decode="headers", duplicates=False).data
+    facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples), device)
+    proposals = _labelled(config, source, facts) if source.classes else _unlabelled(config, source, facts)
+    notes = _warnings(looked, facts)
+    data = {
+        "data": source.location,
+        "images": looked["images"],
+        "classes": looked["classes"],
+        "splits": {name: len(part) for name, part in source.splits.items()},
+        "side": facts.side,
+        "device": device,
+        "proposals": [vars(p) | {"decisions": [vars(d) for d in p.decisions]} for p in proposals],
+        "notes": notes,
+    }
+    return Result(data, _tables(data, proposals), [*notes, *_reasons(proposals)])
+
+
+# -- what to do
+
+
+def _labelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Proposal]:
+    place = shlex.quote(config.data)
+    scratch = _train(config, source, facts, {})
+    scratch.why = "the shortest way to a classifier and a report: from random weights, with Drloc"
+    backbone = PUBLISHED["cpu" if facts.device == "cpu" else "gpu"]
+    published = _train(config, source, facts, {"backbone": backbone, "pretrained": True})
+    published.why = (
+        "where a network can be reached: published weights. In the Drloc paper fine-tuning (Table 5) ends above "
+        "training from scratch (Table 4) on all ten datasets"
+    )
+    learned = _pretrain(config, source, facts)
+    learned.why = "without other people's weights: learn from these images alone first, labels not used"
+    untimed = config.model_copy(update={"trial": 0})
+    start = _train(untimed, source, facts, {"recipe": "finetune"})
+    start.command, start.why = (
+        f"frugalvit train {place} --init RUN",
+        "then start from its folder (RUN) instead of chance",
+    )
+    if scratch.seconds is not None and scratch.steps and start.steps:  # the same network, the same pace
+        start.seconds, start.seconds_per_step = scratch.seconds * start.steps / scratch.steps, scratch.seconds_per_step
+    weight = next((d.value for d in scratch.decisions if d.name == "localization.weight"), 0.1)
+    compared = Proposal(
+        f"frugalvit compare {place} --with localization.weight={weight:g} --without localization.weight=0 --seeds 3",
+        "does the loss help on these images? Three seeds of each, with a paired interval",
+        None if scratch.seconds is None else 6 * scratch.seconds,
+    )
+    if facts.device == "cpu":  # time is what is scarce: the quickest first
+        return [scratch, learned, start, published, compared]
+    if facts.images / max(1, facts.classes) < FEW:
+        # With few labels a class, what can be learned without them comes before training from nothing.
+        return [published, learned, start, scratch, compared]
+    return [published, scratch, learned, start, compared]
+
+
+def _unlabelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Proposal]:
+    place = shlex.quote(config.data)
+    learned = _pretrain(config, source, facts)
+    learned.why = "there are no labels: learn features from views and regions of the images"
+    return [
+        learned,
+        Proposal(f"frugalvit embed RUN {place} --out features.npz", "then use the run's features (RUN is its folder)"),
+        Proposal(
+            "frugalvit train LABELLED/ --init RUN", "or, with some images sorted into class folders, a classifier"
+        ),
+    ]
+
+
+def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[str, Any]) -> Proposal:
+    assert source.classes is not None
+    flags = "".join(f" --{k}" if v is True else f" --{k} {v}" for k, v in extra.items())
+    settings = TrainConfig.parse({"data": config.data, "device": config.device, **extra})
+    decisions = Decisions()
+    decide_common(settings, facts, decisions)
+    backbone = setup.make_backbone(settings, len(source.classes), decisions)
+    known = Facts(facts.images, facts.classes, facts.side, facts.device, backbone.family)
+    decide_training(settings, known, decisions)
+    plan = commands.make_plan(settings, facts.images, 1)
+    proposal = Proposal(f"frugalvit train {shlex.quote(config.data)}{flags}", "", steps=plan.steps, decisions=decisions)
+    if config.trial:
+        fabric = setup.make_fabric(settings)
+        task = commands.make_task(settings, backbone, plan)
+        store, decoding = _store(source.splits["train"], plan, backbone.img_size, settings, fabric)
+        augment = TrainAugment(settings.augment, backbone.img_size, backbone.mean, backbone.std)
+        mixing = Mixing(settings.mixing, len(source.classes))
+        batches = Batches(store, plan.images_per_step, seed=0, augment=augment, mixing=mixing)
+        task.feed(batches, None, "val", fabric)
+        pace = _pace(task, batches, fabric, config.trial, settings.backbone)
+        seen = sum(len(source.splits[name]) for name in ("val", "test") if name in source.splits)
+        looks = plan.steps / plan.evaluate_every * len(source.splits.get("val") or source.splits.get("test") or ())
+        # A forward pass alone is about a third of a training step.
+        evaluation = (looks + seen) * pace / plan.images_per_step / 3
+        proposal.seconds_per_step = pace
+        proposal.seconds = plan.steps * pace + evaluation + decoding * (facts.images + seen)
+    return proposal
+
+
+def _pretrain(config: AdviseConfig, source: DataSource, facts: Facts) -> Proposal:
+    settings = PretrainConfig.parse({"data": config.data, "device": config.device})
+    decisions = Decisions()
+    decide_common(settings, facts, decisions)
+    decide_pretraining(settings, facts, decisions)
+    plan = pretrain.make_plan(settings, facts.images, 1)
+    proposal = Proposal(f"frugalvit pretrain {shlex.quote(config.data)}", "", steps=plan.steps, decisions=decisions)
+    if config.trial:
+        fabric = setup.make_fabric(settings)
+        student = setup.make_backbone(settings, 0, decisions)
+        task = pretrain.make_task(settings, student, plan)
+        store, decoding = _store(source.splits["train"], plan, student.img_size, settings, fabric)
+        augment = MultiCrop(settings.crops, student.img_size, student.mean, student.std)
+        batches = Batches(store, plan.images_per_step, seed=0, augment=augment)
+        assert isinstance(settings.matching.prototypes, int)
+        task.feed(batches, None, Health(settings.matching.prototypes, plan.steps, plan.steps), fabric)
+        pace = _pace(task, batches, fabric, config.trial, "pretraining")
+        # A look at the features embeds up to nine times health.images; one embedding is about a twelfth of the work
+        # that ten crops, their gradients and the teacher are.
+        looked = min(facts.images, 9 * settings.health.images) * plan.steps / plan.evaluate_every
+        proposal.seconds_per_step = pace
+        proposal.seconds = plan.steps * pace + looked * pace / plan.images_per_step / 12 + decoding * facts.images
+    return proposal
+
+
+# -- how long
+
+
+def _store(
+    examples: Examples, plan: Plan, img_size: tuple[int, int], settings: RunConfig, fabric: Fabric
+) -> tuple[Any, float]:
+    """A sample of the images in memory, and the seconds that decoding one of them took."""
+    count = min(len(examples), max(64, plan.images_per_step))
+    sample = examples.subset(np.linspace(0, len(examples) - 1, count).astype(np.int64))
+    kept = settings.model_copy(deep=True)
+    kept.cache.where = "ram"
+    began = time.monotonic()
+    store = setup.store_of(sample, img_size, kept, fabric.device)
+    return store, (time.monotonic() - began) / count
+
+
+def _pace(task: Any, batches: Batches, fabric: Fabric, steps: int, label: str) -> float:
+    """Median seconds of a real step: batch, forward, backward, optimiser; the first one only warms up."""
+    module, optimizer = fabric.setup(task, torch.optim.AdamW(task.parameter_groups(), lr=1e-6))
+    taken = []
+    for step in console.progress(range(steps + 1), label=f"trying {label}"):
+        began = time.monotonic()
+        losses = module(batches.batch_at(step), step)
+        fabric.backward(losses["loss"])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        task.after_step(step)
+        if fabric.device.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.monotonic() - began)
+    return statistics.median(taken[1:])
+
+
+# -- what to say
+
+
+def _warnings(looked: dict[str, Any], facts: Facts) -> list[str]:
+    notes = list(looked["notes"])
+    if looked["bad"]:
+        notes.append(f"{len(looked['bad'])} files cannot be read; 'frugalvit data' names them. A run leaves them out.")
+    spread = looked["splits"].get("train", {}).get("per_class")
+    if spread and spread["max"] >= 5 * max(1, spread["min"]):
+        notes.append(
+            f"Classes have between {spread['min']} and {spread['max']} training images: consider --balance, and read "
+            "the mean per class beside the accuracy."
+        )
+    if facts.side <= 64:
+        notes.append(
+            f"The images are about {facts.side} px: networks get a finer stem, so that a grid is left to localise."
+        )
+    if facts.device == "cpu":
+        notes.append("No GPU here: small networks, small images. The same commands on a GPU choose larger ones.")
+    return notes
+
+
+def _tables(data: dict[str, Any], proposals: list[Proposal]) -> list[Table]:
+    labels = f"{data['classes']:,} classes" if data["classes"] else "no labels"
+    parts = ", ".join(f"{name} {count:,}" for name, count in data["splits"].items())
+    title = (
+        f"{data['data']}: {data['images']:,} images ({parts}), {labels}, about {data['side']} px, on {data['device']}"
+    )
+    rows: list[list[object]] = [
+        [p.command, None if p.seconds is None else console.clock(p.seconds), p.steps] for p in proposals
+    ]
+    return [Table(["try", "takes about", "steps"], rows, title)]
+
+
+def _reasons(proposals: list[Proposal]) -> list[str]:
+    lines = []
+    for proposal in proposals:
+        lines += ["", proposal.command, f"    {proposal.why}."]
+        lines += [f"    {decision}" for decision in proposal.decisions]
+    return lines

@@ -1,0 +1,193 @@
+"""``frugalvit completion bash|zsh|fish``: a script made from the verbs and their options, so it never falls behind.
+
+The script is plain text for the shell: pressing Tab starts no Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+
+from frugalvit import console
+from frugalvit.arguments import make_parser
+from frugalvit.cli import VERBS
+from frugalvit.config.product import CompletionConfig
+from frugalvit.config.recipes import all_recipes
+from frugalvit.results import Result
+
+INSTALL = {
+    "bash": "mkdir -p ~/.local/share/bash-completion/completions && "
+    "frugalvit completion bash --quiet > ~/.local/share/bash-completion/completions/frugalvit",
+    "zsh": "echo 'source <(frugalvit completion zsh --quiet)' >> ~/.zshrc",
+    "fish": "frugalvit completion fish --quiet > ~/.config/fish/completions/frugalvit.fish",
+}
+_KINDS = {"N", "X", "TEXT", "VALUE", "FILE"}  # what stands for a value in --help when it is no choice
+
+
+@dataclass
+class Words:
+    """A verb: its options with their help, and what may follow an option."""
+
+    verb: str
+    help: str
+    flags: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, list[str]] = field(default_factory=dict)
+
+
+def completion(config: CompletionConfig) -> Result:
+    """The script on standard output, the line that installs it on standard error."""
+    script = {"bash": bash, "zsh": zsh, "fish": fish}[config.shell](describe())
+    console.say(f"to install it:  {INSTALL[config.shell]}")
+    return Result({"shell": config.shell, "install": INSTALL[config.shell], "script": script}, [], [script])
+
+
+def describe() -> list[Words]:
+    """Every verb with its options, as the parser itself knows them."""
+    from frugalvit.backbones.factory import OWN
+
+    names = {"--backbone": list(OWN), "--recipe": [recipe.name for recipe in all_recipes()]}
+    found = []
+    for verb in VERBS:
+        module, _, name = verb.config.partition(":")
+        parser = make_parser(getattr(importlib.import_module(module), name), verb.words, verb.help)
+        words = Words(verb.words, verb.help)
+        for action in parser._actions:
+            for flag in (flag for flag in action.option_strings if flag.startswith("--")):
+                words.flags[flag] = (action.help or "").replace("%%", "%").split(" (default")[0]
+                offered = [word for word in str(action.metavar or "").split("|") if word and word not in _KINDS]
+                if offered or flag in names:
+                    words.choices[flag] = names.get(flag, []) or offered
+            if not action.option_strings and verb.words == "completion":
+                words.choices[""] = list(INSTALL)
+        found.append(words)
+    return found
+
+
+def _heads(verbs: list[Words]) -> dict[str, list[str]]:
+    """First words, each with the second words that may follow."""
+    heads: dict[str, list[str]] = {}
+    for words in verbs:
+        first, _, second = words.verb.partition(" ")
+        heads.setdefault(first, []).extend([second] if second else [])
+    return heads
+
+
+def bash(verbs: list[Words]) -> str:
+    heads = _heads(verbs)
+    lines = [
+        "# bash completion of frugalvit; made by 'frugalvit completion bash'",
+        "_frugalvit() {",
+        '    local current="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"',
+        '    local verb="${COMP_WORDS[1]}" second="${COMP_WORDS[2]}" flags="" choices="" words=""',
+        "    COMPREPLY=()",
+        '    if [ "$COMP_CWORD" -eq 1 ]; then',
+        f'        COMPREPLY=($(compgen -W {_quoted(" ".join([*heads, "--help", "--version"]))} -- "$current")); return',
+        "    fi",
+        '    case "$verb $second" in',
+        *(f'        {_quoted(w.verb)}) verb="$verb $second" ;;' for w in verbs if " " in w.verb),
+        "    esac",
+        '    case "$verb" in',
+    ]
+    for words in verbs:
+        first = words.verb.partition(" ")[0]
+        follow = heads[first] if " " not in words.verb else []
+        lines += [f"        {_quoted(words.verb)})", f"            flags={_quoted(' '.join(words.flags))}"]
+        extra = [*follow, *words.choices.get("", [])]
+        if extra:
+            lines.append(f'            [ "$COMP_CWORD" -eq 2 ] && words={_quoted(" ".join(extra))}')
+        if any(words.choices):
+            lines.append('            case "$before" in')
+            lines += [f"                {f}) choices={_quoted(' '.join(c))} ;;" for f, c in words.choices.items() if f]
+            lines.append("            esac")
+        lines.append("            ;;")
+    lines += [
+        f"        {first}) words={_quoted(' '.join(second))} ;;"
+        for first, second in heads.items()
+        if _family(first, verbs)
+    ]
+    lines += [
+        "    esac",
+        '    if [ -n "$choices" ]; then COMPREPLY=($(compgen -W "$choices" -- "$current"))',
+        '    elif [[ "$current" == -* ]]; then COMPREPLY=($(compgen -W "$flags" -- "$current"))',
+        '    else COMPREPLY=($(compgen -W "$words" -- "$current")); fi  # none: files',
+        "}",
+        "complete -o bashdefault -o default -F _frugalvit frugalvit",
+    ]
+    return "\n".join(lines)
+
+
+def zsh(verbs: list[Words]) -> str:
+    heads = _heads(verbs)
+    helps = {words.verb: words.help for words in verbs}
+    first = [f"{head}:{_colon(helps.get(head, ', '.join(rest)))}" for head, rest in heads.items()]
+    lines = [
+        "#compdef frugalvit",
+        "# zsh completion of frugalvit; made by 'frugalvit completion zsh'",
+        "_frugalvit() {",
+        "    local -a words_here flags",
+        '    local verb="$words[2]"',
+        "    if (( CURRENT == 2 )); then",
+        f"        words_here=({' '.join(map(_quoted, first))})",
+        "        _describe 'command' words_here; return",
+        "    fi",
+        '    case "$verb $words[3]" in',
+        *(f'        {_quoted(w.verb)}) (( CURRENT > 3 )) && verb="$verb $words[3]" ;;' for w in verbs if " " in w.verb),
+        "    esac",
+        '    case "$verb" in',
+    ]
+    for words in verbs:
+        lines.append(f"        {_quoted(words.verb)})")
+        lines += ['            case "$words[CURRENT-1]" in'] if any(words.choices) else []
+        lines += [f"                {f}) compadd -- {' '.join(c)}; return ;;" for f, c in words.choices.items() if f]
+        lines += ["            esac"] if any(words.choices) else []
+        follow = [*heads.get(words.verb, []), *words.choices.get("", [])]
+        if follow:
+            lines.append(f"            (( CURRENT == 3 )) && compadd -- {' '.join(follow)}")
+        flags = [f"{flag}:{_colon(text)}" for flag, text in words.flags.items()]
+        lines += [f"            flags=({' '.join(map(_quoted, flags))})", "            ;;"]
+    lines += [
+        f"        {first}) compadd -- {' '.join(second)}; return ;;"
+        for first, second in heads.items()
+        if _family(first, verbs)
+    ]
+    lines += [
+        "    esac",
+        "    if [[ \"$words[CURRENT]\" == -* ]]; then _describe -o 'option' flags; else _files; fi",
+        "}",
+        "compdef _frugalvit frugalvit",
+    ]
+    return "\n".join(lines)
+
+
+def fish(verbs: list[Words]) -> str:
+    lines = ["# fish completion of frugalvit; made by 'frugalvit completion fish'"]
+    helps = {words.verb: words.help for words in verbs}
+    for head, rest in _heads(verbs).items():
+        text = _quoted(helps.get(head, ", ".join(rest)))
+        lines.append(f"complete -c frugalvit -n __fish_use_subcommand -f -a {head} -d {text}")
+        for second in rest:
+            test = f"__fish_seen_subcommand_from {head}; and not __fish_seen_subcommand_from {' '.join(rest)}"
+            lines.append(f"complete -c frugalvit -n '{test}' -f -a {second} -d {_quoted(helps[f'{head} {second}'])}")
+    for words in verbs:
+        test = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in words.verb.split())
+        for flag, text in words.flags.items():
+            offered = words.choices.get(flag)
+            more = f" -x -a {_quoted(' '.join(offered))}" if offered else ""
+            lines.append(f"complete -c frugalvit -n '{test}' -l {flag[2:]}{more} -d {_quoted(text)}")
+        if "" in words.choices:
+            lines.append(f"complete -c frugalvit -n '{test}' -f -a {_quoted(' '.join(words.choices['']))}")
+    return "\n".join(lines)
+
+
+def _family(first: str, verbs: list[Words]) -> bool:
+    """Whether a first word is only a family (``probe``) and no verb of its own (``data``)."""
+    return all(words.verb != first for words in verbs)
+
+
+def _quoted(text: str) -> str:
+    """In single quotes, as all three shells take it; quotes inside become typographic ones."""
+    return "'" + text.replace("'", "’").replace("\\", "/").replace("\n", " ") + "'"
+
+
+def _colon(text: str) -> str:
+    return text.replace(":", r"\:")

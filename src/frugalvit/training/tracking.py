@@ -1,0 +1,153 @@
+"""Metrics where people already watch them: W&B, MLflow, Trackio beside the run folder (metrics.jsonl is the truth).
+
+A tracker has three methods: ``log(step, values)``, ``image(name, path)`` and ``close()``. The run's identity at the
+service is kept in ``RUN/trackers.json``, so that a resumed run goes on in the same place there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from frugalvit.errors import UserError, nearest
+from frugalvit.files import write_text
+
+PROJECT = "frugalvit"
+
+
+class Tracker(Protocol):
+    """Where numbers and pictures of a run go."""
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Numbers of one step; ``split`` ("train", "val") becomes the first part of their names."""
+        ...
+
+    def image(self, name: str, path: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _WandB:
+    """Weights & Biases. ``WANDB_MODE=offline`` keeps everything in the run folder."""
+
+    def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
+        self.library = library
+        self.run = library.init(
+            project=PROJECT, name=folder.name, dir=str(folder), config=dict(config), id=identity, resume="allow"
+        )
+        self.identity = str(self.run.id)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.run.log(numbers(values), step=step)
+
+    def image(self, name: str, path: Path) -> None:
+        self.run.log({name: self.library.Image(str(path))})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class _MLflow:
+    """MLflow, at ``MLFLOW_TRACKING_URI`` or in ``mlruns`` as it decides itself."""
+
+    def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
+        self.client = library.MlflowClient()
+        if identity is not None:
+            self.identity = identity
+            self.client.update_run(identity, status="RUNNING")
+            return
+        experiment = self.client.get_experiment_by_name(PROJECT)
+        where = experiment.experiment_id if experiment else self.client.create_experiment(PROJECT)
+        self.identity = self.client.create_run(where, run_name=folder.name).info.run_id
+        for name, value in flat(config).items():
+            self.client.log_param(self.identity, name, str(value)[:500])
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        for name, value in numbers(values).items():
+            self.client.log_metric(self.identity, name, value, step=step)
+
+    def image(self, name: str, path: Path) -> None:
+        self.client.log_artifact(self.identity, str(path), artifact_path=name)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.identity)
+
+
+class _Trackio:
+    """Trackio, local unless its own environment variables say otherwise."""
+
+    def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
+        self.library = library
+        self.identity = identity or folder.name
+        self.run = library.init(project=PROJECT, name=self.identity, config=dict(config), resume="allow")
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.run.log(numbers(values), step=step)
+
+    def image(self, name: str, path: Path) -> None:
+        self.run.log({name: self.library.Image(str(path))})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+TRACKERS: dict[str, tuple[type, str]] = {
+    "wandb": (_WandB, "wandb"),
+    "mlflow": (_MLflow, "mlflow"),
+    "trackio": (_Trackio, "trackio"),
+}
+
+
+def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
+    """One tracker per name; a wrong name or a library that is not installed is said before anything is trained."""
+    wanted = list(dict.fromkeys(names))
+    libraries = {name: _library(name) for name in wanted}
+    file = run_folder / "trackers.json"
+    known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    trackers: list[Tracker] = []
+    for name in wanted:
+        tracker = TRACKERS[name][0](libraries[name], run_folder, config, known.get(name))
+        known[name] = tracker.identity
+        trackers.append(tracker)
+    if wanted:
+        write_text(file, json.dumps(known, indent=1))
+    return trackers
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Raise for a wrong name or a missing library, without starting anything: for the first second of a command."""
+    for name in names:
+        _library(name, load=False)
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """``{"split": "val", "top1": 71.2}`` -> ``{"val/top1": 71.2}``: what can be drawn as a curve."""
+    split = values.get("split", "train")
+    return {
+        f"{split}/{name}": float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def _library(name: str, load: bool = True) -> Any:
+    if name not in TRACKERS:
+        raise UserError(f"There is no tracker '{name}': choose {', '.join(TRACKERS)}.{nearest(name, TRACKERS)}")
+    module = TRACKERS[name][1]
+    if importlib.util.find_spec(module) is None:
+        raise UserError(
+            f'Tracking with {name} needs a package that is not installed: pip install "frugalvit[tracking]"'
+        )
+    return importlib.import_module(module) if load else None

@@ -1,0 +1,239 @@
+"""The first hour: doctor, advise, completion; trackers; and the papers that people are to cite."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from frugalvit import arguments, cli, doctor
+from frugalvit.advise import advise
+from frugalvit.completion import completion, describe
+from frugalvit.config.product import AdviseConfig, CompletionConfig, DoctorConfig
+from frugalvit.errors import UserError
+from frugalvit.training import tracking
+
+ROOT = Path(__file__).parent.parent
+
+
+def write_images(folder: Path, classes: int, each: int, side: int = 16) -> Path:
+    random = np.random.default_rng(0)
+    for label in range(classes):
+        place = folder / f"class_{label}" if classes > 1 else folder
+        place.mkdir(parents=True, exist_ok=True)
+        for number in range(each):
+            pixels = random.integers(0, 256, (side, side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    return folder
+
+
+def check_command(command: str) -> None:
+    """A command that the real parser takes."""
+    words = shlex.split(command)
+    assert words[0] == "frugalvit"
+    verb = cli.find_verb(words[1:])
+    assert verb is not None
+    rest = words[1 + len(verb.words.split()) :]
+    arguments.parse(cli._load(verb.config), rest, verb.words, verb.help)
+
+
+# -- doctor
+
+
+def test_doctor_sees_packages_and_devices() -> None:
+    data = doctor.doctor(DoctorConfig()).data
+    assert data["exit"] == 0 and not data["problems"]
+    assert {"torch", "timm", "pydantic"} <= {package["name"] for package in data["packages"] if package["ok"]}
+    assert data["devices"][0]["device"] == "cpu" and data["devices"][0]["memory_gib"] > 0
+    assert {extra["name"] for extra in data["extras"]} == set(doctor.USEFUL)
+    json.dumps(data)
+
+
+def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["torch>=99", "nowhere-at-all>=1", 'wandb-of-nobody>=1; extra == "tracking"']
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
+    result = doctor.doctor(DoctorConfig(cache=False))
+    assert result.data["exit"] == 1 and len(result.data["problems"]) == 2
+    assert any("nowhere-at-all is missing" in note for note in result.notes)
+    assert 'to add what is missing:  pip install "frugalvit[tracking]"' in result.notes
+
+
+def test_doctor_adds_up_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path))
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.bin").write_bytes(b"x" * 1000)
+    assert {"folder": str(tmp_path / "images"), "files": 1, "bytes": 1000} in doctor.doctor(DoctorConfig()).data[
+        "caches"
+    ]
+
+
+# -- advise
+
+
+def test_advice_on_labelled_images(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "my photos", 3, 12)
+    data = advise(AdviseConfig(data=str(folder), trial=1, device="cpu")).data
+    assert (data["images"], data["classes"], data["device"], data["side"]) == (36, 3, "cpu", 16)
+    commands = [proposal["command"] for proposal in data["proposals"]]
+    for command in commands:
+        check_command(command)
+    assert [command.split()[1] for command in commands] == ["train", "pretrain", "train", "train", "compare"]
+    assert all(proposal["seconds"] > 0 and proposal["why"] for proposal in data["proposals"])
+    first = data["proposals"][0]
+    assert first["seconds"] >= first["steps"] * first["seconds_per_step"]
+    assert {"backbone", "batch", "lr"} <= {decision["name"] for decision in first["decisions"]}
+    json.dumps(data)
+
+
+def test_advice_without_labels_and_without_a_trial(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 1, 10)
+    result = advise(AdviseConfig(data=str(folder), trial=0, device="cpu"))
+    commands = [proposal["command"] for proposal in result.data["proposals"]]
+    assert [command.split()[1] for command in commands] == ["pretrain", "embed", "train"]
+    for command in commands:
+        check_command(command)
+    assert all(proposal["seconds"] is None for proposal in result.data["proposals"])
+
+
+def test_advice_warns_of_imbalance(tmp_path: Path) -> None:
+    folder = write_images(tmp_path, 2, 4)
+    for number in range(40):
+        shutil.copy(folder / "class_0" / "0.png", folder / "class_0" / f"copy_{number}.png")
+    notes = advise(AdviseConfig(data=str(folder), trial=0, device="cpu")).notes
+    assert any("--balance" in note for note in notes)
+
+
+# -- completion
+
+
+def complete(script: str, line: str) -> list[str]:
+    """What bash offers at the end of a line."""
+    words = shlex.split(line) + ([""] if line.endswith(" ") else [])
+    code = f"{script}\nCOMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}\n_frugalvit\n"
+    done = subprocess.run(
+        ["bash", "-c", code + 'printf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True
+    )
+    assert not done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_bash_completion() -> None:
+    script = completion(CompletionConfig(shell="bash")).data["script"]
+    assert complete(script, "frugalvit tra") == ["train"]
+    assert set(complete(script, "frugalvit probe ")) == {"knn", "linear", "logistic", "suite"}
+    assert "--localization.weight" in complete(script, "frugalvit train photos --localization.w")
+    assert complete(script, "frugalvit train photos --device ") == ["auto", "cpu", "cuda", "mps"]
+    assert "swin_nano" in complete(script, "frugalvit train photos --backbone swin")
+    assert complete(script, "frugalvit data p") == ["pack"]
+    assert "--shard-megabytes" in complete(script, "frugalvit data pack --shard")
+    assert complete(script, "frugalvit completion z") == ["zsh"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_verb_and_option_is_completed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", shell]) == 0
+    out, err = capsys.readouterr()
+    for words in describe():
+        assert words.verb.split()[-1] in out
+        for flag in words.flags:
+            assert (flag[2:] if shell == "fish" else flag) in out
+    assert "to install it:" in err and len(err.strip().splitlines()) == 1
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=out, text=True, check=True, capture_output=True)
+
+
+# -- trackers
+
+
+class Recorder:
+    """Stands for a tracking library: remembers every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.id = "identity"
+        self.info = SimpleNamespace(run_id="identity")
+        self.experiment_id = "7"
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            self.calls.append((name, arguments, keywords))
+            return "picture" if name == "Image" else self
+
+        return call
+
+
+@pytest.mark.parametrize("name", list(tracking.TRACKERS))
+def test_trackers_get_numbers_and_pictures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Recorder()
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda module: ModuleType(module))
+    monkeypatch.setattr(tracking.importlib, "import_module", lambda module: library)
+    for _ in range(2):  # the second time is a resumed run
+        (tracker,) = tracking.make_trackers([name, name], tmp_path, {"epochs": 3, "localization": {"weight": 0.5}})
+        tracker.log(10, {"split": "val", "top1": 71.0, "epoch": 1, "note": "words are no curve", "flag": True})
+        tracker.image("augmentations", tmp_path / "augmentations.jpg")
+        tracker.close()
+    assert json.loads((tmp_path / "trackers.json").read_text())[name]
+    said = str(library.calls)
+    assert "val/top1" in said and "val/epoch" in said and "augmentations.jpg" in said and "words are no" not in said
+    if name == "mlflow":
+        assert [call[0] for call in library.calls].count("create_run") == 1
+        assert ("log_param", ("identity", "localization.weight", "0.5"), {}) in library.calls
+    else:
+        started = [call[2] for call in library.calls if call[0] == "init"]
+        assert len(started) == 2 and started[1]["resume"] == "allow"
+
+
+def test_missing_or_misspelt_tracker_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Did you mean 'wandb'"):
+        tracking.check_trackers(["wanbd"])
+    absent = [name for name in tracking.TRACKERS if name not in sys.modules and not _installed(name)]
+    for name in absent:
+        with pytest.raises(UserError, match=r'pip install "frugalvit\[tracking\]"'):
+            tracking.make_trackers([name], tmp_path, {})
+    assert not (tmp_path / "trackers.json").exists()
+
+
+def _installed(name: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(name) is not None
+
+
+# -- housekeeping
+
+
+def test_citation_names_both_papers() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0" and citation["license"] == "Apache-2.0"
+    titles = {entry["title"] for entry in citation["references"]}
+    assert titles == {
+        "Efficient Training of Visual Transformers with Small Datasets",
+        "Efficient Self-supervised Vision Transformers for Representation Learning",
+    }
+    assert all(entry["authors"] and entry["year"] for entry in citation["references"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+", citation["version"])
+
+
+def test_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells' Python in one process; shell lines are frugalvit's own commands and run through the same entry."""
+    notebook = json.loads((ROOT / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))
+    assert notebook["nbformat"] == 4
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs"), "cells are stored without outputs"
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "first_steps.ipynb", "exec"), names)
+    assert names["predictions"]
