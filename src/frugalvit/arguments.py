@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[Config, argparse.Namespace]:
     """The configuration that ``argv`` (and a ``--config`` file beneath it) describes, and the common flags."""
     parser = make_parser(model, prog, about)
-    parsed, unknown = parser.parse_known_args([_dashed(word) for word in argv])
+    parsed, unknown = parser.parse_known_intermixed_args([_dashed(word) for word in argv])
     if unknown:
         raise UserError(_unknown(parser, unknown[0], prog))
     given: dict[str, Any] = {}

@@ -10,7 +10,6 @@ _HOME = {
     "DataSource": "frugalvit.data.examples",
     "Examples": "frugalvit.data.examples",
     "join": "frugalvit.data.examples",
-    "decode": "frugalvit.data.decode",
     "BadImage": "frugalvit.data.decode",
     "check_trainable": "frugalvit.data.splits",
     "dataset_status": "frugalvit.data.catalog",
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from frugalvit.data.catalog import dataset_status as dataset_status
     from frugalvit.data.catalog import list_datasets as list_datasets
     from frugalvit.data.decode import BadImage as BadImage
-    from frugalvit.data.decode import decode as decode
     from frugalvit.data.examples import DataSource as DataSource
     from frugalvit.data.examples import Examples as Examples
     from frugalvit.data.examples import join as join
@@ -33,7 +31,6 @@ __all__ = [
     "DataSource",
     "Examples",
     "join",
-    "decode",
     "BadImage",
     "check_trainable",
     "dataset_status",

@@ -13,7 +13,6 @@ from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.train import PredictConfig, TrainConfig
-from frugalvit.data import open_data
 from frugalvit.data.augment import TrainAugment
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.loader import Batches
@@ -104,7 +103,9 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
 def make_plan(config: TrainConfig, images: int, world: int) -> Plan:
     """The run in steps."""
     assert isinstance(config.batch, int) and isinstance(config.lr, float)
-    batch = max(world * config.accumulate, config.batch // (world * config.accumulate) * world * config.accumulate)
+    # Several processes share a batch in equal parts, and a pair of mixed images stays in one process.
+    part = world * config.accumulate * (2 if world > 1 else 1)
+    batch = max(part, config.batch // part * part)
     per_epoch = steps_per_epoch(images, batch)
     steps = total_steps(config, images)
     optimizer = config.optimizer
@@ -212,7 +213,8 @@ def _finish(
         if config.report:
             from frugalvit.report.page import write_report
 
-            write_report([run.folder], run.folder / "report.html")
+            shown = test or source.splits.get("val") or source.splits["train"]
+            write_report([run.folder], run.folder / "report.html", model=task.result.cpu().eval(), examples=shown)
     return _result(summary)
 
 
@@ -235,8 +237,7 @@ def _result(summary: dict[str, Any]) -> Result:
 
 
 def _open(config: TrainConfig) -> DataSource:
-    assert config.data is not None
-    source = open_data(config.data, split=config.split, val_fraction=config.val_fraction, seed=0)
+    source = setup.open_source(config)
     check_trainable(source)
     return source
 

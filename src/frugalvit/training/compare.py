@@ -105,8 +105,11 @@ def write_comparison(folder: Path, scores: Scores, metric: str) -> Result:
         "seconds_per_step": pace,
     }
     write_text(folder / "comparison.json", json.dumps(data, indent=1))
+    from frugalvit.report.page import write_report
+
+    write_report([folder], folder / "report.html")
     files = ", ".join(f"comparison.{kind}" for kind in ("md", "csv", "tex", "png"))
-    return Result(data, [Table(columns, rows)], [f"{folder}: {files}"])
+    return Result(data, [Table(columns, rows)], [f"{folder}: {files}, report.html"])
 
 
 def _rows(

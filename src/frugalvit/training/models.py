@@ -53,5 +53,15 @@ def load_model(
         backbone = create_backbone(where, **({} if img_size is None else {"img_size": img_size}))
         name = where
     classes = meta.get("classes")
-    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std)
+    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **_preparation(meta))
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
+
+
+def _preparation(meta: dict[str, Any]) -> dict[str, Any]:
+    """How a folder says its images were cropped and resized, where it says so."""
+    known: dict[str, Any] = {}
+    if meta.get("crop_pct"):
+        known["resize_ratio"] = max(1.0, 1 / float(meta["crop_pct"]))
+    if meta.get("interpolation") in ("bilinear", "bicubic"):
+        known["interpolation"] = meta["interpolation"]
+    return known

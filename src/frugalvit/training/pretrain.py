@@ -14,7 +14,6 @@ from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.data import open_data
 from frugalvit.data.augment import MultiCrop
 from frugalvit.data.examples import DataSource, Examples, join
 from frugalvit.data.loader import Batches
@@ -45,7 +44,7 @@ def pretrain(config: PretrainConfig) -> Result:
         if done:
             return _result(done)
     stored = PretrainConfig.from_yaml(find_run(config.resume) / "config.yaml") if config.resume else config
-    source = open_data(str(stored.data), split=stored.split, val_fraction=stored.val_fraction)
+    source = setup.open_source(stored)
     config, run = setup.open_run(config, fabric, "pretrain", source.name)
     try:
         return _pretrain(config, source, run, fabric)
@@ -168,7 +167,7 @@ def make_task(config: PretrainConfig, student: Backbone, plan: Plan) -> Pretrain
     return PretrainTask(
         student,
         setup.make_twin(student),
-        views=ViewMatching(student.dim, **heads) if matching.view_weight > 0 else None,
+        views=ViewMatching(student.pooled_dim, **heads) if matching.view_weight > 0 else None,
         regions=RegionMatching(student.dim, **heads) if matching.region_weight > 0 else None,
         localization=localization,
         weights=(matching.view_weight, matching.region_weight, weight),

@@ -14,6 +14,7 @@ from frugalvit import console
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights import load_weights
 from frugalvit.config.train import RunConfig
+from frugalvit.data import open_data
 from frugalvit.data.augment import EvalTransform
 from frugalvit.data.cache import ImageStore, build_store
 from frugalvit.data.examples import DataSource, Examples
@@ -108,6 +109,17 @@ def record(config: RunConfig, run: Run, decisions: Decisions, examples: Examples
             f"the images of {config.data} have changed since {run.folder} began ({before['images']:,} then, "
             f"{len(examples):,} now): it goes on with them, but will not end as it would have"
         )
+
+
+def open_source(config: RunConfig) -> DataSource:
+    """The data a configuration names."""
+    return open_data(
+        str(config.data),
+        split=config.split,
+        val_fraction=config.val_fraction,
+        classes=config.classes,
+        root=config.root,
+    )
 
 
 def median_side(examples: Examples, sample: int = 64) -> int:
