@@ -21,6 +21,7 @@ def test_npz_holds_paths_labels_and_vectors(squares: Path, tmp_path: Path) -> No
     result = embed(EmbedConfig(data=str(squares), out=str(tmp_path / "f.npz"), **TINY))
     with np.load(tmp_path / "f.npz", allow_pickle=False) as file:
         arrays = dict(file)
+    assert set(arrays) == {"paths", "splits", "vectors", "labels", "classes"}
     assert arrays["vectors"].shape == (48, result.data["shape"][0]) and arrays["vectors"].dtype == np.float32
     for path, label, split in zip(arrays["paths"], arrays["labels"], arrays["splits"], strict=True):
         assert Path(path).is_file() and arrays["classes"][label] in path and f"/{split}/" in path

@@ -74,7 +74,7 @@ def write_features(path: Path, found: Embedded, splits: list[str], classes: tupl
         labels = found.labels if found.labels is not None else found.targets
         if labels is not None and classes is not None:
             arrays |= {"labels": labels.numpy(), "classes": np.array(classes)}
-        write_atomically(path, lambda handle: np.savez(handle, allow_pickle=False, **arrays))
+        write_atomically(path, lambda handle: np.savez(handle, **arrays))  # type: ignore[arg-type]
         return
     import pyarrow
     import pyarrow.parquet
