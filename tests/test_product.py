@@ -227,7 +227,7 @@ def test_citation_names_both_papers() -> None:
 
 
 def test_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cells' Python in one process; shell lines are frugalvit's own commands and run through the same entry."""
+    """The cells' Python, one after the other in one namespace, as a kernel would run it."""
     notebook = json.loads((ROOT / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))
     assert notebook["nbformat"] == 4
     monkeypatch.chdir(tmp_path)
@@ -235,5 +235,6 @@ def test_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for cell in notebook["cells"]:
         assert not cell.get("outputs"), "cells are stored without outputs"
         if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), "first_steps.ipynb", "exec"), names)
+            source = "".join(cell["source"]).replace('"epochs": 30', '"epochs": 2')  # two show that it runs
+            exec(compile(source, "first_steps.ipynb", "exec"), names)
     assert names["predictions"]
