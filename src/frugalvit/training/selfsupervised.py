@@ -19,6 +19,7 @@ from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.training.averaging import average_into
 from frugalvit.training.health import Health
+from frugalvit.training.localizing import Share, measure
 from frugalvit.training.parameters import decay_groups
 from frugalvit.training.schedules import Schedule
 
@@ -58,6 +59,7 @@ class PretrainTask(nn.Module):
         self.fabric: Fabric | None = None
         self.monitor: Any = None
         self.health: Health | None = None
+        self.share = Share()
 
     @property
     def watched(self) -> str:
@@ -66,6 +68,7 @@ class PretrainTask(nn.Module):
     def feed(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric) -> None:
         """Where crops come from, what looks at the features, and what watches the signs."""
         self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
+        self.share = Share(batches.seed, batches.rank, batches.world)
 
     # -- a step
 
@@ -96,7 +99,9 @@ class PretrainTask(nn.Module):
                 total = total + 0.0 * sum(parameter.sum() for parameter in self.regions.student.parameters())
         if self.localization is not None:
             grids = torch.cat([crop.grid for crop in student[:count]])
-            losses["localization"], losses["localization_error"] = self.localization.measure(grids)
+            losses["localization"], losses["localization_error"] = measure(
+                self.localization, grids, step, self.share, views=count
+            )
             total = total + localization_weight * losses["localization"]
         if step % self.health_every == 0:
             losses |= self._signs(student, teacher, temperature, step)

@@ -16,6 +16,7 @@ from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, Batches, eval_batches
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training.averaging import average_into
+from frugalvit.training.localizing import Share, measure
 from frugalvit.training.parameters import decay_groups, layer_groups
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.scores import ClassificationScores
@@ -46,10 +47,12 @@ class SupervisedTask(nn.Module):
         self.evaluated: Any = None
         self.watched = "val"
         self.fabric: Fabric | None = None
+        self.share = Share()
 
     def feed(self, batches: Batches, evaluated: Any, watched: str, fabric: Fabric) -> None:
         """Where batches come from, and which split is evaluated ("val" chooses the best weights, "test" does not)."""
         self.batches, self.evaluated, self.watched, self.fabric = batches, evaluated, watched, fabric
+        self.share = Share(batches.seed, batches.rank, batches.world)
 
     # -- a step
 
@@ -69,7 +72,7 @@ class SupervisedTask(nn.Module):
             if self.settings.images == "clean" and batch.clean is not None:
                 grid = self.backbone(batch.clean).grid
             grids = self.backbone.blocks(batch.images) if isinstance(self.localization, DenseLocalization) else grid
-            localization, error = self.localization.measure(grids)  # type: ignore[arg-type]
+            localization, error = measure(self.localization, grids, step, self.share)
             losses |= {"localization": localization, "localization_error": error}
             losses["loss"] = classification + weight * localization
         return losses

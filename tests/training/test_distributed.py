@@ -1,0 +1,207 @@
+"""Two processes with half the batch each are one process with the whole; a lost one ends the run with a clear line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nursery import Child, Nursery
+from tiny import PRETRAIN, TRAIN, read_metrics, write_config, write_images
+
+from frugalvit.training.processes import places
+
+# Stochastic depth is drawn by each process for its own images: equal in distribution, not in numbers.
+WITHOUT_CHANCE: dict[str, Any] = {"drop_path": 0.0}
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    folder = tmp_path_factory.mktemp("distributed")
+    # 26 training images make an uneven end of every epoch, 11 validation images an uneven last batch.
+    write_images(folder / "images", train=13, val=11)
+    write_config(folder / "train.yaml", TRAIN, **WITHOUT_CHANCE)
+    localization = {"weight": 0.1, "hidden": 8, "pairs": 4}
+    write_config(folder / "pretrain.yaml", PRETRAIN, localization=localization, **WITHOUT_CHANCE)
+    made = Nursery(folder)
+    yield made
+    made.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun_variables(world: int) -> list[dict[str, str]]:
+    """What torchrun sets for each of its processes."""
+    port = str(free_port())
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    common |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0"}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
+def slurm_variables(world: int) -> list[dict[str, str]]:
+    """What srun sets for each task of a job on one node."""
+    common = {"SLURM_JOB_ID": "1234", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": str(world), "SLURM_NNODES": "1"}
+    common |= {"SLURM_NTASKS_PER_NODE": str(world), "SLURM_NODELIST": "localhost", "SLURM_NODEID": "0"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_STEP_ID": "0", "SRUN_DEBUG": "3"}
+    return [common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(world)]
+
+
+def start(nursery: Nursery, variables: list[dict[str, str]], *words: str) -> list[Child]:
+    return [nursery.start(*words, "--device", "cpu", **own) for own in variables]
+
+
+def finish(children: list[Child]) -> list[str]:
+    statuses = [child.wait() for child in children]
+    assert statuses == [0] * len(children), "\n".join(child.said() for child in children)
+    return [child.said() for child in children]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Losses, scores, weights, optimiser and centres of two runs agree to rounding."""
+    first, second = read_metrics(one), read_metrics(other)
+    assert [line.keys() for line in first] == [line.keys() for line in second]
+    # Signs of life are computed within each process's part and then averaged: no sums over the whole batch.
+    within = ("prototypes_used", "dominant", "match_entropy")
+    for a, b in zip(first, second, strict=True):
+        names = [name for name in a if not name.removeprefix("region_").startswith(within)]
+        assert [a[name] for name in names if name != "split"] == pytest.approx(
+            [b[name] for name in names if name != "split"], rel=2e-4, abs=2e-5
+        )
+    states = [torch.load(run / "checkpoints" / "last.pt", weights_only=True) for run in (one, other)]
+    moments = [state["optimizer"]["state"] for state in states]
+    torch.testing.assert_close(states[0]["task"], states[1]["task"], rtol=2e-3, atol=5e-5)
+    torch.testing.assert_close(moments[0], moments[1], rtol=2e-3, atol=5e-5)
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_two_halves_equal_the_whole(nursery: Nursery, verb: str) -> None:
+    words = [verb, "images", "--config", f"{verb}.yaml", "--json"]
+    status, said = nursery.run(*words, "--out", f"{verb}_1")
+    assert status == 0, said
+    said = finish(start(nursery, torchrun_variables(2), *words, "--out", f"{verb}_2"))
+    assert sum(line.startswith("{") for text in said for line in text.splitlines()) == 1, "one answer, not two"
+    assert_same_run(nursery.folder / f"{verb}_1", nursery.folder / f"{verb}_2")
+
+
+def test_slurm_starts_the_processes_itself(nursery: Nursery) -> None:
+    words = ["train", "images", "--config", "train.yaml", "--steps", "2", "--out", "slurm"]
+    finish(start(nursery, slurm_variables(2), *words))
+    assert (nursery.folder / "slurm" / "summary.json").exists()
+
+
+def test_a_signal_to_one_process_stops_all_and_two_resume(nursery: Nursery) -> None:
+    out = nursery.folder / "stopped"
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "30", "--save-every", "0"]
+    children = start(nursery, torchrun_variables(2), *words)
+    children[0].wait_for(out / "metrics.jsonl")
+    children[1].send(signal.SIGTERM)
+    assert [child.wait() for child in children] == [3, 0], "\n".join(child.said() for child in children)
+    assert "saved; continue" in children[0].said()
+    said = finish(start(nursery, torchrun_variables(2), "train", "--resume", str(out)))
+    assert "resuming" in said[0] and "resuming" not in said[1]
+    assert [line["step"] for line in read_metrics(out) if line["split"] == "train"][-1] == 30
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_dead_peer_ends_the_run(nursery: Nursery, lost: int) -> None:
+    out = nursery.folder / f"dead_{lost}"
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "100000"]
+    children = start(nursery, torchrun_variables(2), *words)
+    children[0].wait_for(out / "checkpoints" / "last.pt")
+    children[lost].send(signal.SIGKILL)
+    assert children[lost].wait() == -signal.SIGKILL
+    began = time.monotonic()
+    other = children[1 - lost]
+    assert other.wait() == 2, other.said()
+    assert time.monotonic() - began < 30
+    assert "Another process of this run has ended" in other.said() and f"--resume {out}" in other.said()
+    assert "Traceback" not in other.said()
+
+
+def test_a_hanging_peer_is_given_up(nursery: Nursery) -> None:
+    out = nursery.folder / "hanging"
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "100000", "--peer-timeout", "2"]
+    children = start(nursery, torchrun_variables(2), *words)
+    children[0].wait_for(out / "checkpoints" / "last.pt")
+    children[1].send(signal.SIGSTOP)
+    assert children[0].wait() == 2, children[0].said()
+    assert "has not answered for 2 s" in children[0].said()
+    children[1].send(signal.SIGKILL)
+    children[1].wait()
+
+
+def test_a_mistake_of_the_first_process_is_everybodys(nursery: Nursery) -> None:
+    out = nursery.folder / "taken"
+    out.mkdir()
+    (out / "config.yaml").write_text("{}")
+    children = start(nursery, torchrun_variables(2), "train", "images", "--config", "train.yaml", "--out", str(out))
+    assert [child.wait() for child in children] == [2, 2]
+    assert all("already holds a run" in child.said() for child in children)
+
+
+def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) -> None:
+    """Through the installed script, whose processes lightning starts by running the same words again."""
+    script = Path(sys.executable).with_name("frugalvit")
+    if not script.exists():
+        pytest.skip("frugalvit is not installed as a script")
+    words = ["train", str(nursery.folder / "images"), "--config", str(nursery.folder / "train.yaml"), "--steps", "2"]
+    words += ["--out", str(tmp_path / "run"), "--devices", "2", "--device", "cpu", "--json", "--quiet"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [script, *words], capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 2 and len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_under_torchrun(nursery: Nursery, tmp_path: Path) -> None:
+    words = ["train", str(nursery.folder / "images"), "--config", str(nursery.folder / "train.yaml"), "--steps", "2"]
+    words += ["--out", str(tmp_path / "run"), "--device", "cpu", "--json", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    command += ["-m", "frugalvit.cli", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked", "expected"),
+    [
+        ({}, (1, 1), (1, 1)),
+        ({}, (4, 2), (4, 2)),
+        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, (1, 1), (8, 2)),
+        ({"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "fit"}, (1, 1), (4, 2)),
+        ({"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "bash"}, (1, 1), (1, 1)),
+    ],
+)
+def test_places(
+    variables: dict[str, str], asked: tuple[int, int], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert places(*asked) == expected
