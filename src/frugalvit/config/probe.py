@@ -33,7 +33,6 @@ class ProbeConfig(ExtractConfig):
     model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
     data: str = option(help="folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
-    val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
 
 
 class KnnConfig(ProbeConfig):
@@ -57,6 +56,7 @@ class LinearConfig(ProbeConfig):
     )
     features: Literal["pooled", "last_blocks"] = option("last_blocks", "pooled, or the token means of the last blocks")
     blocks: int = option(4, "how many last blocks", ge=1)
+    val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
 
 
 class LogisticConfig(ProbeConfig):
@@ -65,6 +65,7 @@ class LogisticConfig(ProbeConfig):
     max_iterations: int = option(1000, "of L-BFGS, for every λ", ge=1)
     features: Literal["pooled", "last_blocks"] = option("pooled", "pooled, or the token means of the last blocks")
     blocks: int = option(4, "how many last blocks", ge=1)
+    val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
 
 
 class SuiteConfig(ExtractConfig):
