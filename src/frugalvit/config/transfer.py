@@ -1,0 +1,165 @@
+"""What can be set for detection and segmentation on a backbone of ours."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from frugalvit.config.base import Config, option
+from frugalvit.config.train import Auto, RunConfig
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+class TransferOptimizerConfig(Config):
+    """AdamW, as Swin's detection and segmentation protocols have it."""
+
+    weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
+    betas: tuple[float, float] = option((0.9, 0.999), "AdamW's averaging rates")
+    warmup: int = option(500, "linear warm-up in steps, at most a fifth of the run", ge=0)
+    clip: float = option(0.0, "gradient norm limit; 0 for none", ge=0)
+    clip_per: Literal["global", "tensor"] = option("global", "one norm over all gradients, or one per tensor")
+    layer_decay: float = option(
+        1.0, "learning rate factor from each block of the backbone to the one before", gt=0, le=1
+    )
+
+
+class DetectOptimizerConfig(TransferOptimizerConfig):
+    """The learning rate falls at steps."""
+
+    milestones: tuple[float, ...] = option((8 / 12, 11 / 12), "shares of the run at which the learning rate falls")
+    factor: float = option(0.1, "what it is multiplied with there", gt=0, le=1)
+
+
+class SegmentOptimizerConfig(TransferOptimizerConfig):
+    """The learning rate falls along a line."""
+
+    warmup: int = option(1500, "linear warm-up in steps, at most a fifth of the run", ge=0)
+    weight_decay: float = option(0.01, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
+    power: float = option(1.0, "(1 - done)^power: 1 is a straight line", gt=0)
+    min_lr: float = option(0.0, "the last learning rate as a share of the highest", ge=0, le=1)
+
+
+class TransferConfig(RunConfig):
+    """What detection and segmentation share beside every run's options."""
+
+    pretrained: bool = option(False, "start from timm's published weights (needs a network)")
+    drop_path: float | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
+    evaluate_every: int | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
+
+    @classmethod
+    def default_recipe(cls, values: dict[str, Any]) -> str:
+        return f"{cls.recipe_task()}-small"
+
+
+class DetectorConfig(Config):
+    """Sizes of the detector on top of the backbone."""
+
+    channels: int | Auto = option(
+        "auto", "channels of the feature pyramid; auto: a third of the backbone's, at most 256"
+    )
+    hidden: int | Auto = option("auto", "width of the box heads; auto: four times the channels")
+    anchors: float | Auto = option(
+        "auto", "anchor size in strides of its level; auto: 8 at 800 px, smaller with the input"
+    )
+    proposals: int = option(1000, "regions proposed per image", ge=1)
+    samples: int = option(512, "regions per image the box heads learn from", ge=4)
+    detections: int = option(100, "detections per image at most", ge=1)
+
+
+class DetectConfig(TransferConfig):
+    """Mask R-CNN or Cascade Mask R-CNN on COCO-format data. --img-size is the short side of the images at test."""
+
+    data: str | None = option(
+        None, "a folder with COCO-format JSON files and images, or one JSON file", positional=True
+    )
+    head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three that refine each other's boxes")
+    masks: bool | Auto = option("auto", "predict masks; auto: where every object has one")
+    scales: tuple[float, float] = option(
+        (0.6, 1.0), "smallest and largest short side in training, relative to img-size"
+    )
+    longest: float = option(5 / 3, "the long side's limit, relative to img-size", gt=0)
+    detector: DetectorConfig = option(default_factory=DetectorConfig)
+    optimizer: DetectOptimizerConfig = option(default_factory=DetectOptimizerConfig)  # type: ignore[assignment]
+
+    @classmethod
+    def recipe_task(cls) -> str:
+        return "detect"
+
+
+class DecoderConfig(Config):
+    """UperNet's sizes."""
+
+    channels: int | Auto = option("auto", "channels; auto: two thirds of the backbone's, at most the paper's 512")
+    dropout: float = option(0.1, "dropout before the classifier", ge=0, lt=1)
+    auxiliary: float = option(0.4, "weight of the auxiliary head's loss; 0 for none", ge=0)
+
+
+class TestConfig(Config):
+    """How images are looked at when they are scored."""
+
+    __test__ = False  # not a test, whatever pytest thinks of its name
+
+    multi_scale: bool = option(False, "average over several scales and flips", short="--multi-scale")
+    scales: list[float] = option((0.5, 0.75, 1.0, 1.25, 1.5, 1.75), "the scales, relative to img-size")
+    flip: bool = option(True, "and each mirrored (with multi-scale)")
+    window: int | Auto = option("auto", "side of a sliding window; auto: img-size with multi-scale; 0: whole images")
+
+
+class SegmentConfig(TransferConfig):
+    """UperNet on images with a label for every pixel. --img-size is the side of the training crops."""
+
+    data: str | None = option(None, "a folder of images and masks (also ADE20K, VOC and CamVid)", positional=True)
+    ignore_index: int | Auto = option(
+        "auto", "label that counts nowhere (255 never does); auto: a class called void, 11 in CamVid, 0 in ADE20K", ge=0
+    )
+    classes: int | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
+    scales: tuple[float, float] = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")
+    photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
+    largest_share: float = option(0.75, "crops that one class fills further than this are drawn anew", gt=0, le=1)
+    decoder: DecoderConfig = option(default_factory=DecoderConfig)
+    test: TestConfig = option(default_factory=TestConfig)
+    optimizer: SegmentOptimizerConfig = option(default_factory=SegmentOptimizerConfig)  # type: ignore[assignment]
+
+    @classmethod
+    def recipe_task(cls) -> str:
+        return "segment"
+
+
+class _UseConfig(Config):
+    model: str = option(help="the folder of a run of 'train'", positional=True)
+    batch: int = option(8, "images at once", ge=1)
+    device: Device = option("auto", "where to compute")
+
+
+class DetectEvalConfig(_UseConfig):
+    """COCO AP of a trained detector on another dataset, or another split."""
+
+    data: str = option(help="a folder with COCO-format JSON files and images, or one JSON file", positional=True)
+    split: Literal["train", "val", "test"] = option("val", "which part of the data")
+    out: str | None = option(None, "folder for detections.json and pictures", short="-o")
+
+
+class DetectPredictConfig(_UseConfig):
+    """Objects in images: pictures with boxes and masks, and COCO-format JSON."""
+
+    images: list[str] = option(help="image files or folders", positional=True)
+    threshold: float = option(0.5, "objects less certain than this are left out", ge=0, le=1)
+    out: str = option("predictions", "folder for pictures and detections.json", short="-o")
+
+
+class SegmentEvalConfig(_UseConfig):
+    """mIoU and mean accuracy of a trained segmenter on another dataset, or another split."""
+
+    data: str = option(help="a folder of images and masks", positional=True)
+    split: Literal["train", "val", "test"] = option("val", "which part of the data")
+    ignore_index: int | Auto = option("auto", "label that counts nowhere; auto: as in training", ge=0)
+    test: TestConfig = option(default_factory=TestConfig)
+    out: str | None = option(None, "folder for pictures", short="-o")
+
+
+class SegmentPredictConfig(_UseConfig):
+    """A label for every pixel of images: masks as PNG files, and pictures of them over the images."""
+
+    images: list[str] = option(help="image files or folders", positional=True)
+    test: TestConfig = option(default_factory=TestConfig)
+    out: str = option("predictions", "folder for masks and pictures", short="-o")

@@ -1,0 +1,246 @@
+"""COCO-format data: JSON files that say where which object is, as boxes, polygons and run-length masks.
+
+What a file may hold and how it is met: category ids with holes (classes are numbered 1, 2, … in the order of their
+ids), images without objects (they teach what is not there), crowds (not learnt from; scored as COCO scores them), boxes
+without area and objects without a usable mask (left out, said), boxes over the border (clipped).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from faster_coco_eval.core import mask as run_length
+
+from frugalvit.errors import UserError
+from frugalvit.transfer.places import arrange, check_sizes, find_folder
+
+_SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
+
+
+@dataclass
+class CocoImage:
+    """One image and its objects, as annotated; ``objects`` are cleaned annotations of the JSON file."""
+
+    id: Any
+    path: Path
+    height: int
+    width: int
+    objects: list[dict[str, Any]] = field(default_factory=list)
+
+    def learnable(self) -> list[dict[str, Any]]:
+        """The objects a detector learns from: everything but crowds."""
+        return [entry for entry in self.objects if not entry["iscrowd"]]
+
+
+@dataclass
+class CocoData:
+    """Images by split. Class k = 1, 2, … (0 is the background) stands for ``category_ids[k - 1]``."""
+
+    name: str
+    classes: tuple[str, ...]
+    category_ids: tuple[int, ...]
+    splits: dict[str, list[CocoImage]]
+    notes: list[str]
+
+    def class_of(self) -> dict[int, int]:
+        return {identity: number for number, identity in enumerate(self.category_ids, 1)}
+
+    def has_masks(self) -> bool:
+        return any("segmentation" in entry for images in self.splits.values() for i in images for entry in i.objects)
+
+
+def open_coco(where: str, split: str = "auto", val_fraction: float = 0.1) -> CocoData:
+    """Read a dataset, check it, and make what splits are missing; every mistake is one line before training."""
+    files = find_annotations(Path(where))
+    notes: list[str] = []
+    contents = {name: _read(path) for name, path in files.items()}
+    first = "train" if "train" in contents else next(iter(contents))
+    categories = _categories(contents[first], files[first])
+    splits = {name: _images(files[name], Path(where), contents[name], categories, notes) for name in contents}
+    root = Path(where) if Path(where).is_dir() else Path(where).parent
+    splits = arrange(splits, split, val_fraction, notes)
+    return CocoData(root.resolve().name, tuple(categories.values()), tuple(categories), splits, notes)
+
+
+def find_annotations(where: Path) -> dict[str, Path]:
+    """The JSON file of every split: ``instances_train.json``, ``annotations/instances_val2017.json``, ``train/…``."""
+    if where.is_file():
+        return {"train": where}
+    if not where.is_dir():
+        raise UserError(f"There is no folder or JSON file {where}.")
+    found: dict[str, Path] = {}
+    candidates = sorted([*where.glob("*.json"), *where.glob("annotations/*.json"), *where.glob("*/*coco*.json")])
+    for path in sorted(candidates, key=lambda path: "instances" not in path.stem):
+        words = path.stem.lower().replace("-", "_").rstrip("0123456789").split("_")
+        words += [path.parent.name.lower()]
+        split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None)
+        if split and not {"captions", "keypoints", "panoptic", "stuff", "image", "names"} & set(words):
+            found.setdefault(split, path)
+    if not found and len(candidates) == 1:
+        found = {"train": candidates[0]}
+    if not found:
+        raise UserError(
+            f"{where} holds no COCO annotations: there should be JSON files such as instances_train.json and "
+            "instances_val.json in it or in its folder annotations."
+        )
+    return {split: found[split] for split in ("train", "val", "test") if split in found}
+
+
+def rle(entry: dict[str, Any], height: int, width: int) -> dict[str, Any]:
+    """The mask of an annotation as compressed run lengths, whether it is polygons or run lengths of either kind."""
+    segmentation = entry["segmentation"]
+    if isinstance(segmentation, list):
+        return run_length.merge(run_length.frPyObjects(segmentation, height, width))  # type: ignore[arg-type]
+    if isinstance(segmentation["counts"], list):
+        return run_length.frPyObjects(segmentation, height, width)  # type: ignore[return-value]
+    return segmentation
+
+
+def masks_of(entries: Iterable[dict[str, Any]], height: int, width: int) -> np.ndarray:
+    """(n, height, width) uint8 masks of annotations."""
+    encoded = [rle(entry, height, width) for entry in entries]
+    if not encoded:
+        return np.zeros((0, height, width), np.uint8)
+    return np.ascontiguousarray(np.asarray(run_length.decode(encoded)).transpose(2, 0, 1))
+
+
+def ground_truth(images: Iterable[CocoImage], data: CocoData) -> dict[str, Any]:
+    """The images as a COCO dataset in memory, for scoring."""
+    images = list(images)
+    annotations = [
+        {
+            **entry,
+            "image_id": number,
+            **({"segmentation": rle(entry, image.height, image.width)} if "segmentation" in entry else {}),
+        }
+        for number, image in enumerate(images, 1)
+        for entry in image.objects
+    ]
+    for number, entry in enumerate(annotations, 1):
+        entry["id"] = number
+    return {
+        "info": {},
+        "images": [{"id": n, "height": i.height, "width": i.width} for n, i in enumerate(images, 1)],
+        "annotations": annotations,
+        "categories": [
+            {"id": identity, "name": name} for identity, name in zip(data.category_ids, data.classes, strict=True)
+        ],
+    }
+
+
+# -- reading one file
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())[:120]}).") from None
+    needed = ("images", "annotations", "categories")
+    missing = [key for key in needed if not isinstance(content, dict) or not isinstance(content.get(key), list)]
+    if missing:
+        raise UserError(f"{path} is not in COCO format: it has no list '{missing[0]}'.")
+    return content
+
+
+def _categories(content: dict[str, Any], path: Path) -> dict[int, str]:
+    """Category id -> name, in the order of the ids."""
+    try:
+        categories = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: every category needs a number 'id' and a 'name'.") from None
+    if not categories:
+        raise UserError(f"{path} names no categories.")
+    return dict(sorted(categories.items()))
+
+
+def _images(
+    path: Path, where: Path, content: dict[str, Any], categories: dict[int, str], notes: list[str]
+) -> list[CocoImage]:
+    names = []
+    for entry in content["images"]:
+        if not isinstance(entry, dict) or "id" not in entry or "file_name" not in entry:
+            raise UserError(f"{path}: every image needs an 'id' and a 'file_name'; one has {entry!r:.80}.")
+        names.append(str(entry["file_name"]))
+    if not names:
+        raise UserError(f"{path} names no images.")
+    root = find_folder(where if where.is_dir() else path.parent, path, names)
+    paths = [root / name for name in names]
+    images = {}
+    for entry, place, (height, width) in zip(content["images"], paths, check_sizes(paths), strict=True):
+        said = (int(entry.get("height", height)), int(entry.get("width", width)))
+        if said != (height, width):
+            raise UserError(
+                f"{path.name} says that {place} is {said[1]}×{said[0]} px, but it is {width}×{height}: the objects of "
+                "another size would lie elsewhere. Use the images the annotations were made for."
+            )
+        if entry["id"] in images:
+            raise UserError(f"{path.name} names two images with the id {entry['id']}.")
+        images[entry["id"]] = CocoImage(entry["id"], place, height, width)
+    left_out = {"boxes without area": 0, "objects without a usable mask": 0}
+    any_mask = any(entry.get("segmentation") for entry in content["annotations"])
+    for entry in content["annotations"]:
+        image = images.get(entry.get("image_id"))
+        if image is None:
+            raise UserError(
+                f"{path.name}: annotation {entry.get('id')} is of image {entry.get('image_id')}, not listed."
+            )
+        if entry.get("category_id") not in categories:
+            raise UserError(
+                f"{path.name}: annotation {entry.get('id')} has category {entry.get('category_id')}, which is none of "
+                f"the {len(categories)} categories."
+            )
+        cleaned, reason = _clean(entry, image, path, any_mask)
+        if cleaned is None:
+            left_out[reason] += 1
+        else:
+            image.objects.append(cleaned)
+    notes += [f"{path.name}: {count} {what} left out" for what, count in left_out.items() if count]
+    return list(images.values())
+
+
+def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> tuple[dict[str, Any] | None, str]:
+    """An annotation with a box inside its image and a usable mask; or None and what it lacks."""
+    segmentation = entry.get("segmentation") or []
+    if isinstance(segmentation, list):
+        # Three corners are the least that encloses anything.
+        segmentation = [
+            part for part in segmentation if isinstance(part, list) and len(part) >= 6 and not len(part) % 2
+        ]
+    elif list(segmentation.get("size", ())) != [image.height, image.width]:
+        height, width = (*segmentation.get("size", ()), "?", "?")[:2]
+        raise UserError(
+            f"{path.name}: the mask of annotation {entry.get('id')} is {width}×{height} px, its image "
+            f"{image.path.name} {image.width}×{image.height}."
+        )
+    box = entry.get("bbox")
+    if not box and segmentation:
+        box = run_length.toBbox(rle({"segmentation": segmentation}, image.height, image.width)).tolist()
+    if not isinstance(box, list) or len(box) != 4:
+        raise UserError(f"{path.name}: annotation {entry.get('id')} has no bbox [left, top, width, height].")
+    left, top, width, height = (float(value) for value in box)
+    right, bottom = min(left + width, image.width), min(top + height, image.height)
+    left, top = max(left, 0.0), max(top, 0.0)
+    if right - left < 1e-3 or bottom - top < 1e-3:
+        return None, "boxes without area"
+    if masks and not segmentation:
+        return None, "objects without a usable mask"
+    cleaned = {
+        "category_id": entry["category_id"],
+        "bbox": [left, top, right - left, bottom - top],
+        "area": float(entry.get("area") or (right - left) * (bottom - top)),
+        "iscrowd": int(entry.get("iscrowd", 0)),
+    }
+    return cleaned | ({"segmentation": segmentation} if segmentation else {}), ""

@@ -1,0 +1,86 @@
+"""What "auto" means for detection and segmentation: each value with its reason, from facts about data and machine."""
+
+from __future__ import annotations
+
+import math
+
+from frugalvit.config.transfer import DetectConfig, SegmentConfig, TransferConfig
+from frugalvit.training.recipes import Decision, Decisions, Facts, steps_per_epoch
+
+_STEPS_ON_CPU = 200
+
+
+def decide_input(config: TransferConfig, facts: Facts, decisions: Decisions) -> None:
+    """Backbone and input size."""
+    on_cpu = facts.device == "cpu"
+    reason = "no GPU here: a small model that two cores can train" if on_cpu else "the papers' 28 M parameter Swin"
+    decisions.take(config, "backbone", "swin_nano" if on_cpu else "swin_tiny_w7", reason)
+    if isinstance(config, DetectConfig):
+        cap, wanted = (128 if on_cpu else 800), 5 / 3 * facts.side
+        words = "the papers enlarge 480 px to 800"
+    else:
+        cap, wanted = (128 if on_cpu else 512), float(facts.side)
+        words = "crops as high as the images"
+    size = max(32, min(cap, round(wanted / 32) * 32))
+    decisions.take(config, "img_size", size, f"short sides are about {facts.side} px, {words}; at most {cap} px here")
+
+
+def decide_length(config: TransferConfig, facts: Facts, decisions: Decisions) -> None:
+    """Batch, length and learning rate."""
+    detecting = isinstance(config, DetectConfig)
+    most = 4 if facts.device == "cpu" else 16
+    batch = max(2, min(most, facts.images // 8))
+    decisions.take(
+        config, "batch", batch, "the papers' 16" if batch == 16 else f"{facts.images:,} images, {facts.device}"
+    )
+    assert isinstance(config.batch, int)
+    if config.batch > facts.images:
+        config.batch = facts.images
+        decisions.append(Decision("batch", facts.images, "there are no more training images than that"))
+    if config.steps is None:
+        epochs, reason = transfer_epochs(facts, config.batch, detecting)
+        decisions.take(config, "epochs", epochs, reason)
+    anchor = 1e-4 if detecting else 6e-5
+    lr = float(f"{anchor * math.sqrt(config.batch / 16):.2g}")
+    decisions.take(config, "lr", lr, f"the papers' {anchor:g} at batch 16, with the square root of the batch")
+
+
+def transfer_epochs(facts: Facts, batch: int, detecting: bool) -> tuple[float, str]:
+    """The papers' 12 (detection) and 127 (segmentation) epochs, and more where that would be few steps."""
+    per_epoch = steps_per_epoch(facts.images, batch)
+    if facts.device == "cpu":
+        epochs = max(1, round(_STEPS_ON_CPU / per_epoch))
+        return epochs, f"about {epochs * per_epoch} steps: what a CPU does in reasonable time"
+    published, least = (12, 3_000) if detecting else (127, 4_000)
+    epochs = max(published, min(200, math.ceil(least / per_epoch)))
+    return epochs, f"{per_epoch} steps an epoch: at least {least:,} steps or 200 epochs, never fewer than {published}"
+
+
+def decide_detector(config: DetectConfig, dim: int, has_masks: bool, decisions: Decisions) -> None:
+    """The sizes of the heads, from the backbone's width and the input's size."""
+    words = "every object has one" if has_masks else "the data have boxes only"
+    decisions.take(config, "masks", has_masks, words)
+    channels = min(256, max(32, dim // 3 // 32 * 32))
+    decisions.take(config, "detector.channels", channels, f"a third of the backbone's {dim}, at most 256")
+    assert isinstance(config.detector.channels, int)
+    hidden = 4 * config.detector.channels
+    decisions.take(config, "detector.hidden", hidden, "four times the pyramid's channels (1,024 at 256)")
+    side = short_side(config)
+    anchors = round(min(8.0, max(2.0, 8 * side / 800)), 1)
+    decisions.take(config, "detector.anchors", anchors, f"8 strides at 800 px, as much less at {side}; at least 2")
+
+
+def decide_segmenter(config: SegmentConfig, dim: int, decisions: Decisions) -> None:
+    channels = min(512, max(64, 2 * dim // 3 // 32 * 32))
+    decisions.take(config, "decoder.channels", channels, f"two thirds of the backbone's {dim}, at most 512")
+
+
+def decide_drop_path(config: TransferConfig, decisions: Decisions) -> None:
+    if isinstance(config, SegmentConfig):
+        decisions.take(config, "drop_path", 0.2, "the paper's")
+
+
+def short_side(config: TransferConfig) -> int:
+    """--img-size as one number of pixels."""
+    size = config.img_size
+    return size if isinstance(size, int) else min(int(part) for part in size)

@@ -1,0 +1,295 @@
+"""``frugalvit detect train | eval | predict``."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision.ops import box_convert, box_iou
+
+from frugalvit import console
+from frugalvit.backbones import Backbone
+from frugalvit.config.transfer import DetectConfig, DetectEvalConfig, DetectPredictConfig
+from frugalvit.data.decode import decode
+from frugalvit.errors import UserError
+from frugalvit.files import make_folder, write_text
+from frugalvit.results import Result, Table
+from frugalvit.training.recipes import Decisions
+from frugalvit.training.schedules import Schedule, Steps
+from frugalvit.transfer import running
+from frugalvit.transfer.coco import CocoData, CocoImage, open_coco, rle
+from frugalvit.transfer.decide import decide_detector, short_side
+from frugalvit.transfer.detect_task import DetectTask, ObjectPictures, View, summary_of
+from frugalvit.transfer.detection import Detector, DetectorSpec
+from frugalvit.transfer.feed import Pictures
+from frugalvit.transfer.pictures import draw_objects, save_picture, side_by_side
+from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
+from frugalvit.transfer.using import find_images, lone_fabric, out_folder, unique_names
+
+_SHOWN = 6
+"""Pictures of the best and of the worst images in a report."""
+_SURE = 0.5
+"""The score from which on a detection is drawn in a report and counted for best and worst."""
+
+
+def train(config: DetectConfig) -> Result:
+    """Train a detector; the run folder holds everything afterwards."""
+    return running.train(config, DetectJob())
+
+
+class DetectJob:
+    """What is particular to detection."""
+
+    verb = "detect"
+    columns = 2
+
+    def open(self, config: DetectConfig) -> CocoData:
+        data = open_coco(str(config.data), config.split, config.val_fraction)
+        if config.masks is True and not data.has_masks():
+            raise UserError(f"{config.data} has no masks to learn from; leave out --masks.")
+        if not any(image.learnable() for image in data.splits.get("train", [])):
+            raise UserError(f"{config.data} has no objects to learn from in its training images.")
+        return data
+
+    def decide(self, config: DetectConfig, data: CocoData, backbone: Backbone, decisions: Decisions) -> None:
+        decide_detector(config, backbone.dim, data.has_masks(), decisions)
+
+    def task(self, config: DetectConfig, data: CocoData, backbone: Backbone) -> DetectTask:
+        sizes = config.detector
+        spec = DetectorSpec(
+            len(data.classes),
+            config.head,
+            bool(config.masks),
+            int(sizes.channels),
+            int(sizes.hidden),
+            float(sizes.anchors),
+            sizes.proposals,
+            sizes.samples,
+            sizes.detections,
+        )
+        return DetectTask(
+            Detector(Pyramid(backbone), spec),
+            View(short_side(config), config.scales, config.longest),
+            weight_decay=config.optimizer.weight_decay,
+            layer_decay=config.optimizer.layer_decay,
+            steady=bool(config.init or config.pretrained),
+        )
+
+    def dataset(self, items: list[CocoImage], data: CocoData, pictures: Pictures, task: DetectTask) -> ObjectPictures:
+        return ObjectPictures(items, data, pictures, task.net.spec.masks)
+
+    def schedule(self, config: DetectConfig, steps: int) -> Schedule:
+        falls = tuple(round(share * steps) for share in config.optimizer.milestones)
+        warmup = running.warmup_of(config, steps)
+        lr = float(config.lr)
+        return Steps(lr, falls, config.optimizer.factor, warmup, warmup_from=lr * 1e-3)
+
+    def score(
+        self, config: DetectConfig | None, task: DetectTask, dataset: ObjectPictures, folder: Path | None
+    ) -> dict[str, Any]:
+        """COCO's scores; with a folder also curves, the table of classes, and the best and worst pictures."""
+        found = task.find(dataset)
+        scores = task.scores(dataset, found)
+        if folder is not None:
+            make_folder(folder / "pictures")
+            names = {"bbox": "box", "segm": "mask"}
+            counts = _objects_per_class(dataset)
+            rows = [
+                [name, counts[number], *(ap.classes[number - 1] for ap in scores.values())]
+                for number, name in enumerate(dataset.data.classes, 1)
+                if counts[number]
+            ]
+            columns = ["class", "objects", *(f"{names[kind]} AP" for kind in scores)]
+            material = {
+                "curves": {names[kind]: ap.curves for kind, ap in scores.items()},
+                "per_class": {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))},
+                **_pictures(dataset, found, folder),
+            }
+            write_text(folder / "transfer_report.json", json.dumps(material, indent=1, ensure_ascii=False))
+        return summary_of(scores)
+
+    def facts(self, config: DetectConfig, data: CocoData, task: DetectTask) -> dict[str, Any]:
+        return {
+            "spec": asdict(task.net.spec),
+            "view": asdict(task.view),
+            "classes": list(data.classes),
+            "category_ids": list(data.category_ids),
+        }
+
+    def result(self, summary: dict[str, Any]) -> Result:
+        folder = summary["run"]
+        notes = [
+            f"run folder  {folder}",
+            f"report      {folder}/report.html",
+            f"next        frugalvit detect predict {folder} IMAGE…",
+        ]
+        return Result(_without_lists(summary), [_table(summary)], notes)
+
+
+def evaluate(config: DetectEvalConfig) -> Result:
+    """COCO AP of a trained detector."""
+    began = time.monotonic()
+    facts = read_facts(config.model, "detect")
+    given = "given" if Path(config.data).is_dir() else "auto"
+    data = open_coco(config.data, given)
+    _same_categories(facts, data, config.model)
+    images = data.splits.get(config.split)
+    if not images:
+        raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
+    task = load_task(config.model, facts, config.device, config.batch)
+    dataset = ObjectPictures(images, data, running.open_pictures(images), task.net.spec.masks)
+    folder = out_folder(config.out)
+    scores = DetectJob().score(None, task, dataset, folder)
+    seconds = round(time.monotonic() - began, 2)
+    summary = {
+        "run": config.model,
+        **scores,
+        "scored_on": config.split,
+        "scored_images": len(images),
+        "seconds": seconds,
+    }
+    return Result(summary, [_table(summary)], [f"pictures  {folder}/pictures"] if folder else [])
+
+
+def predict(config: DetectPredictConfig) -> Result:
+    """Objects in images: pictures with boxes and masks, and one COCO-format JSON."""
+    began = time.monotonic()
+    facts = read_facts(config.model, "detect")
+    paths = find_images(config.images)
+    folder = make_folder(Path(config.out))
+    task = load_task(config.model, facts, config.device, config.batch)
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    names = unique_names(paths)
+    for start in console.progress(range(0, len(paths), config.batch), label="detecting"):
+        part = paths[start : start + config.batch]
+        pixels = [decode(path) for path in part]
+        found = task.detect([torch.from_numpy(image).permute(2, 0, 1) for image in pixels])
+        for path, image, objects in zip(part, pixels, found, strict=True):
+            kept = [entry for entry in objects if entry["score"] >= config.threshold]
+            number = len(images) + 1
+            images.append({"id": number, "file_name": str(path), "height": image.shape[0], "width": image.shape[1]})
+            for entry in kept:
+                identity = facts["category_ids"][entry["label"] - 1]
+                rest = {key: value for key, value in entry.items() if key != "label"}
+                known = {"id": len(annotations) + 1, "image_id": number, "category_id": identity, "iscrowd": 0}
+                annotations.append({**known, **rest, "area": entry["bbox"][2] * entry["bbox"][3]})
+            save_picture(draw_objects(image, kept, facts["classes"]), folder / f"{names[number - 1]}.jpg")
+    categories = [{"id": identity, "name": name} for identity, name in pairs_of(facts)]
+    whole = {"images": images, "annotations": annotations, "categories": categories}
+    write_text(folder / "detections.json", json.dumps(whole))
+    seconds = round(time.monotonic() - began, 2)
+    data = {"out": str(folder), "images": len(images), "objects": len(annotations), "seconds": seconds}
+    rows = [[image["file_name"], _told(image["id"], annotations, dict(pairs_of(facts)))] for image in images]
+    return Result(data, [Table(["image", "found"], rows)], [f"pictures and detections.json in {folder}"])
+
+
+def load_task(where: str, facts: dict[str, Any], device: str, batch: int) -> DetectTask:
+    """A trained detector, ready to look at pictures."""
+    pyramid = Pyramid(rebuild_backbone(facts))
+    view = facts["view"]
+    task = DetectTask(
+        Detector(pyramid, DetectorSpec(**facts["spec"])),
+        View(view["side"], (view["scales"][0], view["scales"][1]), view["longest"]),
+    )
+    fill(task, where)
+    task.fabric, task.eval_batch = lone_fabric(device), batch
+    return task.to(task.fabric.device).eval()
+
+
+def pairs_of(facts: dict[str, Any]) -> list[tuple[int, str]]:
+    return list(zip(facts["category_ids"], facts["classes"], strict=True))
+
+
+def _told(identity: int, annotations: list[dict[str, Any]], names: dict[int, str]) -> str:
+    """ "3 person, 1 dog": what was found in an image."""
+    counts: dict[str, int] = {}
+    for entry in annotations:
+        if entry["image_id"] == identity:
+            name = names[entry["category_id"]]
+            counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
+
+
+def _same_categories(facts: dict[str, Any], data: CocoData, model: str) -> None:
+    known = dict(pairs_of(facts))
+    other = {i: n for i, n in zip(data.category_ids, data.classes, strict=True) if known.get(i) != n}
+    if other or len(known) != len(data.classes):
+        identity, name = next(iter(other.items()), (None, None))
+        example = f": it has category {identity} '{name}', which the model does not know" if other else ""
+        raise UserError(f"{data.name} has other categories than {model} was trained with{example}.")
+
+
+def _objects_per_class(dataset: ObjectPictures) -> dict[int, int]:
+    counts = dict.fromkeys(range(1, len(dataset.data.classes) + 1), 0)
+    classes = dataset.data.class_of()
+    for image in dataset.images:
+        for entry in image.learnable():
+            counts[classes[entry["category_id"]]] += 1
+    return counts
+
+
+def _pictures(dataset: ObjectPictures, found: list[dict[str, Any]], folder: Path) -> dict[str, list[dict[str, str]]]:
+    """The images on which truth and detections agree most and least (F1 at IoU 0.5), truth left, detections right."""
+    by_image: dict[int, list[dict[str, Any]]] = {}
+    for entry in found:
+        if entry["score"] >= _SURE:
+            by_image.setdefault(entry["image"], []).append(entry)
+    classes = dataset.data.class_of()
+    truths = []
+    for image in dataset.images:
+        entries = [{**entry, "label": classes[entry["category_id"]]} for entry in image.learnable()]
+        truths.append(entries)
+    ranked = sorted((agreement(truth, by_image.get(place, [])), place) for place, truth in enumerate(truths) if truth)
+    shown: dict[str, list[dict[str, str]]] = {}
+    for kind, chosen in (("best", ranked[::-1][:_SHOWN]), ("worst", ranked[:_SHOWN])):
+        shown[kind] = []
+        for number, (score, place) in enumerate(chosen, 1):
+            image = dataset.images[place]
+            pixels = dataset.pictures.read(place).cpu().permute(1, 2, 0).numpy()
+            truth = [_with_rle(entry, image) for entry in truths[place]]
+            pair = [draw_objects(pixels, part, dataset.data.classes) for part in (truth, by_image.get(place, []))]
+            name = f"pictures/{kind}_{number}.jpg"
+            save_picture(side_by_side(pair), folder / name)
+            shown[kind].append({"image": name, "caption": f"{image.path.name}: F1 {score:.2f}"})
+    return shown
+
+
+def _with_rle(entry: dict[str, Any], image: CocoImage) -> dict[str, Any]:
+    if "segmentation" not in entry:
+        return entry
+    return {**entry, "segmentation": rle(entry, image.height, image.width)}
+
+
+def agreement(truth: list[dict[str, Any]], found: list[dict[str, Any]]) -> float:
+    """F1 of detections against objects: the surest detection first takes the object of its class it overlaps most."""
+    if not truth or not found:
+        return 0.0
+    guesses, objects = (
+        box_convert(torch.tensor([entry["bbox"] for entry in part]).float(), "xywh", "xyxy") for part in (found, truth)
+    )
+    overlaps = box_iou(guesses, objects).tolist()
+    free, hits = set(range(len(truth))), 0
+    for place in sorted(range(len(found)), key=lambda place: -found[place]["score"]):
+        same = [other for other in free if truth[other]["label"] == found[place]["label"]]
+        best = max(same, key=lambda other: overlaps[place][other], default=None)
+        if best is not None and overlaps[place][best] >= 0.5:
+            free.remove(best)
+            hits += 1
+    return 2 * hits / (len(truth) + len(found))
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    names = ["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75", "seconds"]
+    names = [name for name in names if name in summary]
+    title = f"{summary['scored_on']}: {summary['scored_images']:,} images"
+    return Table(names, [[summary[name] for name in names]], title)
+
+
+def _without_lists(summary: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in summary.items() if key not in ("auto", "classes")}

@@ -1,0 +1,107 @@
+"""Feature maps at several resolutions from any backbone.
+
+A backbone with stages (Swin, CvT, ResNet, …) gives its stages, each normalised over channels as Swin's detection and
+segmentation do. A plain ViT has one map; from it come four (Li et al. 2022, "Exploring plain vision transformer
+backbones for object detection", §3): twice and once doubled by transposed convolutions, as it is, and halved.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+from frugalvit.backbones import Backbone
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of (B, C, h, w)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Pyramid(nn.Module):
+    """images (B, 3, H, W) -> maps (B, ``channels[i]``, H / ``strides[i]``, W / ``strides[i]``), fine to coarse."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+        sizes = _shapes(backbone)
+        self.plain = len(sizes) == 1
+        self.channels = [width for width, _ in sizes]
+        self.strides = [stride for _, stride in sizes]
+        self.steps = nn.ModuleList()
+        if self.plain:
+            width, stride = sizes[0]
+            self.steps = nn.ModuleList(
+                [_doubled(width, 2), _doubled(width, 1), nn.Identity(), nn.MaxPool2d(2, ceil_mode=True)]
+            )
+            self.channels = [width // 4, width // 2, width, width]
+            self.strides = [stride / 4, stride / 2, stride, stride * 2]
+        self.norms = nn.ModuleList(ChannelNorm(width) for width in self.channels)
+        self.frozen = freeze_unused(backbone)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        maps = self.backbone.stages(images)
+        if self.plain:
+            maps = [step(maps[0]) for step in self.steps]
+        return [norm(grid) for norm, grid in zip(self.norms, maps, strict=True)]
+
+
+class FeaturePyramid(nn.Module):
+    """A pyramid with equal channels on every level, coarse knowledge carried down (FPN), one coarser level on top."""
+
+    def __init__(self, pyramid: Pyramid, channels: int) -> None:
+        super().__init__()
+        self.pyramid = pyramid
+        self.out_channels = channels
+        self.fpn = FeaturePyramidNetwork(pyramid.channels, channels, extra_blocks=LastLevelMaxPool())
+        self.strides = [*pyramid.strides, pyramid.strides[-1] * 2]
+        self.names = [str(level) for level in range(len(pyramid.strides))]
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return self.fpn(OrderedDict(zip(self.names, self.pyramid(images), strict=True)))
+
+
+def _doubled(width: int, times: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for number in range(times):
+        layers.append(nn.ConvTranspose2d(width >> number, width >> number + 1, 2, stride=2))
+        if number + 1 < times:
+            layers += [ChannelNorm(width >> number + 1), nn.GELU()]
+    return nn.Sequential(*layers)
+
+
+def _shapes(backbone: Backbone) -> list[tuple[int, float]]:
+    """(channels, stride) of every stage, from one grey image."""
+    side = max(128, min(backbone.img_size) // 32 * 32)
+    was_training = backbone.training
+    backbone.eval()
+    with torch.no_grad():
+        maps = backbone.stages(torch.zeros(1, backbone.in_chans, side, side))
+    backbone.train(was_training)
+    return [(grid.shape[1], side / grid.shape[2]) for grid in maps]
+
+
+def freeze_unused(backbone: Backbone) -> list[str]:
+    """Stop gradients for parameters that no stage depends on (the classifier, the final norm); their names.
+
+    They would never get a gradient, and processes that train together wait for every gradient they expect.
+    """
+    was_training = backbone.training
+    backbone.eval()
+    with torch.enable_grad():
+        images = torch.zeros(1, backbone.in_chans, *backbone.img_size)
+        sum(grid.float().sum() for grid in backbone.stages(images)).backward()  # type: ignore[union-attr]
+    frozen = []
+    for name, parameter in backbone.named_parameters():
+        if parameter.grad is None and parameter.requires_grad:
+            parameter.requires_grad_(False)
+            frozen.append(name)
+        parameter.grad = None
+    backbone.train(was_training)
+    return frozen

@@ -1,0 +1,244 @@
+"""The course of a detection or segmentation run: the same loop, folder, resume and report as every training.
+
+A :class:`Job` says what is particular; ``train`` is what both have in common.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from lightning_fabric import Fabric
+
+from frugalvit import console
+from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.backbones.folder import load_model_folder, save_model_folder
+from frugalvit.backbones.weights import load_weights
+from frugalvit.config.transfer import TransferConfig
+from frugalvit.errors import UserError
+from frugalvit.results import Result
+from frugalvit.training import setup
+from frugalvit.training.loop import Plan, Stopped, fit
+from frugalvit.training.recipes import Decisions, Facts, steps_per_epoch, total_steps
+from frugalvit.training.runs import Run, find_run, finished_summary
+from frugalvit.training.schedules import Constant, Schedule
+from frugalvit.transfer.decide import decide_drop_path, decide_input, decide_length, short_side
+from frugalvit.transfer.feed import Feed, Pictures, worker_count
+
+
+class Job(Protocol):
+    """What detection and segmentation do each in their way."""
+
+    verb: str
+    columns: int  # random numbers an image needs in a step
+
+    def open(self, config: Any) -> Any: ...
+    def decide(self, config: Any, data: Any, backbone: Backbone, decisions: Decisions) -> None: ...
+    def task(self, config: Any, data: Any, backbone: Backbone) -> Any: ...
+    def dataset(self, items: list[Any], data: Any, pictures: Pictures, task: Any) -> Any: ...
+    def schedule(self, config: Any, steps: int) -> Schedule: ...
+    def score(self, config: Any, task: Any, dataset: Any, folder: Path | None) -> dict[str, Any]: ...
+    def facts(self, config: Any, data: Any, task: Any) -> dict[str, Any]: ...
+    def result(self, summary: dict[str, Any]) -> Result: ...
+
+
+def train(config: Any, job: Job) -> Result:
+    """Train on a backbone; the run folder holds everything afterwards."""
+    if config.data is None and config.resume is None:
+        raise UserError(f"What should be trained on? Give a folder: 'frugalvit {job.verb} train DATA'.")
+    fabric = setup.make_fabric(config)
+    if config.resume:
+        done = finished_summary(config.resume)
+        if done:
+            return job.result(done)
+    data = job.open(type(config).from_yaml(find_run(config.resume) / "config.yaml") if config.resume else config)
+    words = config.backbone.replace("/", "-") if config.backbone != "auto" else "auto"
+    config, run = setup.open_run(config, fabric, job.verb, words, data.name)
+    try:
+        return _train(config, job, data, run, fabric)
+    except Stopped as stop:
+        console.warn(f"{stop}: saved; continue with 'frugalvit {job.verb} train --resume {run.folder}'")
+        return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
+    finally:
+        run.close()
+
+
+def _train(config: Any, job: Job, data: Any, run: Run, fabric: Fabric) -> Result:
+    items, watched, split, unseen = choose_splits(data.splits, config.data)
+    decisions = Decisions()
+    side = int(statistics.median(min(item.height, item.width) for item in items))
+    facts = Facts(len(items), len(data.classes), side, fabric.device.type)
+    decide_drop_path(config, decisions)
+    backbone = make_backbone(config, facts, decisions)
+    decide_length(config, facts, decisions)
+    job.decide(config, data, backbone, decisions)
+    if fabric.is_global_zero:
+        for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
+            console.say(note)
+    run.save_config(config)
+    run.save_json("decisions.json", [vars(decision) for decision in decisions])
+
+    plan = make_plan(config, len(items), fabric.world_size, job)
+    task = job.task(config, data, backbone)
+    task.to(fabric.device)
+    dataset = _dataset(job, items, data, config, task, fabric)
+    watch_set = _dataset(job, watched, data, config, task, fabric)
+    feeding = Feed(
+        len(dataset),
+        plan.images_per_step // plan.accumulate,
+        dataset.load,
+        job.columns,
+        seed=config.seed,
+        workers=worker_count(config.workers),
+        rank=fabric.global_rank,
+        world=fabric.world_size,
+    )
+    batch = max(1, min(16, plan.images_per_step // fabric.world_size))
+    task.feed(feeding, watch_set, split, fabric, batch)
+    if config.compile is True:
+        task.pyramid.compile(dynamic=True)
+    outcome = fit(task, plan, run, fabric)
+    final = _dataset(job, unseen, data, config, task, fabric) if unseen is not None else watch_set
+    scored_on = "test" if unseen is not None else split
+    return _finish(config, job, data, run, task, outcome, final, scored_on, decisions)
+
+
+def choose_splits(splits: dict[str, list[Any]], where: str) -> tuple[list[Any], list[Any], str, list[Any] | None]:
+    """Training images, those watched while training, which split these are, and those nobody looks at till the end."""
+    if not splits.get("train"):
+        raise UserError(f"{where} has no training images: found only {', '.join(splits) or 'nothing'}.")
+    if splits.get("val"):
+        return splits["train"], splits["val"], "val", splits.get("test") or None
+    if splits.get("test"):
+        return splits["train"], splits["test"], "test", None  # watched only: they choose nothing
+    raise UserError(
+        f"There is nothing to score on in {where}: no val, no test. Use --split auto, which holds out a part of train."
+    )
+
+
+def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) -> Backbone:
+    """The backbone with its weights; a pre-trained folder says itself which network it is and how it was cut."""
+    keywords: dict[str, Any] = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
+    folder = _model_folder(config.init)
+    if folder is not None:
+        found, _ = load_model_folder(folder)
+        decisions.take(config, "backbone", found.name, f"what {config.init} holds")
+        if config.backbone == found.name and not config.backbone_args:
+            kept = {key: value for key, value in found.keywords.items() if key not in ("drop_path", "grid_norm")}
+            config.backbone_args = kept
+    decide_input(config, facts, decisions)
+    backbone = create_backbone(
+        config.backbone,
+        img_size=short_side(config),
+        pretrained=config.pretrained,
+        **config.backbone_args | keywords,
+    )
+    for note in backbone.notes:
+        console.say(note)
+    if config.init:
+        report = load_weights(backbone, config.init)
+        missing = f" ({', '.join(report.missing[:4])}…)" if report.missing else ""
+        taken = f"{len(report.matched)} tensors taken, {len(report.missing)} missing{missing}"
+        console.say(f"{config.init}: {report.kind}, {taken}")
+    if config.checkpoint_activations:
+        backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
+    return backbone
+
+
+def _model_folder(init: str | None) -> Path | None:
+    """The folder with config.json that ``--init`` names, if it names one."""
+    if init is None or not Path(init).is_dir():
+        return None
+    places = (Path(init) / "model", Path(init))
+    return next((place for place in places if (place / "config.json").is_file()), None)
+
+
+def _dataset(job: Job, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
+    """The images of a split, decoded where they are kept; the unreadable ones named and left out."""
+    pictures = open_pictures(items, config.cache.where, fabric.device)
+    bad = set(pictures.find_bad(worker_count(config.workers), config.cache.max_bad))
+    if bad:
+        items = [item for place, item in enumerate(items) if place not in bad]
+        pictures = open_pictures(items, config.cache.where, fabric.device)
+    return job.dataset(items, data, pictures, task)
+
+
+def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> Pictures:
+    sizes = [(item.height, item.width) for item in items]
+    return Pictures([item.path for item in items], sizes, where=where, device=None if device is None else str(device))
+
+
+def make_plan(config: Any, images: int, world: int, job: Job) -> Plan:
+    """The run in steps."""
+    assert isinstance(config.batch, int) and isinstance(config.lr, float)
+    parts = world * config.accumulate
+    batch = max(parts, config.batch // parts * parts)
+    per_epoch, steps = steps_per_epoch(images, batch), total_steps(config, images)
+    every = max(per_epoch, -(-steps // 10)) if config.evaluate_every == "auto" else config.evaluate_every
+    optimizer = config.optimizer
+    return Plan(
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        lr=job.schedule(config, steps),
+        weight_decay=Constant(optimizer.weight_decay),
+        betas=optimizer.betas,
+        clip=optimizer.clip,
+        clip_per=optimizer.clip_per,
+        accumulate=config.accumulate,
+        images_per_step=batch,
+        seed=config.seed,
+        log_every=min(config.log_every, max(1, steps // 10)),
+        evaluate_every=every,
+        save_every=config.save_every,
+    )
+
+
+def warmup_of(config: Any, steps: int) -> int:
+    return min(config.optimizer.warmup, steps // 5)
+
+
+def _finish(
+    config: Any,
+    job: Job,
+    data: Any,
+    run: Run,
+    task: Any,
+    outcome: dict[str, Any],
+    final: Any,
+    scored_on: str,
+    decisions: Decisions,
+) -> Result:
+    """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
+    from frugalvit.transfer.trained import save_trained
+
+    best = run.checkpoints / "best.pt"
+    if best.exists():
+        task.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["task"])
+    scores = job.score(config, task, final, run.folder if run.writer else None)
+    summary: dict[str, Any] = {"run": str(run.folder), "task": job.verb, **scores}
+    summary |= {
+        "scored_on": scored_on,
+        "scored_images": len(final),
+        f"val_{task.score}": outcome["best"] if math.isfinite(outcome["best"]) else None,
+        "best_step": outcome["best_step"],
+        "skipped_steps": outcome["skipped"],
+        "seed": config.seed,
+        "steps": outcome["steps"],
+        "seconds": round(outcome["seconds"], 2),
+        "seconds_per_step": outcome["seconds_per_step"],
+        "parameters": sum(parameter.numel() for parameter in task.net.parameters()),
+    }
+    if run.writer:
+        meta = {"data": data.name, "task": job.verb, "recipe": config.recipe}
+        save_model_folder(task.backbone, run.folder / "model", meta=meta)
+        save_trained(run.folder, task, {"kind": job.verb, **job.facts(config, data, task)})
+        more = {"classes": list(data.classes), "auto": [vars(decision) for decision in decisions]}
+        run.save_json("summary.json", summary | more)
+        if config.report:
+            from frugalvit.report.page import write_report
+
+            write_report([run.folder], run.folder / "report.html")
+    return job.result(summary)

@@ -1,0 +1,246 @@
+"""Images with a label for every pixel, in the layouts people have them in.
+
+    images/<split>/…, masks/<split>/…            also annotations/ or labels/ for masks: CamVid, ADE20K, own data
+    <split>/…, <split>annot/…                    CamVid as SegNet ships it
+    JPEGImages/, SegmentationClass/, ImageSets/Segmentation/<split>.txt      Pascal VOC
+
+A mask is a PNG whose grey values or palette indices are labels. Labels become classes 0, 1, … in order, without those
+that count nowhere: 255 always, and one more (``--ignore-index``), which "auto" takes from a class called void, from
+CamVid (11) and from ADE20K (0, "reduce zero label").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from frugalvit import console
+from frugalvit.data.listing import list_images
+from frugalvit.errors import UserError
+from frugalvit.transfer.places import arrange, check_sizes
+from frugalvit.transfer.scores import IGNORED
+
+_SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_MASK_FOLDERS = ("masks", "annotations", "labels", "annotation", "mask", "label")
+_VOID = {"void", "unlabelled", "unlabeled", "ignore", "ignored"}
+_CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
+_VOC = (
+    "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
+    "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)  # fmt: skip
+
+
+@dataclass
+class Scene:
+    """One image and its mask."""
+
+    path: Path
+    mask: Path
+    height: int
+    width: int
+
+
+@dataclass
+class SceneData:
+    """Scenes by split. ``table[label]`` is the class of a label, ``IGNORED`` for labels that count nowhere."""
+
+    name: str
+    classes: tuple[str, ...]
+    table: np.ndarray
+    splits: dict[str, list[Scene]]
+    notes: list[str]
+
+
+def open_scenes(
+    where: str,
+    *,
+    ignore: int | str = "auto",
+    classes: int | str = "auto",
+    split: str = "auto",
+    val_fraction: float = 0.1,
+) -> SceneData:
+    """Read a dataset, check every pair, and make what splits are missing; every mistake is one line before training."""
+    root = Path(where)
+    if not root.is_dir():
+        raise UserError(f"There is no folder {root}.")
+    pairs, layout = find_pairs(root)
+    notes: list[str] = []
+    splits = {name: _scenes(found) for name, found in pairs.items()}
+    names = class_names(root, layout)
+    ignored, reason = choose_ignored(ignore, root, layout, names)
+    notes.append(f"label {IGNORED} counts nowhere" + (f", nor does {ignored}: {reason}" if ignored != IGNORED else ""))
+    present = _labels(splits)
+    count, kept_names = _count(classes, names, present, ignored)
+    for label, example in present.items():
+        if label >= count and label not in (ignored, IGNORED):
+            raise UserError(
+                f"{example} holds the label {label}, but there are {count} classes (0 to {count - 1}); mend the mask, "
+                f"give --classes {label + 1}, or --ignore-index {label} if it should not count."
+            )
+    labels = [label for label in range(count) if label not in (ignored, IGNORED)]
+    if len(labels) < 2:
+        raise UserError(f"{root} has fewer than two classes: segmentation needs something to tell apart.")
+    table = np.full(256, IGNORED, np.uint8)
+    table[labels] = np.arange(len(labels))
+    shown = tuple(kept_names[label] if label < len(kept_names) else str(label) for label in labels)
+    return SceneData(root.resolve().name, shown, table, arrange(splits, split, val_fraction, notes), notes)
+
+
+def read_labels(path: Path) -> np.ndarray:
+    """The labels of a mask, uint8 (H, W)."""
+    try:
+        with Image.open(path) as picture:
+            if picture.mode not in ("L", "P", "1", "I", "I;16"):
+                raise UserError(
+                    f"{path} is a colour picture ({picture.mode}); a mask has one label per pixel, as a grey or "
+                    "palette PNG. Translate its colours to labels first."
+                )
+            labels = np.asarray(picture)
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"{path} is not a readable mask ({' '.join(str(error).split())[:100]}).") from None
+    if labels.size and (labels.max() > 255 or labels.min() < 0):
+        raise UserError(f"{path} holds the label {labels.max()}; labels are numbers from 0 to 255.")
+    return labels.astype(np.uint8)
+
+
+# -- where things are
+
+
+def find_pairs(root: Path) -> tuple[dict[str, list[tuple[Path, Path]]], str]:
+    """(image, mask) paths by split, and the layout's name."""
+    if (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir():
+        return _voc(root), "voc"
+    found: dict[str, list[tuple[Path, Path]]] = {}
+    layout = "folders"
+    masks = next((root / name for name in _MASK_FOLDERS if (root / name).is_dir()), None)
+    for split, words in _SPLITS.items():
+        for word in words:
+            if masks is not None and (root / "images" / word).is_dir():
+                if split == "test" and not (masks / word).is_dir():
+                    continue  # ADE20K's test images are published without masks
+                if not (masks / word).is_dir():
+                    raise UserError(f"{root / 'images' / word} has no masks: there should be a folder {masks / word}.")
+                found[split] = _matched(root / "images" / word, masks / word)
+                layout = "ade20k" if word == "training" and masks.name == "annotations" else layout
+            elif (root / f"{word}annot").is_dir() and (root / word).is_dir():
+                found[split], layout = _matched(root / word, root / f"{word}annot"), "camvid"
+    if not found and masks is not None and (root / "images").is_dir():
+        found["train"] = _matched(root / "images", masks)
+    if not found:
+        raise UserError(
+            f"{root} is in no layout known here: there should be images/train and masks/train (and val), or ADE20K's, "
+            "VOC's or CamVid's folders."
+        )
+    if "camvid" in root.resolve().name.lower():
+        layout = "camvid"
+    return found, layout
+
+
+def _matched(images: Path, masks: Path) -> list[tuple[Path, Path]]:
+    """Images and masks of the same name, endings aside."""
+    by_name = {_stem(path): path for path in map(Path, list_images(str(masks)).images)}
+    found = [Path(path) for path in list_images(str(images)).images]
+    if not found:
+        raise UserError(f"{images} holds no images.")
+    absent = [path for path in found if _stem(path) not in by_name]
+    if absent:
+        more = f" and {len(absent) - 1:,} more" if len(absent) > 1 else ""
+        raise UserError(f"{absent[0]}{more} has no mask: there should be {masks / (_stem(absent[0]) + '.png')}.")
+    return [(path, by_name[_stem(path)]) for path in found]
+
+
+def _stem(path: Path) -> str:
+    return path.stem.removesuffix("_mask").removesuffix("_labelIds").removesuffix("_L")
+
+
+def _voc(root: Path) -> dict[str, list[tuple[Path, Path]]]:
+    found: dict[str, list[tuple[Path, Path]]] = {}
+    for split in _SPLITS:
+        listing = root / "ImageSets" / "Segmentation" / f"{split}.txt"
+        if not listing.is_file():
+            continue
+        names = listing.read_text(encoding="utf-8").split()
+        pairs = [(root / "JPEGImages" / f"{n}.jpg", root / "SegmentationClass" / f"{n}.png") for n in names]
+        for pair in pairs:
+            for path in pair:
+                if not path.is_file():
+                    raise UserError(f"{listing} names {path.stem}, but there is no file {path}.")
+        if pairs:
+            found[split] = pairs
+    if not found:
+        raise UserError(f"{root} has no lists of images: there should be ImageSets/Segmentation/train.txt in it.")
+    return found
+
+
+# -- which labels
+
+
+def class_names(root: Path, layout: str) -> tuple[str, ...]:
+    """Names by label from classes.txt or class_names.json, or those of a known dataset; empty where there are none."""
+    for name in ("classes.txt", "class_names.txt", "labels.txt"):
+        if (root / name).is_file():
+            return tuple(
+                line.strip() for line in (root / name).read_text(encoding="utf-8").splitlines() if line.strip()
+            )
+    for name in ("classes.json", "class_names.json"):
+        if (root / name).is_file():
+            try:
+                names = json.loads((root / name).read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise UserError(f"{root / name} is not readable JSON ({error}).") from None
+            names = list(names.values()) if isinstance(names, dict) else names
+            return tuple(str(entry) for entry in names)
+    return {"voc": _VOC, "camvid": (*_CAMVID, "void")}.get(layout, ())
+
+
+def choose_ignored(wanted: int | str, root: Path, layout: str, names: tuple[str, ...]) -> tuple[int, str]:
+    """The label that counts nowhere beside 255, and why."""
+    if wanted != "auto":
+        return int(wanted), "--ignore-index"
+    if layout == "ade20k":
+        return 0, "ADE20K's 0 is what nobody labelled; classes start at 1"
+    for label, name in enumerate(names):
+        if name.lower() in _VOID:
+            return label, f"it is called '{name}'" if layout != "camvid" else "CamVid's void"
+    return IGNORED, "nothing else is known"
+
+
+def _count(
+    wanted: int | str, names: tuple[str, ...], present: dict[int, Path], ignored: int
+) -> tuple[int, tuple[str, ...]]:
+    """How many labels there are, ignored ones included, and their names."""
+    if wanted != "auto":
+        return int(wanted), names
+    if names:
+        return len(names), names
+    return max((label for label in present if label not in (ignored, IGNORED)), default=-1) + 1, ()
+
+
+def _scenes(pairs: list[tuple[Path, Path]]) -> list[Scene]:
+    images = check_sizes([image for image, _ in pairs])
+    masks = check_sizes([mask for _, mask in pairs])
+    for (image, mask), size, other in zip(pairs, images, masks, strict=True):
+        if size != other:
+            raise UserError(
+                f"{mask} is {other[1]}×{other[0]} px, its image {image.name} {size[1]}×{size[0]}: a mask must have its "
+                "image's size."
+            )
+    return [Scene(image, mask, *size) for (image, mask), size in zip(pairs, images, strict=True)]
+
+
+def _labels(splits: dict[str, list[Scene]]) -> dict[int, Path]:
+    """Every label that occurs, and a mask it occurs in."""
+    paths = [scene.mask for scenes in splits.values() for scene in scenes]
+    found: dict[int, Path] = {}
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        counted = pool.map(lambda path: np.flatnonzero(np.bincount(read_labels(path).ravel())), paths)
+        for path, labels in zip(paths, console.progress(counted, total=len(paths), label="reading masks"), strict=True):
+            for label in labels.tolist():
+                found.setdefault(label, path)
+    return dict(sorted(found.items()))

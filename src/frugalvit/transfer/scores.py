@@ -1,0 +1,128 @@
+"""Scores of detectors (COCO's average precision) and of segmenters (IoU), with what a report shows of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from faster_coco_eval import COCO, COCOeval_faster
+from torch import Tensor
+
+from frugalvit.transfer.coco import CocoData, CocoImage, ground_truth
+
+IGNORED = 255
+"""The label of pixels that count nowhere, after a dataset's own labels have been translated."""
+
+
+@dataclass
+class AveragePrecision:
+    """COCO's scores. ``curves``: precision at 101 recalls for IoU 0.5, mean over classes; ``classes``: AP of each."""
+
+    ap: float
+    ap50: float
+    ap75: float
+    small: float
+    medium: float
+    large: float
+    curves: dict[str, list[float]]
+    classes: list[float | None]
+
+
+def average_precision(
+    images: list[CocoImage], data: CocoData, found: list[dict[str, Any]], kind: str
+) -> AveragePrecision:
+    """AP of detections: dicts of ``image`` (place in ``images``), ``label``, ``score``, ``bbox``, ``segmentation``.
+
+    kind: "bbox" or "segm". faster-coco-eval does the counting; an image's place is its id, so any id in the file works.
+    """
+    results = [
+        {
+            "image_id": entry["image"] + 1,
+            "category_id": data.category_ids[entry["label"] - 1],
+            "score": entry["score"],
+            # Without a box COCO takes areas from the masks, which is what mask AP by size is about.
+            **({"bbox": entry["bbox"]} if kind == "bbox" else {"segmentation": entry["segmentation"]}),
+        }
+        for entry in found
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(ground_truth(images, data))
+        evaluation = COCOeval_faster(
+            truth,
+            truth.loadRes(results),
+            iouType=kind,  # type: ignore[arg-type]
+            print_function=_nowhere,
+        )
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    precision = evaluation.eval["precision"][..., 0, -1]  # (IoU, recall, class), all areas, most detections
+    stats = [max(0.0, float(value)) for value in evaluation.stats[:6]]  # -1 says that there is nothing of the kind
+    return AveragePrecision(*stats, curves=_curves(precision), classes=_per_class(precision))
+
+
+def _curves(precision: np.ndarray) -> dict[str, list[float]]:
+    known = [k for k in range(precision.shape[2]) if precision[0, 0, k] > -1]
+    if not known:
+        return {}
+    overlaps = {"IoU 0.50": 0, "IoU 0.75": 5, "IoU 0.90": 8}
+    return {name: [float(v) for v in precision[at][:, known].mean(1)] for name, at in overlaps.items()}
+
+
+def _per_class(precision: np.ndarray) -> list[float | None]:
+    means: list[float | None] = []
+    for number in range(precision.shape[2]):
+        values = precision[:, :, number]
+        means.append(float(values[values > -1].mean()) if (values > -1).any() else None)
+    return means
+
+
+def _nowhere(*_: object, **__: object) -> None:
+    """faster-coco-eval's tables are not for our standard output."""
+
+
+class Confusion:
+    """Pixels by true class (rows) and predicted class (columns); those labelled ``IGNORED`` are not counted."""
+
+    def __init__(self, classes: int, device: torch.device | str = "cpu") -> None:
+        self.classes = classes
+        self.counts = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+
+    def add(self, predicted: Tensor, truth: Tensor) -> None:
+        """(…) class numbers each."""
+        counted = truth != IGNORED
+        pairs = truth[counted].long() * self.classes + predicted[counted].long()
+        self.counts += torch.bincount(pairs, minlength=self.classes**2).view(self.classes, self.classes)
+
+    def reduced(self, fabric: Any) -> Confusion:
+        """The sum over all processes."""
+        self.counts = fabric.all_reduce(self.counts, reduce_op="sum")
+        return self
+
+    def ious(self) -> Tensor:
+        """Per class |truth ∩ predicted| / |truth ∪ predicted|; undefined for a class that occurs in neither."""
+        both = self.counts.diagonal().double()
+        return both / (self.counts.sum(0) + self.counts.sum(1) - both)
+
+    def accuracies(self) -> Tensor:
+        """Per class the share of its pixels that were found; undefined for a class that does not occur."""
+        return self.counts.diagonal().double() / self.counts.sum(1)
+
+    def summary(self) -> dict[str, float]:
+        """``miou`` and ``mean_accuracy`` over the classes that occur, ``pixel_accuracy`` over all pixels."""
+        total = self.counts.sum()
+        right = self.counts.diagonal().sum()
+        return {
+            "miou": _mean(self.ious()),
+            "mean_accuracy": _mean(self.accuracies()),
+            "pixel_accuracy": float(right / total) if total else 0.0,
+        }
+
+
+def _mean(values: Tensor) -> float:
+    known = values[~values.isnan()]
+    return float(known.mean()) if len(known) else 0.0

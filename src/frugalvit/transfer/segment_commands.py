@@ -1,0 +1,218 @@
+"""``frugalvit segment train | eval | predict``."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from frugalvit import console
+from frugalvit.backbones import Backbone
+from frugalvit.config.transfer import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
+from frugalvit.data.decode import decode
+from frugalvit.errors import UserError
+from frugalvit.files import make_folder, write_text
+from frugalvit.results import Result, Table
+from frugalvit.training.recipes import Decisions
+from frugalvit.training.schedules import Polynomial, Schedule
+from frugalvit.transfer import running
+from frugalvit.transfer.decide import decide_segmenter, short_side
+from frugalvit.transfer.feed import Pictures
+from frugalvit.transfer.pictures import draw_classes, save_picture, side_by_side
+from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.scenes import Scene, SceneData, open_scenes
+from frugalvit.transfer.scores import Confusion
+from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask
+from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
+from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
+from frugalvit.transfer.using import find_images, lone_fabric, out_folder, unique_names
+
+_SHOWN = 6
+"""Pictures of the best and of the worst images in a report."""
+
+
+def train(config: SegmentConfig) -> Result:
+    """Train a segmenter; the run folder holds everything afterwards."""
+    return running.train(config, SegmentJob())
+
+
+class SegmentJob:
+    """What is particular to segmentation."""
+
+    verb = "segment"
+    columns = COLUMNS
+
+    def open(self, config: SegmentConfig) -> SceneData:
+        return open_scenes(
+            str(config.data),
+            ignore=config.ignore_index,
+            classes=config.classes,
+            split=config.split,
+            val_fraction=config.val_fraction,
+        )
+
+    def decide(self, config: SegmentConfig, data: SceneData, backbone: Backbone, decisions: Decisions) -> None:
+        decide_segmenter(config, backbone.dim, decisions)
+
+    def task(self, config: SegmentConfig, data: SceneData, backbone: Backbone) -> SegmentTask:
+        decoder = config.decoder
+        spec = SegmenterSpec(len(data.classes), int(decoder.channels), decoder.dropout, decoder.auxiliary)
+        return SegmentTask(
+            Segmenter(Pyramid(backbone), spec),
+            short_side(config),
+            scales=config.scales,
+            photometric=config.photometric,
+            largest_share=config.largest_share,
+            weight_decay=config.optimizer.weight_decay,
+            layer_decay=config.optimizer.layer_decay,
+            steady=bool(config.init or config.pretrained),
+        )
+
+    def dataset(self, items: list[Scene], data: SceneData, pictures: Pictures, task: SegmentTask) -> LabelledPictures:
+        return LabelledPictures(items, data, pictures)
+
+    def schedule(self, config: SegmentConfig, steps: int) -> Schedule:
+        optimizer, lr = config.optimizer, float(config.lr)
+        warmup = running.warmup_of(config, steps)
+        return Polynomial(lr, steps, optimizer.power, lr * optimizer.min_lr, warmup, warmup_from=lr * 1e-3)
+
+    def score(
+        self,
+        config: SegmentConfig | SegmentEvalConfig,
+        task: SegmentTask,
+        dataset: LabelledPictures,
+        folder: Path | None,
+    ) -> dict[str, Any]:
+        """mIoU and mean accuracy; with a folder also the table of classes, and the best and worst pictures.
+
+        With multi-scale testing ``miou`` is that, and ``single_scale_miou`` what one look gives.
+        """
+        confusion, shares = task.scores(dataset, config.test)
+        scores = confusion.summary()
+        if config.test.multi_scale:
+            scores["single_scale_miou"] = task.scores(dataset, TestConfig())[0].summary()["miou"]
+        if folder is not None:
+            make_folder(folder / "pictures")
+            material = {
+                "per_class": _per_class(confusion, dataset),
+                **_pictures(task, dataset, config.test, shares, folder),
+            }
+            write_text(folder / "transfer_report.json", json.dumps(material, indent=1, ensure_ascii=False))
+        return scores
+
+    def facts(self, config: SegmentConfig, data: SceneData, task: SegmentTask) -> dict[str, Any]:
+        return {
+            "spec": asdict(task.net.spec),
+            "side": task.side,
+            "classes": list(data.classes),
+            "labels": np.flatnonzero(data.table != 255).tolist(),
+        }
+
+    def result(self, summary: dict[str, Any]) -> Result:
+        folder = summary["run"]
+        notes = [
+            f"run folder  {folder}",
+            f"report      {folder}/report.html",
+            f"next        frugalvit segment predict {folder} IMAGE…",
+        ]
+        shown = {key: value for key, value in summary.items() if key not in ("auto", "classes")}
+        return Result(shown, [_table(summary)], notes)
+
+
+def evaluate(config: SegmentEvalConfig) -> Result:
+    """mIoU of a trained segmenter."""
+    began = time.monotonic()
+    facts = read_facts(config.model, "segment")
+    data = open_scenes(config.data, ignore=config.ignore_index, classes=max(facts["labels"]) + 1, split="given")
+    if np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
+        raise UserError(
+            f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
+            "the same labels must count in both (see --ignore-index)."
+        )
+    scenes = data.splits.get(config.split)
+    if not scenes:
+        raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
+    task = load_task(config.model, facts, config.device, config.batch)
+    dataset = LabelledPictures(scenes, data, running.open_pictures(scenes))
+    folder = out_folder(config.out)
+    scores = SegmentJob().score(config, task, dataset, folder)
+    seconds = round(time.monotonic() - began, 2)
+    summary = {
+        "run": config.model,
+        **scores,
+        "scored_on": config.split,
+        "scored_images": len(scenes),
+        "seconds": seconds,
+    }
+    return Result(summary, [_table(summary)], [f"pictures  {folder}/pictures"] if folder else [])
+
+
+def predict(config: SegmentPredictConfig) -> Result:
+    """The label of every pixel as a PNG with the dataset's own labels, and a picture of it over the image."""
+    began = time.monotonic()
+    facts = read_facts(config.model, "segment")
+    paths = find_images(config.images)
+    folder = make_folder(Path(config.out))
+    task = load_task(config.model, facts, config.device, config.batch)
+    labels = np.array(facts["labels"], np.uint8)
+    rows: list[list[Any]] = []
+    for path, name in zip(console.progress(paths, label="segmenting"), unique_names(paths), strict=True):
+        pixels = decode(path)
+        found = task.predict([torch.from_numpy(pixels).permute(2, 0, 1)], config.test)[0].cpu().numpy()
+        save_picture(Image.fromarray(labels[found]), folder / f"{name}.png")
+        save_picture(draw_classes(pixels, found), folder / f"{name}.jpg")
+        shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
+        most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
+        rows.append([str(path), ", ".join(most)])
+    seconds = round(time.monotonic() - began, 2)
+    data = {"out": str(folder), "images": len(paths), "classes": facts["classes"], "seconds": seconds}
+    return Result(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
+
+
+def load_task(where: str, facts: dict[str, Any], device: str, batch: int) -> SegmentTask:
+    """A trained segmenter, ready to look at pictures."""
+    task = SegmentTask(Segmenter(Pyramid(rebuild_backbone(facts)), SegmenterSpec(**facts["spec"])), facts["side"])
+    fill(task, where)
+    task.fabric, task.eval_batch = lone_fabric(device), batch
+    return task.to(task.fabric.device).eval()
+
+
+def _per_class(confusion: Confusion, dataset: LabelledPictures) -> dict[str, Any]:
+    pixels = confusion.counts.sum(1).tolist()
+    parts = zip(dataset.data.classes, pixels, confusion.ious().tolist(), confusion.accuracies().tolist(), strict=True)
+    total = max(1, sum(pixels))
+    rows = [[name, f"{100 * count / total:.1f} %", iou, found] for name, count, iou, found in parts if count]
+    return {"columns": ["class", "of the pixels", "IoU", "accuracy"], "rows": sorted(rows, key=lambda row: -row[2])}
+
+
+def _pictures(
+    task: SegmentTask, dataset: LabelledPictures, test: TestConfig, shares: list[tuple[int, float]], folder: Path
+) -> dict[str, list[dict[str, str]]]:
+    """The images with the largest and the smallest share of right pixels: image, truth, prediction."""
+    ranked = sorted(shares, key=lambda pair: pair[1])
+    shown: dict[str, list[dict[str, str]]] = {}
+    for kind, chosen in (("best", ranked[::-1][:_SHOWN]), ("worst", ranked[:_SHOWN])):
+        shown[kind] = []
+        for number, (place, right) in enumerate(chosen, 1):
+            picture = dataset.pictures.read(place)
+            found = task.predict([picture], test)[0].cpu().numpy()
+            pixels = picture.cpu().permute(1, 2, 0).numpy()
+            parts = [Image.fromarray(pixels), draw_classes(pixels, dataset.labels(place).numpy())]
+            name = f"pictures/{kind}_{number}.jpg"
+            save_picture(side_by_side([*parts, draw_classes(pixels, found)]), folder / name)
+            caption = f"{dataset.scenes[place].path.name}: {100 * right:.0f} % right"
+            shown[kind].append({"image": name, "caption": caption})
+    return shown
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    names = ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "seconds"]
+    names = [name for name in names if name in summary]
+    title = f"{summary['scored_on']}: {summary['scored_images']:,} images"
+    return Table(names, [[summary[name] for name in names]], title)

@@ -1,0 +1,220 @@
+"""A segmenter in the one loop: crops of a step, its losses, and its IoU on whole images."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+from torch.nn import functional as F
+
+from frugalvit import console
+from frugalvit.config.transfer import TestConfig
+from frugalvit.data import color
+from frugalvit.transfer.feed import Feed, Pictures, share
+from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.scenes import Scene, SceneData, read_labels
+from frugalvit.transfer.scores import IGNORED, Confusion
+from frugalvit.transfer.segmentation import Segmenter, probabilities
+from frugalvit.transfer.tasks import TransferTask
+
+_TRIES = 10
+"""Places tried for a crop that is not filled by one class."""
+_COLOUR_COLUMNS = 8
+COLUMNS = 2 + 2 * _TRIES + _COLOUR_COLUMNS
+"""Uniform numbers an item needs: scale, mirror, places, colours."""
+
+
+@dataclass
+class SegmentBatch:
+    """images (B, 3, S, S), labels (B, S, S)."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class LabelledPictures:
+    """Pictures with their classes per pixel, uint8 on the CPU."""
+
+    def __init__(self, scenes: list[Scene], data: SceneData, pictures: Pictures) -> None:
+        self.scenes, self.data, self.pictures = scenes, data, pictures
+        self._kept: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def load(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.pictures.read(index), self.labels(index)
+
+    def labels(self, index: int) -> Tensor:
+        kept = self._kept.get(index)
+        if kept is None:
+            kept = torch.from_numpy(self.data.table[read_labels(self.scenes[index].mask)])
+            if self.pictures.keeps:
+                self._kept[index] = kept
+        return kept
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A rectangle of the picture as it is, and the size it is brought to."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    out: tuple[int, int]
+
+
+def choose_crop(
+    labels: Tensor, side: int, scales: tuple[float, float], largest_share: float, numbers: list[float]
+) -> Crop:
+    """A random crop: the picture's short side becomes side · scale, of which a square of ``side`` is taken.
+
+    The first of ten places at which no class fills more than ``largest_share`` of the counted pixels; else the last.
+    """
+    height, width = labels.shape
+    factor = side / min(height, width) * (scales[0] + (scales[1] - scales[0]) * numbers[0])
+    tall, wide = min(height, max(1, round(side / factor))), min(width, max(1, round(side / factor)))
+    out = (min(side, max(1, round(tall * factor))), min(side, max(1, round(wide * factor))))
+    top = left = 0
+    for attempt in range(_TRIES):
+        top = int(numbers[2 + 2 * attempt] * (height - tall + 1))
+        left = int(numbers[3 + 2 * attempt] * (width - wide + 1))
+        counts = np.bincount(labels[top : top + tall, left : left + wide].reshape(-1).numpy(), minlength=256)[:IGNORED]
+        if (counts > 0).sum() > 1 and counts.max() < largest_share * counts.sum():
+            break
+    return Crop(top, left, tall, wide, out)
+
+
+def distort(images: Tensor, numbers: Tensor) -> Tensor:
+    """Brightness ± 1/8, contrast and saturation × 0.5 to 1.5, hue ± 1/20 of a turn, each for half of the images."""
+    apply, amount = numbers[:, 0::2].float() < 0.5, (numbers[:, 1::2] * 2 - 1).float()
+    strength = torch.where(apply, amount, torch.zeros_like(amount)).to(images.device)
+    images = (images + strength[:, 0].view(-1, 1, 1, 1) / 8).clamp(0, 1)
+    images = color.contrast(images, 1 + strength[:, 1] / 2)
+    images = color.saturation(images, 1 + strength[:, 2] / 2)
+    return color.hue(images, strength[:, 3] / 20)
+
+
+class SegmentTask(TransferTask):
+    """A segmenter and its losses. ``side`` is that of the training crops, and of images' short side at test."""
+
+    score = "miou"
+
+    def __init__(
+        self,
+        net: Segmenter,
+        side: int,
+        *,
+        scales: tuple[float, float] = (0.5, 2.0),
+        photometric: bool = True,
+        largest_share: float = 0.75,
+        **settings: Any,
+    ) -> None:
+        super().__init__(net.pyramid.backbone, **settings)
+        self.net, self.side = net, side
+        self.scales, self.photometric, self.largest_share = scales, photometric, largest_share
+        self.feeding: Feed[tuple[Tensor, Tensor]] | None = None
+        self.evaluated: LabelledPictures | None = None
+
+    def feed(
+        self,
+        feeding: Feed[tuple[Tensor, Tensor]],
+        evaluated: LabelledPictures,
+        watched: str,
+        fabric: Fabric,
+        batch: int,
+    ) -> None:
+        self.feeding, self.evaluated, self.watched = feeding, evaluated, watched
+        self.fabric, self.eval_batch = fabric, batch
+
+    @property
+    def pyramid(self) -> Pyramid:
+        return self.net.pyramid
+
+    # -- a step
+
+    def batch_at(self, step: int) -> SegmentBatch:
+        assert self.feeding is not None
+        items, numbers = self.feeding.at(step)
+        side = self.side
+        images = torch.zeros(len(items), 3, side, side, device=self.device)
+        labels = torch.full((len(items), side, side), IGNORED, dtype=torch.int64, device=self.device)
+        sizes = []
+        for place, ((pixels, classes), row) in enumerate(zip(items, numbers.tolist(), strict=True)):
+            crop = choose_crop(classes, side, self.scales, self.largest_share, row)
+            rows, columns = slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width)
+            image = pixels[:, rows, columns].to(self.device, non_blocking=True)[None].float() / 255
+            image = F.interpolate(image, size=crop.out, mode="bilinear", align_corners=False, antialias=True)[0]
+            label = classes[rows, columns].to(self.device, non_blocking=True)[None, None].float()
+            label = F.interpolate(label, size=crop.out, mode="nearest-exact")[0, 0].long()
+            mirrored = row[1] < 0.5
+            images[place, :, : crop.out[0], : crop.out[1]] = image.flip(2) if mirrored else image
+            labels[place, : crop.out[0], : crop.out[1]] = label.flip(1) if mirrored else label
+            sizes.append(crop.out)
+        if self.photometric:
+            images = distort(images, numbers[:, -_COLOUR_COLUMNS:])
+        images = self.normalize(images)
+        for place, (height, width) in enumerate(sizes):  # beyond the picture there is the mean, not a distorted black
+            images[place, :, height:] = 0
+            images[place, :, :, width:] = 0
+        return SegmentBatch(images, labels)
+
+    def forward(self, batch: SegmentBatch, step: int) -> dict[str, Tensor]:
+        losses = self.net.losses(batch.images, batch.labels)
+        return {"loss": torch.stack(list(losses.values())).sum(), **losses}
+
+    # -- scores
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        assert self.evaluated is not None
+        return self.scores(self.evaluated, TestConfig())[0].summary()
+
+    def scores(self, dataset: LabelledPictures, test: TestConfig) -> tuple[Confusion, list[tuple[int, float]]]:
+        """Pixels by true and predicted class over all images, and (place, share of pixels that are right) of each."""
+        assert self.fabric is not None
+        confusion = Confusion(self.net.spec.classes, self.device)
+        shares: list[tuple[int, float]] = []
+        was_training = self.training
+        self.eval()
+        for places in console.progress(list(self._groups(dataset)), label="evaluating"):
+            predicted = self.predict([dataset.pictures.read(place) for place in places], test)
+            truth = torch.stack([dataset.labels(place) for place in places]).to(self.device)
+            confusion.add(predicted, truth)
+            counted = truth != IGNORED
+            right = ((predicted == truth) & counted).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)
+            shares += zip(places, right.tolist(), strict=True)
+        self.train(was_training)
+        return confusion.reduced(self.fabric), sorted(self.gather(shares))
+
+    def predict(self, pictures: list[Tensor], test: TestConfig) -> Tensor:
+        """The most probable class of every pixel, (B, H, W), of pictures (3, H, W) of one size."""
+        size = (pictures[0].shape[1], pictures[0].shape[2])
+        images = torch.stack([pixels.to(self.device) for pixels in pictures]).float() / 255
+        window = (self.side if test.multi_scale else 0) if test.window == "auto" else test.window
+        scales = test.scales if test.multi_scale else [1.0]
+        total: Tensor | float = 0.0
+        with torch.inference_mode(), self.autocast():
+            for scale in scales:
+                factor = self.side * scale / min(size)
+                wanted = (max(32, round(size[0] * factor)), max(32, round(size[1] * factor)))
+                look = F.interpolate(images, size=wanted, mode="bilinear", align_corners=False, antialias=True)
+                flip = test.multi_scale and test.flip
+                total = total + probabilities(self.net, self.normalize(look), size, window=int(window), flip=flip)
+        assert isinstance(total, Tensor)
+        return total.argmax(1)
+
+    def _groups(self, dataset: LabelledPictures) -> Iterator[list[int]]:
+        """Neighbouring pictures of one size, as many as fit a batch."""
+        assert self.fabric is not None
+        places = share(len(dataset), self.fabric)
+        for _, same in itertools.groupby(places, key=lambda place: dataset.pictures.sizes[place]):
+            members = list(same)
+            for start in range(0, len(members), self.eval_batch):
+                yield members[start : start + self.eval_batch]

@@ -1,0 +1,89 @@
+"""What detection and segmentation have in common as tasks of the one loop."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from frugalvit.backbones import Backbone
+from frugalvit.training.parameters import decay_groups, layer_groups
+
+
+class TransferTask(nn.Module):
+    """A network on a backbone. Subclasses say what a batch is, what its losses are and how it is scored.
+
+    steady: keep the statistics of the backbone's batch norms (it comes with weights, and batches are small)
+    """
+
+    score: str
+    net: Any  # the network: Detector or Segmenter
+
+    def __init__(
+        self, backbone: Backbone, *, weight_decay: float = 0.05, layer_decay: float = 1.0, steady: bool = False
+    ) -> None:
+        super().__init__()
+        self._facts = [backbone]  # in a list: the network already owns it, and a second name would save it twice
+        self.weight_decay, self.layer_decay, self.steady = weight_decay, layer_decay, steady
+        self.register_buffer("mean", torch.tensor(backbone.mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(backbone.std)[:, None, None], persistent=False)
+        self.watched = "val"
+        self.eval_batch = 1
+        self.fabric: Fabric | None = None
+
+    @property
+    def backbone(self) -> Backbone:
+        return self._facts[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.mean.device  # type: ignore[union-attr]
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """[0, 1] -> what the backbone was trained with."""
+        return (images - self.mean) / self.std  # type: ignore[operator]
+
+    def train(self, mode: bool = True) -> TransferTask:
+        super().train(mode)
+        if mode and self.steady:
+            for module in self.backbone.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
+
+    # -- the loop's questions
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        if self.layer_decay == 1:
+            return decay_groups(self.net.named_parameters(), self.weight_decay)
+        inside = {id(parameter) for parameter in self.backbone.parameters()}
+        rest = [(name, value) for name, value in self.net.named_parameters() if id(value) not in inside]
+        groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
+        return groups + decay_groups(rest, self.weight_decay)
+
+    def before_optimizer(self, step: int) -> None:
+        """Nothing to do between the gradients and the optimiser."""
+
+    def after_step(self, step: int) -> None:
+        """Nothing to do after a step."""
+
+    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+        """Supervised runs have no collapse to watch for."""
+        return False
+
+    # -- for evaluation
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self.fabric.autocast() if self.fabric is not None else nullcontext()
+
+    def gather(self, items: list[Any]) -> list[Any]:
+        """What all processes found, on each of them."""
+        assert self.fabric is not None
+        if self.fabric.world_size == 1:
+            return items
+        parts: list[Any] = [None] * self.fabric.world_size
+        torch.distributed.all_gather_object(parts, items)
+        return [item for part in parts for item in part]
