@@ -122,6 +122,42 @@ VERBS = [
         "parameters, GFLOPs, images/s and memory, relative to ViT-B",
     ),
     Verb(
+        "detect train",
+        "frugalvit.config.transfer:DetectConfig",
+        "frugalvit.transfer.detect_commands:train",
+        "boxes and masks: Mask R-CNN or Cascade Mask R-CNN on any backbone",
+    ),
+    Verb(
+        "detect eval",
+        "frugalvit.config.transfer:DetectEvalConfig",
+        "frugalvit.transfer.detect_commands:evaluate",
+        "COCO AP of a trained detector",
+    ),
+    Verb(
+        "detect predict",
+        "frugalvit.config.transfer:DetectPredictConfig",
+        "frugalvit.transfer.detect_commands:predict",
+        "objects in images, as pictures and COCO JSON",
+    ),
+    Verb(
+        "segment train",
+        "frugalvit.config.transfer:SegmentConfig",
+        "frugalvit.transfer.segment_commands:train",
+        "a class for every pixel: UperNet on any backbone",
+    ),
+    Verb(
+        "segment eval",
+        "frugalvit.config.transfer:SegmentEvalConfig",
+        "frugalvit.transfer.segment_commands:evaluate",
+        "mIoU of a trained segmenter",
+    ),
+    Verb(
+        "segment predict",
+        "frugalvit.config.transfer:SegmentPredictConfig",
+        "frugalvit.transfer.segment_commands:predict",
+        "a class for every pixel of images, as masks and pictures",
+    ),
+    Verb(
         "export",
         "frugalvit.config.export:ExportConfig",
         "frugalvit.export:export",
