@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.train import Auto, RunConfig
 
+Count = Annotated[int, pydantic.Field(ge=1)]
+Label = Annotated[int, pydantic.Field(ge=0, le=255)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
@@ -44,7 +48,7 @@ class TransferConfig(RunConfig):
 
     pretrained: bool = option(False, "start from timm's published weights (needs a network)")
     drop_path: float | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
-    evaluate_every: int | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
+    evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:
@@ -54,10 +58,10 @@ class TransferConfig(RunConfig):
 class DetectorConfig(Config):
     """Sizes of the detector on top of the backbone."""
 
-    channels: int | Auto = option(
+    channels: Count | Auto = option(
         "auto", "channels of the feature pyramid; auto: a third of the backbone's, at most 256"
     )
-    hidden: int | Auto = option("auto", "width of the box heads; auto: four times the channels")
+    hidden: Count | Auto = option("auto", "width of the box heads; auto: four times the channels")
     anchors: float | Auto = option(
         "auto", "anchor size in strides of its level; auto: 8 at 800 px, smaller with the input"
     )
@@ -89,7 +93,7 @@ class DetectConfig(TransferConfig):
 class DecoderConfig(Config):
     """UperNet's sizes."""
 
-    channels: int | Auto = option("auto", "channels; auto: two thirds of the backbone's, at most the paper's 512")
+    channels: Count | Auto = option("auto", "channels; auto: two thirds of the backbone's, at most the paper's 512")
     dropout: float = option(0.1, "dropout before the classifier", ge=0, lt=1)
     auxiliary: float = option(0.4, "weight of the auxiliary head's loss; 0 for none", ge=0)
 
@@ -109,10 +113,10 @@ class SegmentConfig(TransferConfig):
     """UperNet on images with a label for every pixel. --img-size is the side of the training crops."""
 
     data: str | None = option(None, "a folder of images and masks (also ADE20K, VOC and CamVid)", positional=True)
-    ignore_index: int | Auto = option(
-        "auto", "label that counts nowhere (255 never does); auto: a class called void, 11 in CamVid, 0 in ADE20K", ge=0
+    ignore_index: Label | Auto = option(
+        "auto", "label that counts nowhere (255 never does); auto: a class called void, 11 in CamVid, 0 in ADE20K"
     )
-    classes: int | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
+    classes: Count | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
     scales: tuple[float, float] = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")
     photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
     largest_share: float = option(0.75, "crops that one class fills further than this are drawn anew", gt=0, le=1)
@@ -152,7 +156,7 @@ class SegmentEvalConfig(_UseConfig):
 
     data: str = option(help="a folder of images and masks", positional=True)
     split: Literal["train", "val", "test"] = option("val", "which part of the data")
-    ignore_index: int | Auto = option("auto", "label that counts nowhere; auto: as in training", ge=0)
+    ignore_index: Label | Auto = option("auto", "label that counts nowhere; auto: as in training")
     test: TestConfig = option(default_factory=TestConfig)
     out: str | None = option(None, "folder for pictures", short="-o")
 

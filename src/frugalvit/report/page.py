@@ -12,6 +12,7 @@ A page is made from files only. What a run folder may hold, every part optional:
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
     mistakes.json      [{"image": a data URI or a file in the folder, "label": …, "predicted": …, "probability": 0.98}]
     augmentations.jpg  training images after augmentation
+    transfer_report.json  of detection and segmentation: see transfer.py
     comparison.json    in a folder of runs: {"metric": …, "settings": {name: {"mean", "deviation", "values"}},
                        "differences": {name: {"mean", "low", "high", "p_value", "count"}}}
     lens.json          what ``frugalvit.lens.explore.gather`` found: similarities and attention for the explorer
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.files import write_text
-from frugalvit.report import charts, palette, sections
+from frugalvit.report import charts, palette, sections, transfer
 from frugalvit.report.records import Record, find_runs, name_apart, read_comparison, read_run
 
 if TYPE_CHECKING:
@@ -84,6 +85,14 @@ def report(records: list[Record], compared: dict[str, Any] | None = None) -> str
         ),
         sections.section(
             "mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."
+        ),
+        sections.section(
+            "recall", "Precision over recall", _each(records, transfer.precision_recall), "Mean over classes."
+        ),
+        sections.section("classes", "Classes", _each(records, transfer.per_class)),
+        sections.section("best", "Best pictures", _each(records, transfer.best), "Truth, then what the model found."),
+        sections.section(
+            "worst", "Worst pictures", _each(records, transfer.worst), "Truth, then what the model found."
         ),
         sections.section("augmentations", "What training saw", _each(records, sections.augmentations)),
         explorer_section(_merge_lens(records)),

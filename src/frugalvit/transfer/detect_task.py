@@ -153,7 +153,8 @@ class DetectTask(TransferTask):
 
     def evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluated is not None
-        return summary_of(self.scores(self.evaluated, self.find(self.evaluated)))
+        found = summary_of(self.scores(self.evaluated, self.find(self.evaluated)))
+        return {name: value for name, value in found.items() if name.endswith(("ap", "ap50", "ap75"))}
 
     def find(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
         """The detections of all images, gathered over the processes; masks as run lengths."""
