@@ -28,8 +28,12 @@ def healthy(t: float) -> dict[str, float]:
 
 
 SIGNS = {
-    "uniform collapse": lambda t: healthy(t) | {"loss": math.log(K), "view_loss": math.log(K), "teacher_entropy": math.log(K)},
-    "one-prototype collapse": lambda t: healthy(t) | {"teacher_entropy": 0.01, "prototypes_used": 1.1, "view_loss": 0.1},
+    "uniform collapse": lambda t: (
+        healthy(t) | {"loss": math.log(K), "view_loss": math.log(K), "teacher_entropy": math.log(K)}
+    ),
+    "one-prototype collapse": lambda t: (
+        healthy(t) | {"teacher_entropy": 0.01, "prototypes_used": 1.1, "view_loss": 0.1}
+    ),
     "dead features": lambda t: healthy(t) | {"effective_rank": 1.02, "feature_deviation": 0.001},
     "divergence": lambda t: healthy(t) | {"loss": 6.5 + 20 * t},
     "stagnation": lambda t: healthy(0.5) | {"effective_rank": 40.0},
@@ -46,7 +50,9 @@ def test_a_healthy_run_raises_nothing() -> None:
 def test_each_sign_is_called_by_its_name_once(name: str) -> None:
     health = Health(K, steps=500, settled=50)
     assert feed(health, [SIGNS[name](t / 50) for t in range(50)]) == [name]
-    assert "." in str(health.raised[name]) and health.collapsed == (name.endswith("collapse") or name == "dead features")
+    assert "." in str(health.raised[name]) and health.collapsed == (
+        name.endswith("collapse") or name == "dead features"
+    )
 
 
 def test_a_beginning_is_not_a_collapse() -> None:

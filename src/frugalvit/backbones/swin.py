@@ -28,7 +28,7 @@ class SwinTransformer(nn.Module):
     """Images of any size to a grid of tokens at ``patch_size * 2 ** (stages - 1)`` pixels.
 
     Window and shift of every stage are fixed here, from ``img_size``: a stage whose map is not larger than the window
-    gets a window of its map's size and no shift. Other sizes at run time keep them (REFERENCE §2.2).
+    gets a window of its map's size and no shift. Other sizes at run time keep them, as in the released code.
 
     padding   "masked" (default) never attends to padding; "zeros" computes what released EsViT weights were trained
               with. Both are the same where windows divide every map.
@@ -271,7 +271,7 @@ default_cfgs = generate_default_cfgs(
     }
 )
 
-# EsViT Table 6, REFERENCE §2.3.
+# EsViT, Table 6, with the drop path of its released configurations.
 TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.1}
 SMALL = {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.2}
 BASE = {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32), "drop_path_rate": 0.2}

@@ -3,7 +3,7 @@
 A map is padded at the bottom and right to a multiple of the window, rolled up and left by the shift, and cut. Tokens
 that the roll brought together from opposite borders belong to different *regions* and must not see each other.
 
-Two kinds of padding (REFERENCE: released EsViT pads before it shifts, timm shifts before it pads):
+Two kinds of padding (released EsViT pads before it shifts, timm shifts before it pads):
   "zeros"   as released EsViT: the padding is attended to like any token, only regions are kept apart.
   "masked"  padding is never attended to. An axis not longer than its window then needs neither padding nor roll: one
             window holds exactly its tokens, and masking the regions alone gives the same attention with less work.

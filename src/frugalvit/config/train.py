@@ -127,7 +127,9 @@ class TrainConfig(RunConfig):
     freeze: int = option(0, "leave the first N blocks (and the embedding) as they are", ge=0)
     drop_path: float | Auto = option("auto", "stochastic depth; auto: the model's own")
     ema: float | Auto = option("auto", "averaging rate of the weights that are evaluated and exported; 0 for none")
-    evaluate_every: int | Auto = option("auto", "steps between evaluations; auto: an epoch, or a fiftieth of the run")
+    evaluate_every: int | Auto = option(
+        "auto", "steps between evaluations; auto: an epoch, or as often as a quarter of the time allows"
+    )
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
@@ -141,4 +143,12 @@ class PredictConfig(Config):
     top: int = option(5, "how many classes to name", ge=1)
     format: Literal["table", "csv"] = option("table", "how to print (or use --json)")
     batch: int = option(64, "images at once", ge=1)
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
+
+
+class ReplayConfig(Config):
+    """A step that gave infinite or undefined numbers, run again from what it left in the run's folder."""
+
+    evidence: str = option(help="RUN/fault/step_N_process_M.pt, or the run (its newest)", positional=True)
+    top: int = option(5, "how many bad tensors of each kind to name", ge=1)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")

@@ -22,10 +22,19 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
+from frugalvit.training.autobatch import fit_to_memory
 from frugalvit.training.evidence import augmentation_sheet, save_pictures, worst_mistakes
 from frugalvit.training.loop import Plan, Stopped, fit
 from frugalvit.training.parameters import freeze_first
-from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_training, steps_per_epoch, total_steps
+from frugalvit.training.recipes import (
+    Decisions,
+    Facts,
+    decide_common,
+    decide_training,
+    evaluation_interval,
+    steps_per_epoch,
+    total_steps,
+)
 from frugalvit.training.runs import Run, find_run, finished_summary
 from frugalvit.training.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
 from frugalvit.training.supervised import SupervisedTask
@@ -74,7 +83,10 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     if fabric.is_global_zero:
         console.say(f"run folder: {run.folder}")
 
-    plan = make_plan(config, len(examples), fabric.world_size)
+    # Without validation images the test images are only watched: they choose nothing.
+    watched = validation if validation is not None else test
+    assert watched is not None
+    plan = make_plan(config, len(examples), len(watched), fabric.world_size)
     task = make_task(config, backbone, plan)
     store = setup.store_of(examples, backbone.img_size, config, fabric.device)
     batches = Batches(
@@ -88,11 +100,10 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
         balance=config.balance,
         keep_clean=config.localization.images == "clean" and task.localization is not None,
     )
-    # Without validation images the test images are only watched: they choose nothing.
-    watched = validation if validation is not None else test
-    assert watched is not None
     watch_set = setup.eval_set(watched, backbone, config, fabric.device)
     task.feed(batches, watch_set, "val" if validation is not None else "test", fabric)
+    if config.auto_batch:
+        plan = fit_to_memory(config, plan, task, run, fabric)
     if _compiles(config, fabric, plan.steps):
         backbone.compile(dynamic=False)
     outcome = fit(task, plan, run, fabric)
@@ -100,8 +111,8 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     return _finish(config, source, run, fabric, task, outcome, watch_set, unseen, decisions)
 
 
-def make_plan(config: TrainConfig, images: int, world: int) -> Plan:
-    """The run in steps."""
+def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Plan:
+    """The run in steps, for so many training images, images to evaluate on, and processes."""
     assert isinstance(config.batch, int) and isinstance(config.lr, float)
     # Several processes share a batch in equal parts, and a pair of mixed images stays in one process.
     part = world * config.accumulate * (2 if world > 1 else 1)
@@ -128,7 +139,7 @@ def make_plan(config: TrainConfig, images: int, world: int) -> Plan:
         images_per_step=batch,
         seed=config.seed,
         log_every=min(config.log_every, max(1, steps // 10)),
-        evaluate_every=max(per_epoch, -(-steps // 50)) if every == "auto" else every,
+        evaluate_every=evaluation_interval(steps, per_epoch, batch, watched) if every == "auto" else every,
         save_every=config.save_every,
         patience_for_peers=config.peer_timeout,
     )

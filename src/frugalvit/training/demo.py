@@ -33,6 +33,7 @@ def demo(config: DemoConfig) -> Result:
             "data": str(digits),
             "split": "given",
             "backbone": "swin_nano",
+            "backbone_args": {"window_size": 4},
             "img_size": 32,
             "epochs": config.epochs,
             "batch": 32,

@@ -34,7 +34,12 @@ def effective_rank(features: Tensor) -> float:
 
     One for a constant embedding, at most min(N, D) when all directions are used equally.
     """
-    values = torch.linalg.svdvals(features.float()).clamp_min(0)
+    # Through the Gram matrix: some LAPACK builds return NaN for the singular values of a constant matrix.
+    rows = features.double()
+    gram = rows.mT @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.mT
+    if not bool(torch.isfinite(gram).all()):
+        return math.nan
+    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
     total = values.sum()
     if total <= 0:
         return 1.0
@@ -87,7 +92,9 @@ class Health:
     def _uniform(self, metrics: Mapping[str, float]) -> Alarm | None:
         flat = math.log(self.prototypes)
         entropy, loss = metrics.get("teacher_entropy"), metrics.get("view_loss", metrics.get("region_loss"))
-        if entropy is None or loss is None or entropy < 0.98 * flat or loss < 0.98 * flat:
+        if entropy is None or loss is None:
+            return None
+        if entropy < 0.98 * flat or loss < 0.98 * flat:
             return self._clear("uniform collapse")
         return Alarm(
             "uniform collapse",
@@ -97,7 +104,9 @@ class Health:
 
     def _one_prototype(self, metrics: Mapping[str, float]) -> Alarm | None:
         entropy, used = metrics.get("teacher_entropy"), metrics.get("prototypes_used")
-        if entropy is None or used is None or used > max(1.5, 0.02 * self.prototypes) or entropy > 0.5:
+        if entropy is None or used is None:
+            return None
+        if used > max(1.5, 0.02 * self.prototypes) or entropy > 0.5:
             return self._clear("one-prototype collapse")
         return Alarm(
             "one-prototype collapse",
@@ -106,6 +115,8 @@ class Health:
         )
 
     def _diverged(self, metrics: Mapping[str, float]) -> Alarm | None:
+        if "loss" not in metrics:
+            return None
         losses = [values["loss"] for _, values in self.history if math.isfinite(values.get("loss", math.nan))]
         if len(losses) < 5:
             return None
@@ -146,8 +157,10 @@ class Health:
 
     def _same_features(self, metrics: Mapping[str, float]) -> Alarm | None:
         rank, deviation = metrics.get("effective_rank"), metrics.get("feature_deviation")
-        if rank is None or deviation is None or rank > 1.5 or deviation > 0.02:
-            return self._clear("dead features") if rank is not None else None
+        if rank is None or deviation is None:
+            return None
+        if rank > 1.5 or deviation > 0.02:
+            return self._clear("dead features")
         return Alarm(
             "dead features",
             f"all images have the same embedding: effective rank {rank:.2f}, deviation {deviation:.4f}",

@@ -187,6 +187,16 @@ def localization_weight(family: str) -> tuple[float, str]:
     return 0.1, f"the paper has no λ for {family or 'this family'}; the lower of its two usual values"
 
 
+def evaluation_interval(steps: int, per_epoch: int, batch: int, watched: int) -> int:
+    """Steps between evaluations: an epoch, but at most fifty in a run and at most about a quarter of its time.
+
+    An evaluated image costs a third of a trained one (no backward pass); four evaluations are always worth it.
+    """
+    affordable = int(0.75 * steps * batch / max(1, watched))
+    count = max(4, min(50, affordable))
+    return max(per_epoch, -(-steps // count))
+
+
 def steps_per_epoch(images: int, batch: int) -> int:
     """Full batches in an epoch, at least one."""
     return max(1, images // batch)

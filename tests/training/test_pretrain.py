@@ -1,0 +1,139 @@
+"""Label-free training end to end on a handful of images: it learns, its health is told, collapse is called by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import PRETRAIN, TRAIN, read_metrics, write_images
+
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.errors import UserError
+from frugalvit.training.commands import train
+from frugalvit.training.models import load_model
+from frugalvit.training.pretrain import pretrain
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("photos"))
+
+
+def config(photos: Path, out: Path, **values: object) -> PretrainConfig:
+    merged = PRETRAIN | {"data": str(photos), "out": str(out)} | values
+    if "matching" in values:
+        merged["matching"] = PRETRAIN["matching"] | values["matching"]  # type: ignore[operator]
+    return PretrainConfig.parse(merged)
+
+
+def test_a_run_is_told_and_its_model_used(photos: Path, tmp_path: Path) -> None:
+    result = pretrain(config(photos, tmp_path / "run", steps=20, report=True))
+    assert result.data["health"] and result.data["effective_rank"] >= 1 and result.data["knn"] is not None
+    assert (tmp_path / "run" / "report.html").exists()
+    model = load_model(str(tmp_path / "run"))
+    state = torch.load(tmp_path / "run/checkpoints/last.pt", weights_only=True)["task"]
+    name = next(name for name in model.backbone.state_dict() if name.endswith("qkv.weight"))
+    torch.testing.assert_close(model.backbone.state_dict()[name], state[f"teacher.{name}"])
+    names = {key for line in read_metrics(tmp_path / "run") for key in line}
+    assert {
+        "view_loss",
+        "region_loss",
+        "teacher_entropy",
+        "prototypes_used",
+        "agreement",
+        "region_match_entropy",
+    } <= names
+    tuned = train(
+        TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "t"), "init": str(tmp_path / "run")})
+    )
+    assert tuned.data["top1"] >= 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"matching": {"region_weight": 0.0}},
+        {"matching": {"view_weight": 0.0, "regions_from": 0.0}},
+        {"localization": {"weight": 0.5, "hidden": 4}, "images": "all"},
+        {"crops": {"local_crops": 0}, "optimizer": {"clip_per": "global"}},
+        {"crops": {"local_crops": 3, "local_size": 8}, "crops_at_once": 1, "matching": {"chunked": True}},
+        {"accumulate": 2, "batch": 8},
+    ],
+    ids=["views", "regions", "drloc", "global-only", "few-at-once", "accumulated"],
+)
+def test_every_combination_runs(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
+    result = pretrain(config(photos, tmp_path / "run", steps=3, **values))
+    assert result.data["loss"] is not None and result.data["skipped_steps"] == 0
+
+
+def test_crops_in_parts_give_the_same_run(photos: Path, tmp_path: Path) -> None:
+    for name, at_once in (("whole", 0), ("parts", 1)):
+        pretrain(config(photos, tmp_path / name, steps=3, crops_at_once=at_once))
+    first, second = (
+        [line["loss"] for line in read_metrics(tmp_path / name) if line["split"] == "train"]
+        for name in ("whole", "parts")
+    )
+    assert first == pytest.approx(second, rel=1e-4)
+
+
+COLLAPSES = {
+    # No sharpening: the teacher's outputs are flat, and so is what the student learns.
+    "uniform collapse": {"teacher_temp": 5.0, "teacher_temp_start": 5.0},
+    # No centring and a very sharp teacher: one prototype takes everything.
+    "one-prototype collapse": {"teacher_temp": 0.005, "teacher_temp_start": 0.005, "center_momentum": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_a_forced_collapse_is_called_by_its_name(name: str, photos: Path, tmp_path: Path) -> None:
+    forced = COLLAPSES[name] | {"regions_from": 0.0, "region_weight": 0.0, "hold_last": 0.0}
+    run = config(photos, tmp_path / "run", steps=60, log_every=2, lr=3e-3, matching=forced)
+    run.health.stop_on_collapse = True
+    result = pretrain(run)
+    assert name in result.data["health"], result.data
+    assert result.data["steps"] < 60 and (tmp_path / "run" / "model" / "config.json").exists()
+
+
+def test_views_only_continued_with_regions(photos: Path, tmp_path: Path) -> None:
+    pretrain(config(photos, tmp_path / "first", steps=6, matching={"region_weight": 0.0}))
+    before = torch.load(tmp_path / "first/checkpoints/last.pt", weights_only=True)
+    second = config(photos, tmp_path / "second", steps=8, save_every=0, matching={"regions_from": 0.0})
+    second.continue_from = str(tmp_path / "first")
+    pretrain(second)
+    lines = [line for line in read_metrics(tmp_path / "second") if line["split"] == "train"]
+    assert lines[0]["step"] > 6 and "region_loss" in lines[0], "the position is carried, the new loss is there"
+    after = torch.load(tmp_path / "second/checkpoints/last.pt", weights_only=True)
+    assert after["step"] == 8
+    numbers = {
+        n: i for g in after["optimizer"]["param_groups"] for n, i in zip(g["param_names"], g["params"], strict=True)
+    }
+    old = {
+        n: i for g in before["optimizer"]["param_groups"] for n, i in zip(g["param_names"], g["params"], strict=True)
+    }
+    shared = [name for name in old if name.startswith("student.")]
+    assert shared and all(after["optimizer"]["state"][numbers[name]]["step"] == 8 for name in shared)
+    fresh = [name for name in numbers if name.startswith("regions.")]
+    assert fresh and all(
+        after["optimizer"]["state"][numbers[name]]["step"] == 2
+        for name in fresh
+        if numbers[name] in after["optimizer"]["state"]
+    )
+
+
+def test_nothing_to_learn_is_said(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to learn"):
+        pretrain(config(photos, tmp_path / "run", matching={"region_weight": 0.0, "view_weight": 0.0}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_unlabelled_folder_and_summary(photos: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate((photos / "train").rglob("*.png")):
+        (flat / f"{number}.png").write_bytes(path.read_bytes())
+    result = pretrain(config(flat, tmp_path / "run", steps=3))
+    assert result.data["knn"] is None
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["auto"]

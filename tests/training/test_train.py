@@ -1,0 +1,134 @@
+"""Supervised training end to end on a handful of images: what it writes, what it refuses, that the loss learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import TRAIN, read_metrics, write_images
+
+from frugalvit import cli
+from frugalvit.config.train import PredictConfig, TrainConfig
+from frugalvit.errors import UserError
+from frugalvit.training.commands import predict, train
+from frugalvit.training.models import load_model
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("photos"))
+
+
+def config(photos: Path, out: Path, **values: object) -> TrainConfig:
+    return TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(out)} | values)
+
+
+def test_a_run_leaves_everything_behind(photos: Path, tmp_path: Path) -> None:
+    result = train(config(photos, tmp_path / "run", steps=30, report=True))
+    assert {"run", "top1", "top5", "mean_per_class", "seconds"} <= set(result.data)
+    for name in (
+        "config.yaml",
+        "metrics.jsonl",
+        "summary.json",
+        "report.html",
+        "checkpoints/last.pt",
+        "model/config.json",
+    ):
+        assert (tmp_path / "run" / name).exists(), name
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["classes"] == ["cat", "dog"]
+    errors = [line["localization_error"] for line in read_metrics(tmp_path / "run") if "localization_error" in line]
+    assert len(errors) > 5 and np.isfinite(errors).all()
+
+
+def test_timm_computes_what_predict_says(photos: Path, tmp_path: Path) -> None:
+    import timm
+
+    train(config(photos, tmp_path / "run"))
+    images = sorted(str(path) for path in (photos / "val").rglob("*.png"))[:3]
+    told = predict(PredictConfig(model=str(tmp_path / "run"), images=images, top=2)).data["predictions"]
+    ours = load_model(str(tmp_path / "run"))
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'run' / 'model'}", pretrained=True).eval()
+    for path, row in zip(images, told, strict=True):
+        with torch.inference_mode():
+            chances = theirs(ours.transform.image(Image.open(path)))[0].softmax(0)
+        named = {ours.classes[i]: chance for i, chance in enumerate(chances.tolist())}  # type: ignore[index]
+        for guess in row["predictions"]:
+            assert guess["probability"] == pytest.approx(named[guess["class"]], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"localization": {"weight": 0.5, "variant": "dense", "hidden": 4, "pairs": 4}},
+        {"localization": {"weight": 0.5, "variant": "ce", "form": "released", "hidden": 4, "schedule": "ramp"}},
+        {"localization": {"weight": 0.5, "images": "clean", "grid": "raw", "pairs": "all", "hidden": 4, "lr_scale": 3}},
+        {"localization": {"weight": 0}, "balance": True, "labels": 0.5, "accumulate": 2, "freeze": 1, "ema": 0},
+        {"optimizer": {"layer_decay": 0.7, "clip": 1.0, "clip_per": "tensor"}, "precision": "bf16"},
+        {"split": "remake", "mixing": {"mixup": 0, "cutmix": 0}, "epochs": 1, "steps": None},
+    ],
+    ids=["dense", "released-ce", "clean-all-pairs", "few-labels", "layers", "remade-split"],
+)
+def test_options_do_something_and_run(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
+    base = train(config(photos, tmp_path / "base", steps=4)).data
+    other = train(config(photos, tmp_path / "other", **({"steps": 4} | values))).data
+    assert np.isfinite(other["top1"])
+    weights = [load_model(str(tmp_path / name)).backbone.state_dict() for name in ("base", "other")]
+    assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0]), "the options changed nothing"
+    assert base["run"] != other["run"]
+
+
+def test_same_seed_same_run_and_same_start_with_and_without(photos: Path, tmp_path: Path) -> None:
+    runs = [train(config(photos, tmp_path / name, steps=4)).data["run"] for name in ("a", "b")]
+    assert read_metrics(Path(runs[0])) == read_metrics(Path(runs[1]))
+
+
+def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) -> None:
+    few = write_images(tmp_path / "few", train=2, val=1)
+    first = train(config(photos, tmp_path / "first", steps=4)).data["run"]
+    result = train(config(few, tmp_path / "second", init=first, steps=None, epochs=1, batch=128))
+    assert result.data["steps"] >= 1 and TrainConfig.from_yaml(tmp_path / "second/config.yaml").recipe == "finetune"
+
+
+def make_bad(folder: Path, kind: str) -> list[str]:
+    photos = write_images(folder / "photos", train=3, val=2)
+    if kind == "empty class":
+        (photos / "train" / "bird").mkdir()
+        (photos / "val" / "bird").mkdir()
+    if kind == "one class":
+        for split in ("train", "val"):
+            (photos / split / "dog").rename(folder / f"away-{split}")
+    if kind == "unknown class":
+        (photos / "val" / "dog").rename(photos / "val" / "wolf")
+    flags = {
+        "image size": ["--img-size", "3"],
+        "negative weight": ["--localization.weight", "-0.1"],
+        "not writable": ["--out", "/proc/nothing/here"],
+    }
+    return [*flags.get(kind, []), str(photos)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["empty class", "one class", "unknown class", "image size", "negative weight", "not writable"]
+)
+def test_bad_input_is_one_line_before_training(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = make_bad(tmp_path, kind)
+    status = cli.main(["train", "--backbone", "swin_nano", "--steps", "1", *words])
+    captured = capsys.readouterr()
+    last = captured.err.strip().splitlines()[-1]
+    assert status == 2 and last.startswith("frugalvit: "), captured.err
+    assert "Traceback" not in captured.err and "epoch" not in captured.err
+
+
+def test_a_used_folder_is_not_overwritten(photos: Path, tmp_path: Path) -> None:
+    train(config(photos, tmp_path / "run", steps=2))
+    with pytest.raises(UserError, match="--resume"):
+        train(config(photos, tmp_path / "run", steps=2))
+    again = train(TrainConfig.parse({"resume": str(tmp_path / "run")}))
+    assert again.data["run"] == str(tmp_path / "run")
