@@ -56,6 +56,12 @@ VERBS = [
         "two or more settings over several seeds, with a paired test",
     ),
     Verb(
+        "replay",
+        "frugalvit.config.train:ReplayConfig",
+        "frugalvit.training.replay:replay",
+        "run a failed step again and name its first bad tensor",
+    ),
+    Verb(
         "predict",
         "frugalvit.config.train:PredictConfig",
         "frugalvit.training.commands:predict",

@@ -43,12 +43,17 @@ def _second_name(path: Path, name: Path) -> None:
     temporary = name.with_name(f".{name.name}.{os.getpid()}.part")
     temporary.unlink(missing_ok=True)
     try:
-        os.link(path, temporary)
-    except (OSError, NotImplementedError):  # FAT, some network file systems
-        shutil.copyfile(path, temporary)
-        with temporary.open("rb+") as handle:
-            os.fsync(handle.fileno())
-    temporary.replace(name)
+        try:
+            os.link(path, temporary)
+        except (OSError, NotImplementedError):  # FAT, some network file systems
+            shutil.copyfile(path, temporary)
+            with temporary.open("rb+") as handle:
+                os.fsync(handle.fileno())
+        temporary.replace(name)
+    finally:
+        # Renaming one name of a file over another of the same file does nothing (POSIX), so the part is still there
+        # when ``name`` already meant ``path``: after a kill between this and the next rename.
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

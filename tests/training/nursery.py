@@ -45,7 +45,13 @@ class Child:
         return self.nursery.ask({"wait": self.pid})["status"]
 
     def said(self) -> str:
-        return self.log.read_text(encoding="utf-8")
+        return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
+
+    def wait_until_said(self, words: str, seconds: float = 60.0) -> None:
+        until = time.monotonic() + seconds
+        while words not in self.said():
+            assert time.monotonic() < until, f"it never said '{words}'\n{self.said()}"
+            time.sleep(0.01)
 
     def wait_for(self, path: Path, seconds: float = 60.0) -> None:
         """Until ``path`` exists."""

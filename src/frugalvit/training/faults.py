@@ -16,7 +16,8 @@ def keep_evidence(folder: Path, task: nn.Module, batch: Any, process: int, facts
     """Save the batch and the state of a non-finite step; where they lie, and which tensor was bad first."""
     tensors = dict(named_tensors(batch))
     target = folder / "fault" / f"step_{facts['step']}_process_{process}.pt"
-    evidence = {**facts, "process": process, "batch": tensors, "task": task.state_dict()}
+    classes = getattr(getattr(task, "backbone", None), "num_classes", 0)
+    evidence = {**facts, "classes": classes, "process": process, "batch": tensors, "task": task.state_dict()}
     target.parent.mkdir(exist_ok=True)
     write_atomically(target, lambda handle: torch.save(evidence, handle))
     inputs, weights = bad_names(tensors.items()), bad_names(task.named_parameters())

@@ -138,8 +138,7 @@ class _Loop:
 
     def one_step(self) -> None:
         plan, step = self.plan, self.step
-        # Dropout and stochastic depth follow from (seed, step, process): nothing to store, nothing to lose.
-        torch.manual_seed((plan.seed * 1_000_003 + step) * 1_009 + self.fabric.global_rank)
+        seed_step(plan.seed, step, self.fabric.global_rank)
         self._set_schedules(step)
         self.undo.remember()
         for micro in range(plan.accumulate):
@@ -191,8 +190,7 @@ class _Loop:
         epoch = self.step / self.plan.steps_per_epoch
         lr = self.optimizer.param_groups[0]["lr"]
         pace = self._pace()
-        finite = {name: value if math.isfinite(value) else None for name, value in means.items()}
-        self.run.log(self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **finite, **pace)
+        self.run.log(self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace)
         self.hopeless |= self.task.watch(self.step, means)
         if streak >= self.plan.patience_for_bad_steps:
             self._give_up(streak)
@@ -215,7 +213,7 @@ class _Loop:
         if not scores:
             return
         epoch = self.step / self.plan.steps_per_epoch
-        self.run.log(self.step, split=self.task.watched, epoch=round(epoch, 4), **scores)
+        self.run.log(self.step, split=self.task.watched, epoch=round(epoch, 4), **_finite(scores))
         words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
         if self.fabric.is_global_zero:
             console.say(f"epoch {epoch:.4g} (step {self.step}): {words}")
@@ -298,7 +296,9 @@ class _Loop:
         """Several non-finite steps in a row: keep the evidence, leave the last good checkpoint alone, and say so."""
         step = self.step - 1
         batch = self.task.batch_at(step * self.plan.accumulate)
-        facts = {"step": step, "seed": self.plan.seed, "images": self.plan.steps_per_epoch * self.plan.images_per_step}
+        plan = self.plan
+        facts = {"step": step, "seed": plan.seed, "steps": plan.steps, "steps_per_epoch": plan.steps_per_epoch}
+        facts |= {"log_every": plan.log_every, "kind": type(self.task).__name__}
         where, culprit = keep_evidence(self.run.folder, self.task, batch, self.fabric.global_rank, facts)
         raise UserError(
             f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. The "
@@ -326,6 +326,16 @@ class _Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def seed_step(seed: int, step: int, process: int) -> None:
+    """Dropout and stochastic depth follow from (seed, step, process): nothing to store, nothing to lose."""
+    torch.manual_seed((seed * 1_000_003 + step) * 1_009 + process)
+
+
+def _finite(values: dict[str, float]) -> dict[str, float | None]:
+    """JSON has no word for what is not finite."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 # What a line of metrics holds besides what the task was shown.

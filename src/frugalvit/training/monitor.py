@@ -23,8 +23,8 @@ class FeatureMonitor:
     def look(self, backbone: Backbone) -> dict[str, float]:
         features, labels = self._embed(backbone, self.bank)
         seen = {"effective_rank": effective_rank(features), "feature_deviation": feature_deviation(features)}
-        if labels is None or self.classes < 2:
-            return seen
+        if labels is None or self.classes < 2 or not bool(torch.isfinite(features).all()):
+            return seen  # broken features are the health's to report
         # The probes stand above training in the order of rooms; this one function of theirs is plain torch.
         from frugalvit.probing.knn import knn_accuracy
 

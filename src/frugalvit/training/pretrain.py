@@ -21,6 +21,7 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
+from frugalvit.training.autobatch import fit_to_memory
 from frugalvit.training.continuing import carry_over, start_from_heads
 from frugalvit.training.evidence import augmentation_sheet, save_pictures
 from frugalvit.training.health import Health
@@ -88,6 +89,8 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     settled = max(task.hold_last + plan.log_every, round(0.2 * plan.steps))
     health = Health(config.matching.prototypes, plan.steps, settled, stop=config.health.stop_on_collapse)
     task.feed(batches, monitor, health, fabric)
+    if config.auto_batch:
+        plan = fit_to_memory(config, plan, task, run, fabric)
     if config.compile is True or (config.compile == "auto" and fabric.device.type == "cuda" and plan.steps >= 500):
         task.student.compile(dynamic=False)
         task.teacher.compile(dynamic=False)

@@ -93,9 +93,9 @@ def record(config: RunConfig, run: Run, decisions: Decisions, examples: Examples
     """Write down what was decided and learned from; a resumed run keeps what it wrote, and looks what has changed."""
     facts = {"images": len(examples), "classes": list(classes), "fingerprint": examples.fingerprint()}
     if not config.resume or not (run.folder / "data.json").exists():
-        run.save_config(config.model_copy(update={"resume": None}))
         run.save_json("decisions.json", [vars(decision) for decision in decisions])
         run.save_json("data.json", facts)
+        run.save_config(config.model_copy(update={"resume": None}))  # last: it is what makes the folder a run
         return
     decisions[:] = [Decision(**stored) for stored in run.read_json("decisions.json")]
     before = run.read_json("data.json")

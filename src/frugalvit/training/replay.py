@@ -1,0 +1,108 @@
+"""``frugalvit replay``: run a step that went wrong again, from what it left behind, and name the first bad tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frugalvit.backbones.checkpoint import read_checkpoint
+from frugalvit.config.base import read_yaml
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import ReplayConfig, TrainConfig
+from frugalvit.data.loader import Batch
+from frugalvit.errors import UserError
+from frugalvit.results import Result, Table
+from frugalvit.training import commands, pretrain, setup
+from frugalvit.training.faults import bad_names
+from frugalvit.training.loop import Plan, seed_step
+from frugalvit.training.recipes import Decisions
+from frugalvit.training.runs import find_run
+from frugalvit.training.schedules import Constant
+
+
+def replay(config: ReplayConfig) -> Result:
+    """Inputs, weights, every module's output, losses and gradients: which of them are not finite, in that order."""
+    path = _evidence(Path(config.evidence))
+    evidence = read_checkpoint(path)
+    if not {"batch", "task", "step", "kind", "steps", "classes"} <= evidence.keys():
+        raise UserError(f"{path} holds no failed step; give a file of RUN/fault/.")
+    task, stored = _rebuild(find_run(path.parent.parent), evidence)
+    task.load_state_dict(evidence["task"])
+    fabric = setup.make_fabric(stored.model_copy(update={"device": config.device, "devices": 1, "nodes": 1}))
+    fabric.to_device(task)
+    batch = _batch({name: tensor.to(fabric.device) for name, tensor in evidence["batch"].items()})
+
+    bad = [("input", name) for name in bad_names(evidence["batch"].items())]
+    bad += [("weight", name) for name in bad_names(task.named_parameters())]
+    outputs: list[str] = []
+    hooks = [module.register_forward_hook(_look(name, outputs)) for name, module in task.named_modules() if name]
+    seed_step(evidence["seed"], evidence["step"], evidence["process"])
+    with fabric.autocast():
+        losses = task(batch, evidence["step"])
+    for hook in hooks:
+        hook.remove()
+    losses["loss"].backward()
+    bad += [("output", name) for name in outputs]
+    bad += [("loss", name) for name in bad_names(losses.items())]
+    bad += [("gradient", n) for n in bad_names((n, p.grad) for n, p in task.named_parameters() if p.grad is not None)]
+
+    first = f"{bad[0][0]} {bad[0][1]}" if bad else None
+    note = f"first bad tensor: {first}" if first else "everything is finite here: the fault needs the other device"
+    rows: list[list[object]] = []
+    for stage in dict.fromkeys(stage for stage, _ in bad):
+        names = [name for kind, name in bad if kind == stage]
+        rows += [[stage, name] for name in names[: config.top]]
+        if len(names) > config.top:
+            rows.append([stage, f"and {len(names) - config.top} more"])
+    shown = {name: value.item() for name, value in losses.items()}
+    data = {"step": evidence["step"], "first_bad": first, "bad": [list(pair) for pair in bad]}
+    table = Table(["what", "name"], rows, f"step {evidence['step']}: {len(bad)} tensors are not finite")
+    tables = [Table(["loss", "value"], [[name, str(value)] for name, value in shown.items()])]
+    return Result(data, [*tables, table] if bad else tables, [note])
+
+
+def _evidence(path: Path) -> Path:
+    """The file itself, or the newest one of a run."""
+    if path.is_dir():
+        found = sorted((path / "fault").glob("*.pt"), key=lambda file: file.stat().st_mtime)
+        if not found:
+            raise UserError(f"{path} holds no failed step (no fault/*.pt in it).")
+        return found[-1]
+    return path
+
+
+def _rebuild(run: Path, evidence: dict[str, Any]) -> tuple[Any, Any]:
+    """The task as the run had it, without its data."""
+    plan = Plan(evidence["steps"], evidence["steps_per_epoch"], Constant(0.0), log_every=evidence["log_every"])
+    kind = PretrainConfig if evidence["kind"] == "PretrainTask" else TrainConfig
+    stored: Any = kind.parse(read_yaml(run / "config.yaml") | {"init": None})
+    drop_path = {} if stored.drop_path == "auto" else {"drop_path": stored.drop_path}
+    if isinstance(stored, PretrainConfig):
+        student = setup.make_backbone(stored, 0, Decisions(), **drop_path)
+        task: Any = pretrain.make_task(stored, student, plan)
+        task.batches = SimpleNamespace(augment=SimpleNamespace(config=stored.crops))
+        return task, stored
+    grid_norm = stored.localization.grid == "normed"
+    backbone = setup.make_backbone(stored, evidence["classes"], Decisions(), grid_norm=grid_norm, **drop_path)
+    return commands.make_task(stored, backbone, plan), stored
+
+
+def _batch(tensors: dict[str, Tensor]) -> Batch:
+    views = [tensor for name, tensor in tensors.items() if name.startswith("batch.images.")]
+    one = {name: tensors.get(f"batch.{name}") for name in ("images", "targets", "labels", "index", "clean")}
+    images = one.pop("images")
+    return Batch(images if images is not None else views, **one)  # type: ignore[arg-type]
+
+
+def _look(name: str, found: list[str]) -> Any:
+    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        parts = output if isinstance(output, list | tuple) else [output]
+        tensors = [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
+        if any(not bool(torch.isfinite(part).all()) for part in tensors):
+            found.append(f"{name} ({type(module).__name__})")
+
+    return hook
