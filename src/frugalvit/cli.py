@@ -188,6 +188,12 @@ VERBS = [
         "a script that completes commands and options in bash, zsh or fish",
     ),
     Verb(
+        "reproduce",
+        "frugalvit.config.reproduce:ReproduceConfig",
+        "frugalvit.reproduce:reproduce",
+        "rerun a table of docs/RESULTS.md",
+    ),
+    Verb(
         "list models",
         "frugalvit.config.listing:ModelsConfig",
         "frugalvit.listing:models",

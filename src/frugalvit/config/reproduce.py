@@ -1,0 +1,21 @@
+"""What can be set for rerunning the tables of docs/RESULTS.md."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from frugalvit.config.base import Config, option
+
+
+class ReproduceConfig(Config):
+    """Rerun a table from data in a folder; what is finished is not done again."""
+
+    table: str = option("", "a table's name; without one, the tables there are", positional=True)
+    data: str = option(".", "the folder that holds flowers102/, cifar100/, …")
+    out: str = option("runs/reproduce", "where the runs and tables go", short="-o")
+    seeds: int = option(3, "runs of each setting", ge=1)
+    epochs: float | None = option(None, "another length than the table's")
+    steps: int | None = option(None, "another length, in steps", ge=1)
+    backbone: str | None = option(None, "another backbone than the table's")
+    img_size: int | None = option(None, "another input size than the table's")
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
