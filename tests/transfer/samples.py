@@ -82,7 +82,9 @@ def make_coco(root: Path, train: int = 8, val: int = 4, side: int = 64, seed: in
     return root
 
 
-def write(root: Path, split: str, images: list[Any], annotations: list[Any], categories: list[Any] | None = None) -> None:
+def write(
+    root: Path, split: str, images: list[Any], annotations: list[Any], categories: list[Any] | None = None
+) -> None:
     content = {"images": images, "annotations": annotations, "categories": categories or CATEGORIES}
     (root / f"instances_{split}.json").write_text(json.dumps(content))
 

@@ -1,0 +1,186 @@
+"""COCO files as they come: every oddity met, every mistake one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from frugalvit.errors import UserError
+from frugalvit.transfer.coco import find_annotations, masks_of, open_coco
+
+from .samples import annotation, draw, edit, make_coco
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return make_coco(tmp_path / "shapes")
+
+
+def test_classes_follow_the_order_of_ids_with_holes(data: Path) -> None:
+    found = open_coco(str(data))
+    assert found.classes == ("square", "disc")
+    assert found.category_ids == (3, 17)
+    assert found.class_of() == {3: 1, 17: 2}
+    assert {split: len(images) for split, images in found.splits.items()} == {"train": 8, "val": 4}
+    assert found.has_masks()
+
+
+def test_polygons_and_run_lengths_give_the_same_mask() -> None:
+    _, shapes = draw(np.random.default_rng(0), 64)
+    kind, inside = shapes[0]
+    entries = [annotation(1, 1, kind, inside, polygons) for polygons in (True, False)]
+    polygon, lengths = masks_of(entries, 64, 64)
+    assert np.array_equal(lengths.astype(bool), inside)
+    assert (polygon != lengths).mean() < 0.01
+    assert masks_of([], 5, 7).shape == (0, 5, 7)
+
+
+def test_compressed_run_lengths_are_read() -> None:
+    from faster_coco_eval.core import mask
+
+    _, shapes = draw(np.random.default_rng(1), 32)
+    inside = shapes[1][1]
+    encoded = mask.encode(np.asfortranarray(inside.astype(np.uint8)))
+    assert np.array_equal(masks_of([{"segmentation": encoded}], 32, 32)[0].astype(bool), inside)
+
+
+def test_boxes_without_area_are_left_out_and_said(data: Path) -> None:
+    def flatten(content: dict[str, Any]) -> None:
+        content["annotations"][0]["bbox"][2] = 0
+        content["annotations"][1]["bbox"] = [100, 100, 20, 20]  # outside its image
+
+    edit(data, "train", flatten)
+    found = open_coco(str(data))
+    assert sum(len(image.objects) for image in found.splits["train"]) == 14
+    assert any("2 boxes without area left out" in note for note in found.notes)
+
+
+def test_boxes_over_the_border_are_clipped(data: Path) -> None:
+    edit(data, "train", lambda content: content["annotations"][0].update(bbox=[-5, 50, 20, 30]))
+    assert open_coco(str(data)).splits["train"][0].objects[0]["bbox"] == [0, 50, 15, 14]
+
+
+def test_crowds_are_scored_but_not_learnt(data: Path) -> None:
+    edit(data, "train", lambda content: content["annotations"][0].update(iscrowd=1))
+    image = open_coco(str(data)).splits["train"][0]
+    assert len(image.objects) == 2 and len(image.learnable()) == 1
+
+
+def test_images_without_objects_stay(data: Path) -> None:
+    edit(data, "train", lambda content: content.update(annotations=content["annotations"][4:]))
+    found = open_coco(str(data))
+    assert [len(image.objects) for image in found.splits["train"]] == [0, 0, 2, 2, 2, 2, 2, 2]
+
+
+def test_objects_without_a_usable_mask_are_left_out_where_others_have_one(data: Path) -> None:
+    def spoil(content: dict[str, Any]) -> None:
+        content["annotations"][0]["segmentation"] = [[1.0, 2.0, 3.0, 4.0]]
+        content["annotations"][1]["segmentation"] = []
+
+    edit(data, "train", spoil)
+    found = open_coco(str(data))
+    assert found.splits["train"][0].objects == []
+    assert any("2 objects without a usable mask left out" in note for note in found.notes)
+
+
+def test_boxes_alone_are_a_dataset_too(data: Path) -> None:
+    def strip(content: dict[str, Any]) -> None:
+        for entry in content["annotations"]:
+            del entry["segmentation"]
+
+    for split in ("train", "val"):
+        edit(data, split, strip)
+    assert not open_coco(str(data)).has_masks()
+
+
+def test_a_missing_val_is_made_and_said(data: Path) -> None:
+    (data / "instances_val.json").unlink()
+    found = open_coco(str(data), "auto", 0.25)
+    assert {split: len(images) for split, images in found.splits.items()} == {"train": 6, "val": 2}
+    assert any("val is made from train" in note for note in found.notes)
+    again = open_coco(str(data), "auto", 0.25)
+    assert [i.path for i in again.splits["val"]] == [i.path for i in found.splits["val"]]
+    assert list(open_coco(str(data), "given").splits) == ["train"]
+
+
+def test_train_and_val_can_be_joined(data: Path) -> None:
+    found = open_coco(str(data), "train+val")
+    assert {split: len(images) for split, images in found.splits.items()} == {"train": 12}
+
+
+def test_layouts_are_found(tmp_path: Path) -> None:
+    official = make_coco(tmp_path / "coco")
+    (official / "annotations").mkdir()
+    for split in ("train", "val"):
+        (official / f"instances_{split}.json").rename(official / "annotations" / f"instances_{split}2017.json")
+        (official / f"{split}2017").mkdir()
+        for path in (official / "images").glob(f"{split}_*.png"):
+            path.rename(official / f"{split}2017" / path.name)
+    (official / "annotations" / "captions_train2017.json").write_text("{}")
+    assert {split: len(images) for split, images in open_coco(str(official)).splits.items()} == {"train": 8, "val": 4}
+    assert find_annotations(official)["train"].name == "instances_train2017.json"
+    one = official / "annotations" / "instances_train2017.json"
+    for path in (official / "train2017").iterdir():
+        path.rename(one.parent / path.name)
+    assert len(open_coco(str(one), "given").splits["train"]) == 8
+
+
+MISTAKES = {
+    "absent file": (
+        lambda c: c["images"][2].update(file_name="nowhere.png"),
+        "names images that are not there: nowhere",
+    ),
+    "other size": (lambda c: c["images"][0].update(width=640), "says that"),
+    "category": (lambda c: c["annotations"][3].update(category_id=4), "category 4, which is none of the 2"),
+    "image": (lambda c: c["annotations"][3].update(image_id=4), "image 4, not listed"),
+    "mask size": (lambda c: c["annotations"][1]["segmentation"].update(size=[9, 9]), "is 9×9 px, its image"),
+    "no box": (lambda c: c["annotations"][1].update(bbox=[1, 2]), "has no bbox"),
+    "twice": (lambda c: c["images"][1].update(id=5), "two images with the id 5"),
+    "no categories": (lambda c: c.update(categories=[]), "names no categories"),
+    "no images": (lambda c: c.update(images=[]), "names no images"),
+    "not coco": (lambda c: c.pop("annotations"), "no list 'annotations'"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_one_line(data: Path, mistake: str) -> None:
+    change, words = MISTAKES[mistake]
+    edit(data, "train", change)
+    with pytest.raises(UserError, match=words) as error:
+        open_coco(str(data))
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_dataset_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no COCO annotations"):
+        open_coco(str(tmp_path))
+    with pytest.raises(UserError, match="no folder or JSON file"):
+        open_coco(str(tmp_path / "nowhere"))
+    (tmp_path / "instances_train.json").write_text("{")
+    with pytest.raises(UserError, match="not a readable JSON"):
+        open_coco(str(tmp_path))
+
+
+def test_a_file_that_is_no_picture_is_named(data: Path) -> None:
+    (data / "images" / "train_1.png").write_bytes(b"not a picture")
+    with pytest.raises(UserError, match=r"train_1.png is not a readable image"):
+        open_coco(str(data))
+
+
+def test_sizes_are_those_of_the_upright_picture(data: Path) -> None:
+    picture = Image.open(data / "images" / "train_0.png").resize((64, 32))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(data / "images" / "turned.jpg", exif=exif)
+
+    def rename(content: dict[str, Any]) -> None:
+        content["images"][0].update(file_name="turned.jpg", width=32, height=64)
+        content["annotations"] = content["annotations"][2:]
+
+    edit(data, "train", rename)
+    image = open_coco(str(data)).splits["train"][0]
+    assert (image.height, image.width) == (64, 32)

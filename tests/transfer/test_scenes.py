@@ -1,0 +1,148 @@
+"""Images and masks in their layouts; which labels count; every mistake one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from frugalvit.errors import UserError
+from frugalvit.transfer.scenes import open_scenes, read_labels
+from frugalvit.transfer.scores import IGNORED
+
+from .samples import make_scenes
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return make_scenes(tmp_path / "shapes")
+
+
+def test_labels_become_classes_and_255_counts_nowhere(data: Path) -> None:
+    found = open_scenes(str(data))
+    assert found.classes == ("0", "1", "2")
+    assert found.table[:3].tolist() == [0, 1, 2] and set(found.table[3:].tolist()) == {IGNORED}
+    assert {split: len(scenes) for split, scenes in found.splits.items()} == {"train": 8, "val": 4}
+
+
+def test_class_names_are_read_and_void_is_ignored(tmp_path: Path) -> None:
+    data = make_scenes(tmp_path / "shapes", border=3)
+    (data / "classes.txt").write_text("ground\nsquare\ndisc\nvoid\n")
+    found = open_scenes(str(data))
+    assert found.classes == ("ground", "square", "disc")
+    assert found.table[3] == IGNORED
+    assert any("nor does 3: it is called 'void'" in note for note in found.notes)
+
+
+def test_an_ignored_label_in_the_middle_moves_the_others_up(data: Path) -> None:
+    found = open_scenes(str(data), ignore=1)
+    assert found.classes == ("0", "2")
+    assert found.table[:3].tolist() == [0, IGNORED, 1]
+
+
+def test_camvid_is_known_by_name(tmp_path: Path) -> None:
+    found = open_scenes(str(make_scenes(tmp_path / "CamVid", border=11)))
+    assert len(found.classes) == 11 and found.classes[0] == "sky"
+    assert found.table[11] == IGNORED
+
+
+def test_ade20k_starts_at_one(tmp_path: Path) -> None:
+    data = make_scenes(tmp_path / "ade", border=0)
+    (data / "masks").rename(data / "annotations")
+    for folder in ("images", "annotations"):
+        (data / folder / "train").rename(data / folder / "training")
+        (data / folder / "val").rename(data / folder / "validation")
+    found = open_scenes(str(data))
+    assert found.table[:3].tolist() == [IGNORED, 0, 1]
+    assert found.classes == ("1", "2")
+
+
+def test_voc_reads_lists_and_palettes(tmp_path: Path) -> None:
+    made = make_scenes(tmp_path / "made")
+    root = tmp_path / "VOC2012"
+    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (root / folder).mkdir(parents=True)
+    for split in ("train", "val"):
+        names = []
+        for path in sorted((made / "images" / split).iterdir()):
+            name = f"{split}{path.stem}"
+            names.append(name)
+            Image.open(path).save(root / "JPEGImages" / f"{name}.jpg")
+            mask = Image.open(made / "masks" / split / path.name).convert("P")
+            mask.putdata(list(np.asarray(Image.open(made / "masks" / split / path.name)).ravel()))
+            mask.save(root / "SegmentationClass" / f"{name}.png")
+        (root / "ImageSets" / "Segmentation" / f"{split}.txt").write_text("\n".join(names))
+    found = open_scenes(str(root))
+    assert len(found.classes) == 21 and found.classes[15] == "person"
+    assert {split: len(scenes) for split, scenes in found.splits.items()} == {"train": 8, "val": 4}
+    assert set(np.unique(read_labels(found.splits["train"][0].mask))) == {0, 1, 2, 255}
+
+
+def test_segnets_camvid_folders(tmp_path: Path) -> None:
+    made = make_scenes(tmp_path / "made", border=11)
+    root = tmp_path / "segnet"
+    root.mkdir()
+    for split in ("train", "val"):
+        (made / "images" / split).rename(root / split)
+        (made / "masks" / split).rename(root / f"{split}annot")
+    assert len(open_scenes(str(root)).classes) == 11
+
+
+def test_one_folder_of_each_is_split(tmp_path: Path) -> None:
+    made = make_scenes(tmp_path / "made")
+    root = tmp_path / "plain"
+    root.mkdir()
+    (made / "images" / "train").rename(root / "images")
+    (made / "masks" / "train").rename(root / "masks")
+    found = open_scenes(str(root), val_fraction=0.25)
+    assert {split: len(scenes) for split, scenes in found.splits.items()} == {"train": 6, "val": 2}
+
+
+def test_masks_of_another_size_are_named(data: Path) -> None:
+    path = data / "masks" / "train" / "3.png"
+    Image.open(path).resize((20, 30)).save(path)
+    with pytest.raises(UserError, match=r"3.png is 20×30 px, its image 3.png 48×48"):
+        open_scenes(str(data))
+
+
+def test_labels_beyond_the_classes_are_named(data: Path) -> None:
+    with pytest.raises(UserError, match=r"holds the label 2, but there are 2 classes .*--ignore-index 2"):
+        open_scenes(str(data), classes=2)
+
+
+def test_colour_masks_are_refused(data: Path) -> None:
+    path = data / "masks" / "train" / "0.png"
+    Image.open(path).convert("RGB").save(path)
+    with pytest.raises(UserError, match="colour picture"):
+        open_scenes(str(data))
+
+
+def test_labels_above_255_are_refused(data: Path) -> None:
+    path = data / "masks" / "train" / "0.png"
+    Image.fromarray(np.full((48, 48), 300, np.uint16)).save(path)
+    with pytest.raises(UserError, match="label 300"):
+        open_scenes(str(data))
+
+
+def test_missing_masks_and_folders_are_named(data: Path) -> None:
+    (data / "masks" / "train" / "5.png").unlink()
+    with pytest.raises(UserError, match=r"5.png has no mask"):
+        open_scenes(str(data))
+    for path in (data / "masks" / "train").iterdir():
+        path.unlink()
+    (data / "masks" / "train").rmdir()
+    with pytest.raises(UserError, match="has no masks"):
+        open_scenes(str(data))
+    with pytest.raises(UserError, match="no layout known"):
+        open_scenes(str(data / "images"))
+    with pytest.raises(UserError, match="no folder"):
+        open_scenes(str(data / "nowhere"))
+
+
+def test_one_class_is_nothing_to_tell_apart(data: Path) -> None:
+    for path in data.glob("masks/*/*.png"):
+        Image.fromarray(np.zeros((48, 48), np.uint8)).save(path)
+    with pytest.raises(UserError, match="fewer than two classes"):
+        open_scenes(str(data))
