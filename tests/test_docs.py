@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
@@ -198,3 +199,18 @@ def test_navigation_names_every_page() -> None:
     written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert written <= listed, "pages that no reader finds"
     assert listed - written <= MEASURED | {"FIRST_HOUR.md"}
+
+
+def test_docstrings_keep_their_columns() -> None:
+    pytest.importorskip("griffe", reason="griffe is not installed; it comes with the docs extra")
+    spec = importlib.util.spec_from_file_location("docstrings", DOCS / "tools" / "docstrings.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = "One of :data:`OWN`.\n\nname   what it is\n       and more\n\nArgs:\n    x:  a number"
+    tidied = module.tidy(text)
+    assert (
+        "One of `OWN`." in tidied
+        and "- **name**: what it is and more" in tidied
+        and "\nArgs:\n    x:  a number" in tidied
+    )
