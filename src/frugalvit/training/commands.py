@@ -190,9 +190,9 @@ def _finish(
     decisions: Decisions,
 ) -> Result:
     """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
-    best = run.checkpoints / "best.pt"
-    if best.exists():
-        task.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["task"])
+    best = run.load_best()
+    if best is not None:
+        task.load_state_dict(best["task"])
     final = setup.eval_set(test, task.backbone, config, fabric.device) if test is not None else watched
     assert source.classes is not None
     scores = task.scores(final)

@@ -9,17 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.optim import AdamW
 
 from frugalvit import console
 from frugalvit.backbones.weights import read_heads
 from frugalvit.errors import UserError
-from frugalvit.training.runs import Run, find_run
+from frugalvit.training.runs import Run, find_run, read_state
 from frugalvit.training.selfsupervised import PretrainTask
 
 
-def carry_over(where: str, task: PretrainTask) -> dict[str, Any]:
+def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
     """The last checkpoint of another run as the first of this one: weights, teacher, centres, optimiser, position.
 
     A level the other run did not have keeps its fresh head (the teacher's equal to the student's) and a zero centre.
@@ -27,6 +26,11 @@ def carry_over(where: str, task: PretrainTask) -> dict[str, Any]:
     state = Run(find_run(where), writer=False).load_checkpoint()
     if state is None:
         raise UserError(f"{where} has no checkpoint to continue from.")
+    if state["step"] >= steps:
+        raise UserError(
+            f"{where} has come to step {state['step']:,} and this run would end at {steps:,}: its length counts from "
+            "the very beginning, so give more --epochs or --steps."
+        )
     report = task.load_state_dict(state["task"], strict=False)
     foreign = [name for name in report.missing_keys if not name.startswith(("regions.", "views.", "localization."))]
     if foreign:
@@ -35,7 +39,7 @@ def carry_over(where: str, task: PretrainTask) -> dict[str, Any]:
         )
     state["optimizer"] = _renumbered(state["optimizer"], AdamW(task.parameter_groups()).state_dict())
     state["task"] = task.state_dict()
-    state["best"], state["best_step"] = float("-inf"), -1
+    state["best"], state["best_step"], state["window"] = float("-inf"), -1, {}
     fresh = sorted({name.split(".")[0] for name in report.missing_keys})
     console.say(f"going on from {where} at step {state['step']}" + (f"; new: {', '.join(fresh)}" if fresh else ""))
     return state
@@ -64,8 +68,10 @@ def start_from_heads(task: PretrainTask, where: str) -> None:
         checkpoint = path / "checkpoints" / "last.pt"
         if not checkpoint.exists():
             return
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)["task"]
-        ours = {name: value for name, value in state.items() if name.startswith(("views.", "regions."))}
+        state, fault = read_state(checkpoint)
+        if state is None:
+            raise UserError(f"{checkpoint} is damaged ({fault}); give --init {path}/model for the backbone alone.")
+        ours = {name: value for name, value in state["task"].items() if name.startswith(("views.", "regions."))}
         fitting = {n: v for n, v in ours.items() if n in task.state_dict() and task.state_dict()[n].shape == v.shape}
         task.load_state_dict(fitting, strict=False)
         console.say(f"{len(fitting)} tensors of heads and centres taken from {checkpoint}")

@@ -95,7 +95,7 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
         task.student.compile(dynamic=False)
         task.teacher.compile(dynamic=False)
     if config.continue_from and not run.has_checkpoint():
-        run.save_checkpoint(carry_over(config.continue_from, task))
+        run.save_checkpoint(carry_over(config.continue_from, task, plan.steps))
     outcome = fit(task, plan, run, fabric)
     return _finish(config, source, run, task, outcome, decisions, health)
 

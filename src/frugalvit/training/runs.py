@@ -156,6 +156,16 @@ class Run:
             raise UserError(f"No checkpoint of {self.folder} is whole ({' and '.join(damaged)} are damaged); {advice}.")
         return None
 
+    def load_best(self) -> dict[str, Any] | None:
+        """The state that scored best; None where there is none, or where it is damaged, which is said."""
+        path = self.checkpoints / "best.pt"
+        if not path.exists():
+            return None
+        state, fault = read_state(path)
+        if state is None:
+            console.warn(f"{path} is damaged ({fault}); the last weights are taken instead of the best")
+        return state
+
     def close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()

@@ -214,9 +214,9 @@ def _finish(
     """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
     from frugalvit.transfer.trained import save_trained
 
-    best = run.checkpoints / "best.pt"
-    if best.exists():
-        task.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["task"])
+    best = run.load_best()
+    if best is not None:
+        task.load_state_dict(best["task"])
     scores = job.score(config, task, final, run.folder if run.writer else None)
     summary: dict[str, Any] = {"run": str(run.folder), "task": job.verb, **scores}
     summary |= {
