@@ -132,7 +132,8 @@ def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[s
     backbone = setup.make_backbone(settings, len(source.classes), decisions)
     known = Facts(facts.images, facts.classes, facts.side, facts.device, backbone.family)
     decide_training(settings, known, decisions)
-    plan = commands.make_plan(settings, facts.images, 1)
+    watched = len(source.splits.get("val") or source.splits.get("test") or ())
+    plan = commands.make_plan(settings, facts.images, watched, 1)
     proposal = Proposal(f"frugalvit train {shlex.quote(config.data)}{flags}", "", steps=plan.steps, decisions=decisions)
     if config.trial:
         fabric = setup.make_fabric(settings)
@@ -144,7 +145,7 @@ def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[s
         task.feed(batches, None, "val", fabric)
         pace = _pace(task, batches, fabric, config.trial, settings.backbone)
         seen = sum(len(source.splits[name]) for name in ("val", "test") if name in source.splits)
-        looks = plan.steps / plan.evaluate_every * len(source.splits.get("val") or source.splits.get("test") or ())
+        looks = plan.steps / plan.evaluate_every * watched
         # A forward pass alone is about a third of a training step.
         evaluation = (looks + seen) * pace / plan.images_per_step / 3
         proposal.seconds_per_step = pace
