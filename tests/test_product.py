@@ -180,7 +180,7 @@ def test_trackers_get_numbers_and_pictures(name: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda module: ModuleType(module))
     monkeypatch.setattr(tracking.importlib, "import_module", lambda module: library)
     for _ in range(2):  # the second time is a resumed run
-        (tracker,) = tracking.make_trackers([name, name], tmp_path, {"epochs": 3, "localization": {"weight": 0.5}})
+        tracker = tracking.make_trackers([name, name], tmp_path, {"epochs": 3, "localization": {"weight": 0.5}})
         tracker.log(10, {"split": "val", "top1": 71.0, "epoch": 1, "note": "words are no curve", "flag": True})
         tracker.image("augmentations", tmp_path / "augmentations.jpg")
         tracker.close()
@@ -193,6 +193,21 @@ def test_trackers_get_numbers_and_pictures(name: str, tmp_path: Path, monkeypatc
     else:
         started = [call[2] for call in library.calls if call[0] == "init"]
         assert len(started) == 2 and started[1]["resume"] == "allow"
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(Recorder):
+        def log(self, step: int, values: Any) -> None:
+            raise ConnectionError("no route\nto host")
+
+    sound = Recorder()
+    trackers = tracking.Trackers({"wandb": Broken(), "mlflow": sound})  # type: ignore[dict-item]
+    for step in range(3):
+        trackers.log(step, {"loss": 1.0})
+    trackers.close()
+    assert [call[0] for call in sound.calls] == ["log", "log", "log", "close"]
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and "wandb gets nothing more of this run (no route to host)" in said[0]
 
 
 def test_missing_or_misspelt_tracker_is_one_line(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from frugalvit import console
 from frugalvit.errors import UserError, nearest
 from frugalvit.files import write_text
 
@@ -102,20 +103,46 @@ TRACKERS: dict[str, tuple[type, str]] = {
 }
 
 
-def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """One tracker per name; a wrong name or a library that is not installed is said before anything is trained."""
+class Trackers:
+    """Several trackers as one. One that fails is said and left out: a service that is down must not end a run."""
+
+    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
+        self.trackers = dict(trackers)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self._each(lambda tracker: tracker.log(step, values))
+
+    def image(self, name: str, path: Path) -> None:
+        self._each(lambda tracker: tracker.image(name, path))
+
+    def close(self) -> None:
+        self._each(lambda tracker: tracker.close())
+        self.trackers = {}
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self.trackers.items()):
+            try:
+                act(tracker)
+            except Exception as error:
+                del self.trackers[name]
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                console.warn(f"{name} gets nothing more of this run ({reason}); metrics.jsonl has everything")
+
+
+def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, Any]) -> Trackers:
+    """A tracker for every name; a wrong name or a library that is not installed is said before anything is trained."""
     wanted = list(dict.fromkeys(names))
     libraries = {name: _library(name) for name in wanted}
     file = run_folder / "trackers.json"
     known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    trackers: list[Tracker] = []
+    trackers: dict[str, Tracker] = {}
     for name in wanted:
         tracker = TRACKERS[name][0](libraries[name], run_folder, config, known.get(name))
         known[name] = tracker.identity
-        trackers.append(tracker)
+        trackers[name] = tracker
     if wanted:
         write_text(file, json.dumps(known, indent=1))
-    return trackers
+    return Trackers(trackers)
 
 
 def check_trackers(names: Iterable[str]) -> None:
