@@ -62,7 +62,7 @@ def run_lengths(inside: np.ndarray) -> list[int]:
 
 
 def make_coco(root: Path, train: int = 8, val: int = 4, side: int = 64, seed: int = 0) -> Path:
-    """A COCO folder; every other square is a polygon, the rest run lengths, and the last image of each split is empty."""
+    """A COCO folder; every other square is a polygon, the rest are run lengths."""
     random = np.random.default_rng(seed)
     (root / "images").mkdir(parents=True)
     identity = 0

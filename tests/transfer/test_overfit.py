@@ -21,7 +21,7 @@ def test_detector_learns_eight_images_by_heart(tmp_path: Path, head: str) -> Non
     config = DetectConfig.parse(
         {
             "data": str(data), "head": head, "backbone": "swin_nano", "backbone_args": SMALL, "img_size": 64,
-            "steps": 260, "batch": 4, "lr": 2e-3, "device": "cpu", "out": str(tmp_path / "run"), "report": False,
+            "steps": 180, "batch": 4, "lr": 2e-3, "device": "cpu", "out": str(tmp_path / "run"), "report": False,
             "drop_path": 0.0, "scales": [1.0, 1.0], "evaluate_every": 1000, "optimizer": {"warmup": 30, "clip": 5.0},
             "detector": {"channels": 48, "hidden": 128, "proposals": 100, "samples": 64},
         }
@@ -41,8 +41,8 @@ def test_segmenter_learns_eight_images_by_heart(tmp_path: Path) -> None:
         {
             "data": str(data), "backbone": "swin_nano", "backbone_args": SMALL, "img_size": 48, "steps": 80,
             "batch": 4, "lr": 1e-3, "device": "cpu", "out": str(tmp_path / "run"), "report": False, "drop_path": 0.0,
-            "scales": [1.0, 1.0], "evaluate_every": 1000, "photometric": False, "optimizer": {"warmup": 10, "clip": 5.0},
-            "decoder": {"channels": 48},
+            "scales": [1.0, 1.0], "evaluate_every": 1000, "photometric": False, "decoder": {"channels": 48},
+            "optimizer": {"warmup": 10, "clip": 5.0},
         }
     )  # fmt: skip
     segment_commands.train(config)

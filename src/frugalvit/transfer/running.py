@@ -72,6 +72,7 @@ def _train(config: Any, job: Job, data: Any, run: Run, fabric: Fabric) -> Result
     side = int(statistics.median(min(item.height, item.width) for item in items))
     facts = Facts(len(items), len(data.classes), side, fabric.device.type)
     decide_drop_path(config, decisions)
+    torch.manual_seed(config.seed)  # the initial weights follow from it too
     backbone = make_backbone(config, facts, decisions)
     decide_length(config, facts, decisions)
     job.decide(config, data, backbone, decisions)

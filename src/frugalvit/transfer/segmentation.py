@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.pyramid import ChannelNorm, Pyramid
 from frugalvit.transfer.scores import IGNORED
 
 POOLED = (1, 2, 3, 6)
@@ -36,15 +36,12 @@ class SegmenterSpec:
 
 
 class ConvNorm(nn.Sequential):
-    """Convolution, group norm, ReLU."""
+    """Convolution, norm, ReLU. The norm is over groups of 16 channels, or of ``single`` places over all channels."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
-        groups = math.gcd(32, outputs)
-        super().__init__(
-            nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False),
-            nn.GroupNorm(groups, outputs),
-            nn.ReLU(inplace=True),
-        )
+    def __init__(self, inputs: int, outputs: int, kernel: int, single: bool = False) -> None:
+        norm = ChannelNorm(outputs) if single else nn.GroupNorm(math.gcd(max(1, outputs // 16), outputs), outputs)
+        convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
+        super().__init__(convolution, norm, nn.ReLU(inplace=True))
 
 
 class PyramidPooling(nn.Module):
@@ -52,7 +49,7 @@ class PyramidPooling(nn.Module):
 
     def __init__(self, inputs: int, channels: int) -> None:
         super().__init__()
-        self.views = nn.ModuleList(ConvNorm(inputs, channels, 1) for _ in POOLED)
+        self.views = nn.ModuleList(ConvNorm(inputs, channels, 1, single=True) for _ in POOLED)
         self.fuse = ConvNorm(inputs + len(POOLED) * channels, channels, 3)
 
     def forward(self, grid: Tensor) -> Tensor:

@@ -1,0 +1,145 @@
+"""The detectors' parts: views of pictures, what the cascade does to boxes, and that everything learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frugalvit import create_backbone
+from frugalvit.transfer.cascade import OVERLAPS, CascadeHeads
+from frugalvit.transfer.detect_task import View, batch_images, resize_target
+from frugalvit.transfer.detection import Detector, DetectorSpec
+from frugalvit.transfer.pyramid import Pyramid
+
+SIZES = [(64, 64), (48, 64)]
+
+
+def detector(head: str = "mask-rcnn", masks: bool = True) -> Detector:
+    torch.manual_seed(0)
+    backbone = create_backbone("swin_nano", img_size=64, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
+    spec = DetectorSpec(3, head, masks, channels=16, hidden=32, anchors=2, proposals=50, samples=32)
+    return Detector(Pyramid(backbone), spec)
+
+
+def targets(masks: bool = True) -> list[dict[str, torch.Tensor]]:
+    """An image with two objects, and one with none."""
+    boxes = torch.tensor([[4.0, 4, 30, 34], [40.0, 20, 60, 40]])
+    inside = torch.zeros(2, 64, 64, dtype=torch.uint8)
+    inside[0, 4:34, 4:30] = 1
+    inside[1, 20:40, 40:60] = 1
+    full = {"boxes": boxes, "labels": torch.tensor([1, 3]), "masks": inside}
+    empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "masks": inside[:0, :48]}
+    return [full, empty] if masks else [{k: v for k, v in t.items() if k != "masks"} for t in (full, empty)]
+
+
+@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
+def test_every_parameter_learns_and_objects_have_their_shapes(head: str, masks: bool) -> None:
+    net = detector(head, masks)
+    images = torch.rand(2, 3, 64, 64)
+    losses = net(images, SIZES, targets(masks))
+    assert ("loss_mask" in losses) == masks
+    assert all(torch.isfinite(value) for value in losses.values())
+    sum(losses.values()).backward()
+    assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
+    net.eval()
+    with torch.no_grad():  # make it see something everywhere
+        for name, parameter in net.named_parameters():
+            if name.endswith(("cls_score.bias", "scores.bias")):
+                parameter.copy_(torch.tensor([-3.0, 2, 1, 0]))
+    found = net.detect(images, SIZES, [(128, 128), (96, 128)])
+    for objects, (height, width) in zip(found, [(128, 128), (96, 128)], strict=True):
+        count = len(objects["boxes"])
+        assert 0 < count <= 100 and len(objects["labels"]) == len(objects["scores"]) == count
+        assert objects["labels"].min() >= 1 and objects["labels"].max() <= 3
+        assert objects["boxes"].min() >= 0
+        assert objects["boxes"][:, 2].max() <= width and objects["boxes"][:, 3].max() <= height
+        assert objects["scores"].tolist() == sorted(objects["scores"].tolist(), reverse=True)
+        if masks:
+            assert objects["masks"].shape == (count, height, width) and objects["masks"].dtype == torch.bool
+
+
+def heads() -> CascadeHeads:
+    found = detector("cascade").heads
+    assert isinstance(found, CascadeHeads)
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_each_stage_asks_for_more_overlap(stage: int) -> None:
+    """A box of 30 × 30 shrunk from one side: IoU = share kept."""
+    cascade = heads()
+    kept = [0.45, 0.55, 0.65, 0.75]
+    boxes = [torch.tensor([[0.0, 0, 30 * share, 30] for share in kept])]
+    truth = [{"boxes": torch.tensor([[0.0, 0, 30, 30]]), "labels": torch.tensor([2])}]
+    owners, labels = cascade._match(stage, boxes, truth)
+    assert labels[0].tolist() == [2 if share >= OVERLAPS[stage] else 0 for share in kept]
+    assert owners[0].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_refining_by_the_wanted_offsets_lands_on_the_objects(stage: int) -> None:
+    cascade = heads()
+    boxes = [torch.tensor([[3.0, 5, 25, 30], [10.0, 10, 20, 40]]), torch.tensor([[0.0, 0, 9, 9]])]
+    goals = [torch.tensor([[4.0, 4, 30, 34], [12.0, 8, 19, 50]]), torch.tensor([[1.0, 2, 7, 9]])]
+    offsets = torch.cat(cascade.coders[stage].encode(goals, boxes))
+    refined = cascade._refine(stage, offsets, boxes, [(64, 64), (64, 64)])
+    for found, goal in zip(refined, goals, strict=True):
+        assert torch.allclose(found, goal, atol=1e-3)
+
+
+def test_cascade_averages_the_scores_of_its_stages() -> None:
+    """Boxes that no stage moves: the score is the mean of the three softmaxes, the box the proposal."""
+    cascade = heads().eval()
+    logits = [torch.tensor([[0.0, 3, 0, 0]]), torch.tensor([[0.0, 1, 2, 0]]), torch.tensor([[1.0, 2, 0, 0]])]
+    for stage, values in zip(cascade.stages, logits, strict=True):
+        stage.forward = lambda crops, values=values: (values, torch.zeros(1, 4))  # type: ignore[method-assign]
+    features = {name: torch.rand(1, 16, side, side) for name, side in zip("012", (16, 8, 4), strict=True)}
+    (found,), _ = cascade(features, [torch.tensor([[8.0, 8, 40, 40]])], [(64, 64)])
+    wanted = torch.stack([value.softmax(1) for value in logits]).mean(0)[0, 1:]
+    assert torch.allclose(found["scores"], wanted[found["labels"] - 1], atol=1e-6)
+    assert found["labels"][0] == 1 and torch.allclose(found["boxes"][0], torch.tensor([8.0, 8, 40, 40]), atol=1e-3)
+
+
+@given(
+    height=st.integers(20, 900), width=st.integers(20, 900), number=st.floats(0, 1, exclude_max=True)
+)  # fmt: skip
+def test_short_side_or_long_side_is_met(height: int, width: int, number: float) -> None:
+    view = View(800)
+    short = view.side_for(number)
+    assert 480 <= short <= 800 and (short - 480) % 32 == 0
+    tall, wide = view.fit(height, width, short)
+    assert abs(min(tall, wide) - short) <= 1 or abs(max(tall, wide) - 1333) <= 1
+    assert max(tall, wide) <= 1334
+    assert tall / wide == pytest.approx(height / width, rel=0.1)
+
+
+def test_targets_follow_their_picture() -> None:
+    target = targets()[0]
+    for flip in (False, True):
+        moved = resize_target(target, (64, 64), (128, 96), flip)
+        for box, mask in zip(moved["boxes"], moved["masks"], strict=True):
+            rows, columns = torch.nonzero(mask, as_tuple=True)
+            around = torch.tensor([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+            assert torch.allclose(around.float(), box, atol=1.01)
+    assert resize_target(targets()[1], (48, 64), (96, 128), True)["masks"].shape == (0, 96, 128)
+
+
+def test_images_are_padded_to_a_common_size() -> None:
+    images = [torch.ones(3, 40, 70), torch.ones(3, 64, 33)]
+    whole = batch_images(images)
+    assert whole.shape == (2, 3, 64, 96)
+    assert whole.sum() == sum(image.numel() for image in images)
+
+
+def test_half_precision_keeps_boxes_exact() -> None:
+    """bfloat16 would round places to multiples of four pixels; boxes and scores come out in float32."""
+    net = detector("cascade")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = net(torch.rand(2, 3, 64, 64), SIZES, targets())
+        assert all(value.dtype == torch.float32 for value in losses.values())
+        net.eval()
+        found = net(torch.rand(2, 3, 64, 64), SIZES)
+    assert all(objects["boxes"].dtype == torch.float32 for objects in found)

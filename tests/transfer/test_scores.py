@@ -1,0 +1,180 @@
+"""Scores against other people's counting and by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from faster_coco_eval import COCO, COCOeval_faster
+from faster_coco_eval.core import mask as run_length
+
+from frugalvit.transfer.coco import CocoData, CocoImage, masks_of, open_coco
+from frugalvit.transfer.detect_commands import agreement
+from frugalvit.transfer.scores import IGNORED, Confusion, average_precision
+
+from .samples import make_coco
+
+
+def noisy(images: list[CocoImage], data: CocoData, noise: float, seed: int = 0) -> list[dict[str, Any]]:
+    """The annotated objects as detections: moved, sometimes missed, sometimes of the wrong class, some made up."""
+    random = np.random.default_rng(seed)
+    found = []
+    for place, image in enumerate(images):
+        for entry in image.objects:
+            if random.random() < noise / 4:
+                continue
+            shift = random.normal(0, 6 * noise, 2)
+            box = np.add(entry["bbox"], [*shift, *random.normal(0, 3 * noise, 2)])
+            label = data.class_of()[entry["category_id"]]
+            inside = np.roll(masks_of([entry], image.height, image.width)[0], shift.round().astype(int)[::-1], (0, 1))
+            found.append(
+                {
+                    "image": place,
+                    "label": label if random.random() > noise / 4 else 3 - label,
+                    "score": float(random.random()),
+                    "bbox": [float(value) for value in [*box[:2], *box[2:].clip(1)]],
+                    "segmentation": run_length.encode(np.asfortranarray(inside)),
+                }
+            )
+    return found
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> CocoData:
+    return open_coco(str(make_coco(tmp_path / "shapes", train=12, val=2)))
+
+
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+@pytest.mark.parametrize("noise", [0.3, 0.6])
+def test_ap_equals_faster_coco_eval_on_its_own(data: CocoData, tmp_path: Path, kind: str, noise: float) -> None:
+    """The annotation file as it is on the disk, with its own ids, and results as a file."""
+    images = data.splits["train"]
+    found = noisy(images, data, noise)
+    ours = average_precision(images, data, found, kind)
+
+    key = "bbox" if kind == "bbox" else "segmentation"
+    results = [
+        {
+            "image_id": images[entry["image"]].id,
+            "category_id": data.category_ids[entry["label"] - 1],
+            "score": entry["score"],
+            key: entry[key] if key == "bbox" else {**entry[key], "counts": _text(entry[key]["counts"])},
+        }
+        for entry in found
+    ]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    truth = COCO(str(tmp_path / "shapes" / "instances_train.json"))
+    evaluation = COCOeval_faster(truth, truth.loadRes(str(tmp_path / "results.json")), kind)
+    evaluation.run()
+    assert [ours.ap, ours.ap50, ours.ap75] == pytest.approx(evaluation.stats[:3].tolist(), abs=1e-12)
+    assert 0.02 < ours.ap < 0.98
+    assert np.mean(ours.classes) == pytest.approx(ours.ap)  # type: ignore[arg-type]
+    assert np.mean(ours.curves["IoU 0.50"]) == pytest.approx(ours.ap50)
+
+
+def test_ap_equals_torchmetrics(data: CocoData) -> None:
+    from torchmetrics.detection import MeanAveragePrecision
+
+    images = data.splits["train"]
+    found = noisy(images, data, 0.6)
+    metric = MeanAveragePrecision(box_format="xywh", iou_type="bbox", backend="faster_coco_eval")
+    for place, image in enumerate(images):
+        here = [entry for entry in found if entry["image"] == place]
+        metric.update(
+            [
+                {
+                    "boxes": torch.tensor([entry["bbox"] for entry in here]).reshape(-1, 4),
+                    "scores": torch.tensor([entry["score"] for entry in here]),
+                    "labels": torch.tensor([entry["label"] for entry in here], dtype=torch.int64),
+                }
+            ],
+            [
+                {
+                    "boxes": torch.tensor([entry["bbox"] for entry in image.objects]).reshape(-1, 4),
+                    "labels": torch.tensor([data.class_of()[e["category_id"]] for e in image.objects]),
+                }
+            ],
+        )
+    theirs = metric.compute()
+    ours = average_precision(images, data, found, "bbox")
+    assert ours.ap == pytest.approx(float(theirs["map"]), abs=1e-4)
+    assert ours.ap50 == pytest.approx(float(theirs["map_50"]), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+def test_perfect_detections_score_one(data: CocoData, kind: str) -> None:
+    images = data.splits["train"]
+    scores = average_precision(images, data, noisy(images, data, 0.0), kind)
+    assert scores.ap == pytest.approx(1) and scores.ap75 == pytest.approx(1)
+
+
+def test_no_detections_score_zero(data: CocoData) -> None:
+    assert average_precision(data.splits["train"], data, [], "bbox").ap == 0
+
+
+def test_crowds_forgive(data: CocoData) -> None:
+    """A detection inside a crowd is neither right nor wrong; outside it would be wrong."""
+    images = data.splits["train"]
+    found = noisy(images, data, 0.0)
+    wrong = {**found[0], "bbox": [0.0, 0.0, 8.0, 8.0], "score": 1.0}
+    assert average_precision(images, data, [*found, wrong], "bbox").ap < 1
+    crowd = {**images[0].objects[0], "bbox": [0.0, 0.0, 60.0, 60.0], "iscrowd": 1}
+    images[0].objects.append({**crowd, "category_id": data.category_ids[found[0]["label"] - 1]})
+    assert average_precision(images, data, [*found, wrong], "bbox").ap == pytest.approx(1)
+
+
+def test_iou_by_hand() -> None:
+    """truth 0 0 1 1 / 2 2 2 i, predicted 0 1 1 1 / 2 2 0 0: i is not counted."""
+    truth = torch.tensor([[0, 0, 1, 1], [2, 2, 2, IGNORED]], dtype=torch.uint8)
+    predicted = torch.tensor([[0, 1, 1, 1], [2, 2, 0, 0]])
+    confusion = Confusion(3)
+    confusion.add(predicted, truth)
+    assert confusion.counts.tolist() == [[1, 1, 0], [0, 2, 0], [1, 0, 2]]
+    assert confusion.ious().tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3])
+    scores = confusion.summary()
+    assert scores["miou"] == pytest.approx(5 / 9)
+    assert scores["mean_accuracy"] == pytest.approx((1 / 2 + 1 + 2 / 3) / 3)
+    assert scores["pixel_accuracy"] == pytest.approx(5 / 7)
+
+
+def test_perfect_pixels_score_one_and_absent_classes_do_not_count() -> None:
+    truth = torch.randint(0, 4, (2, 9, 7))
+    confusion = Confusion(6)
+    confusion.add(truth, truth)
+    assert confusion.summary() == {"miou": 1.0, "mean_accuracy": 1.0, "pixel_accuracy": 1.0}
+
+
+def test_iou_equals_torchmetrics() -> None:
+    from torchmetrics.classification import MulticlassJaccardIndex
+
+    generator = torch.Generator().manual_seed(0)
+    truth, predicted = (torch.randint(0, 5, (3, 16, 16), generator=generator) for _ in range(2))
+    truth[0, :4] = IGNORED
+    confusion = Confusion(5)
+    confusion.add(predicted, truth)
+    theirs = MulticlassJaccardIndex(5, average="macro", ignore_index=IGNORED)(predicted, truth)
+    assert confusion.summary()["miou"] == pytest.approx(float(theirs), abs=1e-6)
+
+
+def test_nothing_counted_is_no_error() -> None:
+    confusion = Confusion(2)
+    confusion.add(torch.zeros(3, 3, dtype=torch.int64), torch.full((3, 3), IGNORED))
+    assert confusion.summary()["miou"] == 0
+
+
+def test_agreement_is_f1() -> None:
+    truth = [{"label": 1, "bbox": [0, 0, 10, 10]}, {"label": 1, "bbox": [20, 0, 10, 10]}]
+    hit = {"label": 1, "bbox": [1, 0, 10, 10], "score": 0.9}
+    twice = {"label": 1, "bbox": [0, 0, 10, 10], "score": 0.8}
+    wrong = {"label": 2, "bbox": [20, 0, 10, 10], "score": 0.7}
+    assert agreement(truth, [hit]) == pytest.approx(2 / 3)
+    assert agreement(truth, [hit, twice, wrong]) == pytest.approx(2 / 5)
+    assert agreement(truth, []) == 0
+
+
+def _text(counts: Any) -> str:
+    return counts.decode() if isinstance(counts, bytes) else counts

@@ -1,0 +1,175 @@
+"""UperNet, its loss, crops, sliding windows and multi-scale testing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from frugalvit import create_backbone
+from frugalvit.config.transfer import TestConfig
+from frugalvit.transfer.feed import Feed, Pictures
+from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.scenes import open_scenes
+from frugalvit.transfer.scores import IGNORED
+from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask, choose_crop, distort
+from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec, pixel_loss, probabilities, window_starts
+
+from .samples import make_scenes
+
+
+def segmenter(classes: int = 3, auxiliary: float = 0.4) -> Segmenter:
+    torch.manual_seed(0)
+    backbone = create_backbone("swin_nano", img_size=32, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
+    return Segmenter(Pyramid(backbone), SegmenterSpec(classes, 16, 0.0, auxiliary))
+
+
+def test_every_parameter_learns() -> None:
+    net = segmenter()
+    images, labels = torch.rand(2, 3, 32, 32), torch.randint(0, 3, (2, 32, 32))
+    losses = net.losses(images, labels)
+    assert set(losses) == {"loss_main", "loss_auxiliary"}
+    sum(losses.values()).backward()
+    assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert set(segmenter(auxiliary=0).losses(images, labels)) == {"loss_main"}
+
+
+def test_half_batches_average_to_the_whole() -> None:
+    """Group norms and a mean over all pixels: two processes with half the batch equal one with the whole."""
+    net = segmenter()
+    images, labels = torch.rand(4, 3, 32, 32), torch.randint(0, 3, (4, 32, 32))
+    labels[0, :20] = IGNORED
+    whole = net.losses(images, labels)["loss_main"]
+    halves = [net.losses(images[part], labels[part])["loss_main"] for part in (slice(0, 2), slice(2, 4))]
+    assert torch.allclose(whole, torch.stack(halves).mean(), atol=1e-6)
+
+
+def test_ignored_pixels_add_nothing() -> None:
+    logits = torch.randn(1, 3, 4, 4, requires_grad=True)
+    labels = torch.randint(0, 3, (1, 4, 4))
+    labels[:, 2:] = IGNORED
+    by_hand = -logits.log_softmax(1).gather(1, labels[:, None].clamp(max=2))[:, 0][:, :2].sum() / 16
+    loss = pixel_loss(logits, labels)
+    assert torch.allclose(loss, by_hand)
+    loss.backward()
+    assert logits.grad is not None and logits.grad[:, :, 2:].abs().sum() == 0
+    assert pixel_loss(logits, torch.full((1, 4, 4), IGNORED)) == 0
+
+
+@given(length=st.integers(1, 300), window=st.integers(1, 120))
+def test_windows_cover_everything(length: int, window: int) -> None:
+    starts = window_starts(length, window)
+    seen = np.zeros(length, int)
+    for start in starts:
+        assert start >= 0 and (start + window <= length or length < window)
+        seen[start : start + window] += 1
+    assert seen.min() >= 1
+
+
+class Pointwise(torch.nn.Module):
+    """A network whose answer at a pixel depends on that pixel alone: windows and flips must not matter."""
+
+    spec = SegmenterSpec(2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.stack([images.sum(1), -images.prod(1)], 1)
+
+
+@pytest.mark.parametrize("window", [0, 7, 16, 64])
+@pytest.mark.parametrize("flip", [False, True])
+def test_windows_and_flips_are_put_back_where_they_came_from(window: int, flip: bool) -> None:
+    net, images = Pointwise(), torch.randn(2, 3, 21, 34)
+    found = probabilities(net, images, (21, 34), window=window, flip=flip)  # type: ignore[arg-type]
+    assert torch.allclose(found, net(images).softmax(1), atol=1e-5)
+
+
+def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
+    task = SegmentTask(segmenter(), 32).eval()
+    picture = torch.randint(0, 256, (3, 40, 56), dtype=torch.uint8)
+    test = TestConfig(multi_scale=True, scales=[0.5, 1.5], window=0)
+    total = torch.zeros(3, 40, 56)
+    with torch.no_grad():
+        for scale in (0.5, 1.5):
+            size = (max(32, round(32 * scale)), max(32, round(32 * scale * 56 / 40)))
+            look = F.interpolate(picture[None] / 255, size=size, mode="bilinear", antialias=True)
+            look = (look - task.mean) / task.std
+            for mirrored in (False, True):
+                logits = task.net(look.flip(3) if mirrored else look)
+                chances = F.interpolate(logits, size=size, mode="bilinear").softmax(1)
+                chances = chances.flip(3) if mirrored else chances
+                total += F.interpolate(chances, size=(40, 56), mode="bilinear")[0] / 2
+    found = task.predict([picture], test)[0]
+    assert (found == total.argmax(0)).float().mean() > 0.999
+
+
+@given(
+    height=st.integers(10, 90),
+    width=st.integers(10, 90),
+    numbers=st.lists(st.floats(0, 1, exclude_max=True), min_size=COLUMNS, max_size=COLUMNS),
+)
+def test_crops_stay_inside_and_keep_the_shape(height: int, width: int, numbers: list[float]) -> None:
+    labels = torch.zeros(height, width, dtype=torch.uint8)
+    crop = choose_crop(labels, 32, (0.5, 2.0), 0.75, numbers)
+    assert 0 <= crop.top <= height - crop.height and 0 <= crop.left <= width - crop.width
+    assert max(crop.out) <= 32
+    scale = 32 / min(height, width) * (0.5 + 1.5 * numbers[0])
+    assert crop.out[0] == pytest.approx(crop.height * scale, abs=max(1.0, scale))
+
+
+def test_crops_filled_by_one_class_are_drawn_anew() -> None:
+    labels = torch.zeros(64, 64, dtype=torch.uint8)
+    labels[:, 48:] = 1
+    random = np.random.default_rng(0)
+    shares = {}
+    for limit in (0.75, 1.0):
+        both = 0
+        for _ in range(100):
+            crop = choose_crop(labels, 32, (2.0, 2.0), limit, random.random(COLUMNS).tolist())
+            part = labels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+            both += int(0.25 <= part.float().mean() <= 0.75)
+        shares[limit] = both
+    assert shares[0.75] > 90 > shares[1.0]
+
+
+def test_distortion_changes_half_and_keeps_the_range() -> None:
+    images = torch.rand(8, 3, 6, 6)
+    none = torch.ones(8, 8, dtype=torch.float64) * 0.9
+    assert torch.allclose(distort(images, none), images, atol=1e-5)
+    numbers = torch.rand(8, 8, dtype=torch.float64) * 0.4
+    changed = distort(images, numbers)
+    assert (changed - images).abs().amax((1, 2, 3)).min() > 1e-3
+    assert changed.min() >= 0 and changed.max() <= 1
+
+
+def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> None:
+    data = open_scenes(str(make_scenes(tmp_path / "shapes")))
+    scenes = data.splits["train"]
+
+    def batch(step: int, rank: int = 0, world: int = 1, seed: int = 0) -> torch.Tensor:
+        pictures = Pictures([scene.path for scene in scenes], [(s.height, s.width) for s in scenes])
+        task = SegmentTask(segmenter(), 32)
+        dataset = LabelledPictures(scenes, data, pictures)
+        task.feeding = Feed(len(scenes), 4, dataset.load, COLUMNS, seed=seed, rank=rank, world=world)
+        for earlier in range(max(0, step - 1), step):
+            task.batch_at(earlier)
+        found = task.batch_at(step)
+        assert found.images.shape == (4 // world, 3, 32, 32) and found.labels.shape == (4 // world, 32, 32)
+        assert set(found.labels.unique().tolist()) <= {0, 1, 2, IGNORED}
+        return found.images
+
+    whole = batch(3)
+    assert torch.equal(whole, batch(3))
+    assert torch.equal(whole, torch.cat([batch(3, rank, 2) for rank in (0, 1)]))
+    assert not torch.equal(whole, batch(4)) and not torch.equal(whole, batch(3, seed=1))
+
+
+def test_an_epoch_sees_every_image_once() -> None:
+    feed = Feed(10, 4, lambda index: index, 1, seed=0)
+    seen = [index for step in range(5) for index in feed.at(step)[0]]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]

@@ -1,0 +1,232 @@
+"""detect and segment from the command line: seconds, but the whole way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from faster_coco_eval import COCO
+from PIL import Image
+
+from frugalvit.cli import main
+from frugalvit.config.transfer import DetectConfig, SegmentConfig
+from frugalvit.errors import UserError
+from frugalvit.transfer import detect_commands, segment_commands
+
+from .samples import edit, make_coco, make_scenes
+
+TINY = {"embed_dim": 16, "depths": [1, 1, 1], "num_heads": [1, 2, 4]}
+COMMON: dict[str, Any] = {
+    "backbone": "swin_nano", "backbone_args": TINY, "img_size": 32, "steps": 4, "batch": 2, "device": "cpu", "lr": 1e-3,
+    "evaluate_every": 2, "log_every": 1, "workers": 1,
+}  # fmt: skip
+HEADS = {"channels": 16, "hidden": 32, "proposals": 30, "samples": 32}
+
+
+def detect_config(data: Path, out: Path, **more: Any) -> DetectConfig:
+    return DetectConfig.parse({**COMMON, "detector": HEADS, "data": str(data), "out": str(out), **more})
+
+
+def segment_config(data: Path, out: Path, **more: Any) -> SegmentConfig:
+    return SegmentConfig.parse({**COMMON, "decoder": {"channels": 16}, "data": str(data), "out": str(out), **more})
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_coco(tmp_path_factory.mktemp("coco") / "shapes", side=48)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_scenes(tmp_path_factory.mktemp("scenes") / "shapes", side=40)
+
+
+@pytest.fixture(scope="module")
+def detector(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "detector"
+    detect_commands.train(detect_config(shapes, out, head="cascade"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def segmenter(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "segmenter"
+    segment_commands.train(segment_config(scenes, out))
+    return out
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["task"]
+
+
+def test_a_detection_run_leaves_everything(detector: Path) -> None:
+    summary = json.loads((detector / "summary.json").read_text())
+    for key in ("box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75", "seconds", "run", "best_step"):
+        assert key in summary
+    for name in ("config.yaml", "metrics.jsonl", "model/model.safetensors", "transfer.safetensors", "report.html"):
+        assert (detector / name).stat().st_size > 0
+    page = (detector / "report.html").read_text()
+    for words in ("Precision over recall", "Classes", "Best pictures", "Worst pictures", "box AP"):
+        assert words in page
+    lines = [json.loads(line) for line in (detector / "metrics.jsonl").read_text().splitlines()]
+    assert any("loss_box_reg_3" in line for line in lines if line["split"] == "train")
+    assert any("mask_ap" in line for line in lines if line["split"] == "val")
+
+
+def test_a_segmentation_run_leaves_everything(segmenter: Path) -> None:
+    summary = json.loads((segmenter / "summary.json").read_text())
+    for key in ("miou", "mean_accuracy", "seconds", "run", "val_miou"):
+        assert key in summary
+    page = (segmenter / "report.html").read_text()
+    for words in ("Classes", "IoU", "Best pictures", "mIoU"):
+        assert words in page
+    assert (segmenter / "pictures" / "worst_1.jpg").exists()
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_a_resumed_run_ends_as_if_never_stopped(kind: str, tmp_path: Path, shapes: Path, scenes: Path) -> None:
+    command, make, data = (
+        (detect_commands, detect_config, shapes) if kind == "detect" else (segment_commands, segment_config, scenes)
+    )
+    whole = make(data, tmp_path / "whole", report=False, save_every=2)
+    command.train(whole)  # type: ignore[arg-type]
+    stopped = make(data, tmp_path / "stopped", report=False, save_every=2)
+    original = detect_commands.DetectTask.after_step if kind == "detect" else segment_commands.SegmentTask.after_step
+
+    def stop(self: Any, step: int) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+        original(self, step)
+
+    task = detect_commands.DetectTask if kind == "detect" else segment_commands.SegmentTask
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "after_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            command.train(stopped)  # type: ignore[arg-type]
+    command.train(type(stopped).parse({"resume": str(tmp_path / "stopped"), "device": "cpu"}))  # type: ignore[arg-type]
+    first, second = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_eval_gives_the_scores_of_training(
+    detector: Path, segmenter: Path, shapes: Path, scenes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run, data, kind, key in ((detector, shapes, "detect", "box_ap"), (segmenter, scenes, "segment", "miou")):
+        assert main([kind, "eval", str(run), str(data), "--device", "cpu", "--json", "--quiet"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found[key] == pytest.approx(json.loads((run / "summary.json").read_text())[key], abs=1e-6)
+        assert found["scored_images"] == 4
+
+
+def test_multi_scale_eval_says_both(segmenter: Path, scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--multi-scale", "--test.scales", "0.75", "1", "--json", "--quiet", "--device", "cpu"]
+    assert main(["segment", "eval", str(segmenter), str(scenes), *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["single_scale_miou"] == pytest.approx(json.loads((segmenter / "summary.json").read_text())["miou"])
+    assert 0 <= found["miou"] <= 1
+
+
+def test_predict_detect_writes_pictures_and_coco(detector: Path, shapes: Path, tmp_path: Path) -> None:
+    words = ["--threshold", "0.0", "--out", str(tmp_path / "found"), "--device", "cpu", "--quiet"]
+    assert main(["detect", "predict", str(detector), str(shapes / "images"), *words]) == 0
+    content = COCO(str(tmp_path / "found" / "detections.json"))
+    assert len(content.imgs) == 12 and {c["id"] for c in content.cats.values()} == {3, 17}
+    assert len(list((tmp_path / "found").glob("*.jpg"))) == 12
+    for entry in content.anns.values():
+        assert entry["category_id"] in (3, 17) and content.annToMask(entry).shape == (48, 48)
+
+
+def test_predict_segment_writes_masks_with_the_datasets_labels(segmenter: Path, scenes: Path, tmp_path: Path) -> None:
+    images = sorted((scenes / "images" / "val").iterdir())
+    words = ["--out", str(tmp_path / "found"), "--device", "cpu", "--quiet"]
+    assert main(["segment", "predict", str(segmenter), *map(str, images[:2]), *words]) == 0
+    mask = np.asarray(Image.open(tmp_path / "found" / "0.png"))
+    assert mask.shape == (40, 40) and set(np.unique(mask)) <= {0, 1, 2}
+    assert (tmp_path / "found" / "1.jpg").exists()
+
+
+def test_init_takes_the_backbone_of_a_run(segmenter: Path, shapes: Path, tmp_path: Path) -> None:
+    """The folder says which network it is; everything fits; the detector starts from its weights."""
+    values = {**COMMON, "backbone": "auto", "backbone_args": {}, "steps": 1, "lr": 1e-12, "init": str(segmenter)}
+    values |= {"detector": HEADS, "data": str(shapes), "out": str(tmp_path / "run"), "report": False}
+    detect_commands.train(DetectConfig.parse(values))
+    before = {name: value for name, value in weights(segmenter).items() if ".pyramid.backbone.model." in f".{name}"}
+    best = torch.load(segmenter / "checkpoints" / "best.pt", weights_only=True)["task"]
+    after = weights(tmp_path / "run")
+    assert before
+    for name in before:
+        ours = after[name.replace("net.pyramid", "net.features.pyramid")]
+        assert torch.allclose(ours, best[name], atol=1e-6), name
+
+
+def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
+    data = make_coco(tmp_path / "boxes", train=3, val=2, side=40)
+    for split in ("train", "val"):
+        edit(data, split, lambda content: [entry.pop("segmentation") for entry in content["annotations"]])
+    found = detect_commands.train(detect_config(data, tmp_path / "run", steps=1, report=False)).data
+    assert "box_ap" in found and "mask_ap" not in found
+    with pytest.raises(UserError, match="has no masks to learn from"):
+        detect_commands.train(detect_config(data, tmp_path / "other", masks=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["detect", "train"], "What should be trained on"),
+        (["detect", "train", "nowhere"], "no folder or JSON file nowhere"),
+        (["segment", "train", "nowhere"], "no folder nowhere"),
+        (["detect", "train", "x", "--head", "ssd"], "head = 'ssd'"),
+        (["segment", "train", "x", "--ignore-index", "300"], "ignore_index"),
+        (["detect", "predict", "nowhere", "x.png"], "no run at nowhere"),
+        (["segment", "eval", "nowhere", "x"], "no run at nowhere"),
+        (["detect", "train", "x", "--recipe", "coco"], "no recipe 'coco' for detect"),
+    ],
+)
+def test_mistakes_end_with_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error
+
+
+def test_models_and_data_must_belong_together(detector: Path, segmenter: Path, scenes: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a run of 'frugalvit segment', not of 'detect'"):
+        detect_commands.evaluate(detect_commands.DetectEvalConfig(model=str(segmenter), data="x"))
+    other = make_coco(tmp_path / "other", train=2, val=1, side=40)
+    for split in ("train", "val"):
+        edit(other, split, lambda content: content["categories"][0].update(name="box"))
+    with pytest.raises(UserError, match="other categories"):
+        detect_commands.evaluate(detect_commands.DetectEvalConfig(model=str(detector), data=str(other)))
+    with pytest.raises(UserError, match="the same labels must count in both"):
+        segment_commands.evaluate(
+            segment_commands.SegmentEvalConfig(model=str(segmenter), data=str(scenes), ignore_index=1)
+        )
+    with pytest.raises(UserError, match="has no split 'test'"):
+        segment_commands.evaluate(
+            segment_commands.SegmentEvalConfig(model=str(segmenter), data=str(scenes), split="test")
+        )
+
+
+@pytest.mark.parametrize("name", ["detect-small", "detect-coco"])
+def test_detection_recipes_are_valid(name: str) -> None:
+    config = DetectConfig.parse({"recipe": name, "data": "x"})
+    assert config.recipe == name
+    assert [round(share * 12) for share in config.optimizer.milestones] == [8, 11]
+
+
+@pytest.mark.parametrize("name", ["segment-small", "segment-ade20k"])
+def test_segmentation_recipes_are_valid(name: str) -> None:
+    config = SegmentConfig.parse({"recipe": name, "data": "x"})
+    assert config.optimizer.warmup == 1500 and config.optimizer.weight_decay == 0.01
+
+
+def test_real_data_open(data_root: Path) -> None:
+    found = segment_commands.SegmentJob().open(SegmentConfig.parse({"data": str(data_root / "camvid")}))
+    assert {split: len(part) for split, part in found.splits.items()} == {"train": 367, "val": 101, "test": 233}
+    assert len(found.classes) == 11 and found.table[11] == 255
+    coco = detect_commands.DetectJob().open(DetectConfig.parse({"data": str(data_root / "coco_mini")}))
+    assert {split: len(part) for split, part in coco.splits.items()} == {"train": 532, "val": 133}
+    assert len(coco.classes) == 80 and coco.category_ids[-1] == 90
