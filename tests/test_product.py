@@ -150,6 +150,8 @@ def test_every_verb_and_option_is_completed(shell: str, capsys: pytest.CaptureFi
         for flag in words.flags:
             assert (flag[2:] if shell == "fish" else flag) in out
     assert "to install it:" in err and len(err.strip().splitlines()) == 1
+    if shell == "zsh":  # a colon would end the name it describes
+        assert r"--device:where to compute" in out and re.search(r"--localization\.weight:λ[^']*auto\\: ", out)
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=out, text=True, check=True, capture_output=True)
 

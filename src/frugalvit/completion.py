@@ -186,7 +186,7 @@ def _family(first: str, verbs: list[Words]) -> bool:
 
 def _quoted(text: str) -> str:
     """In single quotes, as all three shells take it; quotes inside become typographic ones."""
-    return "'" + text.replace("'", "’").replace("\\", "/").replace("\n", " ") + "'"
+    return "'" + text.replace("'", "’").replace("\n", " ") + "'"
 
 
 def _colon(text: str) -> str:
