@@ -83,9 +83,14 @@ def start_from_heads(task: PretrainTask, where: str) -> None:
         ):
             if level is None or not tensors:
                 continue
-            if tensors["last_layer.weight_v"].shape != level.student.last_layer.weight.shape:
-                size = len(tensors["last_layer.weight_v"])
-                raise UserError(f"{path} has heads of another size: give --matching.prototypes {size}.")
+            ours = {name: value.shape for name, value in level.student.state_dict().items()}
+            theirs = {name: value.shape for name, value in tensors.items()}
+            if ours != theirs:
+                prototypes, bottleneck = theirs["last_layer.weight_v"]
+                raise UserError(
+                    f"{path} has heads of another size: give --matching.prototypes {prototypes} --matching.bottleneck "
+                    f"{bottleneck} --matching.hidden {theirs['mlp.0.weight'][0]} and the backbone they belong to."
+                )
             level.student.load_state_dict(tensors)
             level.teacher.load_state_dict(tensors)
             if center is not None:

@@ -17,6 +17,7 @@ import numpy as np
 from faster_coco_eval.core import mask as run_length
 
 from frugalvit.errors import UserError
+from frugalvit.transfer.coco_check import check_entries, check_runs, is_polygon
 from frugalvit.transfer.places import arrange, check_sizes, find_folder
 
 _SPLIT_WORDS = {
@@ -146,12 +147,13 @@ def ground_truth(images: Iterable[CocoImage], data: CocoData) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())[:120]}).") from None
     needed = ("images", "annotations", "categories")
     missing = [key for key in needed if not isinstance(content, dict) or not isinstance(content.get(key), list)]
     if missing:
         raise UserError(f"{path} is not in COCO format: it has no list '{missing[0]}'.")
+    check_entries(content, path)
     return content
 
 
@@ -180,7 +182,7 @@ def _images(
     paths = [root / name for name in names]
     images = {}
     for entry, place, (height, width) in zip(content["images"], paths, check_sizes(paths), strict=True):
-        said = (int(entry.get("height", height)), int(entry.get("width", width)))
+        said = (int(entry.get("height") or height), int(entry.get("width") or width))
         if said != (height, width):
             raise UserError(
                 f"{path.name} says that {place} is {said[1]}×{said[0]} px, but it is {width}×{height}: the objects of "
@@ -215,16 +217,15 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
     """An annotation with a box inside its image and a usable mask; or None and what it lacks."""
     segmentation = entry.get("segmentation") or []
     if isinstance(segmentation, list):
-        # Three corners are the least that encloses anything.
-        segmentation = [
-            part for part in segmentation if isinstance(part, list) and len(part) >= 6 and not len(part) % 2
-        ]
+        segmentation = [part for part in segmentation if is_polygon(part, image.height, image.width)]
     elif list(segmentation.get("size", ())) != [image.height, image.width]:
         height, width = (*segmentation.get("size", ()), "?", "?")[:2]
         raise UserError(
             f"{path.name}: the mask of annotation {entry.get('id')} is {width}×{height} px, its image "
             f"{image.path.name} {image.width}×{image.height}."
         )
+    else:
+        check_runs(segmentation, image.height, image.width, f"{path.name}: annotation {entry.get('id')}")
     box = entry.get("bbox")
     if not box and segmentation:
         box = run_length.toBbox(rle({"segmentation": segmentation}, image.height, image.width)).tolist()
@@ -241,6 +242,6 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
         "category_id": entry["category_id"],
         "bbox": [left, top, right - left, bottom - top],
         "area": float(entry.get("area") or (right - left) * (bottom - top)),
-        "iscrowd": int(entry.get("iscrowd", 0)),
+        "iscrowd": int(entry.get("iscrowd") or 0),
     }
     return cleaned | ({"segmentation": segmentation} if segmentation else {}), ""

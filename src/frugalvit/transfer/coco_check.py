@@ -1,0 +1,91 @@
+"""What a COCO file may hold, checked entry by entry before anything uses it: a mistake is one line with its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from faster_coco_eval.core import mask as run_length
+
+from frugalvit.errors import UserError
+
+Check = tuple[Callable[[Any], bool], str]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_side(value: Any) -> bool:
+    return value is None or (_is_number(value) and value > 0)
+
+
+def _is_identity(value: Any) -> bool:
+    return isinstance(value, int | str)
+
+
+def _is_segmentation(value: Any) -> bool:
+    if value is None or isinstance(value, list):
+        return True
+    counts = value.get("counts") if isinstance(value, dict) else None
+    runs = isinstance(counts, list) and all(isinstance(run, int) and run >= 0 for run in counts)
+    return (runs or isinstance(counts, str)) and isinstance(value.get("size"), list)
+
+
+_CHECKS: dict[str, dict[str, Check]] = {
+    "images": {
+        "id": (_is_identity, "a number"),
+        "file_name": (lambda value: isinstance(value, str) and "\0" not in value, "a path"),
+        "height": (_is_side, "a number of pixels"),
+        "width": (_is_side, "a number of pixels"),
+    },
+    "annotations": {
+        "image_id": (_is_identity, "the id of an image"),
+        "category_id": (lambda value: isinstance(value, int), "the id of a category"),
+        "bbox": (
+            lambda value: not value or (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))),
+            "[left, top, width, height]",
+        ),
+        "segmentation": (_is_segmentation, "polygons or run lengths"),
+        "area": (lambda value: value is None or _is_number(value), "a number"),
+        "iscrowd": (lambda value: value is None or value in (0, 1), "0 or 1"),
+    },
+    "categories": {"id": (lambda value: isinstance(value, int), "a number")},
+}
+
+
+def check_entries(content: dict[str, Any], path: Path) -> None:
+    """Every image, annotation and category is a mapping whose values are of the right kind."""
+    for group, checks in _CHECKS.items():
+        for number, entry in enumerate(content[group]):
+            if not isinstance(entry, dict):
+                raise UserError(f"{path}: entry {number} of '{group}' is {entry!r:.40}, not a mapping.")
+            for key, (fits, wanted) in checks.items():
+                if not fits(entry.get(key)):
+                    raise UserError(
+                        f"{path}: '{key}' of {group}[{number}] should be {wanted}, not {entry.get(key)!r:.50}."
+                    )
+
+
+def is_polygon(part: Any, height: int, width: int) -> bool:
+    """Three corners or more, none further outside than the image is large.
+
+    Rasterising walks along the outline pixel by pixel: one corner at 1e9 would take all the memory there is.
+    """
+    if not isinstance(part, list) or len(part) < 6 or len(part) % 2:
+        return False
+    inside = zip(part, (width, height) * (len(part) // 2), strict=True)
+    return all(_is_number(value) and -side <= value <= 2 * side for value, side in inside)
+
+
+def check_runs(segmentation: dict[str, Any], height: int, width: int, where: str) -> None:
+    """Run lengths must cover the image exactly; the library says so only when it decodes them."""
+    try:
+        encoded = segmentation
+        if isinstance(segmentation["counts"], list):
+            encoded = run_length.frPyObjects(segmentation, height, width)  # type: ignore[assignment]
+        run_length.decode(encoded)
+    except (ValueError, RuntimeError, TypeError, KeyError) as error:
+        raise UserError(f"{where} has a damaged mask: {' '.join(str(error).split())[:120]}.") from None

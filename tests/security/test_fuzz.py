@@ -1,0 +1,239 @@
+"""Random and damaged input: an answer or one clear line, never a traceback, a hang or all the memory.
+
+FRUGALVIT_FUZZ=N tries N times as many inputs per target.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
+
+from frugalvit.arguments import parse
+from frugalvit.backbones.weights import read_checkpoint
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.data import open_data
+from frugalvit.data.decode import BadImage, decode
+from frugalvit.data.stream import ShardStream
+from frugalvit.errors import UserError
+
+_TIMES = int(os.environ.get("FRUGALVIT_FUZZ", "1"))
+_MEMORY = 3 << 30  # bytes a test of this file may come to hold
+
+
+def fuzz(count: int):
+    return settings(max_examples=count * _TIMES, suppress_health_check=list(HealthCheck), deadline=20_000)
+
+
+@pytest.fixture(autouse=True)
+def _bounded_memory():
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < _MEMORY, "an input has taken all the memory"
+
+
+def answer(function: Any, *arguments: Any) -> None:
+    """An answer or one line: anything else raises and fails the test."""
+    try:
+        function(*arguments)
+    except (UserError, BadImage) as error:
+        assert str(error).strip() and "\n" not in str(error).strip()  # noqa: PT017
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.dates(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+options = st.sampled_from([*TrainConfig.model_fields, *PretrainConfig.model_fields])
+
+
+@fuzz(60)
+@given(st.dictionaries(options | st.text(max_size=8), values, max_size=6))
+def test_yaml_values(tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any]) -> None:
+    path = tmp_path_factory.getbasetemp() / "values.yaml"
+    path.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+    for model in (TrainConfig, PretrainConfig):
+        answer(model.from_yaml, path)
+
+
+@fuzz(60)
+@given(st.binary(max_size=200) | st.text(alphabet=string.printable, max_size=200).map(str.encode))
+def test_yaml_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "bytes.yaml"
+    path.write_bytes(content)
+    answer(TrainConfig.from_yaml, path)
+
+
+def test_a_yaml_bomb(tmp_path: Path) -> None:
+    """Nine levels of nine references would be 387 million strings if they were copied."""
+    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+    path = tmp_path / "bomb.yaml"
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError):
+        TrainConfig.from_yaml(path)
+
+
+@fuzz(60)
+@given(st.lists(st.text(max_size=12) | st.sampled_from(["--batch", "--lr", "--img-size", "--config", "-1", "1e999"])))
+def test_command_lines(words: list[str]) -> None:
+    if "-h" in words or "--help" in words:
+        return
+    answer(parse, TrainConfig, words, "frugalvit train", "")
+
+
+@fuzz(40)
+@given(st.text(max_size=200), st.sampled_from([".csv", ".jsonl", ".tsv"]))
+def test_tables(tmp_path_factory: pytest.TempPathFactory, text: str, suffix: str) -> None:
+    path = tmp_path_factory.getbasetemp() / f"table{suffix}"
+    path.write_bytes(("path,label\n" + text).encode("utf-8", "surrogatepass"))
+    answer(open_data, str(path))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    folder = tmp_path_factory.mktemp("whole")
+    tensors = {"weight": torch.randn(8, 8), "bias": torch.zeros(8)}
+    torch.save({"model": tensors, "epoch": 3}, folder / "zip.pt")
+    torch.save({"model": tensors}, folder / "old.pt", _use_new_zipfile_serialization=False)
+    save_file(tensors, folder / "st.safetensors")
+    return [path.read_bytes() for path in sorted(folder.iterdir())]
+
+
+@fuzz(80)
+@given(st.data())
+def test_checkpoints(tmp_path_factory: pytest.TempPathFactory, checkpoints: list[bytes], data: st.DataObject) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.pth"
+    path.write_bytes(damaged(data.draw(st.sampled_from(checkpoints)), data))
+    answer(read_checkpoint, path)
+
+
+@fuzz(40)
+@given(st.data())
+def test_images(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["png", "jpeg", "gif", "bmp", "tiff", "webp"]))
+    answer(decode, damaged(_image(kind), data), "fuzzed")
+
+
+@fuzz(40)
+@given(st.data())
+def test_streams(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    import io
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in ("a.png", "a.cls", "../../b.png", "/c.jpg", "c.json"):
+            member = tarfile.TarInfo(name)
+            content = _image("png") if name.endswith("png") else b"1"
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    folder = tmp_path_factory.getbasetemp()
+    path = folder / "fuzzed.tar"
+    path.write_bytes(damaged(buffer.getvalue(), data))
+    answer(lambda: list(ShardStream([str(path)]).epoch(0)))
+    answer(open_data, str(path))
+    assert not (folder.parent.parent / "b.png").exists(), "a member has left its folder"
+
+
+coco_words = st.sampled_from(
+    "id image_id category_id bbox segmentation counts size iscrowd area name file_name height width a.png".split()
+)
+coco_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 50) | st.floats() | coco_words | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(coco_words, inner, max_size=5),
+    max_leaves=15,
+)
+
+
+@fuzz(60)
+@given(st.data())
+def test_coco(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    from frugalvit.transfer.coco import masks_of, open_coco
+
+    folder = tmp_path_factory.getbasetemp() / "coco"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "a.png").exists():
+        (folder / "a.png").write_bytes(_image("png"))
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
+    content: Any = {
+        "images": [{"id": 1, "file_name": "a.png", "height": 12, "width": 12}],
+        "annotations": [box | {"segmentation": [[1, 1, 5, 1, 5, 5, 1, 5]]}],
+        "categories": [{"id": 1, "name": "thing"}],
+    }
+    group = data.draw(st.sampled_from(list(content)))
+    entry = content[group][0]
+    key = data.draw(st.sampled_from(list(entry)))
+    change = data.draw(coco_values)
+    if data.draw(st.booleans()):
+        entry[key] = change
+    elif data.draw(st.booleans()):
+        content[group] = change
+    else:
+        content[group].append(change)
+    path = folder / "instances_train.json"
+    path.write_text(json.dumps(content))
+
+    def use() -> None:
+        for images in open_coco(str(path)).splits.values():
+            for image in images:
+                masks_of([e for e in image.learnable() if "segmentation" in e], image.height, image.width)
+
+    answer(use)
+
+
+def test_a_polygon_that_reaches_to_infinity(tmp_path: Path) -> None:
+    """Found by fuzzing: one corner a billion pixels away made the library walk there, and took all the memory."""
+    from frugalvit.transfer.coco import open_coco
+
+    (tmp_path / "a.png").write_bytes(_image("png"))
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
+    shapes = [[[-1e9, 0, 5, 5, 1e9, 0]], [[1, 1, 5, 1, 5, 5]]]
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "height": 12, "width": 12}],
+        "annotations": [box | {"id": i, "segmentation": shape} for i, shape in enumerate(shapes)],
+        "categories": [{"id": 1, "name": "thing"}],
+    }
+    (tmp_path / "instances_train.json").write_text(json.dumps(content))
+    data = open_coco(str(tmp_path / "instances_train.json"), split="given")
+    assert len(data.splits["train"][0].objects) == 1 and any("without a usable mask" in note for note in data.notes)
+
+
+def _image(kind: str) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (12, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def damaged(whole: bytes, data: st.DataObject) -> bytes:
+    """Cut off, changed in places, or something else altogether."""
+    how = data.draw(st.sampled_from(["cut", "changed", "other", "inserted"]))
+    if how == "cut":
+        return whole[: data.draw(st.integers(0, len(whole)))]
+    if how == "other":
+        return data.draw(st.binary(max_size=300))
+    content = bytearray(whole)
+    for place, patch in data.draw(
+        st.lists(st.tuples(st.integers(0, len(whole) - 1), st.binary(max_size=6)), max_size=6)
+    ):
+        if how == "changed":
+            content[place : place + len(patch)] = patch
+        else:
+            content[place:place] = patch
+    return bytes(content)

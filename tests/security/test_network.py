@@ -1,0 +1,79 @@
+"""A run on one machine, in one process, listens on nothing and calls nobody."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+
+from nursery import Nursery
+from tiny import PRETRAIN, TRAIN, write_config, write_images
+
+from frugalvit import cli
+
+
+@pytest.mark.parametrize(("verb", "values"), [("train", TRAIN), ("pretrain", PRETRAIN)])
+def test_no_socket_is_bound_or_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, values: dict
+) -> None:
+    calls: list[str] = []
+
+    def refuse(name: str):
+        def call(self: socket.socket, *arguments: object) -> None:
+            if self.family != getattr(socket, "AF_UNIX", None):
+                calls.append(f"{name}{arguments}")
+            raise OSError("no network in this test")
+
+        return call
+
+    for name in ("bind", "listen", "connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse(name))
+    images = write_images(tmp_path / "images")
+    config = write_config(tmp_path / "config.yaml", values, steps=2, report=True)
+    words = [verb, str(images), "--config", str(config), "--out", str(tmp_path / "run"), "--device", "cpu", "--quiet"]
+    assert cli.main(words) == 0
+    assert calls == []
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
+def test_the_kernel_sees_no_listening_socket(tmp_path: Path) -> None:
+    """Not only Python's: no socket of the process, nor of its workers, stands in the table of the network."""
+    nursery = Nursery(tmp_path)
+    write_images(tmp_path / "images")
+    config = write_config(tmp_path / "config.yaml", TRAIN, steps=100000, cache={"where": "off"}, workers=1)
+    child = nursery.start("train", "images", "--config", str(config), "--out", "run")
+    child.wait_for(tmp_path / "run" / "checkpoints" / "last.pt")
+    family = [child.pid, *_descendants(child.pid)]
+    inodes = {inode for pid in family for inode in _sockets(pid)}
+    listening = {line.split()[9] for name in ("tcp", "tcp6", "udp", "udp6") for line in _table(name)}
+    child.send(9)  # type: ignore[arg-type]
+    child.wait()
+    nursery.close()
+    assert len(family) > 1 and not inodes & listening
+
+
+def _descendants(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    direct = [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    return direct + [other for one in direct for other in _descendants(one)]
+
+
+def _sockets(pid: int) -> set[str]:
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if target.startswith("socket:["):
+            found.add(target[8:-1])
+    return found
+
+
+def _table(name: str) -> list[str]:
+    path = Path("/proc/net") / name
+    return path.read_text().splitlines()[1:] if path.exists() else []

@@ -1,0 +1,113 @@
+"""Going on from another run with a new objective: nothing it had is lost, and what is new starts fresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import PRETRAIN, read_metrics, write_config, write_images
+
+from frugalvit import cli
+from frugalvit.training.continuing import _renumbered
+
+
+@pytest.fixture(scope="module")
+def views_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with L_V alone, in the folder of its images and settings."""
+    folder = tmp_path_factory.mktemp("continuing")
+    write_images(folder / "images")
+    matching = PRETRAIN["matching"] | {"region_weight": 0.0, "regions_from": 0.0}  # type: ignore[operator]
+    write_config(folder / "views.yaml", PRETRAIN, matching=matching, steps=4)
+    write_config(folder / "both.yaml", PRETRAIN, matching=PRETRAIN["matching"] | {"regions_from": 0.0}, steps=8)  # type: ignore[operator]
+    assert run(folder, "views.yaml", "views") == 0
+    return folder
+
+
+def run(folder: Path, config: str, out: str, *more: str) -> int:
+    words = ["pretrain", str(folder / "images"), "--config", str(folder / config), "--out", str(folder / out)]
+    return cli.main([*words, "--device", "cpu", "--quiet", *more])
+
+
+def state(folder: Path, name: str, file: str = "last.pt") -> dict:
+    return torch.load(folder / name / "checkpoints" / file, weights_only=True)
+
+
+def test_adding_regions_keeps_views(views_only: Path) -> None:
+    """The first state of the new run is the last of the old one, plus a fresh region head."""
+    folder = views_only
+    assert run(folder, "both.yaml", "both", "--continue", str(folder / "views"), "--save-every", "100") == 0
+    old, first, last = state(folder, "views"), state(folder, "both", "previous.pt"), state(folder, "both")
+    assert (old["step"], first["step"], last["step"]) == (4, 4, 8)
+    assert all(torch.equal(first["task"][name], value) for name, value in old["task"].items())
+    fresh = {name.split(".")[0] for name in first["task"].keys() - old["task"].keys()}
+    assert fresh == {"regions"}
+    student, teacher = (first["task"][f"regions.{who}.last_layer.weight_v"] for who in ("student", "teacher"))
+    assert torch.equal(student, teacher) and not first["task"]["regions.center"].any()
+
+    def moments(checkpoint: dict) -> dict[str, torch.Tensor]:
+        groups = checkpoint["optimizer"]["param_groups"]
+        names = {i: name for g in groups for i, name in zip(g["params"], g["param_names"], strict=True)}
+        return {names[i]: values["exp_avg"] for i, values in checkpoint["optimizer"]["state"].items()}
+
+    before, after = moments(old), moments(first)
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert next(line["step"] for line in read_metrics(folder / "both") if line["split"] == "train") > 4
+
+
+def test_nothing_left_to_do_is_said(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = run(views_only, "both.yaml", "short", "--continue", str(views_only / "views"), "--steps", "3")
+    assert status == 2 and "has come to step 4 and this run would end at 3" in capsys.readouterr().err
+
+
+def test_another_backbone_is_refused(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = views_only
+    arguments = {"embed_dim": 8, "depths": [2, 1], "num_heads": [1, 2]}
+    write_config(folder / "other.yaml", PRETRAIN, backbone_args=arguments)
+    status = run(folder, "other.yaml", "other", "--continue", str(folder / "views"))
+    assert status == 2 and "another backbone" in capsys.readouterr().err
+
+
+def test_heads_come_along_with_init(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = views_only
+    write_config(folder / "one.yaml", PRETRAIN, steps=1, lr=1e-12)
+    words = ["pretrain", str(folder / "images"), "--config", str(folder / "one.yaml"), "--out", str(folder / "init")]
+    assert cli.main([*words, "--init", str(folder / "views"), "--device", "cpu"]) == 0
+    assert "tensors of heads and centres taken from" in capsys.readouterr().err
+    old, new = state(folder, "views")["task"], state(folder, "init")["task"]
+    torch.testing.assert_close(new["views.student.last_layer.weight_v"], old["views.student.last_layer.weight_v"])
+
+
+def test_heads_of_released_files(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file as EsViT writes it: heads and centre come along, heads of another size are refused with the right size."""
+    folder = views_only
+    task = state(folder, "views")["task"]
+    teacher = {n.removeprefix("teacher.model."): v for n, v in task.items() if n.startswith("teacher.model.")}
+    head = {n.replace("views.teacher.", "head."): v for n, v in task.items() if n.startswith("views.teacher.")}
+    center = torch.full_like(task["views.center"], 0.5)
+    torch.save({"teacher": teacher | head, "dino_loss": {"center": center}, "epoch": 3}, folder / "released.pth")
+    still = PRETRAIN["matching"] | {"center_momentum": 1.0}  # type: ignore[operator]
+    write_config(folder / "still.yaml", PRETRAIN, steps=1, lr=1e-12, matching=still)
+    assert run(folder, "still.yaml", "from_file", "--init", str(folder / "released.pth")) == 0
+    new = state(folder, "from_file")["task"]
+    torch.testing.assert_close(new["views.student.mlp.0.weight"], task["views.teacher.mlp.0.weight"])
+    assert torch.equal(new["views.center"], center)
+    more = ["--init", str(folder / "released.pth"), "--matching.prototypes", "32"]
+    assert run(folder, "still.yaml", "other_size", *more) == 2
+    assert "--matching.prototypes 16" in capsys.readouterr().err
+
+
+def test_a_damaged_run_is_refused_by_name(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = views_only
+    broken = folder / "broken"
+    (broken / "checkpoints").mkdir(parents=True)
+    (broken / "config.yaml").write_text((folder / "views" / "config.yaml").read_text())
+    (broken / "checkpoints" / "last.pt").write_bytes(b"PK\x03\x04 nothing more")
+    assert run(folder, "both.yaml", "from_broken", "--continue", str(broken)) == 2
+    assert "last.pt" in capsys.readouterr().err
+
+
+def test_moments_follow_their_names() -> None:
+    old = {"state": {0: "a", 1: "b"}, "param_groups": [{"params": [0, 1], "param_names": ["x", "y"]}]}
+    new = {"state": {}, "param_groups": [{"params": [0, 1, 2], "param_names": ["y", "new", "x"]}]}
+    assert _renumbered(old, new)["state"] == {0: "b", 2: "a"}
