@@ -150,7 +150,22 @@ def test_streams(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
 
 
 coco_words = st.sampled_from(
-    "id image_id category_id bbox segmentation counts size iscrowd area name file_name height width a.png".split()
+    [
+        "id",
+        "image_id",
+        "category_id",
+        "bbox",
+        "segmentation",
+        "counts",
+        "size",
+        "iscrowd",
+        "area",
+        "name",
+        "file_name",
+        "height",
+        "width",
+        "a.png",
+    ]
 )
 coco_values = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 50) | st.floats() | coco_words | st.text(max_size=5),

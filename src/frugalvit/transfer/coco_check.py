@@ -45,7 +45,7 @@ _CHECKS: dict[str, dict[str, Check]] = {
         "image_id": (_is_identity, "the id of an image"),
         "category_id": (lambda value: isinstance(value, int), "the id of a category"),
         "bbox": (
-            lambda value: not value or (isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))),
+            lambda value: not value or (isinstance(value, list) and all(map(_is_number, value))),
             "[left, top, width, height]",
         ),
         "segmentation": (_is_segmentation, "polygons or run lengths"),
