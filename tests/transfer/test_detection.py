@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchvision.models.detection.image_list import ImageList
 
 from frugalvit import create_backbone
 from frugalvit.transfer.cascade import OVERLAPS, CascadeHeads
 from frugalvit.transfer.detect_task import View, batch_images, resize_target
-from frugalvit.transfer.detection import Detector, DetectorSpec
+from frugalvit.transfer.detection import Detector, DetectorSpec, FloatAnchors
 from frugalvit.transfer.pyramid import Pyramid
 
 SIZES = [(64, 64), (48, 64)]
@@ -135,8 +136,12 @@ def test_images_are_padded_to_a_common_size() -> None:
 
 
 def test_half_precision_keeps_boxes_exact() -> None:
-    """bfloat16 would round places to multiples of four pixels; boxes and scores come out in float32."""
+    """bfloat16 would round places to multiples of four pixels; anchors, boxes and scores stay in float32."""
     net = detector("cascade")
+    maps = [torch.rand(1, 16, 8, 8, dtype=torch.bfloat16), torch.rand(1, 16, 4, 4, dtype=torch.bfloat16)]
+    anchors = FloatAnchors(((16,), (32,)), ((1.0,), (1.0,)))
+    placed = anchors(ImageList(torch.rand(1, 3, 800, 800), [(800, 800)]), maps)[0]
+    assert placed.dtype == torch.float32 and placed[7].tolist() == [692.0, -8.0, 708.0, 8.0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = net(torch.rand(2, 3, 64, 64), SIZES, targets())
         assert all(value.dtype == torch.float32 for value in losses.values())

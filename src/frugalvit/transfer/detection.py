@@ -53,7 +53,7 @@ class Detector(nn.Module):
         self.spec = spec
         self.features = FeaturePyramid(pyramid, spec.channels)
         sizes = tuple((spec.anchors * stride,) for stride in self.features.strides)
-        anchors = AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
+        anchors = FloatAnchors(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
         per_place = anchors.num_anchors_per_location()[0]
         kept = {"training": spec.proposals, "testing": spec.proposals}
         self.rpn = RegionProposalNetwork(
@@ -107,6 +107,13 @@ class Detector(nn.Module):
                 pasted = paste_masks_in_image(objects["masks"].float(), objects["boxes"], (height, width))
                 objects["masks"] = pasted[:, 0] > 0.5
         return found
+
+
+class FloatAnchors(AnchorGenerator):
+    """torchvision's anchors, in float32 whatever the maps are: they are places too."""
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        return super().forward(image_list, [grid[:, :1].float() for grid in feature_maps])
 
 
 class FloatProposals(RPNHead):
