@@ -64,7 +64,9 @@ def test_yaml_and_flags_meet(tmp_path, capsys: pytest.CaptureFixture[str]) -> No
 
     file = tmp_path / "run.yaml"
     file.write_text("epochs: 7\nbatch: 16\nlocalization: {pairs: 32}\n")
-    config, _ = arguments.parse(TrainConfig, ["photos", "--config", str(file), "--batch", "8", "--img_size=40,56"], "p", "")
+    config, _ = arguments.parse(
+        TrainConfig, ["photos", "--config", str(file), "--batch", "8", "--img_size=40,56"], "p", ""
+    )
     assert isinstance(config, TrainConfig)
     assert (config.epochs, config.batch, config.localization.pairs, config.img_size) == (7, 8, 32, (40, 56))
     file.write_text("epohcs: 7\n")

@@ -10,9 +10,26 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "frugalvit"
 
 # A room may import itself and what stands before it.
-ORDER = ["base", "config", "data", "backbones", "objectives", "training", "probing", "lens", "transfer", "report", "top"]
+ORDER = [
+    "base",
+    "config",
+    "data",
+    "backbones",
+    "objectives",
+    "training",
+    "probing",
+    "lens",
+    "transfer",
+    "report",
+    "top",
+]
 BASE = {"errors", "console", "results", "features", "files", "_hooks", "__init__"}
-NOT_FOR = {"backbones": {"data"}, "objectives": {"data", "backbones"}, "lens": {"probing"}, "transfer": {"probing", "lens"}}
+NOT_FOR = {
+    "backbones": {"data"},
+    "objectives": {"data", "backbones"},
+    "lens": {"probing"},
+    "transfer": {"probing", "lens"},
+}
 # Commands at the end of a run hand over to the rooms after them, inside functions; these are all of them.
 HANDOVERS = {
     ("training", "report"),  # the report at the end of every run
@@ -36,7 +53,9 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "frugalvit":
-            names = [f"{node.module}.{alias.name}" if node.module == "frugalvit" else node.module for alias in node.names]
+            names = [
+                f"{node.module}.{alias.name}" if node.module == "frugalvit" else node.module for alias in node.names
+            ]
             found += [(name, id(node) in top) for name in names]
     return found
 
@@ -44,7 +63,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_follow_the_flow(path: Path) -> None:
     here = room_of(path.relative_to(SOURCE).with_suffix("").parts)
-    if here == "top" or path.name == "__init__.py" and path.parent == SOURCE:
+    if here == "top" or (path.name == "__init__.py" and path.parent == SOURCE):
         return
     for module, at_top in imports(path):
         parts = tuple(module.split(".")[1:]) or ("__init__",)

@@ -15,13 +15,13 @@ def models(config: ModelsConfig) -> Result:
             info.name,
             info.family,
             f"{info.params / 1e6:.2f} M",
-            "×".join(map(str, info.grid)),
+            "×".join(map(str, info.grid or ("?",))),
             info.img_size,
             info.source,
         ]
         for info in found
     ]
-    data = {"models": [vars(info) | {"grid": list(info.grid)} for info in found]}
+    data = {"models": [vars(info) | {"grid": list(info.grid or ())} for info in found]}
     notes = (
         [] if config.pattern else ["Any timm model with a final grid works too: 'frugalvit list models \"convnext*\"'."]
     )

@@ -210,6 +210,7 @@ def _finish(
         "parameters": sum(parameter.numel() for parameter in task.backbone.parameters()),
     }
     if run.writer:
+        assert task.batches is not None
         meta = {"classes": list(source.classes), "data": source.name, "recipe": config.recipe, "top1": summary["top1"]}
         save_model_folder(task.result, run.folder / "model", classes=source.classes, meta=meta)
         more = {

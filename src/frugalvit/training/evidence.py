@@ -25,6 +25,7 @@ def worst_mistakes(
     backbone.eval()
     found: list[tuple[float, int, int, int]] = []
     for images, labels, index in eval_batches(dataset.store, dataset.transform, dataset.batch):
+        assert labels is not None
         chances = backbone.classify(backbone(images).pooled).float().softmax(1)
         sure, guess = chances.max(1)
         wrong = (guess != labels).nonzero()[:, 0]

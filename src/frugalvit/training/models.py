@@ -44,13 +44,13 @@ def load_model(
     elif path.is_file():
         if architecture is None:
             raise UserError(f"{path} is a bare checkpoint: say what it belongs to with --backbone NAME.")
-        backbone = create_backbone(architecture, **({} if img_size is None else {"img_size": img_size}))
+        backbone = create_backbone(architecture, img_size=img_size or 224)
         load_weights(backbone, path)
         name = path.stem
     else:
         if "/" in where or where.endswith((".pt", ".pth", ".safetensors")):
             raise UserError(f"There is no model at {where}.")
-        backbone = create_backbone(where, **({} if img_size is None else {"img_size": img_size}))
+        backbone = create_backbone(where, img_size=img_size or 224)
         name = where
     classes = meta.get("classes")
     transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **_preparation(meta))

@@ -24,8 +24,9 @@ class ClassificationScores:
     def reduced(self, fabric: Fabric) -> ClassificationScores:
         """The sum over all processes."""
         if fabric.world_size > 1:
-            self.confusion = fabric.all_reduce(self.confusion, reduce_op="sum")  # type: ignore[assignment]
-            self.top5 = fabric.all_reduce(self.top5, reduce_op="sum")  # type: ignore[assignment]
+            confusion, top5 = (fabric.all_reduce(counts, reduce_op="sum") for counts in (self.confusion, self.top5))
+            assert isinstance(confusion, Tensor) and isinstance(top5, Tensor)
+            self.confusion, self.top5 = confusion, top5
         return self
 
     def summary(self) -> dict[str, float]:

@@ -64,6 +64,7 @@ class SupervisedTask(nn.Module):
         """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
         features = self.backbone(batch.images)
         logits = self.backbone.classify(features.pooled)
+        assert batch.targets is not None
         classification = F.cross_entropy(logits.float(), batch.targets)
         losses = {"loss": classification, "cross_entropy": classification}
         weight = self.weight.at(step)
