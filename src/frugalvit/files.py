@@ -33,8 +33,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what a killed process left half written. Only for the one who holds the folder's lock."""
-    for part in folder.glob(".*.part"):
+    """Remove what a killed process left half written below. Only for the one who holds the folder's lock."""
+    for part in folder.rglob(".*.part"):
         part.unlink(missing_ok=True)
 
 

@@ -151,20 +151,8 @@ def test_streams(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
 
 coco_words = st.sampled_from(
     [
-        "id",
-        "image_id",
-        "category_id",
-        "bbox",
-        "segmentation",
-        "counts",
-        "size",
-        "iscrowd",
-        "area",
-        "name",
-        "file_name",
-        "height",
-        "width",
-        "a.png",
+        *("id", "image_id", "category_id", "bbox", "segmentation", "counts", "size", "iscrowd", "area", "name"),
+        *("file_name", "height", "width", "a.png"),
     ]
 )
 coco_values = st.recursive(

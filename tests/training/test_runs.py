@@ -170,10 +170,12 @@ def test_keep_when_both_names_are_the_same_file(tmp_path: Path) -> None:
 
 
 def test_parts_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
     (tmp_path / ".last.pt.123.part").write_bytes(b"half")
+    (tmp_path / "model" / ".model.safetensors.123.part").write_bytes(b"half")
     (tmp_path / "last.pt").write_bytes(b"whole")
     remove_parts(tmp_path)
-    assert [child.name for child in tmp_path.iterdir()] == ["last.pt"]
+    assert sorted(child.name for child in tmp_path.rglob("*")) == ["last.pt", "model"]
 
 
 def test_make_folder_says_why_not(tmp_path: Path) -> None:

@@ -63,7 +63,6 @@ class Run:
             make_folder(self.checkpoints)
             self._lock.__enter__()
             remove_parts(folder)
-            remove_parts(self.checkpoints)
 
     # -- configuration and result
 
