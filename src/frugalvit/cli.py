@@ -64,7 +64,7 @@ VERBS = [
     Verb(
         "predict",
         "frugalvit.config.train:PredictConfig",
-        "frugalvit.training.commands:predict",
+        "frugalvit.training.predict:predict",
         "the classes of images",
     ),
     Verb(
@@ -134,6 +134,12 @@ VERBS = [
         "boxes and masks: Mask R-CNN or Cascade Mask R-CNN on any backbone",
     ),
     Verb(
+        "detect compare",
+        "frugalvit.config.transfer:DetectCompareConfig",
+        "frugalvit.transfer.comparing:detect",
+        "detectors under two or more settings over several seeds, with a paired test",
+    ),
+    Verb(
         "detect eval",
         "frugalvit.config.transfer:DetectEvalConfig",
         "frugalvit.transfer.detect_commands:evaluate",
@@ -150,6 +156,12 @@ VERBS = [
         "frugalvit.config.transfer:SegmentConfig",
         "frugalvit.transfer.segment_commands:train",
         "a class for every pixel: UperNet on any backbone",
+    ),
+    Verb(
+        "segment compare",
+        "frugalvit.config.transfer:SegmentCompareConfig",
+        "frugalvit.transfer.comparing:segment",
+        "segmenters under two or more settings over several seeds, with a paired test",
     ),
     Verb(
         "segment eval",

@@ -230,3 +230,24 @@ def test_real_data_open(data_root: Path) -> None:
     coco = detect_commands.DetectJob().open(DetectConfig.parse({"data": str(data_root / "coco_mini")}))
     assert {split: len(part) for split, part in coco.splits.items()} == {"train": 532, "val": 133}
     assert len(coco.classes) == 80 and coco.category_ids[-1] == 90
+
+
+def test_compare_trains_what_is_missing_and_tests_in_pairs(scenes: Path, tmp_path: Path) -> None:
+    from frugalvit.config.transfer import SegmentCompareConfig
+    from frugalvit.transfer import comparing
+
+    values = {**COMMON, "steps": 1, "decoder": {"channels": 16}, "data": str(scenes), "report": False}
+    values |= {
+        "out": str(tmp_path / "both"),
+        "seeds": 2,
+        "settings": ["flat: photometric=false", "full: photometric=true"],
+    }
+    config = SegmentCompareConfig.parse(values)
+    found = comparing.segment(config).data
+    assert found["metric"] == "miou" and list(found["settings"]) == ["flat", "full"]
+    assert found["differences"]["flat"]["count"] == 2
+    before = (tmp_path / "both" / "flat" / "seed_1" / "summary.json").stat().st_mtime_ns
+    assert comparing.segment(config).data == found
+    assert (tmp_path / "both" / "flat" / "seed_1" / "summary.json").stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="two settings"):
+        comparing.segment(SegmentCompareConfig.parse({**values, "settings": []}))

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Does pre-training help detection and segmentation on small data? Swin-T, random weights against given ones.
+#
+#   benchmarks/transfer_table.sh COCO CAMVID ESVIT SUPERVISED [OUT]
+#
+# COCO        a folder in COCO format, here a subset of COCO 2017 with 532 / 133 images, long side 320
+# CAMVID      CamVid, 367 / 101 / 233 images, 320 × 240
+# ESVIT       a run of 'frugalvit pretrain', a folder or a checkpoint (Swin-T, window 7)
+# SUPERVISED  a run of 'frugalvit train', a folder or a checkpoint (Swin-T, window 7)
+#
+# Three comparisons: Mask R-CNN, Cascade Mask R-CNN, UperNet. Each writes comparison.md, .csv, .tex and .png into its
+# folder, and every run its report with pictures. A comparison that was stopped goes on where it was when it is started
+# again. STEPS, SEEDS and DEVICE can be set in the environment; with one seed there is no paired test.
+set -euo pipefail
+
+coco=$1 camvid=$2 esvit=$3 supervised=$4 out=${5:-runs/transfer}
+steps=${STEPS:-1500} seeds=${SEEDS:-1} device=${DEVICE:-auto}
+settings=("esvit: init=$esvit" "supervised: init=$supervised" "random: init=none")
+common=(--backbone swin_tiny_w7 --steps "$steps" --seeds "$seeds" --device "$device" --batch 16)
+
+for head in mask-rcnn cascade; do
+    frugalvit detect compare "$coco" --head "$head" --img-size 384 --lr 1e-4 "${common[@]}" \
+        --settings "${settings[@]}" --out "$out/$head"
+done
+frugalvit segment compare "$camvid" --img-size 256 --lr 6e-5 --test.multi-scale "${common[@]}" \
+    --settings "${settings[@]}" --out "$out/upernet"
