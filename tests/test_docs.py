@@ -60,9 +60,11 @@ def blocks(page: Path) -> Iterator[Block]:
         number = end + 1
 
 
-def commands(text: str) -> Iterator[list[str]]:
+def commands(block: Block) -> Iterator[list[str]]:
     """The frugalvit commands in a block, as words; prompts, variables and launchers before them are left out."""
-    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+    for line in re.sub(r"\\\n\s*", " ", block.text).splitlines():
+        if "frugalvit" not in line or (block.language == "console" and not line.startswith("$ ")):
+            continue  # in a console block other lines are output
         words = shlex.split(line.removeprefix("$ "), comments=True)
         for name in ("frugalvit", "frugalvit.cli"):
             before = words[: words.index(name)] if name in words else None
@@ -91,7 +93,7 @@ def page_id(page: Path) -> str:
 def test_commands_parse(page: Path) -> None:
     for block in blocks(page):
         if block.language in ("bash", "console", "sh", ""):
-            for words in commands(block.text):
+            for words in commands(block):
                 try:
                     parse(words)
                 except Exception as error:
@@ -120,7 +122,7 @@ def test_blocks_run(
             padding = "\n" * block.line  # so that a traceback names the line of the page
             exec(compile(padding + block.text, page_id(page), "exec"), names)
         elif block.run:
-            for words in commands(block.text):
+            for words in commands(block):
                 status = cli.main([*words, *SHORT.get(words[0], [])])
                 assert status == 0, f"{page_id(page)}:{block.line}: {shlex.join(words)}\n{capsys.readouterr().err}"
 

@@ -35,6 +35,7 @@ from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_p
 # A network with published weights that fits the machine: the papers' Swin, or on a CPU the smallest ViT of timm.
 PUBLISHED = {"cpu": "vit_tiny_patch16_224", "gpu": "swin_tiny_patch4_window7_224"}
 FEW = 50  # images a class; below this, learning from the images alone comes first
+LOOK = 300.0  # seconds of a first look at a run that takes long
 
 
 @dataclass
@@ -103,11 +104,20 @@ def _labelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Pr
         None if scratch.seconds is None else 6 * scratch.seconds,
     )
     if facts.device == "cpu":  # time is what is scarce: the quickest first
-        return [scratch, learned, start, published, compared]
+        return [*_first_look(scratch), scratch, learned, start, published, compared]
     if facts.images / max(1, facts.classes) < FEW:
         # With few labels a class, what can be learned without them comes before training from nothing.
         return [published, learned, start, scratch, compared]
     return [published, scratch, learned, start, compared]
+
+
+def _first_look(whole: Proposal) -> list[Proposal]:
+    """A few minutes of a run that takes long: does everything work, is anything learned?"""
+    if whole.seconds is None or whole.seconds_per_step is None or whole.seconds < 3 * LOOK:
+        return []
+    steps = max(1, round(LOOK / whole.seconds_per_step))
+    command = f"{whole.command} --steps {steps}"
+    return [Proposal(command, "a first look: does everything work?", LOOK, steps, whole.seconds_per_step)]
 
 
 def _unlabelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Proposal]:
