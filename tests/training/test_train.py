@@ -14,8 +14,9 @@ from tiny import TRAIN, read_metrics, write_images
 from frugalvit import cli
 from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.training.commands import predict, train
+from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
+from frugalvit.training.predict import predict
 
 
 @pytest.fixture(scope="module")

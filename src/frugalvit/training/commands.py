@@ -1,8 +1,7 @@
-"""``frugalvit train`` and ``frugalvit predict``: from a configuration to a result."""
+"""``frugalvit train``: from a configuration to a classifier, a report and a model folder."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from lightning_fabric import Fabric
 from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.folder import save_model_folder
-from frugalvit.config.train import PredictConfig, TrainConfig
+from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment import TrainAugment
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.loader import Batches
@@ -24,7 +23,7 @@ from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.autobatch import fit_to_memory
 from frugalvit.training.evidence import augmentation_sheet, save_pictures, worst_mistakes
-from frugalvit.training.loop import Plan, Stopped, fit
+from frugalvit.training.loop import Plan, fit
 from frugalvit.training.parameters import freeze_first
 from frugalvit.training.recipes import (
     Decisions,
@@ -35,8 +34,9 @@ from frugalvit.training.recipes import (
     steps_per_epoch,
     total_steps,
 )
-from frugalvit.training.runs import Run, find_run, finished_summary
+from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
+from frugalvit.training.session import follow_init, in_run_folder
 from frugalvit.training.supervised import SupervisedTask
 
 
@@ -44,26 +44,14 @@ def train(config: TrainConfig) -> Result:
     """Train or fine-tune a classifier; the run folder holds everything afterwards."""
     if config.data is None and config.resume is None:
         raise UserError("What should be trained on? Give a folder of images: 'frugalvit train photos/'.")
-    fabric = setup.make_fabric(config)
-    if config.resume:
-        done = finished_summary(config.resume)
-        if done:
-            return _result(done)
-    source = _open(TrainConfig.from_yaml(find_run(config.resume) / "config.yaml") if config.resume else config)
-    config, run = setup.open_run(config, fabric, _short(config.backbone), source.name)
-    try:
-        return _train(config, source, run, fabric)
-    except Stopped as stop:
-        console.warn(f"{stop}: saved; continue with 'frugalvit train --resume {run.folder}'")
-        return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
-    finally:
-        run.close()
+    return in_run_folder(config, "train", _open, _train, _result)
 
 
 def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
     examples, validation, test = _splits(config, source)
     assert source.classes is not None
     decisions = Decisions()
+    follow_init(config, decisions)
     facts = Facts(len(examples), len(source.classes), setup.median_side(examples), fabric.device.type)
     decide_common(config, facts, decisions)
     torch.manual_seed(config.seed)
@@ -290,56 +278,3 @@ def _compiles(config: TrainConfig, fabric: Fabric, steps: int) -> bool:
     if config.compile == "auto":
         return fabric.device.type == "cuda" and steps >= 500
     return bool(config.compile)
-
-
-def _short(backbone: str) -> str:
-    return backbone.replace("/", "-") if backbone != "auto" else "train"
-
-
-# -- prediction
-
-
-def predict(config: PredictConfig) -> Result:
-    """The most probable classes of images, with the names and the preprocessing the model was trained with."""
-    from frugalvit.data.decode import decode
-    from frugalvit.data.listing import list_images
-    from frugalvit.training.models import load_model
-
-    model = load_model(config.model, setup.pick_device(config.device))
-    if not model.backbone.num_classes:
-        raise UserError(
-            f"{config.model} has no classifier: it was pre-trained without labels. Train it with --init first."
-        )
-    classes = model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
-    paths: list[str] = []
-    for word in config.images:
-        path = Path(word)
-        if path.is_dir():
-            paths += list_images(str(path)).images
-        elif path.exists():
-            paths.append(word)
-        else:
-            raise UserError(f"There is no image {word}.")
-    rows: list[dict[str, Any]] = []
-    device = next(model.backbone.parameters()).device
-    starts = range(0, len(paths), config.batch)
-    for start in console.progress(starts, label="predicting"):
-        part = paths[start : start + config.batch]
-        images = torch.cat([model.transform.image(decode(path)) for path in part]).to(device)
-        with torch.inference_mode():
-            logits = model.backbone.classify(model.backbone(images).pooled)
-        chances, best = logits.float().softmax(1).topk(min(config.top, len(classes)), dim=1)
-        for path, row_chances, row_best in zip(part, chances.tolist(), best.tolist(), strict=True):
-            guesses = [{"class": classes[i], "probability": p} for i, p in zip(row_best, row_chances, strict=True)]
-            rows.append({"image": path, "predictions": guesses})
-    if config.format == "csv":
-        lines = ["image,rank,class,probability"]
-        for row in rows:
-            lines += [
-                f'"{row["image"]}",{rank},"{g["class"]}",{g["probability"]:.6f}'
-                for rank, g in enumerate(row["predictions"], 1)
-            ]
-        return Result({"predictions": rows}, [], ["\n".join(lines)])
-    cells = [[row["image"], *(f"{g['class']} {g['probability']:.1%}" for g in row["predictions"])] for row in rows]
-    columns = ["image", *(f"{rank}." for rank in range(1, min(config.top, len(classes)) + 1))]
-    return Result({"predictions": rows}, [Table(columns, cells)])

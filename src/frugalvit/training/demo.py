@@ -12,8 +12,8 @@ from frugalvit.config.compare import CompareConfig, DemoConfig
 from frugalvit.config.train import PredictConfig
 from frugalvit.files import make_folder
 from frugalvit.results import Result, Table
-from frugalvit.training.commands import predict
 from frugalvit.training.compare import compare
+from frugalvit.training.predict import predict
 
 
 def demo(config: DemoConfig) -> Result:

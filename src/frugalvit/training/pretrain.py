@@ -25,12 +25,13 @@ from frugalvit.training.autobatch import fit_to_memory
 from frugalvit.training.continuing import carry_over, start_from_heads
 from frugalvit.training.evidence import augmentation_sheet, save_pictures
 from frugalvit.training.health import Health
-from frugalvit.training.loop import Plan, Stopped, fit
+from frugalvit.training.loop import Plan, fit
 from frugalvit.training.monitor import FeatureMonitor
 from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, steps_per_epoch, total_steps
-from frugalvit.training.runs import Run, find_run, finished_summary
+from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Cosine, Linear, warmup_steps
 from frugalvit.training.selfsupervised import PretrainTask
+from frugalvit.training.session import follow_init, in_run_folder
 
 
 def pretrain(config: PretrainConfig) -> Result:
@@ -39,26 +40,13 @@ def pretrain(config: PretrainConfig) -> Result:
         raise UserError("What should be learned from? Give a folder of images: 'frugalvit pretrain images/'.")
     if config.matching.view_weight + config.matching.region_weight <= 0:
         raise UserError("matching.view_weight and matching.region_weight are both 0: there is nothing to learn.")
-    fabric = setup.make_fabric(config)
-    if config.resume:
-        done = finished_summary(config.resume)
-        if done:
-            return _result(done)
-    stored = PretrainConfig.from_yaml(find_run(config.resume) / "config.yaml") if config.resume else config
-    source = setup.open_source(stored)
-    config, run = setup.open_run(config, fabric, "pretrain", source.name)
-    try:
-        return _pretrain(config, source, run, fabric)
-    except Stopped as stop:
-        console.warn(f"{stop}: saved; continue with 'frugalvit pretrain --resume {run.folder}'")
-        return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
-    finally:
-        run.close()
+    return in_run_folder(config, "pretrain", setup.open_source, _pretrain, _result)
 
 
 def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
     examples = _images(source, config.images)
     decisions = Decisions()
+    follow_init(config, decisions)
     facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples), fabric.device.type)
     decide_common(config, facts, decisions)
     decide_pretraining(config, facts, decisions)

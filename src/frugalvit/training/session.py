@@ -1,0 +1,60 @@
+"""The life of a command that trains: launch, open data and folder, run, and leave nothing half done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lightning_fabric import Fabric
+
+from frugalvit import console
+from frugalvit.backbones.folder import load_model_folder
+from frugalvit.config.train import RunConfig
+from frugalvit.results import Result
+from frugalvit.training import setup
+from frugalvit.training.loop import Stopped
+from frugalvit.training.recipes import Decisions
+from frugalvit.training.runs import Run, find_run, finished_summary
+
+C = TypeVar("C", bound=RunConfig)
+
+
+def in_run_folder(
+    config: C,
+    command: str,
+    open_source: Callable[[C], Any],
+    body: Callable[[C, Any, Run, Fabric], Result],
+    shown: Callable[[dict[str, Any]], Result],
+) -> Result:
+    """Run ``body`` in a new folder, or in the one to resume; a finished run is shown, a stopped one can go on."""
+    fabric = setup.make_fabric(config)
+    if config.resume:
+        done = finished_summary(config.resume)
+        if done:
+            return shown(done)
+    stored = type(config).from_yaml(find_run(config.resume) / "config.yaml") if config.resume else config
+    source = open_source(stored)
+    label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
+    config, run = setup.open_run(config, fabric, label, source.name)
+    try:
+        return body(config, source, run, fabric)
+    except Stopped as stop:
+        console.warn(f"{stop}: saved; continue with 'frugalvit {command} --resume {run.folder}'")
+        return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
+    finally:
+        run.close()
+
+
+def follow_init(config: RunConfig, decisions: Decisions) -> None:
+    """Weights from a folder bring their architecture along: what the user left open is taken from there."""
+    if not config.init or config.backbone != "auto":
+        return
+    folder = next((f for f in (Path(config.init) / "model", Path(config.init)) if (f / "config.json").exists()), None)
+    if folder is None:
+        return
+    found, _ = load_model_folder(folder)
+    decisions.take(config, "backbone", found.name, f"what {config.init} holds")
+    decisions.take(config, "img_size", found.img_size, f"what {config.init} was trained at")
+    if not config.backbone_args:
+        config.backbone_args = found.spec()["keywords"]
