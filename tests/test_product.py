@@ -266,3 +266,12 @@ def test_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyP
             source = "".join(cell["source"]).replace('"epochs": 30', '"epochs": 2')  # two show that it runs
             exec(compile(source, "first_steps.ipynb", "exec"), names)
     assert names["predictions"]
+
+
+def test_startup_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help costs a fraction of what importing torch costs, in CPU seconds of the same machine."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import startup  # type: ignore[import-not-found]
+
+    help_costs = startup.measure(startup.CASES["frugalvit train --help"], 2)["cpu_seconds"]
+    assert 0 < help_costs < 0.7 * startup.measure(startup.CASES["import torch"], 1)["cpu_seconds"]
