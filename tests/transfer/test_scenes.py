@@ -109,7 +109,7 @@ def test_masks_of_another_size_are_named(data: Path) -> None:
 
 def test_labels_beyond_the_classes_are_named(data: Path) -> None:
     with pytest.raises(UserError, match=r"holds the label 2, but there are 2 classes .*--ignore-index 2"):
-        open_scenes(str(data), classes=2)
+        open_scenes(str(data), count=2)
 
 
 def test_colour_masks_are_refused(data: Path) -> None:

@@ -181,6 +181,7 @@ def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
         (["segment", "train", "nowhere"], "no folder nowhere"),
         (["detect", "train", "x", "--head", "ssd"], "head = 'ssd'"),
         (["segment", "train", "x", "--ignore-index", "300"], "ignore_index"),
+        (["detect", "train", "x", "--classes", "names.txt"], "--classes is not for detect"),
         (["detect", "predict", "nowhere", "x.png"], "no run at nowhere"),
         (["segment", "eval", "nowhere", "x"], "no run at nowhere"),
         (["detect", "train", "x", "--recipe", "coco"], "no recipe 'coco' for detect"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
@@ -50,6 +50,14 @@ class TransferConfig(RunConfig):
     pretrained: bool = option(False, "start from timm's published weights (needs a network)")
     drop_path: float | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
+
+    @pydantic.model_validator(mode="after")
+    def _only_what_is_used(self) -> Self:
+        """What every run has and these do not use is refused rather than ignored."""
+        for name in ("root", "classes", "auto_batch"):
+            if getattr(self, name):
+                raise ValueError(f"--{name.replace('_', '-')} is not for {self.recipe_task()}; leave it out")
+        return self
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:
@@ -117,7 +125,7 @@ class SegmentConfig(TransferConfig):
     ignore_index: Label | Auto = option(
         "auto", "label that counts nowhere (255 never does); auto: a class called void, 11 in CamVid, 0 in ADE20K"
     )
-    classes: Count | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
+    label_count: Count | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
     scales: tuple[float, float] = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")
     photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
     largest_share: float = option(0.75, "crops that one class fills further than this are drawn anew", gt=0, le=1)

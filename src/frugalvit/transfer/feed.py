@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from frugalvit import console
+from frugalvit.data.cache import available_memory
 from frugalvit.data.decode import BadImage, decode
 from frugalvit.data.randomness import generator_for, uniform
 from frugalvit.errors import UserError
 
 T = TypeVar("T")
 _SHARE_OF_MEMORY = 0.25
-"""Decoded pictures may take this share of the machine's memory before they are decoded anew every time."""
+"""Decoded pictures may take this share of the free memory before they are decoded anew every time."""
 
 
 class Pictures:
@@ -34,8 +35,7 @@ class Pictures:
     ) -> None:
         self.paths, self.sizes = list(paths), list(sizes)
         needed = 3 * sum(height * width for height, width in sizes)
-        fits = needed < _SHARE_OF_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.keeps = where in ("ram", "device") or (where == "auto" and fits)
+        self.keeps = where in ("ram", "device") or (where == "auto" and needed < _SHARE_OF_MEMORY * available_memory())
         self.device = device if where == "device" else None
         self._kept: dict[int, Tensor] = {}
 

@@ -78,13 +78,18 @@ def _doubled(width: int, times: int) -> nn.Module:
 
 def _shapes(backbone: Backbone) -> list[tuple[int, float]]:
     """(channels, stride) of every stage, from one grey image."""
-    side = max(128, min(backbone.img_size) // 32 * 32)
+    side = _probe_side(backbone)
     was_training = backbone.training
     backbone.eval()
     with torch.no_grad():
         maps = backbone.stages(torch.zeros(1, backbone.in_chans, side, side))
     backbone.train(was_training)
     return [(grid.shape[1], side / grid.shape[2]) for grid in maps]
+
+
+def _probe_side(backbone: Backbone) -> int:
+    """A size that shows every stage and costs little."""
+    return max(128, min(224, min(backbone.img_size) // 32 * 32))
 
 
 def freeze_unused(backbone: Backbone) -> list[str]:
@@ -95,7 +100,7 @@ def freeze_unused(backbone: Backbone) -> list[str]:
     was_training = backbone.training
     backbone.eval()
     with torch.enable_grad():
-        images = torch.zeros(1, backbone.in_chans, *backbone.img_size)
+        images = torch.zeros(1, backbone.in_chans, _probe_side(backbone), _probe_side(backbone))
         sum(grid.float().sum() for grid in backbone.stages(images)).backward()  # type: ignore[union-attr]
     frozen = []
     for name, parameter in backbone.named_parameters():

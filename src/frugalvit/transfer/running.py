@@ -5,6 +5,8 @@ A :class:`Job` says what is particular; ``train`` is what both have in common.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 import statistics
 from pathlib import Path
@@ -21,10 +23,11 @@ from frugalvit.config.transfer import TransferConfig
 from frugalvit.errors import UserError
 from frugalvit.results import Result
 from frugalvit.training import setup
-from frugalvit.training.loop import Plan, Stopped, fit
+from frugalvit.training.loop import Plan, fit
 from frugalvit.training.recipes import Decisions, Facts, steps_per_epoch, total_steps
-from frugalvit.training.runs import Run, find_run, finished_summary
+from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Constant, Schedule
+from frugalvit.training.session import in_run_folder
 from frugalvit.transfer.decide import decide_drop_path, decide_input, decide_length, short_side
 from frugalvit.transfer.feed import Feed, Pictures, worker_count
 
@@ -49,24 +52,11 @@ def train(config: Any, job: Job) -> Result:
     """Train on a backbone; the run folder holds everything afterwards."""
     if config.data is None and config.resume is None:
         raise UserError(f"What should be trained on? Give a folder: 'frugalvit {job.verb} train DATA'.")
-    fabric = setup.make_fabric(config)
-    if config.resume:
-        done = finished_summary(config.resume)
-        if done:
-            return job.result(done)
-    data = job.open(type(config).from_yaml(find_run(config.resume) / "config.yaml") if config.resume else config)
-    words = config.backbone.replace("/", "-") if config.backbone != "auto" else "auto"
-    config, run = setup.open_run(config, fabric, job.verb, words, data.name)
-    try:
-        return _train(config, job, data, run, fabric)
-    except Stopped as stop:
-        console.warn(f"{stop}: saved; continue with 'frugalvit {job.verb} train --resume {run.folder}'")
-        return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
-    finally:
-        run.close()
+    body = functools.partial(_train, job)
+    return in_run_folder(config, f"{job.verb} train", job.open, body, job.result)
 
 
-def _train(config: Any, job: Job, data: Any, run: Run, fabric: Fabric) -> Result:
+def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result:
     items, watched, split, unseen = choose_splits(data.splits, config.data)
     decisions = Decisions()
     side = int(statistics.median(min(item.height, item.width) for item in items))
@@ -79,9 +69,7 @@ def _train(config: Any, job: Job, data: Any, run: Run, fabric: Fabric) -> Result
     if fabric.is_global_zero:
         for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
             console.say(note)
-    run.save_config(config)
-    run.save_json("decisions.json", [vars(decision) for decision in decisions])
-
+    setup.record(config, run, decisions, Listed(items), data.classes)  # type: ignore[arg-type]
     plan = make_plan(config, len(items), fabric.world_size, job)
     task = job.task(config, data, backbone)
     task.to(fabric.device)
@@ -105,6 +93,20 @@ def _train(config: Any, job: Job, data: Any, run: Run, fabric: Fabric) -> Result
     final = _dataset(job, unseen, data, config, task, fabric) if unseen is not None else watch_set
     scored_on = "test" if unseen is not None else split
     return _finish(config, job, data, run, task, outcome, final, scored_on, decisions)
+
+
+class Listed:
+    """The training images as ``setup.record`` wants to know them: how many, and whether they are still the same."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.paths = [item.path for item in items]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def fingerprint(self) -> str:
+        facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
+        return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 def choose_splits(splits: dict[str, list[Any]], where: str) -> tuple[list[Any], list[Any], str, list[Any] | None]:
@@ -134,12 +136,12 @@ def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) ->
     backbone = create_backbone(
         config.backbone,
         img_size=short_side(config),
-        pretrained=config.pretrained,
+        pretrained=config.pretrained and setup.begins_anew(config),
         **config.backbone_args | keywords,
     )
     for note in backbone.notes:
         console.say(note)
-    if config.init:
+    if config.init and setup.begins_anew(config):
         report = load_weights(backbone, config.init)
         missing = f" ({', '.join(report.missing[:4])}…)" if report.missing else ""
         taken = f"{len(report.matched)} tensors taken, {len(report.missing)} missing{missing}"

@@ -61,7 +61,7 @@ def open_scenes(
     where: str,
     *,
     ignore: int | str = "auto",
-    classes: int | str = "auto",
+    count: int | str = "auto",
     split: str = "auto",
     val_fraction: float = 0.1,
 ) -> SceneData:
@@ -76,14 +76,14 @@ def open_scenes(
     ignored, reason = choose_ignored(ignore, root, layout, names)
     notes.append(f"label {IGNORED} counts nowhere" + (f", nor does {ignored}: {reason}" if ignored != IGNORED else ""))
     present = _labels(splits)
-    count, kept_names = _count(classes, names, present, ignored)
+    highest, kept_names = _count(count, names, present, ignored)
     for label, example in present.items():
-        if label >= count and label not in (ignored, IGNORED):
+        if label >= highest and label not in (ignored, IGNORED):
             raise UserError(
-                f"{example} holds the label {label}, but there are {count} classes (0 to {count - 1}); mend the mask, "
-                f"give --classes {label + 1}, or --ignore-index {label} if it should not count."
+                f"{example} holds the label {label}, but there are {highest} classes (0 to {highest - 1}); mend the "
+                f"mask, give --label-count {label + 1}, or --ignore-index {label} if it should not count."
             )
-    labels = [label for label in range(count) if label not in (ignored, IGNORED)]
+    labels = [label for label in range(highest) if label not in (ignored, IGNORED)]
     if len(labels) < 2:
         raise UserError(f"{root} has fewer than two classes: segmentation needs something to tell apart.")
     table = np.full(256, IGNORED, np.uint8)

@@ -52,7 +52,7 @@ class SegmentJob:
         return open_scenes(
             str(config.data),
             ignore=config.ignore_index,
-            classes=config.classes,
+            count=config.label_count,
             split=config.split,
             val_fraction=config.val_fraction,
         )
@@ -129,7 +129,7 @@ def evaluate(config: SegmentEvalConfig) -> Result:
     """mIoU of a trained segmenter."""
     began = time.monotonic()
     facts = read_facts(config.model, "segment")
-    data = open_scenes(config.data, ignore=config.ignore_index, classes=max(facts["labels"]) + 1, split="given")
+    data = open_scenes(config.data, ignore=config.ignore_index, count=max(facts["labels"]) + 1, split="given")
     if np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
         raise UserError(
             f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
