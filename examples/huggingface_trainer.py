@@ -3,7 +3,8 @@
     python examples/huggingface_trainer.py
 
 The loss lives in the model's forward, so the Trainer stays as it is and DDP sees every parameter. Hidden states are
-asked for in training only: in evaluation the Trainer would gather them as predictions.
+asked for in training only: in evaluation the Trainer would gather them as predictions. transformers chooses the
+classification loss by the end of the class's name, so keep ``ForImageClassification``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from transformers import SwinConfig, SwinForImageClassification, Trainer, Traini
 import frugalvit as fv
 
 
-class LocalizingSwin(SwinForImageClassification):
+class LocalizingSwinForImageClassification(SwinForImageClassification):
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
         self.localization = fv.RelativeLocalization(self.swin.num_features)  # <- 1: the head that guesses distances
@@ -47,7 +48,7 @@ class Noise(Dataset):
 def main(steps: int = 20, img_size: int = 64) -> list[float]:
     set_seed(0)
     small = {"embed_dim": 24, "depths": [1, 1, 2], "num_heads": [1, 2, 4], "window_size": 4}
-    model = LocalizingSwin(SwinConfig(image_size=img_size, num_labels=10, **small))
+    model = LocalizingSwinForImageClassification(SwinConfig(image_size=img_size, num_labels=10, **small))
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,

@@ -85,7 +85,7 @@ def test_trainer_lines_without_transformers(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("SwinConfig", "Trainer", "TrainingArguments", "set_seed"):
         setattr(stand_in, name, object)
     monkeypatch.setitem(sys.modules, "transformers", stand_in)
-    model = load("huggingface_trainer").LocalizingSwin(None)
+    model = load("huggingface_trainer").LocalizingSwinForImageClassification(None)
     images, labels = torch.randn(2, 3, 64, 64), torch.tensor([0, 1])
     plain = nn.functional.cross_entropy(model.swin(images).mean((2, 3)), labels)
     loss = model(images, labels).loss
