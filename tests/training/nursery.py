@@ -7,6 +7,7 @@ reaches moments that no timer hits: between a file and its rename, between two r
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 _EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.truncate")
 _MODULES = (
@@ -62,18 +63,25 @@ class Child:
 
 
 class Nursery:
-    """The process that forks."""
+    """Starts commands in ``folder``. All nurseries of a test session share the one process that forks."""
+
+    _process: ClassVar[subprocess.Popen[str] | None] = None
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "FRUGALVIT_CACHE": str(folder / "cache")}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        if Nursery._process is None:
+            Nursery._process = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
 
     def start(self, *argv: str, kill_at: int | None = None, inside: Path | None = None, **variables: str) -> Child:
         self.count += 1
         log = self.folder / f"log_{self.count}.txt"
+        variables = {"FRUGALVIT_CACHE": str(self.folder / "cache")} | variables
         order = {"argv": argv, "log": str(log), "cwd": str(self.folder), "variables": variables}
         order |= {"kill_at": kill_at, "inside": str(inside or self.folder)}
         return Child(self.ask(order)["pid"], log, self)
@@ -84,15 +92,18 @@ class Nursery:
         return child.wait(), child.said()
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        process = Nursery._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
 
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+
+@atexit.register
+def _close() -> None:
+    if Nursery._process is not None and Nursery._process.stdin is not None:
+        Nursery._process.stdin.close()
+        Nursery._process.wait()
 
 
 def _serve() -> None:

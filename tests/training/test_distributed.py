@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,14 @@ WITHOUT_CHANCE: dict[str, Any] = {"drop_path": 0.0}
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
     folder = tmp_path_factory.mktemp("distributed")
     # 26 training images make an uneven end of every epoch, 11 validation images an uneven last batch.
     write_images(folder / "images", train=13, val=11)
     write_config(folder / "train.yaml", TRAIN, **WITHOUT_CHANCE)
     localization = {"weight": 0.1, "hidden": 8, "pairs": 4}
     write_config(folder / "pretrain.yaml", PRETRAIN, localization=localization, **WITHOUT_CHANCE)
-    made = Nursery(folder)
-    yield made
-    made.close()
+    return Nursery(folder)
 
 
 def free_port() -> int:

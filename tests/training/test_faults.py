@@ -8,7 +8,6 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -205,7 +204,6 @@ def test_a_limit_of_the_system_on_file_size(tmp_path: Path, images: Path) -> Non
     assert "Could not save" in child.said() and "Traceback" not in child.said()
     for name in ("last.pt", "previous.pt"):
         assert runs.damage(run / "checkpoints" / name) is None
-    nursery.close()
 
 
 def test_a_disk_full_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,10 +251,8 @@ def test_without_links_the_checkpoint_before_is_copied(tmp_path: Path, monkeypat
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    made = Nursery(tmp_path_factory.mktemp("faulty"))
-    yield made
-    made.close()
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+    return Nursery(tmp_path_factory.mktemp("faulty"))
 
 
 def test_files_that_vanish_under_way(nursery: Nursery) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -54,15 +54,14 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     folder = tmp_path_factory.mktemp("resume")
     write_images(folder / "images")
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
     nursery = Nursery(folder)
     nursery.run("--version")  # answers once everything is imported, so that the first times are fair
-    yield Bench(folder, nursery, {})
-    nursery.close()
+    return Bench(folder, nursery, {})
 
 
 def kill_at_random(bench: Bench, verb: str, seed: int, kills: int) -> None:
@@ -187,6 +186,17 @@ def test_a_finished_run_only_says_so(bench: Bench) -> None:
     before = (out / "summary.json").read_bytes()
     assert "is finished; this is its result" in bench.finish("train", out)
     assert (out / "summary.json").read_bytes() == before
+
+
+def test_init_is_not_needed_twice(bench: Bench) -> None:
+    """Once there is a checkpoint, the weights a run began with may be gone."""
+    out, start = bench.folder / "begun", bench.folder / "start"
+    shutil.copytree(bench.reference("train") / "model", start)
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--init", str(start)]
+    assert bench.nursery.run(*words, kill_at=35, inside=out)[0] == -signal.SIGKILL
+    assert (out / "checkpoints" / "last.pt").exists()
+    shutil.rmtree(start)
+    assert "resuming" in bench.finish("train", out)
 
 
 def test_changed_data_is_said(bench: Bench) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import signal
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,12 @@ from tiny import PRETRAIN, TRAIN, differences, write_config, write_images
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
     folder = tmp_path_factory.mktemp("streams")
     write_shards(folder / "shards", write_images(folder / "images", train=20))
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
-    made = Nursery(folder)
-    yield made
-    made.close()
+    return Nursery(folder)
 
 
 def write_shards(folder: Path, images: Path, count: int = 4) -> Path:
