@@ -223,6 +223,16 @@ def test_a_tracker_that_fails_does_not_end_the_run(capsys: pytest.CaptureFixture
     assert len(said) == 1 and "wandb gets nothing more of this run (no route to host)" in said[0]
 
 
+def test_a_service_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        def MlflowClient(self) -> None:
+            raise RuntimeError("unsupported\nURI")
+
+    monkeypatch.setattr(tracking, "_library", lambda name: Closed())
+    with pytest.raises(UserError, match=r"mlflow cannot be started \(unsupported URI\). Set MLFLOW_TRACKING_URI"):
+        tracking.make_trackers(["mlflow"], tmp_path, {})
+
+
 def test_missing_or_misspelt_tracker_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Did you mean 'wandb'"):
         tracking.check_trackers(["wanbd"])

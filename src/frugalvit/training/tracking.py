@@ -6,9 +6,11 @@ service is kept in ``RUN/trackers.json``, so that a resumed run goes on in the s
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,7 +55,7 @@ class _WandB:
 
 
 class _MLflow:
-    """MLflow, at ``MLFLOW_TRACKING_URI`` or in ``mlruns`` as it decides itself."""
+    """MLflow, at ``MLFLOW_TRACKING_URI``, or where it keeps things by itself."""
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
         self.client = library.MlflowClient()
@@ -93,13 +95,17 @@ class _Trackio:
         self.run.log({name: self.library.Image(str(path))})
 
     def close(self) -> None:
-        self.run.finish()
+        self.library.finish()  # not run.finish(): the library would finish it once more at exit, and say so
 
 
+# What to try when a service does not start.
 TRACKERS: dict[str, tuple[type, str]] = {
-    "wandb": (_WandB, "wandb"),
-    "mlflow": (_MLflow, "mlflow"),
-    "trackio": (_Trackio, "trackio"),
+    "wandb": (_WandB, "Log in with 'wandb login', or set WANDB_MODE=offline."),
+    "mlflow": (
+        _MLflow,
+        "Set MLFLOW_TRACKING_URI to your server, or install all of it for a local one: pip install mlflow",
+    ),
+    "trackio": (_Trackio, "Try 'trackio show' to see whether it works here."),
 }
 
 
@@ -122,11 +128,11 @@ class Trackers:
     def _each(self, act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.trackers.items()):
             try:
-                act(tracker)
+                with _results_kept_clean():
+                    act(tracker)
             except Exception as error:
                 del self.trackers[name]
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
-                console.warn(f"{name} gets nothing more of this run ({reason}); metrics.jsonl has everything")
+                console.warn(f"{name} gets nothing more of this run ({_reason(error)}); metrics.jsonl has everything")
 
 
 def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, Any]) -> Trackers:
@@ -137,12 +143,26 @@ def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, A
     known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     trackers: dict[str, Tracker] = {}
     for name in wanted:
-        tracker = TRACKERS[name][0](libraries[name], run_folder, config, known.get(name))
+        kind, hint = TRACKERS[name]
+        try:
+            with _results_kept_clean():
+                tracker = kind(libraries[name], run_folder, config, known.get(name))
+        except Exception as error:
+            raise UserError(f"{name} cannot be started ({_reason(error)}). {hint}") from error
         known[name] = tracker.identity
         trackers[name] = tracker
     if wanted:
         write_text(file, json.dumps(known, indent=1))
     return Trackers(trackers)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _results_kept_clean() -> contextlib.redirect_stdout[Any]:
+    """Trackio talks on standard output, which belongs to results."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -172,9 +192,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _library(name: str, load: bool = True) -> Any:
     if name not in TRACKERS:
         raise UserError(f"There is no tracker '{name}': choose {', '.join(TRACKERS)}.{nearest(name, TRACKERS)}")
-    module = TRACKERS[name][1]
-    if importlib.util.find_spec(module) is None:
+    if importlib.util.find_spec(name) is None:
         raise UserError(
             f'Tracking with {name} needs a package that is not installed: pip install "frugalvit[tracking]"'
         )
-    return importlib.import_module(module) if load else None
+    return importlib.import_module(name) if load else None
