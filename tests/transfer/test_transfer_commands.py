@@ -120,6 +120,9 @@ def test_eval_gives_the_scores_of_training(
         found = json.loads(capsys.readouterr().out)
         assert found[key] == pytest.approx(json.loads((run / "summary.json").read_text())[key], abs=1e-6)
         assert found["scored_images"] == 4
+    words = [str(detector), str(shapes / "instances_train.json"), "--device", "cpu", "--json", "--quiet"]
+    assert main(["detect", "eval", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["scored_images"] == 8
 
 
 def test_multi_scale_eval_says_both(segmenter: Path, scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:

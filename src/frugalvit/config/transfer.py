@@ -49,6 +49,7 @@ class TransferConfig(RunConfig):
 
     pretrained: bool = option(False, "start from timm's published weights (needs a network)")
     drop_path: float | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
+    compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, since sizes change from step to step")
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
 
     @pydantic.model_validator(mode="after")

@@ -135,10 +135,10 @@ def evaluate(config: DetectEvalConfig) -> Result:
     """COCO AP of a trained detector."""
     began = time.monotonic()
     facts = read_facts(config.model, "detect")
-    given = "given" if Path(config.data).is_dir() else "auto"
-    data = open_coco(config.data, given)
+    data = open_coco(config.data, "given")
     _same_categories(facts, data, config.model)
-    images = data.splits.get(config.split)
+    split = config.split if Path(config.data).is_dir() else "train"  # one file is scored as a whole
+    images = data.splits.get(split)
     if not images:
         raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
     task = load_task(config.model, facts, config.device, config.batch)
@@ -149,7 +149,7 @@ def evaluate(config: DetectEvalConfig) -> Result:
     summary = {
         "run": config.model,
         **scores,
-        "scored_on": config.split,
+        "scored_on": split,
         "scored_images": len(images),
         "seconds": seconds,
     }

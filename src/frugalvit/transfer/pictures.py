@@ -16,9 +16,9 @@ from frugalvit.transfer.scores import IGNORED
 
 
 def colour(number: int) -> tuple[int, int, int]:
-    """A colour for a class: hues a golden section apart, so that neighbours differ."""
-    value = 0.95 if number % 2 else 0.75
-    red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, 0.85, value)
+    """A colour for a class: hues a golden section apart in three shades, so that neighbours and near hues differ."""
+    saturation, value = ((0.85, 0.95), (0.6, 0.8), (0.95, 0.5))[number % 3]
+    red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, saturation, value)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 

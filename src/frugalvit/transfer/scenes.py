@@ -48,11 +48,12 @@ class Scene:
 
 @dataclass
 class SceneData:
-    """Scenes by split. ``table[label]`` is the class of a label, ``IGNORED`` for labels that count nowhere."""
+    """Scenes by split. ``table[label]`` is the class of a label, ``IGNORED`` for ``ignored`` and 255."""
 
     name: str
     classes: tuple[str, ...]
     table: np.ndarray
+    ignored: int
     splits: dict[str, list[Scene]]
     notes: list[str]
 
@@ -89,7 +90,7 @@ def open_scenes(
     table = np.full(256, IGNORED, np.uint8)
     table[labels] = np.arange(len(labels))
     shown = tuple(kept_names[label] if label < len(kept_names) else str(label) for label in labels)
-    return SceneData(root.resolve().name, shown, table, arrange(splits, split, val_fraction, notes), notes)
+    return SceneData(root.resolve().name, shown, table, ignored, arrange(splits, split, val_fraction, notes), notes)
 
 
 def read_labels(path: Path) -> np.ndarray:

@@ -49,6 +49,10 @@ def average_precision(
         }
         for entry in found
     ]
+    if not results:  # faster-coco-eval before 1.8 cannot load nothing
+        present = {entry["category_id"] for image in images for entry in image.objects if not entry["iscrowd"]}
+        none = [0.0 if identity in present else None for identity in data.category_ids]
+        return AveragePrecision(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, curves={}, classes=none)
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(ground_truth(images, data))
         evaluation = COCOeval_faster(

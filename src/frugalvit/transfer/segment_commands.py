@@ -111,6 +111,7 @@ class SegmentJob:
             "spec": asdict(task.net.spec),
             "side": task.side,
             "classes": list(data.classes),
+            "ignored": data.ignored,
             "labels": np.flatnonzero(data.table != 255).tolist(),
         }
 
@@ -129,7 +130,8 @@ def evaluate(config: SegmentEvalConfig) -> Result:
     """mIoU of a trained segmenter."""
     began = time.monotonic()
     facts = read_facts(config.model, "segment")
-    data = open_scenes(config.data, ignore=config.ignore_index, count=max(facts["labels"]) + 1, split="given")
+    ignored = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
+    data = open_scenes(config.data, ignore=ignored, count=max(facts["labels"]) + 1, split="given")
     if np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
         raise UserError(
             f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
