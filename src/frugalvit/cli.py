@@ -232,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(words)
     except UserError as error:
-        print(f"frugalvit: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"frugalvit: {shown(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("frugalvit: stopped.", file=sys.stderr)
@@ -245,6 +245,13 @@ def main(argv: list[str] | None = None) -> int:
         traceback.print_exc()
         print("frugalvit: this is a fault of frugalvit, not yours; please report the lines above.", file=sys.stderr)
         return 1
+
+
+def shown(message: str) -> str:
+    """A message as the one line that is printed."""
+    from frugalvit.console import printable
+
+    return printable(" ".join(message.split()))
 
 
 def _run(words: list[str]) -> int:

@@ -45,12 +45,21 @@ def is_secondary() -> bool:
 def say(message: str) -> None:
     """One line of information on standard error."""
     if not _quiet:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
     """One line on standard error that even ``--quiet`` shows."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Names are somebody else's: an escape sequence in one must not reach the terminal, nor half a letter stop us."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
 
 
 def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:

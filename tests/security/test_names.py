@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 from tiny import TRAIN, write_config, write_images
 
-from frugalvit import cli
+from frugalvit import cli, console
 from frugalvit.training.runs import new_run_folder
 
 EVIL = ("<script>alert(1)", '"><img src=x onerror=alert(1)>', "{{7*7}}${7*7}'`")
@@ -51,6 +51,16 @@ def test_classes_with_markup_are_only_text(tmp_path: Path) -> None:
     assert marked.tags.count("script") == plain.tags.count("script")
     assert marked.risky == plain.risky == []
     assert "&lt;script&gt;alert(1)" in page and "<script>alert(1)" not in page
+
+
+def test_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither through mistakes, nor through warnings about files; half a letter (a name in no encoding) passes too."""
+    name = "a\x1b]0;title\x07\x1b[31m\udcff.png"
+    assert cli.main(["train", name]) == 2
+    console.warn(f"left out: {name}")
+    console.say(name)
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and "\x07" not in said and said.count(".png") >= 3
 
 
 @pytest.mark.parametrize("word", ["../../outside", "/etc/passwd", "..", "a\0b", "con\n\x1b[31mred", "~root"])
