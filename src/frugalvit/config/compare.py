@@ -64,5 +64,5 @@ class DemoConfig(Config):
 
     out: str = option("runs/demo", "where the demonstration's data, runs and report go", short="-o")
     seeds: int = option(3, "runs of each setting", ge=1)
-    epochs: int = option(30, "passes over the training images", ge=1)
+    epochs: int = option(80, "passes over the training images", ge=1)
     labels: int = option(20, "labelled images of each digit", ge=2)

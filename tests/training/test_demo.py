@@ -1,0 +1,21 @@
+"""The demonstration, shortened: it ends with a table, predictions and what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frugalvit.config.compare import DemoConfig
+from frugalvit.training.demo import demo
+
+
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = demo(DemoConfig(seeds=1, epochs=1, labels=2))
+    assert (tmp_path / "runs/demo/compare/with/seed_0/report.html").exists()
+    assert (tmp_path / "runs/demo/compare/comparison.png").exists()
+    assert len(result.data["predictions"]) == 6 and result.data["settings"]["with"]["values"]
+    assert any("one seed" in note or "95 %" in note for note in result.notes)
+    again = demo(DemoConfig(seeds=1, epochs=1, labels=2))
+    assert again.data["settings"] == result.data["settings"], "a second demo shows the first one's runs"
