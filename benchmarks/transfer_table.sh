@@ -10,17 +10,19 @@
 #
 # Three comparisons: Mask R-CNN, Cascade Mask R-CNN, UperNet. Each writes comparison.md, .csv, .tex and .png into its
 # folder, and every run its report with pictures. A comparison that was stopped goes on where it was when it is started
-# again. STEPS, SEEDS and DEVICE can be set in the environment; with one seed there is no paired test.
+# again. STEPS, SEEDS, DEVICE, LR_DETECT and LR_SEGMENT can be set in the environment; the learning rates are the
+# papers', and with one seed there is no paired test.
 set -euo pipefail
 
 coco=$1 camvid=$2 esvit=$3 supervised=$4 out=${5:-runs/transfer}
-steps=${STEPS:-1500} seeds=${SEEDS:-1} device=${DEVICE:-auto}
+steps=${STEPS:-1000} seeds=${SEEDS:-1} device=${DEVICE:-auto}
 settings=("esvit: init=$esvit" "supervised: init=$supervised" "random: init=none")
 common=(--backbone swin_tiny_w7 --steps "$steps" --seeds "$seeds" --device "$device" --batch 16)
+common+=(--evaluate-every $(((steps + 2) / 3)))
 
 for head in mask-rcnn cascade; do
-    frugalvit detect compare "$coco" --head "$head" --img-size 384 --lr 1e-4 "${common[@]}" \
+    frugalvit detect compare "$coco" --head "$head" --img-size 384 --lr "${LR_DETECT:-1e-4}" "${common[@]}" \
         --settings "${settings[@]}" --out "$out/$head"
 done
-frugalvit segment compare "$camvid" --img-size 256 --lr 6e-5 --test.multi-scale "${common[@]}" \
+frugalvit segment compare "$camvid" --img-size 256 --lr "${LR_SEGMENT:-6e-5}" --test.multi-scale "${common[@]}" \
     --settings "${settings[@]}" --out "$out/upernet"

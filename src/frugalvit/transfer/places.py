@@ -11,11 +11,14 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from frugalvit import console
+from frugalvit.data.decode import FORMATS
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 
 _TURNED = range(5, 9)  # EXIF orientations that swap width and height
 _ORIENTATION = 0x0112
+UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
+"""What opening a file that is no picture, or too large a one, raises."""
 
 
 def find_folder(where: Path, annotations: Path, names: Sequence[str]) -> Path:
@@ -48,12 +51,12 @@ def check_sizes(paths: Sequence[Path]) -> list[tuple[int, int]]:
 def upright_size(path: Path) -> tuple[int, int]:
     """(height, width) from a picture's header, as EXIF turns it."""
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             width, height = picture.size
             turned = picture.getexif().get(_ORIENTATION) in _TURNED
     except FileNotFoundError:
         raise UserError(f"There is no file {path}.") from None
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+    except UNREADABLE as error:
         raise UserError(f"{path} is not a readable image ({' '.join(str(error).split())[:100]}).") from None
     return (width, height) if turned else (height, width)
 

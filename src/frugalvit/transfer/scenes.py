@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from frugalvit import console
+from frugalvit.data.decode import FORMATS
 from frugalvit.data.listing import list_images
 from frugalvit.errors import UserError
-from frugalvit.transfer.places import arrange, check_sizes
+from frugalvit.transfer.places import UNREADABLE, arrange, check_sizes
 from frugalvit.transfer.scores import IGNORED
 
 _SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -96,14 +97,14 @@ def open_scenes(
 def read_labels(path: Path) -> np.ndarray:
     """The labels of a mask, uint8 (H, W)."""
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             if picture.mode not in ("L", "P", "1", "I", "I;16"):
                 raise UserError(
                     f"{path} is a colour picture ({picture.mode}); a mask has one label per pixel, as a grey or "
                     "palette PNG. Translate its colours to labels first."
                 )
             labels = np.asarray(picture)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+    except UNREADABLE as error:
         raise UserError(f"{path} is not a readable mask ({' '.join(str(error).split())[:100]}).") from None
     if labels.size and (labels.max() > 255 or labels.min() < 0):
         raise UserError(f"{path} holds the label {labels.max()}; labels are numbers from 0 to 255.")
