@@ -55,9 +55,9 @@ def replay(config: ReplayConfig) -> Result:
     rows: list[list[object]] = []
     for stage in dict.fromkeys(stage for stage, _ in bad):
         names = [name for kind, name in bad if kind == stage]
-        rows += [[stage, name] for name in names[: config.top]]
-        if len(names) > config.top:
-            rows.append([stage, f"and {len(names) - config.top} more"])
+        more = [f"and {len(names) - config.top} more"] if len(names) > config.top else []
+        for name in names[: config.top] + more:
+            rows.append([stage, name])
     shown = {name: value.item() for name, value in losses.items()}
     data = {"step": evidence["step"], "first_bad": first, "bad": [list(pair) for pair in bad]}
     table = Table(["what", "name"], rows, f"step {evidence['step']}: {len(bad)} tensors are not finite")
