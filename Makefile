@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | demo | test | slow | lint | format | clean"
+	@echo "make setup | demo | test | slow | lint | format | docs | clean"
 
 setup: $(STAMP)
 
@@ -35,6 +35,10 @@ lint: setup
 format: setup
 	$(RUN)/ruff format .
 	$(RUN)/ruff check --fix .
+
+docs: setup
+	$(RUN)/python -m pip install --quiet -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache

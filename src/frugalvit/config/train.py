@@ -97,6 +97,9 @@ class RunConfig(Config):
     val_fraction: float = option(0.1, "share of train held out where there is no validation split", gt=0, lt=1)
     log_every: int = option(10, "steps between two lines of metrics", ge=1)
     save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
+    track: list[Literal["wandb", "mlflow", "trackio"]] = option(
+        default_factory=list, help="log to these services too (TensorBoard files are always written)"
+    )
     report: bool = option(True, "write report.html at the end")
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
     cache: CacheConfig = option(default_factory=CacheConfig)

@@ -47,9 +47,9 @@ def run_once(config: TrainConfig) -> dict[str, Any]:
     from frugalvit.training.commands import train
 
     folder = Path(str(config.out))
+    _same_question(folder, config)
     finished = folder / "summary.json"
     if finished.exists():
-        _same_run(folder, config)
         return json.loads(finished.read_text())
     begun = (folder / "config.yaml").exists()
     console.say(f"{'continuing' if begun else 'starting'} {folder}")
@@ -61,18 +61,18 @@ def run_once(config: TrainConfig) -> dict[str, Any]:
     return result.data
 
 
-def _same_run(folder: Path, wanted: TrainConfig) -> None:
-    """A finished run stands for the wanted one only if it was asked the same."""
-    had = TrainConfig.from_yaml(folder / "config.yaml").model_dump(mode="json")
-    for name, value in wanted.model_dump(mode="json").items():
-        before = had.get(name)
-        if (
-            value != before
-            and value != "auto"
-            and name not in ("out", "resume", "report")
-            and not isinstance(value, dict)
-        ):
-            raise UserError(f"{folder} was run with {name} = {before}, now {value} is wanted: choose another --out.")
+def _same_question(folder: Path, wanted: TrainConfig) -> None:
+    """A folder's run stands for the wanted one only if it was asked the same; what it was asked lies beside it."""
+    asked = make_folder(folder) / "asked.json"
+    question = wanted.model_dump(mode="json", exclude={"out", "resume", "report", "device", "workers"})
+    if not asked.exists():
+        write_text(asked, json.dumps(question, indent=1))
+        return
+    for name, value in json.loads(asked.read_text()).items():
+        if question.get(name) != value:
+            raise UserError(
+                f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted: choose another --out."
+            )
 
 
 # -- the tables

@@ -15,7 +15,6 @@ from frugalvit.results import Result, Table
 from frugalvit.training.compare import compare
 from frugalvit.training.predict import predict
 
-
 # Two stages are enough for 16 pixels, and quick on a CPU.
 BACKBONE = {"patch_size": 2, "window_size": 4, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4]}
 

@@ -71,7 +71,9 @@ def save_pictures(run: Run, mistakes: list[dict[str, Any]] | None, sheet: bytes 
     if mistakes is not None:
         run.save_json("mistakes.json", mistakes)
     if sheet is not None and run.writer:
-        (run.folder / "augmentations.jpg").write_bytes(sheet)
+        picture = run.folder / "augmentations.jpg"
+        picture.write_bytes(sheet)
+        run.trackers.image("augmentations", picture)
 
 
 def _thumbnail(store: ImageStore, place: int, edge: int = 96) -> str:

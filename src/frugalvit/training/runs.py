@@ -24,6 +24,7 @@ from frugalvit import console
 from frugalvit.config.base import Config
 from frugalvit.errors import UserError
 from frugalvit.files import FolderLock, make_folder, remove_parts, write_atomically, write_text
+from frugalvit.training.tracking import Trackers
 
 
 def new_run_folder(out: str | None, *words: str) -> Path:
@@ -59,6 +60,7 @@ class Run:
         self._metrics: IO[str] | None = None
         self._board: Any = None
         self._went_on_after: int | None = None
+        self.trackers = Trackers({})
         if writer:
             make_folder(self.checkpoints)
             self._lock.__enter__()
@@ -80,7 +82,7 @@ class Run:
     # -- metrics
 
     def log(self, step: int, **values: Any) -> None:
-        """One line of metrics.jsonl, and the same to TensorBoard."""
+        """One line of metrics.jsonl, and the same to TensorBoard and whatever else tracks the run."""
         if not self.writer:
             return
         try:
@@ -95,6 +97,7 @@ class Run:
                     board.add_scalar(f"{prefix}/{name}", value, step)
         except OSError as error:
             raise UserError(self._not_written("metrics", error)) from error
+        self.trackers.log(step, values)
 
     def forget_metrics_after(self, step: int) -> None:
         """Drop lines a killed run wrote after its last checkpoint: the resumed run writes them again."""
@@ -170,6 +173,7 @@ class Run:
             self._metrics.close()
         if self._board is not None:
             self._board.close()
+        self.trackers.close()
         if self.writer:
             self._lock.__exit__(None, None, None)
 

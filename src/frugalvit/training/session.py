@@ -16,6 +16,7 @@ from frugalvit.training import setup
 from frugalvit.training.loop import Stopped
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.runs import Run, find_run, finished_summary
+from frugalvit.training.tracking import check_trackers
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -28,6 +29,7 @@ def in_run_folder(
     shown: Callable[[dict[str, Any]], Result],
 ) -> Result:
     """Run ``body`` in a new folder, or in the one to resume; a finished run is shown, a stopped one can go on."""
+    check_trackers(config.track)
     fabric = setup.make_fabric(config)
     if config.resume:
         done = finished_summary(config.resume)

@@ -22,6 +22,7 @@ from frugalvit.errors import UserError
 from frugalvit.training import processes
 from frugalvit.training.recipes import Decision, Decisions
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
+from frugalvit.training.tracking import make_trackers
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -91,6 +92,8 @@ def begins_anew(config: RunConfig) -> bool:
 
 def record(config: RunConfig, run: Run, decisions: Decisions, examples: Examples, classes: tuple[str, ...]) -> None:
     """Write down what was decided and learned from; a resumed run keeps what it wrote, and looks what has changed."""
+    if run.writer:
+        run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
     facts = {"images": len(examples), "classes": list(classes), "fingerprint": examples.fingerprint()}
     if not config.resume or not (run.folder / "data.json").exists():
         run.save_json("decisions.json", [vars(decision) for decision in decisions])
