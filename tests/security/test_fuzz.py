@@ -36,7 +36,7 @@ _MEMORY = 3 << 30  # bytes a test of this file may come to hold
 
 
 def fuzz(count: int):
-    return settings(max_examples=count * _TIMES, suppress_health_check=list(HealthCheck), deadline=20_000)
+    return settings(max_examples=count * _TIMES, suppress_health_check=list(HealthCheck), deadline=60_000)
 
 
 @pytest.fixture(autouse=True)
