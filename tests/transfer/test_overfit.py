@@ -39,7 +39,7 @@ def test_segmenter_learns_eight_images_by_heart(tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "data", train=8, val=1)
     config = SegmentConfig.parse(
         {
-            "data": str(data), "backbone": "swin_nano", "backbone_args": SMALL, "img_size": 48, "steps": 80,
+            "data": str(data), "backbone": "swin_nano", "backbone_args": SMALL, "img_size": 48, "steps": 110,
             "batch": 4, "lr": 1e-3, "device": "cpu", "out": str(tmp_path / "run"), "report": False, "drop_path": 0.0,
             "scales": [1.0, 1.0], "evaluate_every": 1000, "photometric": False, "decoder": {"channels": 48},
             "optimizer": {"warmup": 10, "clip": 5.0},

@@ -39,7 +39,7 @@ def draw_objects(
     for entry in sorted(objects, key=lambda entry: entry.get("score", 1.0)):
         left, top, width, height = (value * factor for value in entry["bbox"])
         shade = colour(entry["label"])
-        draw.rectangle((left, top, left + width, top + height), outline=shade, width=max(1, round(factor)))
+        draw.rectangle((left, top, left + width, top + height), outline=shade, width=max(1, min(2, round(factor))))
         text = str(classes[entry["label"] - 1]) + (f" {entry['score']:.2f}" if "score" in entry else "")
         box = draw.textbbox((left + 1, top), text, font=font)
         draw.rectangle(box, fill=shade)
