@@ -14,7 +14,7 @@ Curve = list[tuple[float, float]]
 
 
 def comparison_chart(values: dict[str, list[float]], curves: dict[str, list[Curve]], metric: str, path: Path) -> None:
-    """Left: each setting's mean curve, its seeds thin behind it. Right: final values, a dot per seed."""
+    """Left: each setting's mean curve, its seeds thin behind it. Right: final values, dots and mean."""
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for index, name in enumerate(values):
@@ -26,15 +26,14 @@ def comparison_chart(values: dict[str, list[float]], curves: dict[str, list[Curv
         if mean:
             line = left.plot(*zip(*mean, strict=True), color=colour, linewidth=1.8, label=name)[0]
             line.set_dashes(dashes or (None, None))
-        right.bar(index, statistics.fmean(values[name]), color=colour, alpha=0.35, hatch=palette.HATCHES[index % 8])
+        right.hlines(statistics.fmean(values[name]), index - 0.3, index + 0.3, color=colour, linewidth=2)
         right.scatter([index] * len(values[name]), values[name], color=colour, s=14, zorder=3)
     left.set_xlabel("epoch")
     left.set_ylabel(metric)
     if left.has_data():
         left.legend(frameon=False)
-    flat = [value for group in values.values() for value in group]
-    margin = max(1.0, (max(flat) - min(flat)) * 0.6)
-    right.set_ylim(max(0, min(flat) - margin), max(flat) + margin)
+    right.set_xlim(-0.7, len(values) - 0.3)
+    right.margins(y=0.2)
     right.set_xticks(range(len(values)), list(values))
     right.set_ylabel(f"final {metric}")
     save(figure, path)
