@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def test_drloc_on_flowers(row: str, setting: str) -> None:
     assert printed is not None
     assert float(printed[1]) == pytest.approx(sum(scores) / len(scores), abs=0.005)
     assert int(printed[2]) == len(scores)
+
+
+@pytest.mark.parametrize("setting", ["with", "without"])
+def test_the_demonstration(setting: str) -> None:
+    scores = [last(path, "top1") for path in sorted((DOCS / "results" / "demo" / setting).glob("seed_*.jsonl"))]
+    printed = re.search(rf"^\| few digits, {setting}[^|]*\| ([\d.]+) ± ([\d.]+) \| (\d+) \|", TEXT, re.MULTILINE)
+    assert printed is not None and int(printed[3]) == len(scores)
+    assert float(printed[1]) == pytest.approx(statistics.fmean(scores), abs=0.005)
+    assert float(printed[2]) == pytest.approx(statistics.stdev(scores), abs=0.005)
 
 
 def test_the_localization_error_is_as_told() -> None:

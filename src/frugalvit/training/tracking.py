@@ -38,7 +38,7 @@ class _WandB:
     """Weights & Biases. ``WANDB_MODE=offline`` keeps everything in the run folder."""
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
-        self.library = library
+        self.service = library
         self.run = library.init(
             project=PROJECT, name=folder.name, dir=str(folder), config=dict(config), id=identity, resume="allow"
         )
@@ -48,7 +48,7 @@ class _WandB:
         self.run.log(numbers(values), step=step)
 
     def image(self, name: str, path: Path) -> None:
-        self.run.log({name: self.library.Image(str(path))})
+        self.run.log({name: self.service.Image(str(path))})
 
     def close(self) -> None:
         self.run.finish()
@@ -84,7 +84,7 @@ class _Trackio:
     """Trackio, local unless its own environment variables say otherwise."""
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
-        self.library = library
+        self.service = library
         self.identity = identity or folder.name
         self.run = library.init(project=PROJECT, name=self.identity, config=dict(config), resume="allow")
 
@@ -92,10 +92,10 @@ class _Trackio:
         self.run.log(numbers(values), step=step)
 
     def image(self, name: str, path: Path) -> None:
-        self.run.log({name: self.library.Image(str(path))})
+        self.run.log({name: self.service.Image(str(path))})
 
     def close(self) -> None:
-        self.library.finish()  # not run.finish(): the library would finish it once more at exit, and say so
+        self.service.finish()  # not run.finish(): the library would finish it once more at exit, and say so
 
 
 # What to try when a service does not start.
