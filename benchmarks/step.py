@@ -101,6 +101,7 @@ def measure(task: nn.Module, batches: Batches, options: argparse.Namespace) -> d
         with autocast:
             losses = task(batch, number + 1)
         losses["loss"].backward()
+        task.before_optimizer(number + 1)  # type: ignore[operator]
         norm = clip_each(parameters, 3.0)
         gate(optimizer, norm, guard)
         optimizer.zero_grad(set_to_none=True)

@@ -79,6 +79,18 @@ def test_crops_in_parts_give_the_same_run(photos: Path, tmp_path: Path) -> None:
     assert first == pytest.approx(second, rel=1e-4)
 
 
+def test_accumulated_parts_move_the_centres_once(photos: Path, tmp_path: Path) -> None:
+    """Two parts of four images end with the centre that one part of eight has (drawn apart, so only nearly)."""
+    levels = {"regions_from": 0.0, "center_momentum": 0.5}
+    for name, parts in (("one", 1), ("two", 2)):
+        pretrain(config(photos, tmp_path / name, steps=1, lr=1e-9, accumulate=parts, matching=levels))
+    states = [torch.load(tmp_path / name / "checkpoints/last.pt", weights_only=True)["task"] for name in ("one", "two")]
+    for level in ("views", "regions"):
+        one, two = (state[f"{level}.center"] for state in states)
+        # Moved twice by half, a centre would lie at three quarters of the mean instead of one half.
+        assert two.norm() / one.norm() == pytest.approx(1.0, abs=0.2)
+
+
 COLLAPSES = {
     # No sharpening: the teacher's outputs are flat, and so is what the student learns.
     "uniform collapse": {"teacher_temp": 5.0, "teacher_temp_start": 5.0},

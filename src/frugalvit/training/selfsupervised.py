@@ -88,11 +88,11 @@ class PretrainTask(nn.Module):
         view_weight, region_weight, localization_weight = self.weights
         total = crops[0].new_zeros((), dtype=torch.float32)
         if self.views is not None:
-            losses["view_loss"] = self.views(student, teacher, temperature)
+            losses["view_loss"] = self.views(student, teacher, temperature, hold_center=True)
             total = total + view_weight * losses["view_loss"]
         if self.regions is not None:
             if step >= self.regions_from:
-                losses["region_loss"] = self.regions(student, teacher, temperature)
+                losses["region_loss"] = self.regions(student, teacher, temperature, hold_center=True)
                 total = total + region_weight * losses["region_loss"]
             else:
                 # Several processes must agree on which parameters take part: these do, with nothing.
@@ -135,10 +135,13 @@ class PretrainTask(nn.Module):
         return signs
 
     def before_optimizer(self, step: int) -> None:
-        if step < self.hold_last:
-            for level in (self.views, self.regions):
-                if level is not None:
-                    level.hold_last_layer()
+        """The centres move once a step, by all its parts; for the first steps the prototypes rest."""
+        for level in (self.views, self.regions):
+            if level is None or (level is self.regions and step < self.regions_from):
+                continue
+            level.move_center()
+            if step < self.hold_last:
+                level.hold_last_layer()
 
     def after_step(self, step: int) -> None:
         """θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads."""
