@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -226,7 +227,7 @@ def _result(summary: dict[str, Any]) -> Result:
     folder = summary["run"]
     notes = [
         f"run folder  {folder}",
-        f"report      {folder}/report.html",
+        *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
         f"next        frugalvit predict {folder} IMAGE…",
     ]
     shown = {key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion")}

@@ -249,7 +249,7 @@ def _result(summary: dict[str, Any]) -> Result:
     folder = Path(summary["run"])
     notes = [
         f"run folder  {folder}",
-        f"report      {folder}/report.html",
+        *([f"report      {folder}/report.html"] if (folder / "report.html").exists() else []),
         f"next        frugalvit probe knn {folder} LABELLED_IMAGES/",
         f"            frugalvit train LABELLED_IMAGES/ --init {folder}",
     ]
