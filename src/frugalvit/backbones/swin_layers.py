@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from typing import cast
 
 import torch
@@ -12,6 +14,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from frugalvit.backbones.windows import Size, WindowPlan, cut, join, mask, offsets, plan_windows
+
+KERNELS = importlib.util.find_spec("triton") is not None and os.environ.get("FRUGALVIT_KERNELS", "1") != "0"
+"""Whether a GPU may use our Triton kernels; Triton comes with PyTorch for CUDA on Linux. FRUGALVIT_KERNELS=0: never."""
+if KERNELS:
+    from frugalvit.backbones.window_kernel import fits, window_attention
 
 
 class PatchEmbed(nn.Module):
@@ -65,12 +72,22 @@ class WindowAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, windows: Tensor, plan: WindowPlan) -> Tensor:
-        """(B * windows, N, C) -> the same shape."""
-        query, key, value = self._heads(windows)
+    def forward(self, tokens: Tensor, plan: WindowPlan) -> Tensor:
+        """(B, h, w, C) -> the same shape, by one kernel over the map where that serves, else window by window."""
+        if self._kernels_serve(tokens, plan):
+            bias = self.relative_position_bias_table[offsets(plan, tokens)].permute(2, 0, 1)
+            return self.proj(window_attention(self.qkv(tokens), bias, plan))
+        query, key, value = self._heads(cut(tokens, plan))
         bias = self._bias(plan, query)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return self.proj(attended.transpose(1, 2).flatten(2))
+        return join(self.proj(attended.transpose(1, 2).flatten(2)), plan)
+
+    def _kernels_serve(self, tokens: Tensor, plan: WindowPlan) -> bool:
+        # An exported program must run where Triton is not.
+        if not KERNELS or not tokens.is_cuda or torch.compiler.is_exporting():
+            return False
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else tokens.dtype
+        return fits(plan, tokens.shape[-1] // self.num_heads, dtype) and _modern(tokens.device)
 
     def weights(self, windows: Tensor, plan: WindowPlan) -> Tensor:
         """The softmax itself, (B * windows, heads, N, N)."""
@@ -93,6 +110,12 @@ class WindowAttention(nn.Module):
         bias = bias + forbidden.to(query.dtype)[:, None]  # (windows, heads, N, N)
         images = query.shape[0] // plan.count
         return bias[None].expand(images, -1, -1, -1, -1).flatten(0, 1)
+
+
+@torch.compiler.assume_constant_result
+def _modern(device: torch.device) -> bool:
+    """Ampere or later: matrix units for bfloat16."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class Block(nn.Module):
@@ -125,8 +148,7 @@ class Block(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         plan = self.plan(tokens)
-        windows = self.attn(cut(self.norm1(tokens), plan), plan)
-        tokens = tokens + self.drop_path1(join(windows, plan))
+        tokens = tokens + self.drop_path1(self.attn(self.norm1(tokens), plan))
         return tokens + self.drop_path2(self.mlp(self.norm2(tokens)))
 
 
