@@ -13,21 +13,19 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
 
 from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.training.faults import explain_out_of_memory, is_out_of_memory, keep_evidence
-from frugalvit.training.gradients import Undo, clip_each, gate, guard_of
 from frugalvit.training.processes import mind_the_peers, same_everywhere, synchronise_norms
 from frugalvit.training.runs import Run, Stopwatch
-from frugalvit.training.schedules import Constant, Schedule
+from frugalvit.training.stepping import Plan, Stepper
 
 
 class Task(Protocol):
@@ -44,28 +42,6 @@ class Task(Protocol):
     def watch(self, step: int, metrics: dict[str, float]) -> bool: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
-
-
-@dataclass
-class Plan:
-    """How long, how fast and how often: everything the loop needs to know in steps."""
-
-    steps: int
-    steps_per_epoch: int
-    lr: Schedule
-    weight_decay: Schedule | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
-    clip: float = 0.0
-    clip_per: str = "global"
-    accumulate: int = 1
-    images_per_step: int = 1
-    seed: int = 0
-    log_every: int = 10
-    evaluate_every: int = 0
-    save_every: int = 0
-    save_minutes: float = 10.0
-    patience_for_bad_steps: int = 5
-    patience_for_peers: float = 300.0  # seconds
 
 
 class Stopped(Exception):
@@ -97,16 +73,12 @@ def fit(task: Any, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
     }
 
 
-class _Loop:
+class _Loop(Stepper):
     def __init__(self, task: Any, module: nn.Module, optimizer: Any, plan: Plan, run: Run, fabric: Fabric) -> None:
-        self.task, self.module, self.optimizer = task, module, optimizer
-        self.plan, self.run, self.fabric = plan, run, fabric
-        self.step = 0
+        super().__init__(task, module, optimizer, plan, fabric)
+        self.run = run
         self.best, self.best_step = -math.inf, -1
         self.watch = Stopwatch()
-        self.window: dict[str, Tensor] = {}
-        self.guard = guard_of(fabric.device)
-        self.undo = Undo(task)
         self.saved_at = time.monotonic()
         self.paces: list[float] = []  # seconds a step, one per logged window
         self.window_began = (time.monotonic(), 0)
@@ -136,48 +108,7 @@ class _Loop:
                     raise Stopped(signal.Signals(stop).name)
         meter.close()
 
-    def one_step(self) -> None:
-        plan, step = self.plan, self.step
-        seed_step(plan.seed, step, self.fabric.global_rank)
-        self._set_schedules(step)
-        self.undo.remember()
-        for micro in range(plan.accumulate):
-            batch = self.task.batch_at(step * plan.accumulate + micro)
-            with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < plan.accumulate):  # type: ignore[arg-type]
-                losses = self.module(batch, step)
-                self.fabric.backward(losses["loss"] / plan.accumulate)
-            self._collect(losses)
-        self.task.before_optimizer(step)
-        norm = self._clip()
-        self.undo.where(gate(self.optimizer, norm, self.guard))
-        self.optimizer.zero_grad(set_to_none=True)
-        self.task.after_step(step)
-        self._collect({"gradient_norm": norm})
-
-    def _set_schedules(self, step: int) -> None:
-        lr = self.plan.lr.at(step)
-        decay = (self.plan.weight_decay or Constant(0.0)).at(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
-            if group.get("decayed"):
-                group["weight_decay"] = decay
-
-    def _clip(self) -> Tensor:
-        """Clip the gradients by their joint norm, or each tensor by its own; the joint norm before clipping."""
-        if self.plan.clip_per == "tensor":
-            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
-            return clip_each([p for g in self.optimizer.param_groups for p in g["params"]], self.plan.clip)
-        limit = self.plan.clip if self.plan.clip > 0 else math.inf
-        norm = self.fabric.clip_gradients(self.module, self.optimizer, max_norm=limit, error_if_nonfinite=False)
-        return norm if isinstance(norm, Tensor) else torch.zeros((), device=self.fabric.device)
-
     # -- now and then
-
-    def _collect(self, values: dict[str, Tensor]) -> None:
-        """Sums of this window, kept on the device: reading them every step would make the device wait."""
-        for name, value in values.items():
-            pair = torch.stack([value.detach().float(), torch.ones((), device=value.device)])
-            self.window[name] = self.window[name] + pair if name in self.window else pair
 
     def log(self) -> str:
         """Write the window's means to the metrics; a few words for the bar. Too many bad steps end the run here."""
@@ -326,11 +257,6 @@ class _Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def seed_step(seed: int, step: int, process: int) -> None:
-    """Dropout and stochastic depth follow from (seed, step, process): nothing to store, nothing to lose."""
-    torch.manual_seed((seed * 1_000_003 + step) * 1_009 + process)
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:

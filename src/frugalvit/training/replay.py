@@ -18,10 +18,10 @@ from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import commands, pretrain, setup
 from frugalvit.training.faults import bad_names
-from frugalvit.training.loop import Plan, seed_step
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.runs import find_run
 from frugalvit.training.schedules import Constant
+from frugalvit.training.stepping import Plan, seed_step
 
 
 def replay(config: ReplayConfig) -> Result:

@@ -1,0 +1,98 @@
+"""One training step: fetch, forward, backward, clip, step.
+
+Everything random in a step follows from (seed, step). Nothing here waits for the device: losses are added up there,
+and a step whose gradients are not finite is skipped there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from frugalvit.training.gradients import Undo, clip_each, gate, guard_of
+from frugalvit.training.schedules import Constant, Schedule
+
+
+@dataclass
+class Plan:
+    """How long, how fast and how often: everything the loop needs to know in steps."""
+
+    steps: int
+    steps_per_epoch: int
+    lr: Schedule
+    weight_decay: Schedule | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float = 0.0
+    clip_per: str = "global"
+    accumulate: int = 1
+    images_per_step: int = 1
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 0
+    save_every: int = 0
+    save_minutes: float = 10.0
+    patience_for_bad_steps: int = 5
+    patience_for_peers: float = 300.0  # seconds
+
+
+class Stepper:
+    """Takes steps of a task. ``module`` is the task as the fabric wrapped it."""
+
+    def __init__(self, task: Any, module: nn.Module, optimizer: Any, plan: Plan, fabric: Fabric) -> None:
+        self.task, self.module, self.optimizer = task, module, optimizer
+        self.plan, self.fabric = plan, fabric
+        self.step = 0
+        self.window: dict[str, Tensor] = {}
+        self.guard = guard_of(fabric.device)
+        self.undo = Undo(task)
+
+    def one_step(self) -> None:
+        plan, step = self.plan, self.step
+        seed_step(plan.seed, step, self.fabric.global_rank)
+        self._set_schedules(step)
+        self.undo.remember()
+        for micro in range(plan.accumulate):
+            batch = self.task.batch_at(step * plan.accumulate + micro)
+            with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < plan.accumulate):  # type: ignore[arg-type]
+                losses = self.module(batch, step)
+                self.fabric.backward(losses["loss"] / plan.accumulate)
+            self._collect(losses)
+        self.task.before_optimizer(step)
+        norm = self._clip()
+        self.undo.where(gate(self.optimizer, norm, self.guard))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.task.after_step(step)
+        self._collect({"gradient_norm": norm})
+
+    def _set_schedules(self, step: int) -> None:
+        lr = self.plan.lr.at(step)
+        decay = (self.plan.weight_decay or Constant(0.0)).at(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+            if group.get("decayed"):
+                group["weight_decay"] = decay
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients by their joint norm, or each tensor by its own; the joint norm before clipping."""
+        if self.plan.clip_per == "tensor":
+            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
+            return clip_each([p for g in self.optimizer.param_groups for p in g["params"]], self.plan.clip)
+        limit = self.plan.clip if self.plan.clip > 0 else math.inf
+        norm = self.fabric.clip_gradients(self.module, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+        return norm if isinstance(norm, Tensor) else torch.zeros((), device=self.fabric.device)
+
+    def _collect(self, values: dict[str, Tensor]) -> None:
+        """Sums of this window, kept on the device: reading them every step would make the device wait."""
+        for name, value in values.items():
+            pair = torch.stack([value.detach().float(), torch.ones((), device=value.device)])
+            self.window[name] = self.window[name] + pair if name in self.window else pair
+
+
+def seed_step(seed: int, step: int, process: int) -> None:
+    """Dropout and stochastic depth follow from (seed, step, process): nothing to store, nothing to lose."""
+    torch.manual_seed((seed * 1_000_003 + step) * 1_009 + process)
