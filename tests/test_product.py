@@ -1,4 +1,4 @@
-"""The first hour: doctor, advise, completion; trackers; and the papers that people are to cite."""
+"""The first hour: doctor, advise, completion, the notebook; and the papers that people are to cite."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,6 @@ from frugalvit import arguments, cli, doctor
 from frugalvit.advise import Proposal, _first_look, advise
 from frugalvit.completion import completion, describe
 from frugalvit.config.product import AdviseConfig, CompletionConfig, DoctorConfig
-from frugalvit.errors import UserError
-from frugalvit.training import tracking
 
 ROOT = Path(__file__).parent.parent
 
@@ -165,88 +161,6 @@ def test_every_verb_and_option_is_completed(shell: str, capsys: pytest.CaptureFi
         assert r"--device:where to compute" in out and re.search(r"--localization\.weight:λ[^']*auto\\: ", out)
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=out, text=True, check=True, capture_output=True)
-
-
-# -- trackers
-
-
-class Recorder:
-    """Stands for a tracking library: remembers every call."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self.id = "identity"
-        self.info = SimpleNamespace(run_id="identity")
-        self.experiment_id = "7"
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            self.calls.append((name, arguments, keywords))
-            return "picture" if name == "Image" else self
-
-        return call
-
-
-@pytest.mark.parametrize("name", list(tracking.TRACKERS))
-def test_trackers_get_numbers_and_pictures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Recorder()
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda module: ModuleType(module))
-    monkeypatch.setattr(tracking.importlib, "import_module", lambda module: library)
-    for _ in range(2):  # the second time is a resumed run
-        tracker = tracking.make_trackers([name, name], tmp_path, {"epochs": 3, "localization": {"weight": 0.5}})
-        tracker.log(10, {"split": "val", "top1": 71.0, "epoch": 1, "note": "words are no curve", "flag": True})
-        tracker.image("augmentations", tmp_path / "augmentations.jpg")
-        tracker.close()
-    assert json.loads((tmp_path / "trackers.json").read_text())[name]
-    said = str(library.calls)
-    assert "val/top1" in said and "val/epoch" in said and "augmentations.jpg" in said and "words are no" not in said
-    if name == "mlflow":
-        assert [call[0] for call in library.calls].count("create_run") == 1
-        assert ("log_param", ("identity", "localization.weight", "0.5"), {}) in library.calls
-    else:
-        started = [call[2] for call in library.calls if call[0] == "init"]
-        assert len(started) == 2 and started[1]["resume"] == "allow"
-
-
-def test_a_tracker_that_fails_does_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    class Broken(Recorder):
-        def log(self, step: int, values: Any) -> None:
-            raise ConnectionError("no route\nto host")
-
-    sound = Recorder()
-    trackers = tracking.Trackers({"wandb": Broken(), "mlflow": sound})  # type: ignore[dict-item]
-    for step in range(3):
-        trackers.log(step, {"loss": 1.0})
-    trackers.close()
-    assert [call[0] for call in sound.calls] == ["log", "log", "log", "close"]
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1 and "wandb gets nothing more of this run (no route to host)" in said[0]
-
-
-def test_a_service_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed:
-        def MlflowClient(self) -> None:
-            raise RuntimeError("unsupported\nURI")
-
-    monkeypatch.setattr(tracking, "_library", lambda name: Closed())
-    with pytest.raises(UserError, match=r"mlflow cannot be started \(unsupported URI\). Set MLFLOW_TRACKING_URI"):
-        tracking.make_trackers(["mlflow"], tmp_path, {})
-
-
-def test_missing_or_misspelt_tracker_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Did you mean 'wandb'"):
-        tracking.check_trackers(["wanbd"])
-    absent = [name for name in tracking.TRACKERS if name not in sys.modules and not _installed(name)]
-    for name in absent:
-        with pytest.raises(UserError, match=r'pip install "frugalvit\[tracking\]"'):
-            tracking.make_trackers([name], tmp_path, {})
-    assert not (tmp_path / "trackers.json").exists()
-
-
-def _installed(name: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(name) is not None
 
 
 # -- housekeeping

@@ -23,7 +23,14 @@ from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.autobatch import fit_to_memory
-from frugalvit.training.evidence import augmentation_sheet, save_pictures, worst_mistakes
+from frugalvit.training.evidence import (
+    augmentation_sheet,
+    decisions_table,
+    per_class_table,
+    save_pictures,
+    summary_table,
+    worst_mistakes,
+)
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.parameters import freeze_first
 from frugalvit.training.recipes import (
@@ -210,6 +217,9 @@ def _finish(
         save_pictures(
             run, worst_mistakes(task.result, final, source.classes), augmentation_sheet(task.batches, task.backbone)
         )
+        run.table("summary", summary_table(summary))
+        run.table("per_class", per_class_table(scores.confusion, source.classes))
+        run.table("decisions", decisions_table(decisions))
         run.save_json("summary.json", summary | more)
         if config.report:
             from frugalvit.report.page import write_report

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from frugalvit.files import make_folder, write_text
 from frugalvit.results import Result, Table
 from frugalvit.training.runs import Run
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
+from frugalvit.training.tracking import TensorBoard, make_trackers
 
 Scores = dict[str, list[dict[str, Any]]]
 
@@ -39,7 +42,7 @@ def compare(config: CompareConfig) -> Result:
     for k in range(config.seeds):
         for name in settings:
             scores[name].append(run_once(plans[name][k]))
-    return write_comparison(folder, scores, config.metric)
+    return write_comparison(folder, scores, config.metric, config.track)
 
 
 def run_once(config: TrainConfig) -> dict[str, Any]:
@@ -78,8 +81,8 @@ def _same_question(folder: Path, wanted: TrainConfig) -> None:
 # -- the tables
 
 
-def write_comparison(folder: Path, scores: Scores, metric: str) -> Result:
-    """Tables of the means, of every run, and of each setting against the last, in four formats."""
+def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[str] = ()) -> Result:
+    """Tables of the means, of every run, and of each setting against the last, in four formats; and to trackers."""
     names = list(scores)
     values = {name: [float(summary[metric]) for summary in scores[name]] for name in names}
     spreads = {name: spread(values[name]) for name in names}
@@ -105,11 +108,25 @@ def write_comparison(folder: Path, scores: Scores, metric: str) -> Result:
         "seconds_per_step": pace,
     }
     write_text(folder / "comparison.json", json.dumps(data, indent=1))
+    table = Table(columns, rows, f"{metric} of {folder.name}")
+    _show(folder, table, scores, metric, track)
     from frugalvit.report.page import write_report
 
     write_report([folder], folder / "report.html")
     files = ", ".join(f"comparison.{kind}" for kind in ("md", "csv", "tex", "png"))
     return Result(data, [Table(columns, rows)], [f"{folder}: {files}, report.html"])
+
+
+def _show(folder: Path, table: Table, scores: Scores, metric: str, track: Iterable[str]) -> None:
+    """The comparison where its runs are watched: TensorBoard beside them, and the services they were sent to."""
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # a comparison that went on replaces what it showed
+    each: list[list[object]] = [[name, s["seed"], s[metric], s["run"]] for name in scores for s in scores[name]]
+    services = make_trackers(track, folder, {"metric": metric, "settings": list(scores)})
+    for tracker in (TensorBoard(folder / "tensorboard"), services):
+        tracker.table(0, "comparison", table)
+        tracker.table(0, "runs", Table(["setting", "seed", metric, "run"], each, "Every run"))
+        tracker.image(0, "comparison_chart", folder / "comparison.png")
+        tracker.close()
 
 
 def _rows(

@@ -1,18 +1,23 @@
-"""What a person wants to see of a finished run besides numbers: the worst mistakes, and what augmentation does."""
+"""What a person wants to see of a finished run besides curves: the worst mistakes, what augmentation does, tables."""
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
+from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.data.cache import ImageStore
 from frugalvit.data.loader import Batches, eval_batches
+from frugalvit.results import Table, as_text
+from frugalvit.training.health import Alarm
+from frugalvit.training.recipes import Decision
 from frugalvit.training.runs import Run
 from frugalvit.training.setup import EvalSet
 
@@ -24,7 +29,8 @@ def worst_mistakes(
     """The wrong answers the model was surest of, as small pictures with both names."""
     backbone.eval()
     found: list[tuple[float, int, int, int]] = []
-    for images, labels, index in eval_batches(dataset.store, dataset.transform, dataset.batch):
+    batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
+    for images, labels, index in console.progress(batches, dataset.batches, "finding the worst mistakes"):
         assert labels is not None
         chances = backbone.classify(backbone(images).pooled).float().softmax(1)
         sure, guess = chances.max(1)
@@ -67,13 +73,81 @@ def augmentation_sheet(batches: Batches, backbone: Backbone, columns: int = 8) -
 
 
 def save_pictures(run: Run, mistakes: list[dict[str, Any]] | None, sheet: bytes | None) -> None:
-    """Lay the pictures beside the run's numbers, where the report looks for them."""
-    if mistakes is not None:
-        run.save_json("mistakes.json", mistakes)
-    if sheet is not None and run.writer:
+    """Lay the pictures beside the run's numbers, where the report looks for them, and show them to the trackers."""
+    if not run.writer:
+        return
+    if sheet is not None:
         picture = run.folder / "augmentations.jpg"
         picture.write_bytes(sheet)
-        run.trackers.image("augmentations", picture)
+        run.picture("augmentations", picture)
+    if mistakes is not None:
+        run.save_json("mistakes.json", mistakes)
+        if mistakes:
+            picture = run.folder / "mistakes.jpg"
+            picture.write_bytes(mistake_sheet(mistakes))
+            run.picture("mistakes", picture)
+        shown: list[list[object]] = [[m["label"], m["predicted"], m["probability"]] for m in mistakes]
+        run.table("mistakes", Table(["label", "predicted", "probability"], shown, "Worst mistakes, surest first"))
+
+
+def mistake_sheet(mistakes: list[dict[str, Any]], columns: int = 6, edge: int = 96) -> bytes:
+    """The worst mistakes as one JPEG, with what they were taken for: for trackers that show no pages."""
+    cell = (edge + 24, edge + 36)
+    sheet = Image.new("RGB", (columns * cell[0], -(-len(mistakes) // columns) * cell[1]), "white")
+    pen = ImageDraw.Draw(sheet)
+    for place, mistake in enumerate(mistakes):
+        left, top = place % columns * cell[0], place // columns * cell[1]
+        encoded = mistake["image"].partition("base64,")[2]
+        with Image.open(io.BytesIO(base64.b64decode(encoded))) as picture:
+            sheet.paste(picture, (left + (cell[0] - picture.width) // 2, top + (edge - picture.height) // 2))
+        for line, text in enumerate((f"is {mistake['label']}", f"not {mistake['predicted']}")):
+            pen.text((left + 6, top + edge + 4 + 14 * line), _ascii(text), fill="black")
+    return _encode(sheet)
+
+
+# -- tables, for trackers: what the report shows in its own way
+
+
+def per_class_table(confusion: Tensor, classes: tuple[str, ...]) -> Table:
+    """Each class with its images, how many of them are right, and what it is taken for most often; worst first."""
+    counts = confusion.cpu()
+    wrong = counts.clone().fill_diagonal_(0)
+    most, where = wrong.max(1)
+    rows: list[list[object]] = []
+    for label, name in enumerate(classes):
+        images, right = int(counts[label].sum()), int(counts[label, label])
+        if images:
+            taken_for = classes[int(where[label])] if most[label] else None
+            rows.append([name, images, right, round(100 * right / images, 2), taken_for, int(most[label])])
+    rows.sort(key=lambda row: row[3])  # type: ignore[arg-type, return-value]
+    return Table(["class", "images", "right", "percent", "most often taken for", "times"], rows, "Each class")
+
+
+def decisions_table(decisions: Iterable[Decision]) -> Table:
+    """What "auto" chose, and why."""
+    rows: list[list[object]] = [[d.name, str(d.value), d.reason] for d in decisions]
+    return Table(["option", "value", "reason"], rows, 'What "auto" chose')
+
+
+def health_table(verdict: str, signs: Mapping[str, float | None], alarms: Iterable[Alarm]) -> Table:
+    """The last value of every sign that was watched, then each alarm with the knob to turn."""
+    rows: list[list[object]] = [["verdict", verdict, None]]
+    rows += [[name, f"{value:.4g}", None] for name, value in signs.items() if value is not None]
+    for alarm in alarms:
+        rows.append([f"alarm: {alarm.name}", alarm.sign, alarm.knob])
+    return Table(["sign", "seen", "what to turn"], rows, "Health")
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """The numbers of a finished run, one a row."""
+    rows: list[list[object]] = [[k, as_text(v)] for k, v in summary.items() if isinstance(v, int | float | str)]
+    return Table(["result", "value"], rows, "Result")
+
+
+def _ascii(text: str, most: int = 18) -> str:
+    """Short enough for its cell, in letters that the built-in font has."""
+    known = text.encode("ascii", "replace").decode()
+    return known if len(known) <= most else known[: most - 2] + ".."
 
 
 def _thumbnail(store: ImageStore, place: int, edge: int = 96) -> str:

@@ -23,7 +23,13 @@ from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.autobatch import fit_to_memory
 from frugalvit.training.continuing import carry_over, start_from_heads
-from frugalvit.training.evidence import augmentation_sheet, save_pictures
+from frugalvit.training.evidence import (
+    augmentation_sheet,
+    decisions_table,
+    health_table,
+    save_pictures,
+    summary_table,
+)
 from frugalvit.training.health import Health
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.monitor import FeatureMonitor
@@ -235,6 +241,9 @@ def _finish(
         save_model_folder(task.teacher, run.folder / "model", meta=meta)
         assert task.batches is not None
         save_pictures(run, None, augmentation_sheet(task.batches, task.student))
+        run.table("summary", summary_table(summary))
+        run.table("health", health_table(health.verdict(), _last_signs(lines), health.raised.values()))
+        run.table("decisions", decisions_table(decisions))
         run.save_json("summary.json", summary | {"auto": [vars(decision) for decision in decisions]})
         if config.report:
             from frugalvit.report.page import write_report
@@ -242,6 +251,14 @@ def _finish(
             shown = source.splits.get("val") or source.splits["train"]
             write_report([run.folder], run.folder / "report.html", model=task.teacher.cpu().eval(), examples=shown)
     return _result(summary)
+
+
+def _last_signs(lines: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The newest value of everything that was measured, of whatever split."""
+    signs: dict[str, float | None] = {}
+    for line in lines:
+        signs |= {k: v for k, v in line.items() if isinstance(v, int | float) and k not in ("step", "epoch", "lr")}
+    return signs
 
 
 def _result(summary: dict[str, Any]) -> Result:

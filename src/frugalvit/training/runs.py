@@ -24,7 +24,8 @@ from frugalvit import console
 from frugalvit.config.base import Config
 from frugalvit.errors import UserError
 from frugalvit.files import FolderLock, make_folder, remove_parts, write_atomically, write_text
-from frugalvit.training.tracking import Trackers
+from frugalvit.results import Table
+from frugalvit.training.tracking import TensorBoard, Trackers
 
 
 def new_run_folder(out: str | None, *words: str) -> Path:
@@ -58,7 +59,8 @@ class Run:
         self.checkpoints = folder / "checkpoints"
         self._lock = FolderLock(folder, "run")
         self._metrics: IO[str] | None = None
-        self._board: Any = None
+        self._board: TensorBoard | None = None
+        self._step = 0
         self._went_on_after: int | None = None
         self.trackers = Trackers({})
         if writer:
@@ -90,18 +92,36 @@ class Run:
                 self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
             self._metrics.write(json.dumps({"step": step, **values}, ensure_ascii=False) + "\n")
             self._metrics.flush()
-            board = self._tensorboard()
-            prefix = values.get("split", "train")
-            for name, value in values.items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    board.add_scalar(f"{prefix}/{name}", value, step)
+            self._tensorboard().log(step, values)
         except OSError as error:
             raise UserError(self._not_written("metrics", error)) from error
+        self._step = step
         self.trackers.log(step, values)
+
+    def picture(self, name: str, path: Path) -> None:
+        """Show a picture that lies in the folder to TensorBoard and whatever else tracks the run."""
+        if not self.writer:
+            return
+        try:
+            self._tensorboard().image(self._step, name, path)
+        except OSError as error:
+            raise UserError(self._not_written(f"the picture {path.name}", error)) from error
+        self.trackers.image(self._step, name, path)
+
+    def table(self, name: str, table: Table) -> None:
+        """Show a table to TensorBoard and whatever else tracks the run."""
+        if not self.writer or not table.rows:
+            return
+        try:
+            self._tensorboard().table(self._step, name, table)
+        except OSError as error:
+            raise UserError(self._not_written(f"the table {name}", error)) from error
+        self.trackers.table(self._step, name, table)
 
     def forget_metrics_after(self, step: int) -> None:
         """Drop lines a killed run wrote after its last checkpoint: the resumed run writes them again."""
         self._went_on_after = step if step >= 0 else None
+        self._step = max(0, step)
         path = self.folder / "metrics.jsonl"
         if self.writer and path.exists():
             kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
@@ -177,12 +197,10 @@ class Run:
         if self.writer:
             self._lock.__exit__(None, None, None)
 
-    def _tensorboard(self) -> Any:
+    def _tensorboard(self) -> TensorBoard:
         if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter
-
             after = None if self._went_on_after is None else self._went_on_after + 1
-            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=after, flush_secs=30)
+            self._board = TensorBoard(self.folder / "tensorboard", after)
         return self._board
 
 

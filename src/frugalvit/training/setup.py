@@ -35,6 +35,11 @@ class EvalSet:
     transform: EvalTransform
     batch: int
 
+    @property
+    def batches(self) -> int:
+        """How many there are."""
+        return -(-len(self.store) // self.batch)
+
 
 def pick_device(wanted: str) -> str:
     """The device asked for, or the best there is."""
@@ -57,7 +62,7 @@ def make_fabric(config: RunConfig) -> Fabric:
         devices=devices,
         num_nodes=nodes,
         strategy=processes.strategy(devices * nodes > 1, config.peer_timeout),
-        precision=_precision(config.precision, device),  # type: ignore[arg-type]
+        precision=fabric_precision(config.precision, device),  # type: ignore[arg-type]
     )
     processes.launch(fabric)
     if device == "cuda":
@@ -65,7 +70,7 @@ def make_fabric(config: RunConfig) -> Fabric:
     return fabric
 
 
-def _precision(wanted: str, device: str) -> str:
+def fabric_precision(wanted: str, device: str) -> str:
     if wanted == "auto":
         wanted = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if device == "cuda" else "32"
     return {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[wanted]

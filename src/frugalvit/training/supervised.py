@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, Batches, eval_batches
@@ -117,7 +118,8 @@ class SupervisedTask(nn.Module):
         self.eval()
         scores = ClassificationScores(self.backbone.num_classes, self.fabric.device)
         with torch.inference_mode(), self.fabric.autocast():
-            for images, labels, _ in self._share(eval_batches(dataset.store, dataset.transform, dataset.batch)):
+            batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
+            for images, labels, _ in self._share(console.progress(batches, dataset.batches, "scoring")):
                 scores.add(self.result.classify(self.result(images).pooled), labels)
         self.train(was_training)
         return scores.reduced(self.fabric)

@@ -1,7 +1,7 @@
-"""Metrics where people already watch them: W&B, MLflow, Trackio beside the run folder (metrics.jsonl is the truth).
+"""Metrics where people already watch them: TensorBoard always; W&B, MLflow, Trackio by option (files are the truth).
 
-A tracker has three methods: ``log(step, values)``, ``image(name, path)`` and ``close()``. The run's identity at the
-service is kept in ``RUN/trackers.json``, so that a resumed run goes on in the same place there.
+A tracker takes numbers (``log``), pictures (``image``) and tables (``table``), each with the step it belongs to. The
+run's identity at a service is kept in ``RUN/trackers.json``, so that a resumed run goes on in the same place there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,20 +19,49 @@ from typing import Any, Protocol
 from frugalvit import console
 from frugalvit.errors import UserError, nearest
 from frugalvit.files import write_text
+from frugalvit.results import Table, as_text
 
 PROJECT = "frugalvit"
 
 
 class Tracker(Protocol):
-    """Where numbers and pictures of a run go."""
+    """Where numbers, pictures and tables of a run go."""
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Numbers of one step; ``split`` ("train", "val") becomes the first part of their names."""
         ...
 
-    def image(self, name: str, path: Path) -> None: ...
+    def image(self, step: int, name: str, path: Path) -> None: ...
+
+    def table(self, step: int, name: str, table: Table) -> None: ...
 
     def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in a folder. What a resumed run will write again, from step ``purge`` on, is forgotten first."""
+
+    def __init__(self, folder: Path, purge: int | None = None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        for name, value in numbers(values).items():
+            self.writer.add_scalar(name, value, step)
+
+    def image(self, step: int, name: str, path: Path) -> None:
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            self.writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        self.writer.add_text(name, markdown(table), step)  # TensorBoard shows text as Markdown
+
+    def close(self) -> None:
+        self.writer.close()
 
 
 class _WandB:
@@ -47,8 +77,12 @@ class _WandB:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.run.log(numbers(values), step=step)
 
-    def image(self, name: str, path: Path) -> None:
-        self.run.log({name: self.service.Image(str(path))})
+    def image(self, step: int, name: str, path: Path) -> None:
+        self.run.log({name: self.service.Image(str(path))}, step=step)
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        rows = [row_of(row) for row in table.rows]
+        self.run.log({name: self.service.Table(columns=table.columns, data=rows, allow_mixed_types=True)}, step=step)
 
     def close(self) -> None:
         self.run.finish()
@@ -73,8 +107,13 @@ class _MLflow:
         for name, value in numbers(values).items():
             self.client.log_metric(self.identity, name, value, step=step)
 
-    def image(self, name: str, path: Path) -> None:
+    def image(self, step: int, name: str, path: Path) -> None:
         self.client.log_artifact(self.identity, str(path), artifact_path=name)
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        rows = [row_of(row) for row in table.rows]
+        columns = {column: [row[place] for row in rows] for place, column in enumerate(table.columns)}
+        self.client.log_table(self.identity, columns, f"{name}.json")
 
     def close(self) -> None:
         self.client.set_terminated(self.identity)
@@ -91,8 +130,13 @@ class _Trackio:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.run.log(numbers(values), step=step)
 
-    def image(self, name: str, path: Path) -> None:
-        self.run.log({name: self.service.Image(str(path))})
+    def image(self, step: int, name: str, path: Path) -> None:
+        self.run.log({name: self.service.Image(str(path))}, step=step)
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        # As dicts: releases before 0.20 leave the names of the columns out when they are given apart.
+        rows = [dict(zip(table.columns, row_of(row), strict=True)) for row in table.rows]
+        self.run.log({name: self.service.Table(data=rows)}, step=step)
 
     def close(self) -> None:
         self.service.finish()  # not run.finish(): the library would finish it once more at exit, and say so
@@ -118,8 +162,11 @@ class Trackers:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self._each(lambda tracker: tracker.log(step, values))
 
-    def image(self, name: str, path: Path) -> None:
-        self._each(lambda tracker: tracker.image(name, path))
+    def image(self, step: int, name: str, path: Path) -> None:
+        self._each(lambda tracker: tracker.image(step, name, path))
+
+    def table(self, step: int, name: str, table: Table) -> None:
+        self._each(lambda tracker: tracker.table(step, name, table))
 
     def close(self) -> None:
         self._each(lambda tracker: tracker.close())
@@ -179,6 +226,30 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def row_of(row: Iterable[object]) -> list[str | int | float | bool | None]:
+    """Cells as every service takes them: plain numbers and words, nothing where a number is not one."""
+    return [_cell(value) for value in row]
+
+
+def _cell(value: object) -> str | int | float | bool | None:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if value is None or isinstance(value, int | str) else str(value)
+
+
+def markdown(table: Table) -> str:
+    """A table in Markdown. Names are somebody else's: nothing in them may act as Markdown or HTML."""
+    title = [f"**{_plain(table.title)}**", ""] if table.title else []
+    head = ["| " + " | ".join(map(_plain, table.columns)) + " |", "|" + " --- |" * len(table.columns)]
+    return "\n".join(
+        [*title, *head, *("| " + " | ".join(_plain(as_text(c)) for c in row) + " |" for row in table.rows)]
+    )
+
+
+def _plain(text: str) -> str:
+    return "".join(f"&#{ord(sign)};" if sign in "|<>&*_`[]\\" else sign for sign in " ".join(text.split()))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

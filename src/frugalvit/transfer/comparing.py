@@ -49,7 +49,7 @@ def _compare(config: DetectCompareConfig | SegmentCompareConfig, kind: type[Tran
     for k in range(config.seeds):
         for name in settings:
             scores[name].append(_run_once(plans[name][k], kind, train))
-    return write_comparison(folder, scores, config.metric)
+    return write_comparison(folder, scores, config.metric, config.track)
 
 
 def _run_once(config: TransferConfig, kind: type[TransferConfig], train: Train) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from frugalvit.backbones.folder import load_model_folder, save_model_folder
 from frugalvit.backbones.weights import load_weights
 from frugalvit.config.transfer import TransferConfig
 from frugalvit.errors import UserError
-from frugalvit.results import Result
+from frugalvit.results import Result, Table
 from frugalvit.training import setup
+from frugalvit.training.evidence import decisions_table, summary_table
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.recipes import Decisions, Facts, steps_per_epoch, total_steps
 from frugalvit.training.runs import Run
@@ -239,9 +240,20 @@ def _finish(
         save_model_folder(task.backbone, run.folder / "model", meta=meta)
         save_trained(run.folder, task, {"kind": job.verb, **job.facts(config, data, task)})
         more = {"classes": list(data.classes), "auto": [vars(decision) for decision in decisions]}
+        _track(run, summary, decisions)
         run.save_json("summary.json", summary | more)
         if config.report:
             from frugalvit.report.page import write_report
 
             write_report([run.folder], run.folder / "report.html")
     return job.result(summary)
+
+
+def _track(run: Run, summary: dict[str, Any], decisions: Decisions) -> None:
+    """Tables and pictures for the trackers, from what was written for the report."""
+    run.table("summary", summary_table(summary))
+    run.table("decisions", decisions_table(decisions))
+    material = run.read_json("transfer_report.json")
+    run.table("per_class", Table(**material["per_class"], title="Each class"))
+    for picture in sorted((run.folder / "pictures").iterdir()):
+        run.picture(f"pictures/{picture.stem}", picture)
