@@ -49,7 +49,9 @@ def timm_config(backbone: Backbone) -> dict[str, Any]:
         "architecture": architecture,
         "num_classes": backbone.num_classes,
         "num_features": backbone.pooled_dim,
-        "model_args": arguments,
+        # The number of classes stands above and in pretrained_cfg, where timm finds it; transformers' TimmWrapper passes
+        # its own, and would stumble over a second one here.
+        "model_args": {key: value for key, value in arguments.items() if key != "num_classes"},
         "pretrained_cfg": pretrained_cfg,
     }
 
