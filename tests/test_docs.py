@@ -1,47 +1,68 @@
-"""The documentation is true: commands parse, marked ones run, Python blocks run, names and links exist."""
+"""The documentation is true: every command and every Python block runs, names and links exist, the pages build."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import importlib.util
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
 from frugalvit import arguments, cli
+from frugalvit.backbones import create_backbone
+from transfer.samples import make_coco, make_scenes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "frugalvit"
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 LAUNCHERS = {"srun", "time", "nice"}
-RUN_MARK = "<!-- run -->"
-
-# Commands that are really run get these on top, so that a page can show what people type and the test stays short.
-SHORT = {
-    "train": ["--steps", "2", "--batch", "8", "--backbone", "swin_nano", "--img-size", "32", "--device", "cpu"],
-    "pretrain": [
-        *("--steps", "2", "--batch", "4", "--backbone", "swin_nano", "--img-size", "32", "--device", "cpu"),
-        *("--crops.local-crops", "2", "--crops.local-size", "16", "--matching.hidden", "16"),
-    ],
+SHELL = ("bash", "console")
+# What a command gets when it is run here, whatever the page says: the reader has more time and more hardware.
+TRAINING = {"steps": "2", "batch": "8", "img-size": "32", "device": "cpu", "report": None}
+HEADS = {"matching.prototypes": "16", "matching.hidden": "16", "matching.bottleneck": "8"}
+CROPS = {"crops.local-crops": "2", "crops.local-size": "16"}
+SCENES = {"steps": "1", "batch": "2", "img-size": "64", "device": "cpu", "report": None}
+SHORTER: dict[str, dict[str, str | None]] = {  # None: the option is switched off
+    "train": TRAINING,
+    "pretrain": TRAINING | HEADS | CROPS,
+    "compare": TRAINING | {"seeds": "1"},
+    "detect train": SCENES | {"detector.channels": "16", "detector.proposals": "20"},
+    "segment train": SCENES | {"decoder.channels": "16"},
+    "advise": {"trial": "1", "device": "cpu"},
+    "bench": {"steps": "1", "batch": "1", "img-size": "64", "reference": "none"},
+    "demo": {"seeds": "1", "epochs": "1"},
+}
+# Options that ask for what a test cannot have: other processes, a network, hours.
+LEFT_OUT = {"devices": 1, "nodes": 1, "epochs": 1, "pretrained": 0}
+# These are tried elsewhere, or need what is not here: an index of packages, the rest of a table.
+NOT_RUN = {
+    "pip": "tests/test_wheel.py installs",
+    "python": "the line that makes an environment",
+    "make": "its targets are checked",
+    "tensorboard": "a server, which does not end",
 }
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text, the line it begins at, and whether it is to be run."""
+    """A fenced block: its language, its text and the line it begins at."""
 
     language: str
     text: str
     line: int
-    run: bool
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -53,17 +74,25 @@ def blocks(page: Path) -> Iterator[Block]:
             number += 1
             continue
         end = next(i for i in range(number + 1, len(lines)) if lines[i].startswith("```"))
-        marked = number > 0 and lines[number - 1].strip() == RUN_MARK
-        yield Block(opening[1], "\n".join(lines[number + 1 : end]), number + 1, marked)
+        yield Block(opening[1], "\n".join(lines[number + 1 : end]), number + 1)
         number = end + 1
 
 
-def commands(block: Block) -> Iterator[list[str]]:
-    """The frugalvit commands in a block, as words; prompts, variables and launchers before them are left out."""
+def lines_to_type(block: Block) -> Iterator[list[str]]:
+    """The commands in a block, as words; of a console block those behind a prompt, since the rest is output."""
+    if block.language not in SHELL:
+        return
     for line in re.sub(r"\\\n\s*", " ", block.text).splitlines():
-        if "frugalvit" not in line or (block.language == "console" and not line.startswith("$ ")):
-            continue  # in a console block other lines are output
+        if block.language != "bash" and not line.startswith("$ "):
+            continue
         words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words:
+            yield words
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """The frugalvit commands in a block; variables and launchers before them are left out."""
+    for words in lines_to_type(block):
         for name in ("frugalvit", "frugalvit.cli"):
             before = words[: words.index(name)] if name in words else None
             if before is not None and (name != "frugalvit" or all("=" in w or w in LAUNCHERS for w in before)):
@@ -90,12 +119,32 @@ def page_id(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_parse(page: Path) -> None:
     for block in blocks(page):
-        if block.language in ("bash", "console", "sh", ""):
-            for words in commands(block):
-                try:
-                    parse(words)
-                except Exception as error:
-                    pytest.fail(f"{page_id(page)}:{block.line}: frugalvit {shlex.join(words)}: {error}")
+        for words in commands(block):
+            try:
+                parse(words)
+            except Exception as error:
+                pytest.fail(f"{page_id(page)}:{block.line}: frugalvit {shlex.join(words)}: {error}")
+
+
+def test_no_command_is_shown_that_nobody_tries() -> None:
+    """Commands stand in bash or console blocks; elsewhere readers would see them and no test would."""
+    for page in PAGES:
+        for block in blocks(page):
+            for words in lines_to_type(block):
+                known = words[0] in NOT_RUN or "frugalvit" in words or "frugalvit.cli" in words
+                assert known, f"{page_id(page)}:{block.line}: nobody tries '{shlex.join(words)}'"
+            if block.language not in SHELL:
+                assert not re.search(r"^(\$ |frugalvit )", block.text, re.MULTILINE), f"{page_id(page)}:{block.line}"
+        outside = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        assert not re.search(r"^    (\$|frugalvit|pip|python|make|tensorboard) ", outside, re.MULTILINE), page_id(page)
+
+
+def test_make_has_the_targets_that_are_named() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"`make ([a-z]+)`", text) + re.findall(r"^make ([a-z]+)", text, re.MULTILINE)
+        assert set(named) <= set(targets), page_id(page)
 
 
 def test_inline_commands_name_real_verbs() -> None:
@@ -104,34 +153,104 @@ def test_inline_commands_name_real_verbs() -> None:
             cli.find_verb(words.split())
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if "```python" in p.read_text() or RUN_MARK in p.read_text()], ids=page_id
-)
+# -- every block runs
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reader's folder: images in all the forms the pages speak of, and the runs they go on from."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name in ("photos/cat", "photos/dog", "digits/0", "digits/1", "cifar100/apple", "cifar100/bear"):
+        write_images(folder / name, 10)
+    for split in ("train", "valid", "test"):
+        write_images(folder / "flowers102" / split / "001", 4, "webp")
+        write_images(folder / "flowers102" / split / "077", 4, "webp")
+    for name in ("images", "imagenet/train/n01440764", "imagenet/train/n01443537"):
+        write_images(folder / name, 8)
+    for name in ("photo.jpg", "a.jpg", "b.jpg"):
+        shutil.copy(folder / "photos/cat/image_00001.jpg", folder / name)
+    make_coco(folder / "coco_mini")
+    make_coco(folder / "coco")
+    for name in ("camvid", "ADEChallengeData2016"):
+        make_scenes(folder / name)
+        for kind in ("images", "masks"):
+            shutil.copytree(folder / name / kind / "val", folder / name / kind / "test")
+    swin = create_backbone("swin_tiny_w7", img_size=32, num_classes=2)
+    torch.save({"model": swin.model.state_dict()}, folder / "checkpoint.pth")
+    features, runs = str(folder / "runs" / "features"), folder / "runs"
+    images, photos = str(folder / "images"), str(folder / "photos")
+    assert cli.main(shortened(["pretrain", images, "--backbone", "swin_nano", "--out", features])) == 0
+    assert cli.main(shortened(["train", photos, "--init", features, "--out", str(runs / "photos")])) == 0
+    for name in ("classifier", "RUN"):
+        shutil.copytree(runs / "photos", runs / name)
+    return folder
+
+
+def write_images(folder: Path, count: int, kind: str = "jpg") -> None:
+    random = np.random.default_rng(count)
+    folder.mkdir(parents=True)
+    for number in range(count):
+        pixels = random.integers(0, 256, (40, 36, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"image_{number:05d}.{kind}")
+
+
+def shortened(words: list[str]) -> list[str]:
+    """A command as it is run here: the page's own words, less what no test can have, with small values."""
+    verb = cli.find_verb(words)
+    assert verb is not None
+    changes = SHORTER.get(verb.words, {})
+    out = _without(words, dict.fromkeys(changes, 1) | LEFT_OUT)
+    if verb.words.split()[-1] in ("train", "pretrain", "compare") and "--init" not in out and "--continue" not in out:
+        changes = changes | ({} if "--backbone" in out else {"backbone": "swin_nano"})
+    if "--continue" in out:
+        changes = changes | {"steps": "4"}  # a run that goes on must be longer than the one before
+    for name, value in changes.items():
+        out += [f"--no-{name}"] if value is None else [f"--{name}", value]
+    return [word.replace("{000000..000127}", "{000000..000000}") for word in out]
+
+
+def _without(words: list[str], names: dict[str, int]) -> list[str]:
+    """Words less some options, each with so many values."""
+    out, skip = [], 0
+    for word in words:
+        if word.removeprefix("--") in names and word.startswith("--"):
+            skip = names[word.removeprefix("--")]
+        elif skip:
+            skip -= 1
+        else:
+            out.append(word)
+    return out
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if list(blocks(p))], ids=page_id)
 def test_blocks_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    reader: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Python blocks and marked commands, in the page's order, in a folder with a few images."""
+    """Every command and every Python block, in the page's order, in a reader's folder."""
+    for entry in reader.iterdir():
+        if entry.name != "runs":
+            (tmp_path / entry.name).symlink_to(entry)
+    if "runs/" in page.read_text(encoding="utf-8"):
+        shutil.copytree(reader / "runs", tmp_path / "runs", ignore=_made_by(page))
     monkeypatch.chdir(tmp_path)
-    if any(block.run for block in blocks(page)):
-        write_images(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python":
             padding = "\n" * block.line  # so that a traceback names the line of the page
             exec(compile(padding + block.text, page_id(page), "exec"), names)
-        elif block.run:
-            for words in commands(block):
-                status = cli.main([*words, *SHORT.get(words[0], [])])
-                assert status == 0, f"{page_id(page)}:{block.line}: {shlex.join(words)}\n{capsys.readouterr().err}"
+        for words in commands(block):
+            status = cli.main(shortened(words))
+            assert status == 0, f"{page_id(page)}:{block.line}: {shlex.join(words)}\n{capsys.readouterr().err}"
 
 
-def write_images(folder: Path) -> None:
-    random = np.random.default_rng(0)
-    places = [folder / "photos" / name / f"{i}.jpg" for name in ("cat", "dog") for i in range(10)]
-    places += [folder / "images" / f"{i}.png" for i in range(8)] + [folder / "photo.jpg"]
-    for place in places:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (40, 36, 3), dtype=np.uint8)).save(place)
+def _made_by(page: Path) -> Any:
+    """The runs that a page makes itself must not be there before."""
+    made = re.findall(r"--out runs/([\w-]+)", page.read_text(encoding="utf-8"))
+    return shutil.ignore_patterns(*made) if made else None
 
 
 def symbols(path: Path) -> set[str]:
@@ -198,6 +317,21 @@ def test_navigation_names_every_page() -> None:
     listed = set(pages(navigation))
     written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert written == listed, "pages that no reader finds, or that are not there"
+
+
+def test_pages_build_without_a_warning(tmp_path: Path) -> None:
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package, reason=f"{package} is not installed; it comes with the docs extra")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    reference = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    assert "the final tokens, where they lie in the image" in reference, "docstrings are shown"
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).with_suffix("")
+        assert (tmp_path / "site" / ("" if name.name == "index" else name) / "index.html").exists(), name
 
 
 def test_docstrings_keep_their_columns() -> None:
