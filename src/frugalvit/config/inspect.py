@@ -43,3 +43,7 @@ class PackConfig(Config):
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")
     shard_megabytes: float = option(256.0, "size at which a new shard begins", gt=0)
     shuffle: bool = option(True, "mix the classes, as reading in passing needs; the order follows from the seed")
+    decoded: bool = option(True, "write the images decoded too, so that training on the shards begins at once")
+    img_size: int | Literal["auto"] = option(
+        "auto", "input size that the decoded images are made for; auto: what train would take on this machine"
+    )

@@ -92,6 +92,9 @@ class RunConfig(Config):
     split: Literal["auto", "given", "train+val", "remake"] = option(
         "auto", "auto makes a missing val from train; given: none is made; train+val trains on both; remake splits anew"
     )
+    stream: bool | Auto = option(
+        "auto", "read shards in passing, not kept; auto: where they lie elsewhere; false fetches and keeps them"
+    )
     root: str | None = option(None, "where datasets known by name lie")
     classes: str | None = option(None, "a file with the names of the classes to keep, one a line (ImageNet-100's list)")
     val_fraction: float = option(0.1, "share of train held out where there is no validation split", gt=0, lt=1)

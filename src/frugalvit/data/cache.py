@@ -66,7 +66,12 @@ def build_store(
         raise UserError("There are no images to load.")
     device = torch.device(device)
     threads = (os.cpu_count() or 1) if workers == "auto" else max(1, workers)
-    rectangle, seconds = look(examples, (size, size) if isinstance(size, int) else size, stored)
+    size = (size, size) if isinstance(size, int) else size
+    packed = packed_images(examples, size, stored) if where != "off" else None
+    if packed is not None:
+        rectangle, seconds = (packed.images.shape[-2], packed.images.shape[-1]), 0.0
+    else:
+        rectangle, seconds = look(examples, size, stored)
     seconds *= len(examples) / threads
     volume = len(examples) * 3 * rectangle[0] * rectangle[1]
     folder = Path(cache_dir).expanduser() if cache_dir else cache_root()
@@ -78,12 +83,52 @@ def build_store(
     if place == "off":
         return LazyStore(examples, rectangle, device, 0 if workers == 0 else threads, limit)
 
-    if place == "disk" or (seconds > _WORTH_WRITING and _writable(folder, volume)):
-        found = _through_file(examples, rectangle, folder, threads, limit)
+    if packed is not None:
+        _check_bad(packed.bad, limit, len(examples))
+    if packed is not None and (place != "disk" or packed.mapped):
+        found = packed
+    elif place == "disk" or (seconds > _WORTH_WRITING and _writable(folder, volume)):
+        found = _through_file(examples, rectangle, folder, threads, limit, packed)
     else:
         images = torch.empty((len(examples), 3, *rectangle), dtype=torch.uint8)
         found = cachefile.Decoded(images, *decode_all(examples, rectangle, images, threads, limit))
     return _as_store(examples, found, place, device)
+
+
+def packed_images(
+    examples: Examples, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
+) -> cachefile.Decoded | None:
+    """The decoded images that came with a packed dataset, where there are some for inputs of ``size``."""
+    if examples.decoded is None:
+        return None
+    paths = examples.decoded.for_input(target_of(size, stored))
+    for path in paths:
+        found = cachefile.open_file(path, examples.decoded.fingerprint)
+        if found is not None:
+            console.say(f"decoded images came with the dataset: {path}")
+            return found if examples.rows is None else _these_rows(found, examples)
+    what = "other shards" if paths else "other sizes"
+    console.say(f"the decoded images beside the shards are of {what}: decoding anew")
+    return None
+
+
+def _these_rows(found: cachefile.Decoded, examples: Examples) -> cachefile.Decoded:
+    """A part of the decoded images, copied into memory."""
+    assert examples.rows is not None
+    rows = torch.from_numpy(examples.rows)
+    row_of = torch.full((max(int(rows.max()), int(found.kept.max())) + 1,), -1)
+    row_of[found.kept] = torch.arange(len(found.kept))
+    there = row_of[rows]
+    kept = (there >= 0).nonzero()[:, 0]
+    reasons = dict(found.bad)
+    gone = [examples.names[i] for i in (there < 0).nonzero()[:, 0].tolist()]
+    bad = [(name, reasons.get(name, "unreadable when it was packed")) for name in gone]
+    return cachefile.Decoded(found.images[there[kept]], found.sizes[there[kept]], kept, bad)
+
+
+def target_of(size: tuple[int, int], stored: int | Literal["auto"] = "auto") -> tuple[int, int]:
+    """The height and width a stored image should have at least, for inputs of ``size``."""
+    return (stored, stored) if stored != "auto" else (round(size[0] * _ENLARGED), round(size[1] * _ENLARGED))
 
 
 def look(
@@ -94,8 +139,7 @@ def look(
     Every sampled image is imagined with its shorter side reduced to the target (never enlarged); the rectangle is the
     median of their heights and widths, so that mostly landscape photos are stored as landscape.
     """
-    height, width = (stored, stored) if stored != "auto" else (round(side * _ENLARGED) for side in size)
-    target = (height, width)
+    target = target_of(size, stored)
     chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, _SAMPLE)})
     sizes, times = [], []
     for i in chosen:
@@ -204,9 +248,17 @@ def _check_bad(bad: list[tuple[str, str]], limit: int, count: int) -> None:
 
 
 def _through_file(
-    examples: Examples, rectangle: tuple[int, int], folder: Path, threads: int, limit: int
+    examples: Examples,
+    rectangle: tuple[int, int],
+    folder: Path,
+    threads: int,
+    limit: int,
+    packed: cachefile.Decoded | None = None,
 ) -> cachefile.Decoded:
-    """The images from the cache file, decoded into it first where it is missing, damaged or of another source."""
+    """The images from the cache file, decoded into it first where it is missing, damaged or of another source.
+
+    With ``packed`` they are decoded already and only copied.
+    """
     fingerprint = examples.fingerprint()
     place = folder / "images" / f"{fingerprint}_{rectangle[0]}x{rectangle[1]}"
     path = place / "images.bin"
@@ -223,6 +275,9 @@ def _through_file(
             return found
 
         def fill(images: Tensor) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
+            if packed is not None:
+                images[: len(packed.kept)] = packed.images
+                return packed.sizes, packed.kept, packed.bad
             return decode_all(examples, rectangle, images, threads, limit)
 
         cachefile.write_file(path, fingerprint, (len(examples), 3, *rectangle), fill)

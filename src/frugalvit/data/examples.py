@@ -8,11 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from frugalvit.data.decode import BadImage, Header, decode, read_header
+
+if TYPE_CHECKING:
+    from frugalvit.data.packed import Attached
 
 
 class Examples:
@@ -25,6 +29,10 @@ class Examples:
         targets: int8 (N, classes) for datasets with several labels per image: 1 present, 0 absent, -1 not to be judged.
     """
 
+    streamed = False  # read in passing, not one by one (``streaming.py``)
+    decoded: Attached | None = None  # files of decoded images that came with a packed dataset
+    rows: np.ndarray | None = None  # positions in the whole split these files hold; None: it is the whole
+
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
         self.names = list(names)
         self.keys = list(keys) if keys is not None else self.names
@@ -33,6 +41,10 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def at_hand(self) -> Examples:
+        """Those that can be looked at one by one: all, unless they are read in passing."""
+        return self
 
     def raw(self, index: int) -> bytes:
         """The encoded image as it is stored, or ``BadImage``."""

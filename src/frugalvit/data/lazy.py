@@ -16,6 +16,7 @@ from frugalvit import console
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
 from frugalvit.data.store import Fetched
+from frugalvit.data.workers import begin_worker
 from frugalvit.errors import UserError
 
 
@@ -146,8 +147,8 @@ _decoder: Decoder | None = None  # a worker's own
 
 def _prepare_worker(decoder: Decoder) -> None:
     global _decoder
+    begin_worker()
     _decoder = decoder
-    torch.set_num_threads(1)
 
 
 def _decode_in_worker(positions: list[int]) -> Decoded:

@@ -1,4 +1,7 @@
-"""``frugalvit data pack DATA OUT``: write any dataset as WebDataset shards, the images byte for byte as they were."""
+"""``frugalvit data pack DATA OUT``: any dataset as WebDataset shards, the images byte for byte as they were.
+
+Beside the shards lie an index of them, and the images once more decoded, so that training on OUT begins at once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import shutil
 import tarfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,7 +23,8 @@ from frugalvit.config.inspect import PackConfig
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.inspect import clean
-from frugalvit.data.shards import FORMAT, INDEX
+from frugalvit.data.packed import FORMAT, INDEX
+from frugalvit.data.shards import open_shards
 from frugalvit.data.sources import open_data
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
@@ -36,13 +40,26 @@ def command(config: PackConfig) -> Result:
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
         classes=config.classes, root=config.root,
     )  # fmt: skip
-    return pack(source, out, shard_megabytes=config.shard_megabytes, shuffle=config.shuffle, seed=config.seed)
+    return pack(
+        source, out, shard_megabytes=config.shard_megabytes, shuffle=config.shuffle, seed=config.seed,
+        decoded=config.decoded, img_size=config.img_size,
+    )  # fmt: skip
 
 
 def pack(
-    source: DataSource, out: Path, *, shard_megabytes: float = 256.0, shuffle: bool = True, seed: int = 0
+    source: DataSource,
+    out: Path,
+    *,
+    shard_megabytes: float = 256.0,
+    shuffle: bool = True,
+    seed: int = 0,
+    decoded: bool = False,
+    img_size: int | Literal["auto"] = "auto",
 ) -> Result:
-    """Write ``train-000000.tar`` … and ``index.json``. The same source and seed give the same bytes.
+    """Write ``train-000000.tar`` …, ``index.json`` and, if asked for, ``train-256x256.decoded``.
+
+    The same source and seed give the same bytes. Decoded images are for inputs of ``img_size``, by default what train
+    would take on this machine.
 
     Everything is written beside ``out`` first and renamed at the end: a kill leaves no half a dataset.
     """
@@ -50,6 +67,7 @@ def pack(
     _check_free(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     bad: list[dict[str, str]] = []
+    notes: list[str] = []
     try:
         partial.mkdir(parents=True)
         splits: dict[str, list[dict[str, Any]]] = {}
@@ -58,14 +76,17 @@ def pack(
             if shuffle:
                 np.random.default_rng([seed, number]).shuffle(order)
             splits[split] = _write_split(partial, split, examples, order, shard_megabytes * 1e6, bad)
-        index = {
+        index: dict[str, Any] = {
             "format": FORMAT,
             "name": source.name,
             "classes": None if source.classes is None else list(source.classes),
             "splits": splits,
             "bad": bad,
         }
-        (partial / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=True), encoding="utf-8")
+        _write_index(partial, index)
+        if decoded:
+            index["decoded"] = _write_decoded(partial, img_size, notes)
+            _write_index(partial, index)
         if out.exists():
             out.rmdir()  # empty, as was checked
         partial.rename(out)
@@ -73,7 +94,40 @@ def pack(
         raise UserError(f"Cannot write shards to {out} ({error.strerror or error}).") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return _result(source, out, splits, bad, time.monotonic() - began)
+    return _result(source, out, index, notes, time.monotonic() - began)
+
+
+def _write_index(folder: Path, index: dict[str, Any]) -> None:
+    (folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=True), encoding="utf-8")
+
+
+def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[str]) -> list[dict[str, Any]]:
+    """The images of every split as training keeps them; left out, and said, where the disk has no room for them."""
+    from frugalvit.data import cache, cachefile
+    from frugalvit.data.sizes import best_device, input_size, median_side
+
+    packed = open_shards(str(folder))
+    size = img_size
+    if size == "auto":
+        size = input_size(median_side(packed.splits.get("train", next(iter(packed.splits.values())))), best_device())
+    written: list[dict[str, Any]] = []
+    for split, examples in packed.splits.items():
+        rectangle, _ = cache.look(examples, (size, size))
+        volume = len(examples) * 3 * rectangle[0] * rectangle[1]
+        if volume > 0.9 * shutil.disk_usage(folder).free:
+            notes.append(f"No decoded images of {split}: they take {volume / 1e9:.1f} GB, more than the disk has.")
+            continue
+        target = cache.target_of((size, size))
+        name = f"{split}-{target[0]}x{target[1]}.decoded"
+
+        def fill(images: Any, examples: Examples = examples, rectangle: tuple[int, int] = rectangle) -> Any:
+            return cache.decode_all(examples, rectangle, images, os.cpu_count() or 1, len(examples))
+
+        cachefile.write_file(folder / name, examples.fingerprint(), (len(examples), 3, *rectangle), fill)
+        written.append({"split": split, "file": name, "target": list(target), "rectangle": list(rectangle)})
+    if written:
+        notes.append(f"Decoded images for inputs of {size} px lie beside them; other sizes are decoded when needed.")
+    return written
 
 
 def _check_free(out: Path) -> None:
@@ -136,9 +190,8 @@ def _plain(key: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(key).stem)[:60].strip("-") or "image"
 
 
-def _result(
-    source: DataSource, out: Path, splits: dict[str, list[dict[str, Any]]], bad: list[dict[str, str]], seconds: float
-) -> Result:
+def _result(source: DataSource, out: Path, index: dict[str, Any], notes: list[str], seconds: float) -> Result:
+    splits, bad = index["splits"], index["bad"]
     rows: list[list[object]] = [
         [split, len(shards), sum(s["examples"] for s in shards), round(sum(s["bytes"] for s in shards) / 1e6, 1)]
         for split, shards in splits.items()
@@ -148,4 +201,5 @@ def _result(
         listed: list[list[object]] = [[entry["name"], entry["reason"]] for entry in bad[:200]]
         tables.append(Table(["left out", "reason"], listed, f"{len(bad):,} bad files"))
     data = {"out": str(out), "data": source.location, "splits": splits, "bad": bad, "seconds": round(seconds, 2)}
-    return Result(data, tables, [*source.notes, f"Train on them with: frugalvit train {out}"])
+    data |= {"decoded": index.get("decoded", [])}
+    return Result(data, tables, [*source.notes, *notes, f"Train on them with: frugalvit train {out}"])

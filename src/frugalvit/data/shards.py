@@ -1,7 +1,7 @@
 """WebDataset shards: tar files whose neighbouring members with one stem are one example (``0001.jpg``, ``0001.cls``).
 
-Shards on this machine are indexed by their headers and read at random, like files. Shards elsewhere (``https://``,
-``s3://`` …) are fetched once into the cache and then read the same way; ``stream.py`` reads them in passing instead.
+Here shards are indexed by their headers and read at random, like files; those that lie elsewhere (``https://``,
+``s3://`` …) are fetched once into the cache first. Training reads them in passing instead (``streaming.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,14 +18,14 @@ from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.folders import SPLIT_NAMES, some, unknown_classes
 from frugalvit.data.listing import open_root
+from frugalvit.data.packed import INDEX, Attached, DecodedFile, PackedIndex, index_beside
+from frugalvit.data.remote import fetch, is_pipe, is_remote, without_query
 from frugalvit.data.signatures import EXTENSIONS
 from frugalvit.data.tables import LABEL_COLUMNS, class_list
 from frugalvit.data.tar import BadShard, Member, members
 from frugalvit.errors import UserError
 
-INDEX = "index.json"
-FORMAT = "frugalvit shards 1"
-_LABEL_BYTES = 1 << 20
+_MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_SHARDS = 1_000_000
 
@@ -43,10 +43,23 @@ class Sample(NamedTuple):
 class ShardExamples(Examples):
     """Images inside tar files, read by their offsets."""
 
-    def __init__(self, shards: list[str], places: np.ndarray, keys: list[str], labels: np.ndarray | None) -> None:
+    def __init__(
+        self,
+        shards: list[str],
+        places: np.ndarray,
+        keys: list[str],
+        labels: np.ndarray | None,
+        index: PackedIndex | None = None,
+    ) -> None:
         names = [f"{shards[shard]}/{key}" for shard, key in zip(places[:, 0], keys, strict=True)]
         super().__init__(names, labels, keys)
         self.shards, self.places = shards, places  # places: int64 (N, 3): shard, offset, size
+        self.index = index
+
+    def attach(self, files: list[DecodedFile], folder: Path) -> None:
+        """Files of decoded images that lie beside the shards of this whole split."""
+        here = [(folder / file.file, file) for file in files if (folder / file.file).is_file()]
+        self.decoded = Attached(here, self.fingerprint()) if here else None
 
     def raw(self, index: int) -> bytes:
         shard, offset, size = (int(value) for value in self.places[index])
@@ -66,24 +79,33 @@ class ShardExamples(Examples):
     def _take(self, whole: Examples, chosen: np.ndarray) -> None:
         assert isinstance(whole, ShardExamples)
         self.places = whole.places[chosen]
+        self.rows = chosen if whole.rows is None else whole.rows[chosen]
 
     def _marks(self) -> Iterable[object]:
-        facts = []
-        for shard in self.shards:
-            path = Path(shard)
-            facts.append((path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else ("missing",))
+        facts = [_facts(shard, self.index) for shard in self.shards]
         return ((facts[shard], offset, size) for shard, offset, size in self.places.tolist())
+
+
+def _facts(shard: str, index: PackedIndex | None) -> tuple[object, ...]:
+    """What changes when a shard does: what its index says, so that a copy stays the same, or size and time."""
+    path = Path(shard)
+    if not path.exists():
+        return ("missing",)
+    known, size = index.shard(path.name) if index is not None else None, path.stat().st_size
+    if known is not None and known.bytes == size:
+        return (size, known.sha256)
+    return (size, path.stat().st_mtime_ns)
 
 
 def is_shards(where: str) -> bool:
     """Whether ``where`` names tar files: one, a ``{000..009}`` range, a ``*`` pattern, or remote ones."""
-    return where.lower().endswith((".tar", ".tar.gz", ".tgz")) and (
+    if is_pipe(where):
+        return True
+    if is_remote(where) and where.endswith(f"/{INDEX}"):
+        return True
+    return without_query(where).lower().endswith((".tar", ".tar.gz", ".tgz")) and (
         is_remote(where) or bool(_RANGE.search(where)) or "*" in where or Path(where).expanduser().is_file()
     )
-
-
-def is_remote(where: str) -> bool:
-    return "://" in where
 
 
 def is_shard_folder(path: Path) -> bool:
@@ -113,34 +135,51 @@ def expand(where: str) -> list[str]:
     return [where if is_remote(where) else str(path)]
 
 
+class Layout(NamedTuple):
+    """Where the shards of every split lie, and the index beside them if there is one."""
+
+    splits: dict[str, list[str]]
+    index: PackedIndex | None
+
+
+def layout(where: str) -> Layout:
+    """The shards that ``where`` means: a folder of them, a pattern, an address, or the address of an index."""
+    path = Path(where).expanduser()
+    index = index_beside(where)
+    if is_remote(where) and where.endswith(f"/{INDEX}"):
+        if index is None:
+            raise UserError(f"{where} is not to be had, or is no index that 'frugalvit data pack' writes.")
+        base = where.rpartition("/")[0]
+        return Layout({name: [f"{base}/{s.file}" for s in shards] for name, shards in index.splits.items()}, index)
+    if not is_remote(where) and path.is_dir():
+        return Layout(_shards_by_split(path), index)
+    return Layout({"train": expand(where)}, index)
+
+
 def open_shards(where: str) -> DataSource:
     """Every split of the shards; a damaged shard is left out and named."""
     notes: list[str] = []
-    path = Path(where).expanduser()
-    if path.is_dir() and not is_remote(where):
-        by_split = _shards_by_split(path)
-        listed = {shard["file"] for shards in _packed_index(path).get("splits", {}).values() for shard in shards}
+    by_split, index = layout(where)
+    if index is not None and not is_remote(where) and Path(where).expanduser().is_dir():
+        listed = {shard.file for shards in index.splits.values() for shard in shards}
         missing = sorted(listed - {Path(name).name for names in by_split.values() for name in names})
         if missing:
             notes.append(f"{where} lacks {len(missing)} of the shards that its {INDEX} lists: {some(missing)}.")
-    else:
-        names = expand(where)
-        if is_remote(where):
-            from frugalvit.data.stream import fetch
-
-            names = [str(fetch(name)) for name in names]
-            notes.append(f"{len(names):,} remote shards lie in {Path(names[0]).parent} now.")
-        by_split = {"train": names}
+    if is_remote(where):
+        by_split = {split: [str(fetch(name)) for name in names] for split, names in by_split.items()}
+        count, place = sum(map(len, by_split.values())), next(iter(by_split.values()))[0]
+        notes.append(f"{count:,} remote shards lie in {Path(place).parent} now.")
     found: dict[str, tuple[list[str], list[tuple[int, Sample]]]] = {}
     for split, names in by_split.items():
-        found[split] = (names, list(_index(names, where, notes)))
+        found[split] = (names, list(index_shards(names, where, notes)))
     if not any(samples for _, samples in found.values()):
         why = f" {notes[-1]}" if notes else ""
         raise UserError(f"{where} holds no images in readable shards.{why}")
-    return _source(where, found, notes)
+    return _source(where, found, notes, index)
 
 
-def _index(names: list[str], where: str, notes: list[str]) -> Iterator[tuple[int, Sample]]:
+def index_shards(names: list[str], where: str, notes: list[str]) -> Iterator[tuple[int, Sample]]:
+    """Shard number and example, one after the other; a damaged shard is left out whole, and noted."""
     bad: list[str] = []
     for number, name in enumerate(names):
         try:
@@ -158,13 +197,13 @@ def _index(names: list[str], where: str, notes: list[str]) -> Iterator[tuple[int
 def read_shard(name: str) -> Iterator[Sample]:
     """The examples of one shard, in order; members without an image are passed over."""
     with Path(name).open("rb") as file:
-        for key, parts in _grouped(members(name)):
+        for key, parts in _grouped(filter(is_wanted, members(name))):
             image = next((part for kind, part in parts.items() if is_image_kind(kind)), None)
             if image is None:
                 continue
             texts: dict[str, bytes] = {}
             for kind, part in parts.items():
-                if is_text(kind) and part.size <= _LABEL_BYTES:
+                if is_text(kind):
                     file.seek(part.offset)
                     texts[kind] = file.read(part.size)
             label, caption = label_of(texts)
@@ -184,6 +223,13 @@ def is_image_kind(kind: str) -> bool:
 
 def is_text(kind: str) -> bool:
     return kind in ("cls", "json", "txt")
+
+
+def is_wanted(member: Member) -> bool:
+    """Whether a member can belong to an example: an image or a label, of a believable size."""
+    key, kind = split_name(member.name)
+    limit = _MAX_IMAGE if is_image_kind(kind) else _MAX_TEXT if is_text(kind) else -1
+    return bool(key) and member.size <= limit
 
 
 def _grouped(listed: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
@@ -220,30 +266,53 @@ def label_of(texts: dict[str, bytes]) -> tuple[str | None, bool]:
     return None, False
 
 
-def _source(where: str, found: dict[str, tuple[list[str], list[tuple[int, Sample]]]], notes: list[str]) -> DataSource:
+def _source(
+    where: str,
+    found: dict[str, tuple[list[str], list[tuple[int, Sample]]]],
+    notes: list[str],
+    index: PackedIndex | None,
+) -> DataSource:
     samples = [sample for _, listed in found.values() for _, sample in listed]
     labelled = _are_labels(samples, where, notes)
-    names = _packed_index(Path(where).expanduser()).get("classes") if labelled else None
     train = found.get("train", next(iter(found.values())))[1]
-    classes = class_list(sample.label for _, sample in train) if labelled else []
-    if names is not None and all(label.isdigit() and int(label) < len(names) for label in classes):
-        classes = [str(number) for number in range(len(names))]
-    index = {label: number for number, label in enumerate(classes)}
-    splits: dict[str, Examples] = {}
+    texts, names = class_names(class_list(sample.label for _, sample in train), index) if labelled else ([], [])
+    splits: dict[str, ShardExamples] = {}
     for split in ("train", "val", "test"):
         shards, listed = found.get(split, ([], []))
-        if not listed:
-            continue
-        unknown = class_list(sample.label for _, sample in listed if sample.label not in index) if labelled else []
+        if listed:
+            splits[split] = shard_examples(shards, listed, texts if labelled else None, f"{split} in {where}", index)
+            if index is not None and shards:
+                splits[split].attach([f for f in index.decoded if f.split == split], Path(shards[0]).parent)
+    name = Path(where).resolve().name if not is_remote(where) else where
+    return DataSource(name, where, "shards", tuple(names) if labelled else None, dict(splits), notes)
+
+
+def class_names(labels: list[str], index: PackedIndex | None) -> tuple[list[str], list[str]]:
+    """Labels as written and what people call them: an index gives names to numbers, also to those nobody has."""
+    if index is not None and index.classes is not None:
+        numbers = [str(number) for number in range(len(index.classes))]
+        if set(labels) <= set(numbers):
+            return numbers, list(index.classes)
+    return labels, labels
+
+
+def shard_examples(
+    shards: list[str],
+    listed: list[tuple[int, Sample]],
+    texts: list[str] | None,
+    what: str,
+    index: PackedIndex | None,
+) -> ShardExamples:
+    """Indexed examples, their labels as positions in ``texts``."""
+    numbers = None
+    if texts is not None:
+        place = {label: number for number, label in enumerate(texts)}
+        unknown = class_list(sample.label for _, sample in listed if sample.label not in place)
         if unknown:
-            raise unknown_classes(f"{split} in {where}", "train", unknown, split)
-        places = np.array([(number, sample.offset, sample.size) for number, sample in listed], dtype=np.int64)
-        numbers = np.array([index[sample.label or ""] for _, sample in listed]) if labelled else None
-        splits[split] = ShardExamples(shards, places, [sample.key for _, sample in listed], numbers)
-    final = tuple(names if names is not None and len(names) == len(classes) else classes) if labelled else None
-    return DataSource(
-        Path(where).resolve().name if not is_remote(where) else where, where, "shards", final, splits, notes
-    )
+            raise unknown_classes(what, "train", unknown, what.split()[0])
+        numbers = np.array([place[sample.label or ""] for _, sample in listed])
+    places = np.array([(number, sample.offset, sample.size) for number, sample in listed], dtype=np.int64)
+    return ShardExamples(shards, places, [sample.key for _, sample in listed], numbers, index)
 
 
 def _are_labels(samples: list[Sample], where: str, notes: list[str]) -> bool:
@@ -271,13 +340,3 @@ def _shards_by_split(folder: Path) -> dict[str, list[str]]:
         word = re.split(r"[-_.]", tar.name.lower())[0] if tar.parent == folder else tar.parent.name.lower()
         by_split.setdefault(SPLIT_NAMES.get(word, "train"), []).append(str(tar))
     return by_split
-
-
-def _packed_index(where: Path) -> dict[str, Any]:
-    """The index that ``frugalvit data pack`` writes beside its shards; empty for shards of somebody else."""
-    path = (where if where.is_dir() else where.parent) / INDEX
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return index if isinstance(index, dict) and index.get("format") == FORMAT else {}

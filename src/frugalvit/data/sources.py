@@ -38,7 +38,7 @@ def open_data(
     place = str(where)
     if labels not in ("auto", "folders", "ignore"):
         raise UserError(f"labels = '{labels}': choose auto, folders or ignore.")
-    source = _open(place, labels, _class_names(classes), root, ("train", "val") if split == "remake" else ("train",))
+    source = _open(place, labels, class_names(classes), root, ("train", "val") if split == "remake" else ("train",))
     if labels == "ignore":
         source = without_labels(source)
     return splits.complete(source, split, val_fraction, seed)
@@ -109,7 +109,8 @@ def _kind(path: Path) -> str:
         return "nothing"
 
 
-def _class_names(classes: str | Path | Sequence[str] | None) -> list[str] | None:
+def class_names(classes: str | Path | Sequence[str] | None) -> list[str] | None:
+    """The names of the classes to keep: as given, or from a file with one a line."""
     if classes is None:
         return None
     if isinstance(classes, str | Path):

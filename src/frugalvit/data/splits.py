@@ -81,7 +81,7 @@ def check_trainable(source: DataSource) -> None:
         raise UserError(
             f"{source.location} has several labels per image: 'frugalvit probe suite' can use it, train cannot."
         )
-    if source.classes is None or train.labels is None:
+    if source.classes is None or (train.labels is None and not train.streamed):
         why = f" ({source.notes[0].rstrip('.')})" if source.notes else ""
         raise UserError(
             f"{source.location} has no labels{why}: training a classifier wants one folder per class or a table with "
@@ -90,6 +90,8 @@ def check_trainable(source: DataSource) -> None:
     if len(source.classes) < 2:
         only = ", ".join(source.classes)
         raise UserError(f"{source.location} has one class only, '{only}': a classifier needs at least two.")
+    if train.labels is None:
+        return  # read in passing: what classes there are was read off the labels
     counts = np.bincount(train.labels, minlength=len(source.classes))
     empty = [source.classes[i] for i in np.flatnonzero(counts == 0)]
     if empty:

@@ -1,30 +1,20 @@
-"""Shards from anywhere: fetched once into the cache, or read in passing when there are more than a machine can hold.
-
-``http(s)://`` needs nothing more; ``s3://``, ``gs://`` and other stores go through fsspec and its driver for the store.
-"""
+"""Shards read in passing, when there are more than a machine can hold: shuffled, divided, and resumed by position."""
 
 from __future__ import annotations
 
-import hashlib
-import http.client
-import os
-import shutil
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import IO, NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 
 from frugalvit import console
-from frugalvit.data.places import cache_root
-from frugalvit.data.shards import is_image_kind, is_remote, is_text, label_of, split_name
-from frugalvit.data.tar import BadShard, Member, contents
+from frugalvit.data.remote import FAULTS, open_remote, reason_of
+from frugalvit.data.shards import is_text, is_wanted, label_of, split_name
+from frugalvit.data.tar import BadShard, contents
 from frugalvit.errors import UserError
 
-_TIMEOUT = 60.0
-_MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
+T = TypeVar("T")
 
 
 class StreamSample(NamedTuple):
@@ -42,112 +32,133 @@ class ShardStream:
     is all that resuming needs. Shards are shuffled among the parts; within a part, examples pass through a shuffling
     buffer. With ``shuffle=False`` everything comes in its own order. A damaged shard is named in ``damaged`` and left
     behind at the damage.
+
+    Args:
+        counts: examples in each shard, where they are known: resuming then reads only the shards it needs, not all
+            that was taken before.
+        keep: labels to keep; examples with others are passed over.
+        warn: what is told of a damaged shard.
     """
 
-    def __init__(self, shards: Sequence[str], *, seed: int = 0, shuffle: bool = True, buffer: int = 1000) -> None:
+    def __init__(
+        self,
+        shards: Sequence[str],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        buffer: int = 1000,
+        counts: Sequence[int] | None = None,
+        keep: frozenset[str] | None = None,
+        warn: Callable[[str], None] | None = console.warn,
+    ) -> None:
         if not shards:
             raise UserError("There are no shards to stream.")
         self.shards = list(shards)
         self.seed, self.shuffle, self.buffer = seed, shuffle, buffer if shuffle else 1
+        self.counts = None if counts is None else list(counts)
+        self.keep, self.warn = keep, warn
         self.damaged: list[tuple[str, str]] = []
 
     def epoch(self, number: int = 0, *, part: int = 0, parts: int = 1, skip: int = 0) -> Iterator[StreamSample]:
         """This part's examples of one epoch, the first ``skip`` of them left out."""
+        mine = self._share(number, part, parts)
+        draws = np.random.default_rng([self.seed, number, part])
+        if skip and self.counts is not None:
+            yield from self._go_on(mine, draws, skip)
+        else:
+            arriving = chain.from_iterable(self._read(shard) for shard in mine)
+            yield from islice(self._shuffled(arriving, [], draws), skip, None)
+
+    def length(self, number: int = 0, *, part: int = 0, parts: int = 1) -> int | None:
+        """How many examples this part has in an epoch, where the shards' counts are known."""
+        return None if self.counts is None else sum(self.counts[shard] for shard in self._share(number, part, parts))
+
+    def _share(self, number: int, part: int, parts: int) -> list[int]:
+        """The shards of a part in an epoch, in their order."""
         if parts > len(self.shards):
             raise UserError(f"{len(self.shards)} shards cannot be divided among {parts} readers: write more shards.")
         order = np.arange(len(self.shards))
         if self.shuffle:
             np.random.default_rng([self.seed, number]).shuffle(order)
-        draws = np.random.default_rng([self.seed, number, part])
-        waiting: list[StreamSample] = []
-        taken = 0
-        for index in order[part::parts]:
-            for sample in self._read(self.shards[index]):
-                waiting.append(sample)
-                if len(waiting) >= self.buffer:
-                    taken += 1
-                    chosen = _draw(waiting, draws)
-                    if taken > skip:
-                        yield chosen
-        while waiting:
-            taken += 1
-            chosen = _draw(waiting, draws)
-            if taken > skip:
-                yield chosen
+        return order[part::parts].tolist()
 
-    def _read(self, shard: str) -> Iterator[StreamSample]:
+    def _shuffled(self, arriving: Iterator[T], waiting: list[T], draws: np.random.Generator) -> Iterator[T]:
+        """What arrives, through a buffer out of which one is drawn whenever it is full."""
+        for sample in arriving:
+            waiting.append(sample)
+            if len(waiting) >= self.buffer:
+                yield _draw(waiting, draws)
+        while waiting:
+            yield _draw(waiting, draws)
+
+    def _go_on(self, mine: list[int], draws: np.random.Generator, skip: int) -> Iterator[StreamSample]:
+        """The same as reading and leaving out ``skip`` examples, but with numbers in their place.
+
+        The shuffle is played through with the numbers 0, 1, 2 … of the examples; then those that would be waiting in
+        the buffer are read, which lie in the last few shards, and reading goes on from there.
+        """
+        assert self.counts is not None
+        ends = np.cumsum([self.counts[shard] for shard in mine])
+        waiting: list[int] = []
+        numbers = iter(range(int(ends[-1])))
+        for _ in islice(self._shuffled(numbers, waiting, draws), skip):
+            pass
+        arrived = next(numbers, int(ends[-1]))
+        starts = [0, *ends.tolist()]
+        found: dict[int, StreamSample] = {}
+        for shard in np.unique(np.searchsorted(ends, waiting, side="right")).tolist():
+            wanted = {number for number in waiting if starts[shard] <= number < starts[shard + 1]}
+            for number, sample in zip(range(starts[shard], max(wanted) + 1), self._read(mine[shard]), strict=False):
+                if number in wanted:
+                    found[number] = sample
+        here = int(np.searchsorted(ends, arrived, side="right"))
+        rest = (self._read(shard) for shard in mine[here:])
+        arriving = chain.from_iterable(rest)
+        passed = arrived - starts[here] if here < len(mine) else 0
+        yield from self._shuffled(islice(arriving, passed, None), [found[n] for n in waiting if n in found], draws)
+
+    def _read(self, number: int) -> Iterator[StreamSample]:
+        shard = self.shards[number]
         try:
             with open_remote(shard) as file:
-                yield from _samples(file)
-        except (BadShard, EOFError, OSError, ValueError, http.client.HTTPException) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+                yield from (sample for sample in _samples(file) if self.keep is None or sample.label in self.keep)
+        except (BadShard, ValueError, *FAULTS) as error:
+            reason = reason_of(error)
             self.damaged.append((shard, reason))
-            console.warn(f"shard {shard} is damaged and left behind: {reason}")
-
-
-def open_remote(where: str) -> IO[bytes]:
-    """A readable stream of a local file, an http(s) address or anything fsspec knows."""
-    if not is_remote(where):
-        return Path(where).open("rb")
-    if where.startswith(("http://", "https://")):
-        return cast(IO[bytes], urllib.request.urlopen(where, timeout=_TIMEOUT))
-    try:
-        import fsspec
-
-        return cast(IO[bytes], cast(fsspec.core.OpenFile, fsspec.open(where, "rb")).open())
-    except (ImportError, ValueError) as error:
-        raise UserError(
-            f"{where} cannot be opened: {error}. pip install 'frugalvit[streams]' and its driver."
-        ) from None
-
-
-def fetch(url: str) -> Path:
-    """A local copy of a remote shard: in the cache, written whole or not at all, fetched once."""
-    digest = hashlib.sha256(url.rpartition("/")[0].encode()).hexdigest()[:16]
-    target = cache_root() / "shards" / digest / url.rpartition("/")[2].split("?")[0]
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    console.say(f"fetching {url}")
-    try:
-        with open_remote(url) as source, part.open("wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
-            stated = getattr(source, "headers", {}).get("Content-Length")
-            if stated is not None and int(stated) != file.tell():
-                raise EOFError(f"the connection ended after {file.tell():,} of {int(stated):,} bytes")
-        part.replace(target)
-    except (OSError, urllib.error.URLError, http.client.HTTPException, EOFError) as error:
-        raise UserError(f"{url} cannot be fetched: {getattr(error, 'reason', None) or error}.") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return target
+            if self.warn is not None:
+                self.warn(f"shard {shard} is damaged and left behind: {reason}")
 
 
 def _samples(file: IO[bytes]) -> Iterator[StreamSample]:
     """Group a tar stream's neighbours into examples; nothing is written to disk whatever members are called."""
+    for key, image, texts in _grouped(contents(file, is_wanted)):
+        yield StreamSample(key, image, label_of(texts)[0])
+
+
+def texts_in_passing(file: IO[bytes]) -> Iterator[dict[str, bytes]]:
+    """The texts of every example of a tar stream, without holding its images."""
+    for _, _, texts in _grouped(contents(file, is_wanted, lambda member: is_text(split_name(member.name)[1]))):
+        yield texts
+
+
+def _grouped(named: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes, dict[str, bytes]]]:
+    """Key, image and texts of neighbours with one key that have an image among them."""
     current, image, texts = None, None, {}
-    for name, content in contents(file, _is_wanted):
+    for name, content in named:
         key, kind = split_name(name)
         if key != current:
             if image is not None and current is not None:
-                yield StreamSample(current, image, label_of(texts)[0])
+                yield current, image, texts
             current, image, texts = key, None, {}
         if is_text(kind):
             texts[kind] = content
         elif image is None:
             image = content
     if image is not None and current is not None:
-        yield StreamSample(current, image, label_of(texts)[0])
+        yield current, image, texts
 
 
-def _is_wanted(member: Member) -> bool:
-    key, kind = split_name(member.name)
-    limit = _MAX_IMAGE if is_image_kind(kind) else _MAX_TEXT if is_text(kind) else -1
-    return bool(key) and member.size <= limit
-
-
-def _draw(waiting: list[StreamSample], draws: np.random.Generator) -> StreamSample:
+def _draw(waiting: list[T], draws: np.random.Generator) -> T:
     """Take a random one out; the last fills its place, so that it costs nothing."""
     index = int(draws.integers(len(waiting))) if len(waiting) > 1 else 0
     waiting[index], waiting[-1] = waiting[-1], waiting[index]

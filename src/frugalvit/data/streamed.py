@@ -2,11 +2,12 @@
 
 Reader processes take the shards apart, decode and squeeze; augmentation and mixing run batched on the device as ever.
 Readers serve the steps in turn, and each reader's sequence depends on (seed, process, reader) alone, so a step's batch
-is a function of the step: resuming skips what was taken (it is read, not decoded) and goes on exactly.
+is a function of the step: resuming skips what was taken and goes on exactly.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -25,6 +26,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.randomness import generator_for, ship, uniform
 from frugalvit.data.stream import ShardStream, StreamSample
+from frugalvit.data.workers import begin_worker
 from frugalvit.errors import UserError
 
 _AHEAD = 2  # batches a reader prepares before they are asked for
@@ -49,6 +51,7 @@ class Read(NamedTuple):
     sizes: Tensor
     labels: Tensor | None
     bad: list[tuple[str, str]]
+    damaged: list[tuple[str, str]]
 
 
 class StreamedBatches:
@@ -59,7 +62,7 @@ class StreamedBatches:
         steps_per_epoch: what counts as an epoch (the stream itself has no known length).
         classes: names that label texts are looked up in; None trains without labels.
         workers: reader processes of this process; each needs shards of its own. 0 reads in this process.
-        max_bad: share of unreadable images, among those seen, at which the run stops.
+        max_bad: share of unreadable images, among those seen, and of damaged shards at which the run stops.
 
     Steps are cheap in order; a jump starts the readers anew and skips to it.
     """
@@ -98,6 +101,7 @@ class StreamedBatches:
         self.device, self.workers, self.readers = torch.device(device), workers, readers
         self.rank, self.world, self.max_bad, self.keep_clean = rank, world, max_bad, keep_clean
         self.bad: list[tuple[str, str]] = []
+        self.damaged: dict[str, str] = {}
         self.next_step: int | None = None
         self.sources: list[_Reader] = []
 
@@ -111,6 +115,7 @@ class StreamedBatches:
         read = self.sources[step % self.readers].take()
         self.next_step = step + 1
         self._note_bad(read.bad, step)
+        self._note_damaged(read.damaged)
         local = len(read.images)
         numbers = uniform(self.batch, self.augment.columns, generator_for(self.seed, "augment", step))
         pixels = read.images.pin_memory() if self.device.type == "cuda" else read.images
@@ -126,6 +131,31 @@ class StreamedBatches:
         mixed, targets = self.mixing.apply(views, labels, blend)
         return Batch(mixed, targets, labels, index, views if self.keep_clean else None)
 
+    def glance(self, step: int) -> Batch:
+        """A step's batch, read in this process: for a look that should not start the readers anew."""
+        here = copy.copy(self)
+        here.workers, here.sources, here.next_step = 0, [], None
+        return here.batch_at(step)
+
+    def with_batch(self, batch: int) -> StreamedBatches:
+        """The same images in batches of another size."""
+        return StreamedBatches(
+            self.stream,
+            batch,
+            stored=self.stored,
+            steps_per_epoch=self.steps_per_epoch * self.batch // batch,
+            seed=self.seed,
+            augment=self.augment,
+            mixing=self.mixing,
+            classes=self.classes,
+            device=self.device,
+            workers=self.workers,
+            rank=self.rank,
+            world=self.world,
+            max_bad=self.max_bad,
+            keep_clean=self.keep_clean,
+        )
+
     def close(self) -> None:
         """Stop the readers."""
         for source in self.sources:
@@ -140,6 +170,8 @@ class StreamedBatches:
             place, parts = self.rank * self.readers + reader, self.world * self.readers
             part = Part(self.stream, place, parts, local, self.stored, self.classes, taken * local)
             self.sources.append(_Reader(part, own_process=self.workers > 0))
+        for source in self.sources:
+            source.look_ahead()
 
     def _note_bad(self, found: list[tuple[str, str]], step: int) -> None:
         for name, reason in found:
@@ -150,6 +182,19 @@ class StreamedBatches:
             name, reason = self.bad[-1]
             raise UserError(
                 f"{len(self.bad)} streamed images cannot be read, more than --cache.max-bad: {name}: {reason}."
+            )
+
+    def _note_damaged(self, found: list[tuple[str, str]]) -> None:
+        for shard, reason in found:
+            if shard not in self.damaged:
+                console.warn(f"shard {shard} is damaged and left behind: {reason}")
+                self.damaged[shard] = reason
+        count, whole = len(self.damaged), len(self.stream.shards)
+        if count > max(1.0, self.max_bad * whole) and self.max_bad < 1:
+            shard, reason = list(self.damaged.items())[-1]
+            raise UserError(
+                f"{count} of {whole} shards cannot be read, more than --cache.max-bad allows: {shard}: {reason}. Once "
+                "they can be, --resume goes on."
             )
 
 
@@ -168,13 +213,19 @@ class _Reader:
         if self.pool is None:
             return next(self.batches)
         try:
-            while len(self.waiting) < _AHEAD:
-                self.waiting.append(self.pool.submit(_next_batch))
-            return self.waiting.popleft().result()
+            self.look_ahead()
+            batch = self.waiting.popleft()
+            self.look_ahead()
+            return batch.result()
         except BrokenProcessPool as error:
             raise UserError(
                 "A process that reads shards was killed (out of memory?). Use fewer with --workers; --resume goes on."
             ) from error
+
+    def look_ahead(self) -> None:
+        """Let the process prepare the next batches, so that none is waited for."""
+        while self.pool is not None and len(self.waiting) < _AHEAD:
+            self.waiting.append(self.pool.submit(_next_batch))
 
     def close(self) -> None:
         if self.pool is not None:
@@ -186,9 +237,9 @@ def read_batches(part: Part) -> Iterator[Read]:
 
     A batch always takes the same number of examples, so that positions stay exact; good ones fill the places of bad.
     """
-    samples = _samples(part)
-    for _ in islice(samples, part.skip):
-        pass
+    stream = copy.copy(part.stream)
+    stream.damaged, stream.warn = [], None  # what is damaged goes back with the batches
+    samples = _samples(part._replace(stream=stream))
     numbers = None if part.classes is None else {name: i for i, name in enumerate(part.classes)}
     while True:
         images = torch.empty((part.batch, 3, *part.rectangle), dtype=torch.uint8)
@@ -208,19 +259,34 @@ def read_batches(part: Part) -> Iterator[Read]:
             labels.append(number)
         if not sizes:
             raise UserError(f"None of {part.batch} streamed images in a row can be used: {bad[0][0]}: {bad[0][1]}.")
+        damaged, stream.damaged = stream.damaged, []
         filled = torch.arange(part.batch) % len(sizes)
         chosen = torch.tensor(labels)[filled]
-        yield Read(images[filled], torch.tensor(sizes)[filled], None if numbers is None else chosen, bad)
+        yield Read(images[filled], torch.tensor(sizes)[filled], None if numbers is None else chosen, bad, damaged)
 
 
 def _samples(part: Part) -> Iterator[StreamSample]:
+    """The part's examples, epoch after epoch, from its position on; whole epochs are skipped where counts are known."""
+    stream, place = part.stream, {"part": part.part, "parts": part.parts}
+    skip = part.skip
     for epoch in count():
-        empty = True
-        for sample in part.stream.epoch(epoch, part=part.part, parts=part.parts):
-            empty = False
-            yield sample
-        if empty:
+        length = stream.length(epoch, **place)
+        if length == 0:
             raise UserError(f"Reader {part.part} of {part.parts} finds no readable images in its shards.")
+        if length is not None and skip >= length:
+            skip -= length
+            continue
+        met, began = 0, skip
+        for sample in stream.epoch(epoch, **place, skip=0 if length is None else skip):
+            met += 1
+            if length is None and skip:
+                skip -= 1
+                continue
+            yield sample
+        skip = 0 if length is not None else skip
+        if not met and not began:
+            why = f": {stream.damaged[0][0]}: {stream.damaged[0][1]}" if stream.damaged else ""
+            raise UserError(f"Reader {part.part} of {part.parts} finds no readable images in its shards{why}.")
 
 
 _batches: Iterator[Read] | None = None  # a reader process's own
@@ -228,7 +294,7 @@ _batches: Iterator[Read] | None = None  # a reader process's own
 
 def _prepare_reader(part: Part) -> None:
     global _batches
-    torch.set_num_threads(1)
+    begin_worker()
     _batches = read_batches(part)
 
 

@@ -39,8 +39,13 @@ def members(path: str | Path) -> Iterator[Member]:
         yield from _walk(read_at, length)
 
 
-def contents(stream: IO[bytes], wanted: Callable[[Member], bool]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the ``wanted`` files of a tar stream that can only be read forwards."""
+def contents(
+    stream: IO[bytes], wanted: Callable[[Member], bool], held: Callable[[Member], bool] = lambda member: True
+) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the ``wanted`` files of a tar stream that can only be read forwards.
+
+    Those that are not to be ``held`` are passed over and come with an empty content.
+    """
     position = 0
 
     def read_at(place: int, count: int) -> bytes:
@@ -56,8 +61,8 @@ def contents(stream: IO[bytes], wanted: Callable[[Member], bool]) -> Iterator[tu
 
     for member in _walk(read_at, None):
         if wanted(member):
-            content = read_at(member.offset, member.size)
-            if len(content) < member.size:
+            content = read_at(member.offset, member.size if held(member) else 0)
+            if held(member) and len(content) < member.size:
                 raise BadShard("truncated: it ends inside a member")
             yield member.name, content
 

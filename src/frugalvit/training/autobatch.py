@@ -15,6 +15,7 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.config.train import RunConfig
 from frugalvit.data.loader import Batches
+from frugalvit.data.streamed import StreamedBatches
 from frugalvit.errors import UserError
 from frugalvit.training.faults import is_out_of_memory
 from frugalvit.training.loop import Plan
@@ -106,8 +107,11 @@ def first_images(batch: Any, count: int) -> Any:
     return batch
 
 
-def with_batch(batches: Batches, batch: int) -> Batches:
+def with_batch(batches: Any, batch: int) -> Any:
     """The same batches in another size."""
+    if isinstance(batches, StreamedBatches):
+        batches.close()
+        return batches.with_batch(batch)
     return Batches(
         batches.store,
         batch,

@@ -15,7 +15,6 @@ from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment import TrainAugment
 from frugalvit.data.examples import DataSource, Examples
-from frugalvit.data.loader import Batches
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.splits import check_trainable
 from frugalvit.errors import UserError
@@ -60,8 +59,9 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     assert source.classes is not None
     decisions = Decisions()
     follow_init(config, decisions)
-    facts = Facts(len(examples), len(source.classes), setup.median_side(examples), fabric.device.type)
+    facts = Facts(len(examples), len(source.classes), setup.median_side(examples.at_hand()), fabric.device.type)
     decide_common(config, facts, decisions)
+    setup.decide_reading(config, examples, fabric, decisions)
     torch.manual_seed(config.seed)
     backbone = setup.make_backbone(
         config,
@@ -84,15 +84,14 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     assert watched is not None
     plan = make_plan(config, len(examples), len(watched), fabric.world_size)
     task = make_task(config, backbone, plan)
-    store = setup.store_of(examples, backbone.img_size, config, fabric.device)
-    batches = Batches(
-        store,
-        plan.images_per_step // plan.accumulate,
-        seed=config.seed,
+    batches = setup.make_batches(
+        examples,
+        backbone.img_size,
+        plan,
+        config,
+        fabric,
         augment=TrainAugment(config.augment, backbone.img_size, backbone.mean, backbone.std),
         mixing=Mixing(config.mixing, len(source.classes)),
-        rank=fabric.global_rank,
-        world=fabric.world_size,
         balance=config.balance,
         keep_clean=config.localization.images == "clean" and task.localization is not None,
     )
@@ -102,9 +101,10 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
         plan = fit_to_memory(config, plan, task, run, fabric)
     if _compiles(config, fabric, plan.steps):
         backbone.compile(dynamic=False)
-    outcome = fit(task, plan, run, fabric)
     unseen = test if validation is not None else None
-    return _finish(config, source, run, fabric, task, outcome, watch_set, unseen, decisions)
+    with setup.closing_readers(task):
+        outcome = fit(task, plan, run, fabric)
+        return _finish(config, source, run, fabric, task, outcome, watch_set, unseen, decisions)
 
 
 def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Plan:
@@ -247,8 +247,8 @@ def _result(summary: dict[str, Any]) -> Result:
 # -- the data of a run
 
 
-def _open(config: TrainConfig) -> DataSource:
-    source = setup.open_source(config)
+def _open(config: TrainConfig, fabric: Fabric) -> DataSource:
+    source = setup.open_source(config, fabric, labelled=True)
     check_trainable(source)
     return source
 
@@ -261,6 +261,8 @@ def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples
         raise UserError(
             "There is nothing to score on: no val, no test. Use --split auto, which holds out a part of train."
         )
+    if config.labels < 1 and examples.streamed:
+        raise UserError("Images that are read in passing cannot be chosen one by one: --labels needs --stream false.")
     if config.labels < 1:
         examples = examples.subset(_share_of_each_class(examples, config.labels, config.seed))
     return examples, validation, test

@@ -15,6 +15,7 @@ from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.data.cache import ImageStore
 from frugalvit.data.loader import Batches, eval_batches
+from frugalvit.data.streamed import StreamedBatches
 from frugalvit.results import Table, as_text
 from frugalvit.training.health import Alarm
 from frugalvit.training.recipes import Decision
@@ -54,9 +55,9 @@ def worst_mistakes(
     ]
 
 
-def augmentation_sheet(batches: Batches, backbone: Backbone, columns: int = 8) -> bytes:
+def augmentation_sheet(batches: Batches | StreamedBatches, backbone: Backbone, columns: int = 8) -> bytes:
     """The first training batch as the model saw it, as one JPEG."""
-    batch = batches.batch_at(0)
+    batch = batches.glance(0) if isinstance(batches, StreamedBatches) else batches.batch_at(0)
     views = batch.images if isinstance(batch.images, list) else [batch.images]
     tiles: list[Tensor] = []
     for view in views[: 4 if len(views) > 1 else 1]:

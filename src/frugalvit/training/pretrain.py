@@ -16,7 +16,6 @@ from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.data.augment import MultiCrop
 from frugalvit.data.examples import DataSource, Examples, join
-from frugalvit.data.loader import Batches
 from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
@@ -53,8 +52,9 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     examples = _images(source, config.images)
     decisions = Decisions()
     follow_init(config, decisions)
-    facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples), fabric.device.type)
+    facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples.at_hand()), fabric.device.type)
     decide_common(config, facts, decisions)
+    setup.decide_reading(config, examples, fabric, decisions)
     decide_pretraining(config, facts, decisions)
     torch.manual_seed(config.seed)
     keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
@@ -70,14 +70,7 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
         start_from_heads(task, config.init)
     augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
     _check_crops(student, augment)
-    batches = Batches(
-        setup.store_of(examples, student.img_size, config, fabric.device),
-        plan.images_per_step // plan.accumulate,
-        seed=config.seed,
-        augment=augment,
-        rank=fabric.global_rank,
-        world=fabric.world_size,
-    )
+    batches = setup.make_batches(examples, student.img_size, plan, config, fabric, augment=augment)
     monitor = make_monitor(config, source, student, fabric)
     assert isinstance(config.matching.prototypes, int)
     settled = max(task.hold_last + plan.log_every, round(0.2 * plan.steps))
@@ -90,14 +83,17 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
         task.teacher.compile(dynamic=False)
     if config.continue_from and not run.has_checkpoint():
         run.save_checkpoint(carry_over(config.continue_from, task, plan.steps))
-    outcome = fit(task, plan, run, fabric)
-    return _finish(config, source, run, task, outcome, decisions, health)
+    with setup.closing_readers(task):
+        outcome = fit(task, plan, run, fabric)
+        return _finish(config, source, run, task, outcome, decisions, health)
 
 
 def _images(source: DataSource, which: str) -> Examples:
     """The images to learn from: one split, or several without their labels."""
     names = {"train": ["train"], "train+val": ["train", "val"], "all": ["train", "val", "test"]}[which]
     parts = [source.splits[name] for name in names if name in source.splits]
+    if len(parts) > 1 and parts[0].streamed:
+        raise UserError(f"--images {which} joins splits, which --stream false can: or name all shards as one pattern.")
     if sum(len(part) for part in parts) < 2:
         raise UserError(f"{source.location} has no training images to learn from.")
     return join(*parts)
@@ -180,7 +176,9 @@ def make_task(config: PretrainConfig, student: Backbone, plan: Plan) -> Pretrain
 
 def make_monitor(config: PretrainConfig, source: DataSource, backbone: Backbone, fabric: Fabric) -> FeatureMonitor:
     """A fixed sample of the images; with labels, training images as the bank and validation images as questions."""
-    bank = _sample(source.splits["train"], 8 * config.health.images if source.classes else config.health.images)
+    bank = _sample(
+        source.splits["train"].at_hand(), 8 * config.health.images if source.classes else config.health.images
+    )
     asked = source.splits.get("val") or source.splits.get("test")
     queries = None
     if source.classes and asked is not None and len(asked):
@@ -248,7 +246,7 @@ def _finish(
         if config.report:
             from frugalvit.report.page import write_report
 
-            shown = source.splits.get("val") or source.splits["train"]
+            shown = source.splits.get("val") or source.splits["train"].at_hand()
             write_report([run.folder], run.folder / "report.html", model=task.teacher.cpu().eval(), examples=shown)
     return _result(summary)
 

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.data.sizes import input_size, largest_input
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
 
 
@@ -59,10 +61,16 @@ def decide_common(config: RunConfig, facts: Facts, decisions: Decisions, small: 
         small if on_cpu else "swin_tiny_w7",
         "no GPU here: a small model that two cores can train" if on_cpu else "the papers' 28 M parameter Swin",
     )
-    cap = 64 if on_cpu else 224
-    size = facts.side if facts.side <= 64 else min(cap, max(32, facts.side // 32 * 32))
-    size = min(size, cap)
-    decisions.take(config, "img_size", size, f"images are about {facts.side} px; at most {cap} px on {facts.device}")
+    reason = f"images are about {facts.side} px; at most {largest_input(facts.device)} px on {facts.device}"
+    decisions.take(config, "img_size", input_size(facts.side, facts.device), reason)
+
+
+def decide_stream(config: RunConfig, shards: int, world: int, decisions: Decisions) -> None:
+    """Reading in passing, and by how many: a resumed run must divide the shards among as many readers."""
+    decisions.take(config, "stream", True, "the shards lie elsewhere, or are more than an index can hold")
+    cores = (os.cpu_count() or 1) // config.devices
+    readers = max(1, min(16, cores, shards // world))
+    decisions.take(config, "workers", readers, f"{cores} cores a process, {shards:,} shards for {world} of them")
 
 
 def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> None:

@@ -15,7 +15,7 @@ from frugalvit.results import Result
 from frugalvit.training import setup
 from frugalvit.training.loop import Stopped
 from frugalvit.training.recipes import Decisions
-from frugalvit.training.runs import Run, find_run, finished_summary
+from frugalvit.training.runs import Run, finished_summary
 from frugalvit.training.tracking import check_trackers
 
 C = TypeVar("C", bound=RunConfig)
@@ -24,7 +24,7 @@ C = TypeVar("C", bound=RunConfig)
 def in_run_folder(
     config: C,
     command: str,
-    open_source: Callable[[C], Any],
+    open_source: Callable[[C, Fabric], Any],
     body: Callable[[C, Any, Run, Fabric], Result],
     shown: Callable[[dict[str, Any]], Result],
 ) -> Result:
@@ -35,8 +35,7 @@ def in_run_folder(
         done = finished_summary(config.resume)
         if done:
             return shown(done)
-    stored = type(config).from_yaml(find_run(config.resume) / "config.yaml") if config.resume else config
-    source = open_source(stored)
+    source = open_source(setup.stored_config(config), fabric)
     label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
     config, run = setup.open_run(config, fabric, label, source.name)
     try:

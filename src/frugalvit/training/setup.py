@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -15,12 +17,19 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights import load_weights
 from frugalvit.config.train import RunConfig
 from frugalvit.data import open_data
-from frugalvit.data.augment import EvalTransform
-from frugalvit.data.cache import ImageStore, build_store
+from frugalvit.data.augment import Augment, EvalTransform
+from frugalvit.data.cache import ImageStore, build_store, look
 from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.loader import Batches
+from frugalvit.data.mixing import Mixing
+from frugalvit.data.sizes import best_device
+from frugalvit.data.sizes import median_side as median_side
+from frugalvit.data.sources import class_names
+from frugalvit.data.streamed import StreamedBatches
+from frugalvit.data.streaming import StreamedExamples, Survey, open_stream, should_stream
 from frugalvit.errors import UserError
 from frugalvit.training import processes
-from frugalvit.training.recipes import Decision, Decisions
+from frugalvit.training.recipes import Decision, Decisions, decide_stream
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
 from frugalvit.training.tracking import make_trackers
 
@@ -43,9 +52,9 @@ class EvalSet:
 
 def pick_device(wanted: str) -> str:
     """The device asked for, or the best there is."""
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if wanted == "auto":
-        return next(name for name in ("cuda", "mps", "cpu") if present[name])
+        return best_device()
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present[wanted]:
         raise UserError(f"There is no {wanted} device here. Use --device auto or --device cpu.")
     return wanted
@@ -80,14 +89,21 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
     """The folder of a new run, or of the one to resume with the configuration it was started with."""
     if config.resume:
         folder = find_run(config.resume)
-        stored = type(config).from_yaml(folder / "config.yaml")
-        moved = {"resume": str(folder), "device": config.device, "devices": config.devices, "nodes": config.nodes}
-        config = stored.model_copy(update=moved)
+        config = stored_config(config)
     else:
         folder = Path(processes.together(fabric, lambda: str(new_run_folder(config.out, *words))))
     opened: list[Run] = []
     processes.together(fabric, lambda: opened.append(Run(folder)))
     return config, opened[0] if opened else Run(folder, writer=False)
+
+
+def stored_config(config: C) -> C:
+    """What the run to resume was started with, on the hardware of now; a new run's configuration as it is."""
+    if not config.resume:
+        return config
+    folder = find_run(config.resume)
+    moved = {"resume": str(folder), "device": config.device, "devices": config.devices, "nodes": config.nodes}
+    return type(config).from_yaml(folder / "config.yaml").model_copy(update=moved)
 
 
 def begins_anew(config: RunConfig) -> bool:
@@ -100,6 +116,8 @@ def record(config: RunConfig, run: Run, decisions: Decisions, examples: Examples
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
     facts = {"images": len(examples), "classes": list(classes), "fingerprint": examples.fingerprint()}
+    if isinstance(examples, StreamedExamples):
+        facts["survey"] = examples.survey._asdict()
     if not config.resume or not (run.folder / "data.json").exists():
         run.save_json("decisions.json", [vars(decision) for decision in decisions])
         run.save_json("data.json", facts)
@@ -119,29 +137,29 @@ def record(config: RunConfig, run: Run, decisions: Decisions, examples: Examples
         )
 
 
-def open_source(config: RunConfig) -> DataSource:
-    """The data a configuration names."""
-    return open_data(
-        str(config.data),
+def open_source(config: RunConfig, fabric: Fabric, *, labelled: bool = False) -> DataSource:
+    """The data a configuration names; shards that lie elsewhere are not fetched but read in passing."""
+    where = str(config.data)
+    if not should_stream(where, config.stream):
+        return open_data(
+            where, split=config.split, val_fraction=config.val_fraction, classes=config.classes, root=config.root
+        )
+    before = read_facts(config.resume).get("survey") if config.resume else None
+    return open_stream(
+        where,
+        labelled=labelled,
         split=config.split,
         val_fraction=config.val_fraction,
-        classes=config.classes,
-        root=config.root,
+        classes=class_names(config.classes),
+        known=None if before is None else Survey(**before),
+        agree=lambda look: processes.together(fabric, look),
     )
 
 
-def median_side(examples: Examples, sample: int = 64) -> int:
-    """The median short side of up to ``sample`` images, from their headers."""
-    indices = range(0, len(examples), max(1, len(examples) // sample))
-    sides = []
-    for index in indices:
-        try:
-            header = examples.header(index)
-        except Exception as error:  # a bad file is the cache's to report; here it just does not vote
-            console.warn(str(error))
-            continue
-        sides.append(min(header.width, header.height))
-    return int(statistics.median(sides)) if sides else 224
+def read_facts(folder: str | Path) -> dict[str, Any]:
+    """What a run wrote down about its data; nothing where it was killed before that."""
+    path = Path(folder) / "data.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def make_backbone(config: RunConfig, num_classes: int, decisions: Decisions, **keywords: Any) -> Backbone:
@@ -186,6 +204,57 @@ def eval_set(examples: Examples, backbone: Backbone, config: RunConfig, device: 
     store = store_of(examples, backbone.img_size, config, device)
     batch = config.batch if isinstance(config.batch, int) else 64
     return EvalSet(store, transform, max(64, batch) if device.type == "cuda" else min(batch, 64))
+
+
+def make_batches(
+    examples: Examples,
+    img_size: tuple[int, int],
+    plan: Any,
+    config: RunConfig,
+    fabric: Fabric,
+    *,
+    augment: Augment,
+    mixing: Mixing | None = None,
+    balance: bool = False,
+    keep_clean: bool = False,
+) -> Batches:
+    """Training batches: from decoded images that are kept, or from shards read in passing."""
+    batch = plan.images_per_step // plan.accumulate
+    shared = {"seed": config.seed, "augment": augment, "mixing": mixing, "keep_clean": keep_clean}
+    shared |= {"rank": fabric.global_rank, "world": fabric.world_size}
+    if not isinstance(examples, StreamedExamples):
+        return Batches(store_of(examples, img_size, config, fabric.device), batch, balance=balance, **shared)
+    if balance or augment.repeats > 1:
+        raise UserError("--balance and --augment.repeats choose images one by one: use --stream false.")
+    assert isinstance(config.workers, int)
+    streamed = StreamedBatches(
+        examples.stream(config.seed),
+        batch,
+        stored=look(examples.at_hand(), img_size, config.cache.size)[0],
+        steps_per_epoch=plan.steps_per_epoch * plan.accumulate,
+        classes=None if mixing is None or examples.texts is None else tuple(examples.texts),
+        device=fabric.device,
+        workers=config.workers,
+        max_bad=config.cache.max_bad,
+        **shared,
+    )
+    return cast(Batches, streamed)  # it is asked for the same things
+
+
+def decide_reading(config: RunConfig, examples: Examples, fabric: Fabric, decisions: Decisions) -> None:
+    """For shards read in passing: how many readers share them."""
+    if isinstance(examples, StreamedExamples):
+        decide_stream(config, len(examples.shards), fabric.world_size, decisions)
+
+
+@contextmanager
+def closing_readers(task: Any) -> Iterator[None]:
+    """End the processes that read shards when the training does, however that ends."""
+    try:
+        yield
+    finally:
+        if isinstance(task.batches, StreamedBatches):
+            task.batches.close()
 
 
 _stores: dict[tuple[object, ...], ImageStore] = {}

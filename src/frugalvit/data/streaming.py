@@ -1,0 +1,308 @@
+"""Training from shards in passing: what is known about them before, and a few of them to look at.
+
+train   read in passing; their number and labels come from the index that ``frugalvit data pack`` writes, or from
+        one look through the shards (all of them where labels are needed, else a few)
+val     whole shards: those of the index or the folder, or some of train's held out; fetched once and indexed
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from frugalvit import console
+from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.folders import some
+from frugalvit.data.packed import PackedIndex
+from frugalvit.data.remote import FAULTS, fetch, is_remote, open_remote, reason_of
+from frugalvit.data.shards import (
+    Sample,
+    class_names,
+    index_shards,
+    is_shard_folder,
+    is_shards,
+    label_of,
+    layout,
+    read_shard,
+    shard_examples,
+)
+from frugalvit.data.stream import ShardStream, texts_in_passing
+from frugalvit.data.tables import class_list
+from frugalvit.data.tar import BadShard
+from frugalvit.errors import UserError
+
+T = TypeVar("T")
+_LARGE = 10**12  # bytes of local shards (some ten million photos) from which on an index of them gets too large
+_HELD, _LOOKED, _AT_HAND = 8, 4, 1024  # shards held out at most, shards looked at, images to look at
+
+
+class StreamedExamples(Examples):
+    """Images that are read in passing: there are about so many, and only those of ``sample`` can be looked at."""
+
+    streamed = True
+
+    def __init__(
+        self,
+        shards: list[str],
+        survey: Survey,
+        texts: list[str] | None,
+        keep: frozenset[str] | None,
+        sample: Examples,
+    ) -> None:
+        super().__init__([], None)
+        self.shards, self.survey, self.keep, self.sample = shards, survey, keep, sample
+        self.texts = texts  # the labels as written, in the order of the classes
+
+    def __len__(self) -> int:
+        return self.survey.total
+
+    def at_hand(self) -> Examples:
+        return self.sample
+
+    def stream(self, seed: int) -> ShardStream:
+        """The images, in passing."""
+        return ShardStream(self.shards, seed=seed, counts=self.survey.counts, keep=self.keep, warn=None)
+
+    def subset(self, indices: Any) -> Examples:
+        raise UserError("Images that are read in passing cannot be chosen one by one: use --stream false.")
+
+    def fingerprint(self) -> str:
+        """Changes with the shards' names, and where they lie on this machine with their sizes and times."""
+        digest = hashlib.sha256()
+        for shard in self.shards:
+            facts = Path(shard).stat() if not is_remote(shard) and Path(shard).exists() else None
+            mark = "" if facts is None else (facts.st_size, facts.st_mtime_ns)
+            digest.update(f"{Path(shard).name if facts else shard}\0{mark}\0".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:32]
+
+
+class Survey(NamedTuple):
+    """What a look through train's shards found.
+
+    counts: examples in each shard, None where only a few were looked at and ``total`` is an estimate.
+    labels: the labels as they are written, None without labels.
+    """
+
+    counts: list[int] | None
+    total: int
+    labels: list[str] | None
+
+
+def should_stream(where: str, wanted: bool | str) -> bool:
+    """Whether to read ``where`` in passing: as asked for, or (auto) shards elsewhere and very large ones."""
+    shards = is_shards(where) or (not is_remote(where) and Path(where).expanduser().is_dir() and _is_folder(where))
+    if wanted is True and not shards:
+        raise UserError(f"--stream reads WebDataset shards in passing, and {where} is none: leave it out.")
+    if wanted != "auto":
+        return bool(wanted)
+    return shards and (is_remote(where) or _bytes(where) > _LARGE)
+
+
+def open_stream(
+    where: str,
+    *,
+    labelled: bool,
+    split: str = "auto",
+    val_fraction: float = 0.1,
+    classes: Sequence[str] | None = None,
+    known: Survey | None = None,
+    agree: Callable[[Callable[[], Survey]], Survey] = lambda look: look(),
+) -> DataSource:
+    """Shards as a source whose train split is read in passing.
+
+    Args:
+        labelled: labels are needed, so that shards without an index are all looked through.
+        classes: labels (or names of the index) to keep.
+        known: what an earlier look found: a resumed run must count as it did at its start.
+        agree: lets one of several processes look, and tells the others.
+    """
+    notes: list[str] = []
+    splits, index = layout(where)
+    train = splits.get("train", [])
+    if not train:
+        raise UserError(f"{where} has no training shards: found only {', '.join(splits) or 'nothing'}.")
+    if split not in ("auto", "given"):
+        raise UserError(f"--split {split} needs an index of the images: use --stream false, or give the shards to use.")
+    if labelled and split == "auto" and "val" not in splits:
+        train, splits["val"] = _held_out(train, val_fraction, where, notes)
+    keep = None if classes is None else frozenset(_as_written(classes, index))
+    survey = known if known is not None else agree(lambda: _survey(train, index, keep, labelled, where, notes))
+    texts, names = class_names(survey.labels, index) if survey.labels is not None else ([], [])
+    if keep is not None:
+        texts, names = [t for t in texts if t in keep], [n for t, n in zip(texts, names, strict=True) if t in keep]
+    named = texts if survey.labels is not None else None
+    sample = _at_hand(train, named, keep, index, where, notes)
+    found: dict[str, Examples] = {"train": StreamedExamples(train, survey, named, keep, sample)}
+    for name in ("val", "test"):
+        if splits.get(name):
+            found[name] = _indexed(splits[name], named, keep, index, f"{name} in {where}", notes)
+    about = "" if survey.counts is not None else "about "
+    notes.append(f"{len(train):,} shards are read in passing: {about}{survey.total:,} images.")
+    name = Path(where).resolve().name if not is_remote(where) else where
+    return DataSource(name, where, "stream", tuple(names) if named is not None else None, found, notes)
+
+
+def _as_written(classes: Sequence[str], index: PackedIndex | None) -> list[str]:
+    """The labels that mean these classes: their names, or the numbers an index gives them."""
+    if index is None or index.classes is None:
+        return list(classes)
+    numbers = {name: str(number) for number, name in enumerate(index.classes)}
+    unknown = [name for name in classes if name not in numbers]
+    if unknown:
+        raise UserError(f"The index has no class '{unknown[0]}'.")
+    return [numbers[name] for name in classes]
+
+
+def _held_out(train: list[str], fraction: float, where: str, notes: list[str]) -> tuple[list[str], list[str]]:
+    """Whole shards for validation, evenly spaced: a share of all, at least one, at most ``_HELD``."""
+    count = min(max(1, round(fraction * len(train))), _HELD)
+    if count >= len(train):
+        raise UserError(
+            f"{where} is one shard, and there is none to validate on: give more shards, or use --stream false."
+        )
+    held = {round(place) for place in np.linspace(len(train) - 1, len(train) // (2 * count), count)}
+    notes.append(f"val is made from train: {len(held)} of {len(train):,} shards are held out.")
+    return [s for i, s in enumerate(train) if i not in held], [s for i, s in enumerate(train) if i in held]
+
+
+# -- looking through
+
+
+class _Seen(NamedTuple):
+    count: int
+    bare: int  # examples without a label
+    captions: int
+    labels: set[str]
+    fault: str | None
+
+
+def _survey(
+    train: list[str],
+    index: PackedIndex | None,
+    keep: frozenset[str] | None,
+    labelled: bool,
+    where: str,
+    notes: list[str],
+) -> Survey:
+    listed = [index.shard(Path(shard).name) if index is not None else None for shard in train]
+    if index is not None and keep is None and all(shard is not None for shard in listed):
+        counts = [shard.examples for shard in listed if shard is not None]
+        labels = None if index.classes is None else [str(number) for number in range(len(index.classes))]
+        return Survey(counts, sum(counts), labels)
+    whole = labelled or (not any(map(is_remote, train)) and len(train) <= 256)
+    chosen = train if whole else [train[i] for i in np.linspace(0, len(train) - 1, _LOOKED).astype(int)]
+    if whole and any(map(is_remote, train)):
+        console.say(
+            f"{where} has no index: its {len(train):,} shards are looked through once for their labels "
+            "('frugalvit data pack' writes an index)"
+        )
+    with ThreadPoolExecutor(8, thread_name_prefix="survey") as pool:
+        looked = pool.map(lambda shard: _look_through(shard, keep), chosen)
+        seen = list(console.progress(looked, total=len(chosen), label="looking through shards"))
+    bad = [f"{shard} ({one.fault})" for shard, one in zip(chosen, seen, strict=True) if one.fault]
+    if bad:
+        notes.append(f"{len(bad)} of {len(chosen)} shards of {where} are damaged: {some(bad)}.")
+    total = sum(one.count for one in seen)
+    if not total:
+        raise UserError(f"{where} holds no images in readable shards{': ' + bad[0] if bad else ''}.")
+    if not whole:
+        return Survey(None, max(2, round(total * len(train) / len(chosen))), None)
+    return Survey([one.count for one in seen], total, _labels(seen, total, where, notes))
+
+
+def _look_through(shard: str, keep: frozenset[str] | None) -> _Seen:
+    """Count a shard's examples as reading in passing will find them: up to the damage, if there is one."""
+    count = bare = captions = 0
+    labels: set[str] = set()
+    fault = None
+    try:
+        for label, caption in _labels_in(shard):
+            if keep is not None and label not in keep:
+                continue
+            count, captions, bare = count + 1, captions + caption, bare + (label is None)
+            if label is not None and len(labels) < 1_000_000:
+                labels.add(label)
+    except (BadShard, ValueError, *FAULTS) as error:
+        fault = reason_of(error)
+    return _Seen(count, bare, captions, labels, fault)
+
+
+def _labels_in(shard: str) -> Iterator[tuple[str | None, bool]]:
+    if not is_remote(shard):
+        yield from ((sample.label, sample.caption) for sample in read_shard(shard))
+        return
+    with open_remote(shard) as file:
+        yield from (label_of(texts) for texts in texts_in_passing(file))
+
+
+def _labels(seen: list[_Seen], total: int, where: str, notes: list[str]) -> list[str] | None:
+    """The labels, or None: without any, with some missing, or where texts read like captions."""
+    labels = class_list(label for one in seen for label in one.labels)
+    bare = sum(one.bare for one in seen)
+    if not labels or bare:
+        notes.append(f"{where}: {bare:,} of {total:,} examples have no label: read as unlabelled.")
+        return None
+    wordy = any(len(label) > 100 or "\n" in label for label in labels)
+    if sum(one.captions for one in seen) and (len(labels) > total / 2 or wordy):
+        notes.append(f"{where}: the .txt members read like captions, not labels: read as unlabelled.")
+        return None
+    return labels
+
+
+# -- what can be looked at
+
+
+def _indexed(
+    shards: list[str],
+    texts: list[str] | None,
+    keep: frozenset[str] | None,
+    index: PackedIndex | None,
+    what: str,
+    notes: list[str],
+) -> Examples:
+    local = [str(fetch(shard)) if is_remote(shard) else shard for shard in shards]
+    listed: list[tuple[int, Sample]] = [
+        (number, sample) for number, sample in index_shards(local, what, notes) if keep is None or sample.label in keep
+    ]
+    if not listed:
+        raise UserError(f"There are no images in readable shards for {what}.{' ' + notes[-1] if notes else ''}")
+    return shard_examples(local, listed, texts, what, index)
+
+
+def _at_hand(
+    train: list[str],
+    texts: list[str] | None,
+    keep: frozenset[str] | None,
+    index: PackedIndex | None,
+    where: str,
+    notes: list[str],
+) -> Examples:
+    """A few whole shards of train, fetched where they lie elsewhere: as many as it takes to see a thousand images."""
+    looked: list[str] = []
+    count = 0
+    for shard in (train[i] for i in dict.fromkeys(np.linspace(0, len(train) - 1, min(16, len(train))).astype(int))):
+        try:
+            local = str(fetch(shard)) if is_remote(shard) else shard
+            found = sum(1 for sample in read_shard(local) if keep is None or sample.label in keep)
+        except (BadShard, OSError, UserError) as error:
+            console.warn(f"shard {shard} cannot be looked at: {reason_of(error)}")
+            continue
+        if found:
+            looked, count = [*looked, local], count + found
+        if count >= _AT_HAND or len(looked) >= _LOOKED:
+            break
+    return _indexed(looked, texts, keep, index, f"train in {where}", notes)
+
+
+def _is_folder(where: str) -> bool:
+    return is_shard_folder(Path(where).expanduser())
+
+
+def _bytes(where: str) -> int:
+    paths = [Path(name) for names in layout(where).splits.values() for name in names]
+    return sum(path.stat().st_size for path in paths if path.exists())

@@ -1,0 +1,55 @@
+"""Shards over HTTP inside a test: a server on this machine that can be told to break connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves a folder; the first ``breaks`` answers to a shard end in the middle, and ranges are known if asked."""
+
+    breaks = 0
+    ranges = True
+    asked: list[tuple[str, str | None]]
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        cls: Any = type(self)
+        wanted = self.headers.get("Range")
+        cls.asked.append((self.path, wanted))
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        content = path.read_bytes()
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        end = len(content)
+        if cls.breaks and path.suffix == ".tar":
+            cls.breaks -= 1
+            end = start + (len(content) - start) // 2
+        self.wfile.write(content[start:end])
+
+
+@contextmanager
+def serving(folder: Path, breaks: int = 0, ranges: bool = True) -> Iterator[tuple[str, type[Handler]]]:
+    """The address of a server of ``folder``, and the class that notes what it was asked for."""
+    own = type("Own", (Handler,), {"breaks": breaks, "ranges": ranges, "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(own, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", own
+    finally:
+        server.shutdown()
+        server.server_close()
