@@ -14,19 +14,18 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import v2
 
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
-from frugalvit.data.augment import IMAGENET_MEAN, IMAGENET_STD, MultiCrop, TrainAugment, local_crop_size
+from frugalvit.data.augment import MultiCrop, TrainAugment
 from frugalvit.data.loader import Batches
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.store import ImageStore
+from frugalvit.data.usual import Decoded, TorchvisionCrops, forever, supervised_transform, usual_loader
 
 CLASSES = 10
 
@@ -37,75 +36,9 @@ def synthetic(count: int, size: int) -> Tensor:
     return v2.functional.resize(coarse, [size, size], antialias=True).mul(255).round().to(torch.uint8)
 
 
-class Decoded(Dataset[Any]):
-    """What a careful user would write: images in memory, transforms per image."""
-
-    def __init__(self, images: Tensor, transform: Any) -> None:
-        self.images = [v2.functional.to_pil_image(image) for image in images]
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.transform(self.images[index]), index % CLASSES
-
-
-def finish() -> list[Any]:
-    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-
-
-def supervised_transform(size: int) -> Any:
-    if size <= 32:
-        crop: list[Any] = [v2.RandomCrop(size, padding=4)]
-    else:
-        crop = [v2.RandomResizedCrop(size, interpolation=InterpolationMode.BICUBIC)]
-    return v2.Compose([*crop, v2.RandomHorizontalFlip(), v2.RandAugment(2, 9), *finish(), v2.RandomErasing(0.25)])
-
-
-class TorchvisionCrops:
-    """DINO's multi-crop, one crop after the other."""
-
-    def __init__(self, config: CropsConfig, size: int) -> None:
-        (local, _) = local_crop_size(config, (size, size))
-        blur = v2.GaussianBlur(13, config.blur_sigma)
-
-        def view(out: int, scale: tuple[float, float], blurred: float, solarized: float) -> Any:
-            return v2.Compose(
-                [
-                    v2.RandomResizedCrop(out, scale=scale, interpolation=InterpolationMode.BICUBIC),
-                    v2.RandomHorizontalFlip(config.flip),
-                    v2.RandomApply([v2.ColorJitter(*config.jitter)], config.jitter_prob),
-                    v2.RandomGrayscale(config.grayscale),
-                    v2.RandomApply([blur], blurred),
-                    v2.RandomSolarize(128, solarized),
-                    *finish(),
-                ]
-            )
-
-        first = view(size, config.global_scale, config.blur_first, 0.0)
-        second = view(size, config.global_scale, config.blur_global, config.solarize)
-        small = view(local, config.local_scale, config.blur_local, 0.0)
-        self.views = [first, second, *[small] * config.local_crops]
-
-    def __call__(self, image: Any) -> list[Tensor]:
-        return [view(image) for view in self.views]
-
-
-def forever(loader: Any, device: torch.device) -> Iterator[Any]:
-    while True:
-        for images, labels in loader:
-            moved = [crop.to(device) for crop in images] if isinstance(images, list) else images.to(device)
-            yield moved, labels.to(device)
-
-
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def one_thread(_: int) -> None:
-    torch.set_num_threads(1)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -125,10 +58,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
 
     # Each side has the machine to itself in turn: the DataLoader's workers are started for every round and stopped.
-    loader = DataLoader(
-        Decoded(images, transform), options.batch, shuffle=True, num_workers=options.workers, drop_last=True,
-        worker_init_fn=one_thread, prefetch_factor=2 if options.workers else None,
-    )  # fmt: skip
+    dataset = Decoded(images, labels, transform)
     ours: list[float] = []
     theirs: list[float] = []
     step = 0
@@ -142,6 +72,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ours.append(options.steps * options.batch / (time.perf_counter() - began))
         if options.alone:
             continue
+        loader = usual_loader(dataset, options.batch, options.workers)
         source = forever(loader, device)
         for _ in range(max(1, 2 * options.workers)):  # what was prepared while the workers started does not count
             next(source)
@@ -150,7 +81,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             next(source)
         wait(device)
         theirs.append(options.reference_steps * options.batch / (time.perf_counter() - began))
-        source.close()
+        del source, loader  # the workers end with it
     result: dict[str, Any] = vars(options) | {"frugalvit": round(statistics.median(ours[1:]), 1)}
     if theirs:
         result["dataloader"] = round(statistics.median(theirs[1:]), 1)

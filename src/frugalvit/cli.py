@@ -128,6 +128,12 @@ VERBS = [
         "parameters, GFLOPs, images/s and memory, relative to ViT-B",
     ),
     Verb(
+        "bench step",
+        "frugalvit.config.probe:BenchStepConfig",
+        "frugalvit.training.stepbench:bench_step",
+        "a whole training step: images/s, memory, share of the device's matrix rate",
+    ),
+    Verb(
         "detect train",
         "frugalvit.config.transfer:DetectConfig",
         "frugalvit.transfer.detect_commands:train",

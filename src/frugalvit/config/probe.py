@@ -111,3 +111,22 @@ class BenchConfig(Config):
     compile: bool = option(False, "torch.compile the models first")
     reference: str | None = option("vit_base", "the model that throughput is relative to; none: no such column")
     plot: str | None = option(None, "accuracy against throughput over the runs given (Fig. 1): a .png, .svg or .pdf")
+
+
+class BenchStepConfig(Config):
+    """A whole training step, input to moving average: images/s, memory, and how much of the device it uses."""
+
+    kind: Literal["train", "pretrain"] = option(help="train: supervised; pretrain: EsViT", positional=True)
+    data: str | None = option(None, "images to use; default: random ones")
+    backbone: str = option("swin_tiny_w7", "model name")
+    img_size: int = option(224, "input size in pixels", ge=8)
+    batch: int = option(64, "images a step", ge=2)
+    prototypes: int = option(65536, "of each head, in pre-training", ge=2)
+    localization: float = option(0.5, "λ of the localization loss in supervised training; 0: without", ge=0)
+    steps: int = option(30, "timed steps; the median of groups of five counts", ge=5)
+    device: Device = option("auto", "where to compute")
+    precision: Literal["auto", "32", "bf16", "fp16"] = option("auto", "auto: bf16 where the hardware has it")
+    compile: bool = option(True, "torch.compile the backbone, on a GPU")
+    against: bool = option(False, "time the paper's algorithm as written, too: loops, full softmax, no compiling")
+    workers: int = option(2, "worker processes of the usual DataLoader that --against compares the input with", ge=0)
+    profile: str | None = option(None, "write where the time goes, by kernel, into this text file")

@@ -146,13 +146,19 @@ class Matching(nn.Module, ABC):
                 student_logits, teacher_logits, student_features, teacher_features, teacher_temp, **place
             )
         if self.training:
-            # The mean logit is the mean bottleneck times the prototypes, so P numbers (not K) are kept and reduced.
-            vectors = teacher.flatten(0, 1)
-            seen = torch.cat((vectors.sum(0), vectors.new_full((1,), len(vectors))))
-            self._seen = seen if self._seen is None else self._seen + seen
+            self.remember(teacher)
             if not hold_center:
                 self._move_center(teacher_weight)
         return loss
+
+    def remember(self, teacher_bottlenecks: Tensor) -> None:
+        """Count teacher outputs (…, P) in for the next move of the centre.
+
+        The mean logit is the mean bottleneck times the prototypes, so P numbers (not K) are kept and reduced.
+        """
+        vectors = teacher_bottlenecks.flatten(0, -2)
+        seen = torch.cat((vectors.sum(0), vectors.new_full((1,), len(vectors))))
+        self._seen = seen if self._seen is None else self._seen + seen
 
     def move_center(self) -> None:
         """Move the centre by the teacher outputs seen since it last moved, those of all processes."""

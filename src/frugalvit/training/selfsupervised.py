@@ -76,10 +76,15 @@ class PretrainTask(nn.Module):
         assert self.batches is not None
         return self.batches.batch_at(step)
 
+    @property
+    def global_crops(self) -> int:
+        """How many of a batch's crops, the first ones, the teacher sees too."""
+        assert self.batches is not None
+        return self.batches.augment.config.global_crops  # type: ignore[union-attr]
+
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
         crops: list[Tensor] = batch.images  # type: ignore[assignment]
-        assert self.batches is not None
-        count = self.batches.augment.config.global_crops  # type: ignore[union-attr]
+        count = self.global_crops
         with torch.no_grad():
             teacher = _through(self.teacher, crops[:count])
         student = self._student(crops)

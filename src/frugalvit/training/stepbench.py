@@ -1,0 +1,236 @@
+"""``frugalvit bench step``: the training step that users get, measured whole, and what of the device it uses.
+
+Input, forward, losses, backward, clipping, optimiser and moving average, exactly as ``train`` and ``pretrain`` take
+them. ``--against`` times, in the same run, the paper's algorithm as written: eager, a loop over pairs of crops with
+full softmax, its batches made by a DataLoader with torchvision's transforms.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from frugalvit import console
+from frugalvit.backbones import create_backbone
+from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
+from frugalvit.config.probe import BenchStepConfig
+from frugalvit.config.train import LocalizationConfig
+from frugalvit.data import open_data
+from frugalvit.data.augment import MultiCrop, TrainAugment
+from frugalvit.data.cache import build_store
+from frugalvit.data.loader import Batches
+from frugalvit.data.mixing import Mixing
+from frugalvit.data.store import ImageStore
+from frugalvit.errors import UserError
+from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
+from frugalvit.results import Result, Table
+from frugalvit.training.aswritten import AsWritten
+from frugalvit.training.schedules import Constant
+from frugalvit.training.selfsupervised import PretrainTask
+from frugalvit.training.setup import fabric_precision, pick_device
+from frugalvit.training.stepping import Plan, Stepper
+from frugalvit.training.supervised import SupervisedTask
+
+_IMAGES, _CLASSES = 2048, 100
+_WARM_UP, _GROUP = 6, 5
+
+
+def bench_step(config: BenchStepConfig) -> Result:
+    """Measure our step, and the one as written if asked; one row each."""
+    device = pick_device(config.device)
+    fabric = Fabric(accelerator=device, devices=1, precision=fabric_precision(config.precision, device))  # type: ignore[arg-type]
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")
+    store, classes = _store(config, fabric.device)
+    batches = _batches(config, store, classes)
+    rows: list[dict[str, Any]] = [{"step": "frugalvit"} | measure(config, batches, classes, fabric, as_written=False)]
+    if config.against:
+        rows.append({"step": "as written"} | measure(config, batches, classes, fabric, as_written=True))
+        usual = _usual_input(config, store, fabric.device)
+        rows[1]["input_images_per_second"] = round(usual, 1)
+        # A worker prepares while the device computes: the slower of the two sets the pace.
+        both = min(usual, rows[1]["images_per_second"])
+        rows[0]["ratio_step"] = round(rows[0]["images_per_second"] / rows[1]["images_per_second"], 2)
+        rows[0]["ratio_with_input"] = round(rows[0]["images_per_second"] / both, 2)
+    hardware = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    facts = {"device": hardware, "torch": torch.__version__, "kind": config.kind, "backbone": config.backbone}
+    facts |= {"batch": config.batch, "data": config.data or "random images", "prototypes": config.prototypes}
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(columns, [[row.get(name, "") for name in columns] for row in rows])
+    notes = ["matrix rate: floating-point operations of the step over those of a large bf16 product, both measured"]
+    return Result(facts | {"rows": rows}, [table], notes if device == "cuda" else [])
+
+
+def measure(
+    config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, *, as_written: bool
+) -> dict[str, Any]:
+    """Images/s of whole steps and of their input alone, host time, peak memory, operations."""
+    stepper = _stepper(config, batches, classes, fabric, as_written)
+    device = fabric.device
+
+    def step(number: int) -> None:
+        stepper.step = number
+        stepper.one_step()
+
+    operations = _operations(stepper)
+    if config.compile and not as_written and device.type == "cuda":
+        for backbone in _backbones(stepper.task):
+            backbone.compile(dynamic=False)
+    began = time.perf_counter()
+    for number in range(_WARM_UP):
+        step(number)
+    _wait(device)
+    warm = time.perf_counter() - began
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds = timed(step, config.steps, device)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    inputs = timed(batches.batch_at, config.steps, device)
+    _wait(device)
+    began = time.perf_counter()
+    step(0)
+    host = time.perf_counter() - began  # until everything is queued; below the step's time the device is the limit
+    _wait(device)
+    row: dict[str, Any] = {
+        "images_per_second": round(config.batch / seconds, 1),
+        "ms": round(1000 * seconds, 2),
+        "input_images_per_second": round(config.batch / inputs, 1),
+        "gflop_per_image": round(operations / config.batch / 1e9, 1),
+    }
+    if device.type == "cuda":
+        row |= {"host_ms": round(1000 * host, 2), "peak_gib": round(peak or 0.0, 2), "warm_up_s": round(warm, 1)}
+        row["matrix_rate_percent"] = round(100 * operations / seconds / _matrix_rate(device), 1)
+    if config.profile and not as_written:
+        _profile(step, device, Path(config.profile))
+    return row
+
+
+def timed(action: Callable[[int], object], count: int, device: torch.device) -> float:
+    """Median seconds a call, over groups of calls with the device idle before and after."""
+    groups = []
+    for start in range(0, count, _GROUP):
+        _wait(device)
+        began = time.perf_counter()
+        for number in range(start, start + _GROUP):
+            action(number)
+        _wait(device)
+        groups.append((time.perf_counter() - began) / _GROUP)
+    return statistics.median(groups)
+
+
+# -- what is measured
+
+
+def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int]:
+    """Images on the device, and their number of classes."""
+    if config.data is None:
+        side = round(config.img_size * 256 / 224)
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.randint(0, 256, (_IMAGES, 3, side, side), dtype=torch.uint8, generator=generator)
+        return ImageStore.from_arrays(pixels, torch.arange(_IMAGES) % _CLASSES, device), _CLASSES
+    source = open_data(config.data)
+    if config.kind == "train" and not source.classes:
+        raise UserError(f"{config.data} has no labels, which a supervised step needs; measure 'bench step pretrain'.")
+    store = build_store(source.splits["train"], (config.img_size, config.img_size), device=device, where="device")
+    return store, len(source.classes or ())
+
+
+def _batches(config: BenchStepConfig, store: Any, classes: int) -> Batches:
+    if config.kind == "pretrain":
+        return Batches(store, config.batch, seed=0, augment=MultiCrop(CropsConfig(), config.img_size))
+    augment = TrainAugment(AugmentConfig(), config.img_size)
+    return Batches(store, config.batch, seed=0, augment=augment, mixing=Mixing(MixingConfig(), classes))
+
+
+def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, as_written: bool) -> Stepper:
+    torch.manual_seed(0)
+    size = config.img_size
+    if config.kind == "train":
+        backbone = create_backbone(config.backbone, img_size=size, num_classes=classes)
+        head = RelativeLocalization(backbone.dim) if config.localization else None
+        task: Any = SupervisedTask(backbone, head, LocalizationConfig(), Constant(config.localization), ema=0.999)
+        clip, clip_per = 5.0, "global"
+    else:
+        student = create_backbone(config.backbone, img_size=size, drop_path=0.1)
+        teacher = create_backbone(config.backbone, img_size=size, drop_path=0.0)
+        task = (AsWritten if as_written else PretrainTask)(
+            student,
+            teacher,
+            views=ViewMatching(student.dim, config.prototypes),
+            regions=RegionMatching(student.dim, config.prototypes),
+            teacher_temp=Constant(0.04),
+            momentum=Constant(0.996),
+            health_every=10**9,
+        )
+        clip, clip_per = 3.0, "tensor"
+    task.batches = batches
+    plan = Plan(10**6, 10**3, Constant(1e-4), Constant(0.05), clip=clip, clip_per=clip_per)
+    optimizer = torch.optim.AdamW(task.parameter_groups(), lr=1e-4, fused=fabric.device.type == "cuda")
+    module, optimizer = fabric.setup(task.train(), optimizer)
+    return Stepper(task, module, optimizer, plan, fabric)
+
+
+def _backbones(task: Any) -> list[nn.Module]:
+    return [task.backbone] if isinstance(task, SupervisedTask) else [task.student, task.teacher]
+
+
+def _operations(stepper: Stepper) -> int:
+    """Floating-point operations of the step's matrix products, counted in one step that is not compiled."""
+    with FlopCounterMode(display=False) as counter:
+        stepper.one_step()
+    return counter.get_total_flops()
+
+
+def _matrix_rate(device: torch.device) -> float:
+    """Operations a second of a large bf16 product: what this device gives in practice."""
+    side = 8192
+    left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    torch.mm(left, right)
+    return 2 * side**3 / timed(lambda _: left @ right, 20, device)
+
+
+def _usual_input(config: BenchStepConfig, store: Any, device: torch.device) -> float:
+    """Images a second of a DataLoader that makes the same batches from decoded images."""
+    from frugalvit.data.usual import Decoded, TorchvisionCrops, forever, supervised_transform, usual_loader
+
+    size = config.img_size
+    transform = supervised_transform(size) if config.kind == "train" else TorchvisionCrops(CropsConfig(), size)
+    count = min(len(store), 4 * config.batch)
+    images, _, index = store.fetcher(lambda _: torch.arange(count)).at(0)
+    labels = torch.zeros(count, dtype=torch.long) if store.labels is None else store.labels[index]
+    console.say(f"the usual input, with {config.workers} workers")
+    source = forever(usual_loader(Decoded(images.cpu(), labels, transform), config.batch, config.workers), device)
+    for _ in range(max(1, 2 * config.workers)):  # what was prepared while the workers started does not count
+        next(source)
+    batches = 4
+    began = time.perf_counter()
+    for _ in range(batches):
+        next(source)
+    _wait(device)
+    return batches * config.batch / (time.perf_counter() - began)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _profile(step: Callable[[int], None], device: torch.device, path: Path) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as seen:
+        for number in range(3):
+            step(number)
+        _wait(device)
+    by = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    path.write_text(seen.key_averages().table(sort_by=by, row_limit=80, max_name_column_width=90))
+    console.say(f"where the time goes: {path}")

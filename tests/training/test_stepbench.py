@@ -1,0 +1,64 @@
+"""The measured step, and the paper's algorithm as written that it is measured against."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from frugalvit.backbones import create_backbone
+from frugalvit.config.data import CropsConfig
+from frugalvit.config.probe import BenchStepConfig
+from frugalvit.data.augment import MultiCrop
+from frugalvit.data.loader import Batches
+from frugalvit.data.store import ImageStore
+from frugalvit.objectives import RegionMatching, ViewMatching
+from frugalvit.training.aswritten import AsWritten
+from frugalvit.training.schedules import Constant
+from frugalvit.training.selfsupervised import PretrainTask
+from frugalvit.training.stepbench import bench_step
+
+SMALL: dict[str, Any] = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4), "img_size": 32}
+
+
+def test_the_algorithm_as_written_gives_the_same_loss_centres_and_gradients() -> None:
+    torch.manual_seed(0)
+    student, teacher = (create_backbone("swin_nano", drop_path=0.0, **SMALL) for _ in range(2))
+    heads = {"prototypes": 40, "hidden": 16, "bottleneck": 8}
+    views, regions = ViewMatching(student.dim, **heads), RegionMatching(student.dim, **heads)
+    schedules = {"teacher_temp": Constant(0.05), "momentum": Constant(0.9)}
+    fast = PretrainTask(student, teacher, views=views, regions=regions, **schedules, health_every=10**9).double()
+    slow = AsWritten(
+        copy.deepcopy(student), copy.deepcopy(teacher), views=copy.deepcopy(views), regions=copy.deepcopy(regions),
+        **schedules,
+    ).double()  # fmt: skip
+    pixels = torch.randint(0, 256, (6, 3, 40, 40), dtype=torch.uint8)
+    augment = MultiCrop(CropsConfig(local_crops=3), 32, dtype=torch.float64)
+    batches = Batches(ImageStore.from_arrays(pixels, torch.arange(6)), 6, seed=0, augment=augment)
+    losses = []
+    for task in (fast, slow):
+        task.batches = batches
+        loss = task(batches.batch_at(0), 1)["loss"]
+        loss.backward()
+        task.before_optimizer(1)
+        losses.append(loss)
+    torch.testing.assert_close(*losses)
+    for (name, ours), theirs in zip(fast.named_parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-3, msg=name)  # written in fp32
+    assert fast.regions is not None and slow.regions is not None
+    torch.testing.assert_close(fast.regions.center, slow.regions.center)
+
+
+@pytest.mark.parametrize("kind", ["train", "pretrain"])
+def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frugalvit.training.stepbench._IMAGES", 8)
+    config = BenchStepConfig.parse(
+        {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 2, "prototypes": 16, "steps": 5,
+         "device": "cpu", "against": True, "workers": 0}
+    )  # fmt: skip
+    ours, written = bench_step(config).data["rows"]
+    assert ours["images_per_second"] > 0 and ours["gflop_per_image"] > 0
+    assert ours["ratio_step"] == pytest.approx(ours["images_per_second"] / written["images_per_second"], rel=0.05)
+    assert written["input_images_per_second"] > 0
