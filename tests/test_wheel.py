@@ -1,0 +1,118 @@
+"""What is handed out: the wheel and the source archive hold all that is needed, install, and start."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "frugalvit"
+PARTS = ("src", "docs", "tests", "examples", "notebooks", "benchmarks")
+HOOK = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+
+
+def build(what: str, project: Path, out: Path) -> Path:
+    """Call the hook that pip calls, with the setuptools that is here: nothing is fetched."""
+    out.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", HOOK, f"build_{what}", str(out)], cwd=project, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return out / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The source archive of a copy of this checkout, and the wheel built from that archive."""
+    pytest.importorskip("setuptools", minversion="77", reason="setuptools 77 or newer is not installed")
+    folder = tmp_path_factory.mktemp("built")
+    copy = folder / "checkout"
+    copy.mkdir()
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, copy)
+    for part in PARTS:
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    source = build("sdist", copy, folder / "dist")
+    with tarfile.open(source) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    return source, build("wheel", unpacked, folder / "dist")
+
+
+def package_files() -> Iterator[str]:
+    for path in SOURCE.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield str(path.relative_to(SOURCE.parent))
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(archives: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(archives[1]) as wheel:
+        names = set(wheel.namelist())
+        assert wheel.testzip() is None
+        entry_points = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    inside = {name for name in names if ".dist-info/" not in name}
+    assert inside == set(package_files()), "every file of the package, no other"
+    assert "frugalvit/py.typed" in names and "frugalvit/recipes/scratch.yaml" in names
+    assert "frugalvit/report/templates/page.html" in names
+    assert "frugalvit = frugalvit.cli:main" in entry_points
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_metadata_is_filled_in(archives: tuple[Path, Path], tmp_path: Path) -> None:
+    import frugalvit
+
+    with zipfile.ZipFile(archives[1]) as wheel:
+        wheel.extractall(tmp_path)
+    (found,) = importlib.metadata.distributions(name="frugalvit", path=[str(tmp_path)])
+    facts: Message = found.metadata  # type: ignore[assignment]
+    assert found.version == frugalvit.__version__ and archives[1].name == f"frugalvit-{found.version}-py3-none-any.whl"
+    assert facts["License-Expression"] == "Apache-2.0" and facts["Requires-Python"] == ">=3.11"
+    assert facts["Summary"] and "Typing :: Typed" in facts.get_all("Classifier", [])
+    assert "Train vision transformers" in str(facts.get_payload()), "the README is shown on the index"
+    assert set(facts.get_all("Provides-Extra", [])) == {"streams", "tracking", "docs", "export", "dev"}
+    needed = [line for line in found.requires or [] if "extra ==" not in line]
+    assert {"torch", "timm", "pydantic", "safetensors"} <= {line.partition(">")[0] for line in needed}
+
+
+def test_the_source_archive_can_be_worked_with(archives: tuple[Path, Path]) -> None:
+    with tarfile.open(archives[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "Makefile", "mkdocs.yml", "pyproject.toml"}
+    wanted |= {"tests/conftest.py", "docs/start.md", "examples/plain_pytorch.py", "notebooks/first_steps.ipynb"}
+    assert wanted <= names, wanted - names
+    assert {f"src/{name}" for name in package_files()} <= names
+    assert not any(part in name for name in names for part in ("__pycache__", ".venv", "runs/"))
+
+
+@pytest.mark.parametrize("which", ["wheel", "sdist"])
+def test_it_installs_and_starts_elsewhere(which: str, archives: tuple[Path, Path], tmp_path: Path) -> None:
+    """Into a folder of its own, from there, with the dependencies that are here; the checkout is out of sight."""
+    place, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    archive = archives[1 if which == "wheel" else 0]
+    words = ["install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(place)]
+    pip = subprocess.run(
+        [sys.executable, "-m", "pip", *words, str(archive)], capture_output=True, text=True, cwd=elsewhere
+    )
+    assert pip.returncode == 0, pip.stderr
+    environment = os.environ | {"PYTHONPATH": str(place), "PYTHONSAFEPATH": "1"}
+    code = "import frugalvit, frugalvit.cli as c, sys; print(frugalvit.__file__); sys.exit(c.main(sys.argv[1:]))"
+    for arguments in (["--version"], ["list", "recipes"], ["completion", "bash"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=elsewhere, env=environment
+        )
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+        assert Path(done.stdout.splitlines()[0]).is_relative_to(place)
+    script = place / "bin" / "frugalvit"
+    assert script.exists() and "frugalvit.cli" in script.read_text()
