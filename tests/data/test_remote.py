@@ -77,7 +77,7 @@ def test_pipes_must_be_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("FRUGALVIT_ALLOW_PIPES", "1")
     with open_remote("pipe:printf 1234") as file:
         assert file.read(2) + file.read() == b"1234"
-    with open_remote("pipe:printf 12; exit 3") as file, pytest.raises(OSError, match="status 3"):
+    with open_remote("pipe:sh -c 'printf 12; exit 3'") as file, pytest.raises(OSError, match="status 3"):
         file.read()
     endless = Pipe("yes")
     assert endless.read(4) == b"y\ny\n"

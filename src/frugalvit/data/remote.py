@@ -1,7 +1,8 @@
 """Files that lie elsewhere, read forwards: http(s), what fsspec knows (``s3://``, ``gs://`` …), and ``pipe:`` commands.
 
-A connection that breaks is opened again where it broke, a few times. A ``pipe:`` runs a command of the shell, and a
-configuration may come from a stranger, so it must be allowed in the environment first.
+A connection that breaks is opened again where it broke, a few times. A ``pipe:`` runs a program, and a configuration
+may come from a stranger, so it must be allowed in the environment first. No shell looks at it: for a pipeline write
+``pipe:sh -c '…'``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import http.client
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -137,16 +139,13 @@ class Patient(Forward):
 
 
 class Pipe(Forward):
-    """What a command of the shell writes; a command that fails is an error where its output ends."""
+    """What a program writes; one that fails is an error where its output ends."""
 
     def __init__(self, command: str) -> None:
         if os.environ.get(ALLOW_PIPES) != "1":
-            raise UserError(
-                f"'pipe:{command}' would run a command of the shell. If you trust it, set {ALLOW_PIPES}=1 first."
-            )
-        self._process = subprocess.Popen(
-            command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=os.name != "nt"
-        )
+            raise UserError(f"'pipe:{command}' would run a program. If you trust it, set {ALLOW_PIPES}=1 first.")
+        words = command if os.name == "nt" else shlex.split(command)
+        self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
     def read(self, count: int = -1, /) -> bytes:
         assert self._process.stdout is not None
