@@ -48,6 +48,7 @@ class Proposal:
     steps: int | None = None
     seconds_per_step: float | None = None
     decisions: Decisions = field(default_factory=Decisions)
+    notes: list[str] = field(default_factory=list)
 
 
 def advise(config: AdviseConfig) -> Result:
@@ -117,7 +118,15 @@ def _first_look(whole: Proposal) -> list[Proposal]:
         return []
     steps = max(1, round(LOOK / whole.seconds_per_step))
     command = f"{whole.command} --steps {steps}"
-    return [Proposal(command, "a first look: does everything work?", LOOK, steps, whole.seconds_per_step)]
+    return [
+        Proposal(
+            command,
+            "a few minutes of it first: does everything work, is anything learned?",
+            LOOK,
+            steps,
+            whole.seconds_per_step,
+        )
+    ]
 
 
 def _unlabelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Proposal]:
@@ -139,12 +148,14 @@ def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[s
     settings = TrainConfig.parse({"data": config.data, "device": config.device, **extra})
     decisions = Decisions()
     decide_common(settings, facts, decisions)
-    backbone = setup.make_backbone(settings, len(source.classes), decisions)
+    with console.hushed():  # what it has to say stands with the reasons
+        backbone = setup.make_backbone(settings, len(source.classes), decisions)
     known = Facts(facts.images, facts.classes, facts.side, facts.device, backbone.family)
     decide_training(settings, known, decisions)
     watched = len(source.splits.get("val") or source.splits.get("test") or ())
     plan = commands.make_plan(settings, facts.images, watched, 1)
     proposal = Proposal(f"frugalvit train {shlex.quote(config.data)}{flags}", "", steps=plan.steps, decisions=decisions)
+    proposal.notes = backbone.notes
     if config.trial:
         fabric = setup.make_fabric(settings)
         task = commands.make_task(settings, backbone, plan)
@@ -172,7 +183,9 @@ def _pretrain(config: AdviseConfig, source: DataSource, facts: Facts) -> Proposa
     proposal = Proposal(f"frugalvit pretrain {shlex.quote(config.data)}", "", steps=plan.steps, decisions=decisions)
     if config.trial:
         fabric = setup.make_fabric(settings)
-        student = setup.make_backbone(settings, 0, decisions)
+        with console.hushed():
+            student = setup.make_backbone(settings, 0, decisions)
+        proposal.notes = student.notes
         task = pretrain.make_task(settings, student, plan)
         store, decoding = _store(source.splits["train"], plan, student.img_size, settings, fabric)
         augment = MultiCrop(settings.crops, student.img_size, student.mean, student.std)
@@ -256,8 +269,15 @@ def _tables(data: dict[str, Any], proposals: list[Proposal]) -> list[Table]:
 
 
 def _reasons(proposals: list[Proposal]) -> list[str]:
-    lines = []
+    """Each command with its reason and what it would use; what an earlier one has said is not said again."""
+    lines: list[str] = []
+    said: set[str] = set()
     for proposal in proposals:
-        lines += ["", proposal.command, f"    {proposal.why}."]
-        lines += [f"    {decision}" for decision in proposal.decisions]
+        values = [*map(str, proposal.decisions), *proposal.notes]
+        new = [value for value in values if value not in said]
+        said.update(values)
+        end = "" if proposal.why.endswith("?") else "."
+        lines += ["", proposal.command, f"    {proposal.why}{end}", *(f"    {value}" for value in new)]
+        if values and len(new) < len(values):
+            lines.append("    the rest as above" if new else "    all values as above")
     return lines

@@ -5,6 +5,7 @@ A live bar appears on a terminal only; elsewhere (files, CI, SLURM logs) plain l
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,17 @@ def set_quiet(quiet: bool) -> None:
 
 def is_quiet() -> bool:
     return _quiet
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """Nothing is said inside (warnings and errors still are)."""
+    before = _quiet
+    set_quiet(True)
+    try:
+        yield
+    finally:
+        set_quiet(before)
 
 
 def set_secondary(secondary: bool) -> None:

@@ -31,7 +31,7 @@ def doctor(config: DoctorConfig) -> Result:
     devices = _devices()
     caches = _caches() if config.cache else []
     problems = [f"{p['name']} {p['found'] or 'is missing'}: {p['wanted']} is needed" for p in packages if not p["ok"]]
-    fixes = [extra["install"] for extra in extras if extra["missing"]]
+    wanting = [extra["name"] for extra in extras if extra["missing"]]
     data: dict[str, Any] = {
         "frugalvit": __version__,
         "python": platform.python_version(),
@@ -43,7 +43,9 @@ def doctor(config: DoctorConfig) -> Result:
         "problems": problems,
         "exit": 1 if problems else 0,
     }
-    notes = [*problems, *(f"to add what is missing:  {line}" for line in fixes)]
+    notes = list(problems)
+    if wanting:
+        notes.append(f'to add what is missing:  pip install "frugalvit[{",".join(wanting)}]"')
     notes.append(
         "Something needs mending first." if problems else "Ready: frugalvit demo, or frugalvit advise YOUR_IMAGES/"
     )

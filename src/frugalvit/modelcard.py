@@ -106,13 +106,22 @@ def _scores(known: dict[str, Any]) -> str:
 
 
 def _use(model: ReadyModel) -> str:
-    config = model.backbone.timm_config()
-    ours = "" if _is_stock(config["architecture"]) else "import frugalvit  # adds this architecture to timm\n"
+    stock = _is_stock(model.backbone.timm_config()["architecture"])
+    ours = "" if stock else "import frugalvit  # adds this architecture to timm\n"
+    # Without a classifier a folder's names follow timm's loader, which transformers goes around.
+    theirs = (
+        "With transformers:\n\n```python\n"
+        "from transformers import pipeline\n\n"
+        'classify = pipeline("image-classification", model="FOLDER")\n```\n\n'
+        if stock and model.backbone.num_classes
+        else ""
+    )
     return (
         "```python\n"
         f'{ours}import timm\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True).eval()\n'
         "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
         "```\n\n"
+        f"{theirs}"
         "With frugalvit, preprocessing and class names come along:\n\n"
         "```python\n"
         'import frugalvit as fv\n\nmodel = fv.load("FOLDER")\n'
