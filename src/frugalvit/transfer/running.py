@@ -54,7 +54,7 @@ def train(config: Any, job: Job) -> Result:
     if config.data is None and config.resume is None:
         raise UserError(f"What should be trained on? Give a folder: 'frugalvit {job.verb} train DATA'.")
     body = functools.partial(_train, job)
-    return in_run_folder(config, f"{job.verb} train", job.open, body, job.result)
+    return in_run_folder(config, f"{job.verb} train", lambda settings, _: job.open(settings), body, job.result)
 
 
 def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result:
