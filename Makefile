@@ -1,14 +1,19 @@
 # make demo: set up and run the demonstration. make test: set up and run the tests.
+# make test-lowest: the same code with the oldest dependencies that pyproject.toml allows.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOWEST := .venv-lowest
+LOWEST_TESTS := tests/backbones tests/objectives tests/data tests/training/test_train.py tests/training/test_pretrain.py \
+	tests/training/test_runs.py tests/training/test_schedules.py tests/probing tests/lens tests/report tests/test_export.py \
+	tests/security/test_fuzz.py
 
-.PHONY: setup demo test slow lint format docs clean
+.PHONY: setup demo test slow test-lowest lint format docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | demo | test | slow | lint | format | docs | clean"
+	@echo "make setup | demo | test | slow | test-lowest | lint | format | docs | clean"
 
 setup: $(STAMP)
 
@@ -27,6 +32,13 @@ test: setup
 slow: setup
 	$(RUN)/python -m pytest -q -n 2 --dist worksteal --slow tests
 
+test-lowest:
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet -e ".[streams,export]" pytest pytest-xdist hypothesis \
+		-c $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pytest -q -n 2 --dist worksteal $(LOWEST_TESTS)
+
 lint: setup
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
@@ -41,4 +53,4 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache

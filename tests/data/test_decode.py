@@ -66,7 +66,11 @@ def test_grey_palette_and_one_bit() -> None:
 @pytest.mark.parametrize("format_name", ["PNG", "TIFF", "PPM"])
 def test_sixteen_bit_grey_is_scaled_not_clipped(format_name: str) -> None:
     wide = np.linspace(0, 65535, 240).reshape(12, 20).astype(np.uint16)
-    pixels = decode(encode(Image.fromarray(wide), format_name))
+    if format_name == "PPM":  # older Pillows read it, but cannot write it
+        content = b"P5\n20 12\n65535\n" + wide.astype(">u2").tobytes()
+    else:
+        content = encode(Image.fromarray(wide), format_name)
+    pixels = decode(content)
     np.testing.assert_allclose(pixels[:, :, 0], wide / 257, atol=0.51)
     assert pixels.max() == 255 and len(np.unique(pixels)) > 200
 

@@ -79,6 +79,8 @@ def test_pipes_must_be_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         assert file.read(2) + file.read() == b"1234"
     with open_remote("pipe:sh -c 'printf 12; exit 3'") as file, pytest.raises(OSError, match="status 3"):
         file.read()
+    with pytest.raises(UserError, match="No closing quotation"):
+        open_remote("pipe:printf '1")
     endless = Pipe("yes")
     assert endless.read(4) == b"y\ny\n"
     endless.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,8 +88,13 @@ def create_backbone(
         fixed["drop_path_rate"] = drop_path
 
     def build(extra: dict[str, Any], *, device: str = "meta", weights: bool = False) -> nn.Module:
-        with torch.device(device):
+        def make() -> nn.Module:
             return build_timm(name, architecture, {**fixed, **keywords, **extra}, size, weights)
+
+        if device == "meta":
+            return shapes_only(make)
+        with torch.device(device):
+            return make()
 
     if keywords:
         _refuse_unknown(name, keywords, build)
@@ -117,6 +122,19 @@ def create_backbone(
         grid_norm=grid_norm,
         notes=notes,
     )
+
+
+def shapes_only(make: Callable[[], nn.Module]) -> nn.Module:
+    """A network without memory for its weights; with it where its construction computes with tensors (RegNet's does)
+    and the installed torch cannot do that without values."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except (NotImplementedError, UserError) as error:
+        if not isinstance(error if isinstance(error, NotImplementedError) else error.__cause__, NotImplementedError):
+            raise
+        with torch.device("cpu"):
+            return make()
 
 
 def build_timm(
@@ -192,8 +210,7 @@ def list_models(pattern: str = "") -> list[ModelInfo]:
 def describe(name: str) -> ModelInfo:
     """Parameters (without classifier), family and final grid of a network, without allocating it."""
     architecture = _architecture(name)
-    with torch.device("meta"):
-        model = timm.create_model(architecture, num_classes=0)
+    model = shapes_only(lambda: timm.create_model(architecture, num_classes=0))
     configuration: Any = model.pretrained_cfg
     size: Size = tuple(configuration["input_size"][-2:])
     if isinstance(model, GridModel):  # ours state their reduction truly; a test holds it

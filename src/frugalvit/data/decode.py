@@ -158,14 +158,18 @@ def _open_file(path: Path, label: str) -> IO[bytes]:
         raise BadImage(label, f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
+@functools.cache
+def known_formats() -> tuple[str, ...]:
+    """Those of ``FORMATS`` that the installed Pillow can read: not every one knows AVIF."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
     """Pillow's own search for a format, over ours alone, without its global pixel limit and warnings."""
-    Image.init()
     failure: Exception | None = None
     claimed = None
-    for format_name in FORMATS:
-        if format_name not in Image.OPEN:
-            continue
+    for format_name in known_formats():
         factory, accepts = Image.OPEN[format_name]
         # TGA has no signature: it accepts nearly anything, so only its name may vouch for it.
         if accepts is None and not label.lower().endswith(".tga"):

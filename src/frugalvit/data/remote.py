@@ -144,7 +144,10 @@ class Pipe(Forward):
     def __init__(self, command: str) -> None:
         if os.environ.get(ALLOW_PIPES) != "1":
             raise UserError(f"'pipe:{command}' would run a program. If you trust it, set {ALLOW_PIPES}=1 first.")
-        words = command if os.name == "nt" else shlex.split(command)
+        try:
+            words = command if os.name == "nt" else shlex.split(command)
+        except ValueError as error:
+            raise UserError(f"'pipe:{command}' is no command: {error}.") from None
         self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
     def read(self, count: int = -1, /) -> bytes:

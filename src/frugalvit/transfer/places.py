@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from frugalvit import console
-from frugalvit.data.decode import FORMATS
+from frugalvit.data.decode import known_formats
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 
@@ -51,7 +51,7 @@ def check_sizes(paths: Sequence[Path]) -> list[tuple[int, int]]:
 def upright_size(path: Path) -> tuple[int, int]:
     """(height, width) from a picture's header, as EXIF turns it."""
     try:
-        with Image.open(path, formats=FORMATS) as picture:
+        with Image.open(path, formats=known_formats()) as picture:
             width, height = picture.size
             turned = picture.getexif().get(_ORIENTATION) in _TURNED
     except FileNotFoundError:

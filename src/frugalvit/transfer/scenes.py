@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from frugalvit import console
-from frugalvit.data.decode import FORMATS
+from frugalvit.data.decode import known_formats
 from frugalvit.data.listing import list_images
 from frugalvit.errors import UserError
 from frugalvit.transfer.places import UNREADABLE, arrange, check_sizes
@@ -97,7 +97,7 @@ def open_scenes(
 def read_labels(path: Path) -> np.ndarray:
     """The labels of a mask, uint8 (H, W)."""
     try:
-        with Image.open(path, formats=FORMATS) as picture:
+        with Image.open(path, formats=known_formats()) as picture:
             if picture.mode not in ("L", "P", "1", "I", "I;16"):
                 raise UserError(
                     f"{path} is a colour picture ({picture.mode}); a mask has one label per pixel, as a grey or "
