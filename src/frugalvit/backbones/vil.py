@@ -87,7 +87,7 @@ class RelativeBias(nn.Module):
 
 def positions(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Row and column of every cell of a grid, row by row."""
-    rows = torch.arange(height, device=device).repeat_interleave(width)
+    rows = torch.arange(height, device=device)[:, None].expand(height, width).reshape(-1)
     return rows, torch.arange(width, device=device).repeat(height)
 
 
