@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +88,42 @@ def test_our_fault_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr("frugalvit.listing.recipes", broken)
     status, _, err = run(capsys, "list", "recipes")
     assert status == 1 and "fault of frugalvit" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train photos --learning-rate 1", "Did you mean '--lr'?"),
+        ("train photos --lerning-rate 1", "Did you mean '--lr'?"),
+        ("train photos --batch-size 1", "Did you mean '--batch'?"),
+        ("train photos --model swin_nano", "Did you mean '--backbone'?"),
+        ("train photos --epoch 3", "Did you mean '--epochs'"),
+        ("train photos --zzz 3", "There is no option '--zzz'. See"),
+        ("train photos --epochs -3", "epochs = '-3': it must be more than 0"),
+        ("train photos --batch 0", "batch = '0': it must be more than 0"),
+        ("train photos --lr 0", "lr = '0': it must be more than 0"),
+        ("train photos --track wandbb", "Did you mean 'wandb'?"),
+        ("export runs/x --to onxx", "Did you mean 'onnx'?"),
+        ("predict runs/x photo.jpg", "Give a run's folder, a checkpoint or an exported folder."),
+    ],
+)
+def test_typical_mistakes_are_one_line_with_the_way_out(
+    words: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert not out and len(err.splitlines()) == 1 and message in err
+
+
+def test_a_run_is_not_laid_among_its_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    photos = tmp_path / "photos"
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (photos / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16)).save(photos / name / "1.png")
+    for out in (photos, photos / "runs" / "first"):
+        assert cli.main(["train", str(photos), "--out", str(out), "--steps", "1"]) == 2
+        assert "lies among the images" in capsys.readouterr().err
+    assert sorted(path.name for path in photos.iterdir()) == ["train", "val"]

@@ -7,12 +7,42 @@ as text and validated by the configuration itself, so that Python, YAML and the 
 from __future__ import annotations
 
 import argparse
+import difflib
 import types
 import typing
 from typing import Any, NoReturn
 
 from frugalvit.config.base import Config, flat_fields, merge, read_yaml, set_dotted
 from frugalvit.errors import UserError, nearest
+
+# What other programs call our options.
+SYNONYMS = {
+    "learning-rate": "lr",
+    "batch-size": "batch",
+    "bs": "batch",
+    "model": "backbone",
+    "arch": "backbone",
+    "image-size": "img-size",
+    "input-size": "img-size",
+    "resolution": "img-size",
+    "output": "out",
+    "output-dir": "out",
+    "checkpoint": "init",
+    "weights": "init",
+    "lambda": "localization.weight",
+    "lambda-drloc": "localization.weight",
+    "wd": "optimizer.weight-decay",
+    "weight-decay": "optimizer.weight-decay",
+    "warmup-epochs": "optimizer.warmup",
+    "clip-grad": "optimizer.clip",
+    "mixup": "mixing.mixup",
+    "cutmix": "mixing.cutmix",
+    "num-workers": "workers",
+    "gpus": "devices",
+    "amp": "precision",
+    "format": "to",
+    "topk": "top",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -146,4 +176,9 @@ def _unknown(parser: Parser, word: str, prog: str) -> str:
         return f"'{word}' is one argument too many. See '{prog} --help'."
     flags = [flag for action in parser._actions for flag in action.option_strings]
     word = word.partition("=")[0]
-    return f"There is no option '{word}'.{nearest(word, flags, 2)} See '{prog} --help'."
+    meant = SYNONYMS.get(word.removeprefix("--"))
+    if meant is None or f"--{meant}" not in flags:
+        close = difflib.get_close_matches(word.removeprefix("--"), list(SYNONYMS), n=1, cutoff=0.8)
+        meant = SYNONYMS[close[0]] if close else None
+    hint = f" Did you mean '--{meant}'?" if f"--{meant}" in flags else nearest(word, flags, 2)
+    return f"There is no option '{word}'.{hint} See '{prog} --help'."

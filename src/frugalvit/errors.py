@@ -12,5 +12,5 @@ class UserError(Exception):
 
 def nearest(word: str, options: Iterable[str], count: int = 1) -> str:
     """`` Did you mean 'x'?`` for the options closest to ``word``, or an empty string when nothing is close."""
-    close = difflib.get_close_matches(word, list(options), n=count, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(dict.fromkeys(options)), n=count, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(option) for option in close)}?" if close else ""

@@ -5,6 +5,7 @@ Nothing here imports torch, so that ``frugalvit --help`` answers at once.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -111,4 +112,22 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     messages = list(dict.fromkeys(e["msg"] for e in error.errors() if ".".join(map(str, e["loc"])).startswith(name)))
     plain = [message.removeprefix("Value error, ") for message in messages or [first["msg"]]]
     reason = "; or ".join(message[0].lower() + message[1:] for message in plain)
-    return f"{name} = {first.get('input')!r}: {reason}."
+    choices = [
+        word
+        for e in error.errors()
+        if e["type"] == "literal_error"
+        for word in _choices(e.get("ctx", {}).get("expected", ""))
+    ]
+    return f"{name} = {first.get('input')!r}: {reason}.{nearest(str(first.get('input')), choices)}"
+
+
+def _choices(expected: str) -> list[str]:
+    """The words of pydantic's "'a', 'b' or 'c'"."""
+    return re.findall(r"'([^']*)'", expected)
+
+
+def positive(value: Any) -> Any:
+    """A check for numbers that may also be "auto": zero images or minus three epochs are no length of anything."""
+    if isinstance(value, int | float) and value <= 0:
+        raise ValueError("it must be more than 0")
+    return value

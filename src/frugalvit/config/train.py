@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from frugalvit.config.base import Config, merge, option
+from frugalvit.config.base import Config, merge, option, positive
 from frugalvit.config.data import AugmentConfig, CacheConfig, MixingConfig
 from frugalvit.config.recipes import recipe_values
 
@@ -106,6 +106,8 @@ class RunConfig(Config):
     report: bool = option(True, "write report.html at the end")
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
     cache: CacheConfig = option(default_factory=CacheConfig)
+
+    _positive = pydantic.field_validator("epochs", "batch", "lr", "img_size")(positive)
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.folder import load_model_folder
 from frugalvit.backbones.weights import load_weights
 from frugalvit.data.augment import EvalTransform
-from frugalvit.errors import UserError
+from frugalvit.errors import UserError, nearest
 
 
 @dataclass
@@ -49,7 +49,9 @@ def load_model(
         name = path.stem
     else:
         if "/" in where or where.endswith((".pt", ".pth", ".safetensors")):
-            raise UserError(f"There is no model at {where}.")
+            beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            hint = nearest(path.name, beside) or " Give a run's folder, a checkpoint or an exported folder."
+            raise UserError(f"There is no model at {where}.{hint}")
         backbone = create_backbone(where, img_size=img_size or 224)
         name = where
     classes = meta.get("classes")

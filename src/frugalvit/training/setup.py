@@ -66,6 +66,8 @@ def make_fabric(config: RunConfig) -> Fabric:
     devices, nodes = processes.places(config.devices, config.nodes)
     if device == "cuda" and devices > torch.cuda.device_count():
         raise UserError(f"--devices {devices}, but there are {torch.cuda.device_count()} GPUs here.")
+    if device == "mps" and devices * nodes > 1:
+        raise UserError("Several processes cannot share Apple's GPU: use --devices 1, or --device cpu.")
     fabric = Fabric(
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
         devices=devices,
@@ -91,6 +93,7 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
         folder = find_run(config.resume)
         config = stored_config(config)
     else:
+        _not_into_the_data(config)
         folder = Path(processes.together(fabric, lambda: str(new_run_folder(config.out, *words))))
     opened: list[Run] = []
     processes.together(fabric, lambda: opened.append(Run(folder)))
@@ -104,6 +107,15 @@ def stored_config(config: C) -> C:
     folder = find_run(config.resume)
     moved = {"resume": str(folder), "device": config.device, "devices": config.devices, "nodes": config.nodes}
     return type(config).from_yaml(folder / "config.yaml").model_copy(update=moved)
+
+
+def _not_into_the_data(config: RunConfig) -> None:
+    """A run among the images would be taken for a class the next time."""
+    if not config.out or not config.data or not Path(config.data).is_dir():
+        return
+    out, data = Path(config.out).resolve(), Path(config.data).resolve()
+    if out == data or data in out.parents:
+        raise UserError(f"--out {config.out} lies among the images of {config.data}: choose a folder outside of it.")
 
 
 def begins_anew(config: RunConfig) -> bool:
