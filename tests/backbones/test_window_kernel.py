@@ -111,9 +111,14 @@ def test_a_network_with_kernels_equals_one_without(monkeypatch: pytest.MonkeyPat
         gradients = [parameter.grad.clone() for parameter in network.parameters() if parameter.grad is not None]
         return [out.detach(), *gradients]
 
+    launched: list[int] = []
+    launch = window_kernel.launch
+    monkeypatch.setattr(window_kernel, "launch", lambda *values: (launched.append(1), launch(*values)))
     first, again = run(network), run(network)
+    assert len(launched) == 2 * 2 * 12
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     compiled = run(torch.compile(network, dynamic=False))
+    assert len(launched) > 2 * 2 * 12  # traced through the kernels, not around them
     monkeypatch.setattr("frugalvit.backbones.swin_layers.KERNELS", False)
     plain, truth = run(network), run(network, half=False)
     for ours, fused, slow, exact in zip(first, compiled, plain, truth, strict=True):

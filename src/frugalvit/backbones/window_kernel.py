@@ -14,10 +14,14 @@ Gradients of the bias are added in a fixed order, so that the same step gives th
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from frugalvit.backbones.windows import WindowPlan
 
@@ -186,3 +190,15 @@ def _gradients(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
 
 
 _attend.register_autograd(_gradients, setup_context=_remember)
+
+
+@register_flop_formula(torch.ops.frugalvit.window_attention)
+def _operations(qkv: torch.Size, bias: torch.Size, *_: Any, **__: Any) -> int:
+    """Two products a window, forward: 2 · 2 · tokens · N · C."""
+    return 4 * math.prod(qkv) // 3 * bias[-1]
+
+
+@register_flop_formula(torch.ops.frugalvit.window_attention_backward)
+def _operations_backward(grad: torch.Size, qkv: torch.Size, bias: torch.Size, *_: Any, **__: Any) -> int:
+    """Four products a window; the scores that are computed again are not counted, as is custom."""
+    return 8 * math.prod(grad) * bias[-1]

@@ -127,6 +127,7 @@ class BenchStepConfig(Config):
     device: Device = option("auto", "where to compute")
     precision: Literal["auto", "32", "bf16", "fp16"] = option("auto", "auto: bf16 where the hardware has it")
     compile: bool = option(True, "torch.compile the backbone, on a GPU")
+    graphs: bool = option(False, "replay the compiled backbone as CUDA graphs: less work for the host, more memory")
     against: bool = option(False, "time the paper's algorithm as written, too: loops, full softmax, no compiling")
     workers: int = option(2, "worker processes of the usual DataLoader that --against compares the input with", ge=0)
     profile: str | None = option(None, "write where the time goes, by kernel, into this text file")

@@ -35,7 +35,7 @@ from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
 from frugalvit.training.schedules import Constant
 from frugalvit.training.selfsupervised import PretrainTask
-from frugalvit.training.setup import fabric_precision, pick_device
+from frugalvit.training.setup import fabric_precision, pick_device, tune_for_gpu
 from frugalvit.training.stepping import Plan, Stepper
 from frugalvit.training.supervised import SupervisedTask
 
@@ -48,7 +48,7 @@ def bench_step(config: BenchStepConfig) -> Result:
     device = pick_device(config.device)
     fabric = Fabric(accelerator=device, devices=1, precision=fabric_precision(config.precision, device))  # type: ignore[arg-type]
     if device == "cuda":
-        torch.set_float32_matmul_precision("high")
+        tune_for_gpu()
     store, classes = _store(config, fabric.device)
     batches = _batches(config, store, classes)
     rows: list[dict[str, Any]] = [{"step": "frugalvit"} | measure(config, batches, classes, fabric, as_written=False)]
@@ -77,13 +77,14 @@ def measure(
     device = fabric.device
 
     def step(number: int) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         stepper.step = number
         stepper.one_step()
 
     operations = _operations(stepper)
     if config.compile and not as_written and device.type == "cuda":
         for backbone in _backbones(stepper.task):
-            backbone.compile(dynamic=False)
+            backbone.compile(dynamic=False, mode="reduce-overhead" if config.graphs else None)
     began = time.perf_counter()
     for number in range(_WARM_UP):
         step(number)
@@ -184,9 +185,20 @@ def _backbones(task: Any) -> list[nn.Module]:
 
 def _operations(stepper: Stepper) -> int:
     """Floating-point operations of the step's matrix products, counted in one step that is not compiled."""
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(
+        display=False, custom_mapping={torch.ops.aten.mm: _mm, torch.ops.aten.addmm: _addmm}
+    ) as counter:
         stepper.one_step()
     return counter.get_total_flops()
+
+
+# PyTorch's own formulas (2.11) stumble over products that accumulate in another precision.
+def _mm(left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
+def _addmm(added: torch.Size, left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
+    return _mm(left, right)
 
 
 def _matrix_rate(device: torch.device) -> float:
