@@ -32,6 +32,8 @@ def ship(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """
     if device.type == "cpu":
         return list(tensors)
+    if device.type == "mps":  # which has no doubles
+        tensors = [tensor.float() if tensor.dtype == torch.float64 else tensor for tensor in tensors]
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]
     sources = [tensor.contiguous() for tensor in tensors]

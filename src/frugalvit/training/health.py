@@ -35,7 +35,7 @@ def effective_rank(features: Tensor) -> float:
     One for a constant embedding, at most min(N, D) when all directions are used equally.
     """
     # Through the Gram matrix: some LAPACK builds return NaN for the singular values of a constant matrix.
-    rows = features.double()
+    rows = (features.cpu() if features.device.type == "mps" else features).double()  # MPS has no doubles
     gram = rows.mT @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.mT
     if not bool(torch.isfinite(gram).all()):
         return math.nan

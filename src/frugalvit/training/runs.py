@@ -37,7 +37,8 @@ def new_run_folder(out: str | None, *words: str) -> Path:
                 f"{folder} already holds a run. Continue it with --resume {folder}, or choose another --out."
             )
         return make_folder(folder)
-    stem = "_".join([datetime.date.today().isoformat(), *(re.sub(r"[^\w.-]+", "-", word) for word in words)])
+    plain = (re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "data" for word in words)  # a name on every system
+    stem = "_".join([datetime.date.today().isoformat(), *plain])
     for number in range(1, 10_000):
         folder = Path("runs") / (stem if number == 1 else f"{stem}_{number}")
         try:

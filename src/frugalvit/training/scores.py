@@ -31,7 +31,7 @@ class ClassificationScores:
 
     def summary(self) -> dict[str, float]:
         """Percentages. Mean per class leaves out classes that have no image here."""
-        confusion = self.confusion.double().cpu()
+        confusion = self.confusion.cpu().double()  # in this order: MPS has no doubles
         counts = confusion.sum(1)
         total = counts.sum().clamp(min=1)
         right = confusion.diagonal()
@@ -39,6 +39,6 @@ class ClassificationScores:
         per_class = (right[present] / counts[present]).mean() if present.any() else torch.zeros(())
         return {
             "top1": 100 * (right.sum() / total).item(),
-            "top5": 100 * (self.top5.double().cpu() / total).item(),
+            "top5": 100 * (self.top5.cpu().double() / total).item(),
             "mean_per_class": 100 * per_class.item(),
         }
