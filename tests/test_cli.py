@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +130,30 @@ def test_a_run_is_not_laid_among_its_images(tmp_path: Path, capsys: pytest.Captu
         assert cli.main(["train", str(photos), "--out", str(out), "--steps", "1"]) == 2
         assert "lies among the images" in capsys.readouterr().err
     assert sorted(path.name for path in photos.iterdir()) == ["train", "val"]
+
+
+def test_a_terminal_is_never_silent_for_long(tmp_path: Path) -> None:
+    """In a real terminal: a command that says nothing for three seconds shows that it is at work, then clears it."""
+    pty = pytest.importorskip("pty", reason="there are no pseudo-terminals here")
+    code = (
+        "import sys, time; from frugalvit import cli, console, doctor; from frugalvit.results import Result\n"
+        "def slow(config):\n"
+        "    time.sleep(3.2); console.say('half way')\n"
+        "    list(console.progress(map(time.sleep, [1.5, 1.5, 1.5]), 3, 'on'))\n"
+        "    return Result({'done': 1}, [], ['all done'])\n"
+        "doctor.doctor = slow; sys.exit(cli.main(['doctor']))"
+    )
+    shown = b""
+    master, slave = pty.openpty()
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=slave, stderr=slave, cwd=tmp_path)
+    os.close(slave)
+    with contextlib.suppress(OSError):  # Linux ends a terminal nobody writes to any more with an error
+        while part := os.read(master, 4096):
+            shown += part
+    os.close(master)
+    assert child.wait() == 0
+    text = shown.decode()
+    assert "\x1b[2Kfrugalvit doctor … 2 s" in text or "\x1b[2Kfrugalvit doctor … 3 s" in text
+    assert re.search(r"…[^\n]*\x1b\[2Khalf way", text), "what it said while waiting is gone"
+    assert "on ━" in text and text.rstrip().endswith("all done")
+    assert "…" not in text.partition("on ━")[2].partition("3/3")[0], "a bar is progress enough"

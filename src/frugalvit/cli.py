@@ -279,7 +279,8 @@ def _run(words: list[str]) -> int:
     except SystemExit:  # argparse printed --help
         return 0
     console.set_quiet(common.quiet)
-    result = _load(verb.function)(config)
+    with console.Waiting(f"frugalvit {verb.words}"):
+        result = _load(verb.function)(config)
     if console.is_secondary():  # of several processes only the first answers
         return 0
     if common.json:

@@ -6,7 +6,9 @@ A live bar appears on a terminal only; elsewhere (files, CI, SLURM logs) plain l
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -57,11 +59,13 @@ def is_secondary() -> bool:
 def say(message: str) -> None:
     """One line of information on standard error."""
     if not _quiet:
+        _spoke()
         print(printable(message), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
     """One line on standard error that even ``--quiet`` shows."""
+    _spoke()
     print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
@@ -107,7 +111,8 @@ class Meter:
         self.shown = now
         line = self.line(done, now, text)
         if self.live:
-            sys.stderr.write("\r\x1b[2K" + line[: _terminal_width() - 1])
+            _spoke(bar=True)
+            sys.stderr.write(_CLEAR + line[: _terminal_width() - 1])
             self.open_line = True
         else:
             sys.stderr.write(line + "\n")
@@ -124,7 +129,8 @@ class Meter:
 
     def close(self) -> None:
         if self.open_line:
-            sys.stderr.write("\r\x1b[2K")
+            _spoke()
+            sys.stderr.write(_CLEAR)
             sys.stderr.flush()
             self.open_line = False
 
@@ -136,6 +142,65 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Waiting:
+    """On a terminal, while nothing else is shown for two seconds: which command is at work, and for how long.
+
+    Loading PyTorch alone takes seconds; nobody should wonder whether anything happens.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label, self.began = label, time.monotonic()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Waiting:
+        if sys.stderr.isatty() and not _quiet:
+            _spoke()
+            self._thread = threading.Thread(target=self._wait, daemon=True)
+            self._thread.start()
+        return self
+
+    def _wait(self) -> None:
+        while not self._over.wait(0.5):
+            with _terminal:
+                now = time.monotonic()
+                if not _state.bar and not _quiet and now - _state.spoke > _SECONDS_BEFORE_FIRST:
+                    line = f"{self.label} … {clock(now - self.began)}"
+                    sys.stderr.write(_CLEAR + line[: _terminal_width() - 1])
+                    sys.stderr.flush()
+                    _state.waiting = True
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            _spoke()
+
+
+class _State:
+    """What is on the terminal's last line, and when something was last said."""
+
+    spoke = 0.0
+    bar = False
+    waiting = False
+
+
+_state = _State()
+_terminal = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a child forked while the line was being written must not wait for it forever
+    os.register_at_fork(before=_terminal.acquire, after_in_parent=_terminal.release, after_in_child=_terminal.release)
+_CLEAR = "\r\x1b[2K"
+
+
+def _spoke(bar: bool = False) -> None:
+    """Make room for what comes: the line that said we are waiting goes away."""
+    with _terminal:
+        if _state.waiting:
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()
+        _state.spoke, _state.bar, _state.waiting = time.monotonic(), bar, False
 
 
 def print_result(result: Result) -> None:
