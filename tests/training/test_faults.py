@@ -286,10 +286,40 @@ def test_a_killed_worker_is_said(nursery: Nursery) -> None:
     assert "A process that decodes images was killed" in child.said() and "Traceback" not in child.said()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_group_leaves_the_workers_to_the_run(nursery: Nursery, number: signal.Signals) -> None:
+    """Ctrl-C reaches the workers too; the run needs them for the step it finishes before it saves. None stays."""
+    folder = nursery.folder
+    if not (folder / "grouped").exists():
+        write_images(folder / "grouped")
+    config = write_config(folder / "group.yaml", TRAIN, cache={"where": "off"}, workers=1, steps=100000)
+    out = folder / f"group_{number.name}"
+    child = nursery.start("train", "grouped", "--config", str(config), "--out", str(out))
+    child.wait_until_said("(step 8)")  # the workers of the evaluation are there too
+    workers = [pid for pid in _children(child.pid) if "spawn_main" in _command_line(pid)]
+    for pid in workers:
+        os.kill(pid, number)
+    time.sleep(1.0)  # a worker that minds the signal is gone by now, and the run has noticed
+    child.send(number)
+    assert workers and child.wait() == 3, child.said()
+    assert f"{number.name}: saved" in child.said() and "Traceback" not in child.said()
+    until = time.monotonic() + 20
+    while any(_is_running(pid) for pid in workers):
+        assert time.monotonic() < until, "workers were left behind"
+        time.sleep(0.05)
+
+
 def _children(pid: int) -> list[int]:
     return [
         int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
     ]
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _command_line(pid: int) -> str:
