@@ -321,3 +321,11 @@ def test_spawned_workers_and_a_killed_one(tmp_path: Path) -> None:
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(UserError, match="was killed"):
         [streamed.batch_at(step) for step in range(6, 60)]
+
+
+def test_evaluations_share_their_workers(tmp_path: Path) -> None:
+    """Starting processes takes seconds: every further round over the same images finds them waiting."""
+    store = lazy(write_images(tmp_path), workers=1)
+    rounds = [[index.tolist() for _, _, index in eval_batches(store, EvalTransform(36), 4)] for _ in range(2)]
+    assert rounds[0] == rounds[1] and len(store.pool()._processes) == 1
+    store.pool().shutdown()

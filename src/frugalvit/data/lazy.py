@@ -47,12 +47,22 @@ class LazyStore:
         self.sizes = torch.empty(0, 2)  # known once an image is decoded: they come with the images
         self.kept = torch.arange(len(examples))
         self.bad: list[tuple[str, str]] = []
+        self.decoder = Decoder(examples, rectangle)
+        self._pool: ProcessPoolExecutor | None = None
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def fetcher(self, order: Callable[[int], Tensor]) -> WorkerFetcher:
         return WorkerFetcher(self, order)
+
+    def pool(self) -> ProcessPoolExecutor:
+        """The processes that decode, started once: an evaluation that returns every epoch finds them waiting."""
+        if self._pool is None:
+            # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, context, _prepare_worker, (self.decoder,))
+        return self._pool
 
     def note_bad(self, found: list[tuple[str, str]]) -> None:
         known = {name for name, _ in self.bad}
@@ -70,13 +80,11 @@ class WorkerFetcher:
 
     def __init__(self, store: LazyStore, order: Callable[[int], Tensor]) -> None:
         self.store, self.order = store, order
-        self.decoder = Decoder(store.examples, store.rectangle)
-        self.pool: ProcessPoolExecutor | None = None
         self.waiting: dict[int, Future[Decoded]] = {}
 
     def at(self, step: int) -> Fetched:
         store = self.store
-        images, sizes, index, bad = self._decoded(step) if store.workers else self.decoder(self.order(step).tolist())
+        images, sizes, index, bad = self._decoded(step) if store.workers else store.decoder(self.order(step).tolist())
         store.note_bad(bad)
         if bool((index < 0).any()):
             raise UserError(f"{len(bad)} images in a row cannot be read, from {bad[0][0]} on: {bad[0][1]}.")
@@ -87,16 +95,12 @@ class WorkerFetcher:
     def _decoded(self, step: int) -> Decoded:
         ahead = range(step, step + 1 + 2 * self.store.workers)
         try:
-            if self.pool is None:
-                # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
-                self.pool = ProcessPoolExecutor(
-                    self.store.workers, multiprocessing.get_context("spawn"), _prepare_worker, (self.decoder,)
-                )
+            pool = self.store.pool()
             for number in [number for number in self.waiting if number not in ahead]:
                 self.waiting.pop(number).cancel()
             for number in ahead:
                 if number not in self.waiting and len(positions := self.order(number)):
-                    self.waiting[number] = self.pool.submit(_decode_in_worker, positions.tolist())
+                    self.waiting[number] = pool.submit(_decode_in_worker, positions.tolist())
             return self.waiting.pop(step).result()
         except BrokenProcessPool as error:
             raise UserError(
