@@ -35,6 +35,7 @@ from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_p
 # A network with published weights that fits the machine: the papers' Swin, or on a CPU the smallest ViT of timm.
 PUBLISHED = {"cpu": "vit_tiny_patch16_224", "gpu": "swin_tiny_patch4_window7_224"}
 FEW = 50  # images a class; below this, learning from the images alone comes first
+LITTLE = 200  # training images; below this a single score says little
 LOOK = 300.0  # seconds of a first look at a run that takes long
 
 
@@ -246,6 +247,11 @@ def _warnings(looked: dict[str, Any], facts: Facts) -> list[str]:
         notes.append(
             f"Classes have between {spread['min']} and {spread['max']} training images: consider --balance, and read "
             "the mean per class beside the accuracy."
+        )
+    if facts.images < LITTLE:
+        notes.append(
+            f"{facts.images:,} training images are very few: scores will change with the seed, so compare over several "
+            "seeds. Published weights (--pretrained), or more images, will help more than any setting."
         )
     if facts.side <= 64:
         notes.append(
