@@ -1,143 +1,32 @@
-"""Every released format, made small from random models, must come back exactly; foreign sizes are resampled."""
+"""Every released format, made small from random models, must come back exactly."""
 
 from __future__ import annotations
 
-import argparse
-import re
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
+from released_files import (
+    SWIN,
+    drloc,
+    drloc_resnet,
+    esvit,
+    lucidrains,
+    microsoft,
+    projection_head,
+    resnet,
+    same,
+    save,
+    swin,
+    vit,
+)
 from safetensors.torch import save_file
-from timm.models.resnet import Bottleneck
-from torch import Tensor, nn
+from torch import Tensor
 
-from frugalvit.backbones.resample import resample_bias_table, resample_position_embedding
 from frugalvit.backbones.weights import load_weights, read_heads, read_localization
 from frugalvit.errors import UserError
-
-SWIN = {"embed_dim": 24, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 16)}
-VIT = {"embed_dim": 48, "depth": 2, "num_heads": 3}
-
-
-def swin(window: int = 7, num_classes: int = 10, **keywords) -> nn.Module:
-    return randomised(
-        timm.create_model(
-            "swin_tiny_patch4_window7_224", window_size=window, num_classes=num_classes, **SWIN | keywords
-        )
-    )
-
-
-def vit(img_size: int = 64, num_classes: int = 10, **keywords) -> nn.Module:
-    return randomised(
-        timm.create_model("vit_base_patch16_224", img_size=img_size, num_classes=num_classes, **VIT | keywords)
-    )
-
-
-def resnet(num_classes: int = 10, **keywords) -> nn.Module:
-    return randomised(timm.models.ResNet(Bottleneck, (1, 1, 1, 1), num_classes=num_classes, channels=(8, 8, 8, 8)))
-
-
-def randomised(model: nn.Module) -> nn.Module:
-    """Everything random, norms too, so that a tensor in the wrong place is seen."""
-    generator = torch.Generator().manual_seed(torch.initial_seed() % 1000)
-    for tensor in model.state_dict().values():
-        if tensor.is_floating_point():
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.2 + 0.1)
-    return model.eval()
-
-
-def microsoft(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """timm's Swin under Microsoft's names, with the buffers their files carry."""
-    renamed = {}
-    for name, tensor in state.items():
-        name = re.sub(r"layers\.(\d+)\.downsample", lambda m: f"layers.{int(m[1]) - 1}.downsample", name)
-        renamed[name.replace("head.fc.", "head.")] = tensor
-    renamed["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49, dtype=torch.long)
-    renamed["layers.0.blocks.1.attn_mask"] = torch.zeros(64, 49, 49)
-    return renamed
-
-
-def projection_head(dim: int, seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = {"mlp.0.weight": (20, dim), "mlp.2.weight": (20, 20), "mlp.4.weight": (8, 20)}
-    shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()}
-    shapes |= {"last_layer.weight_g": (32, 1), "last_layer.weight_v": (32, 8)}
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
-def esvit(state: dict[str, Tensor], prefix: str = "module.", wrapper: str = "", dense: bool = True) -> dict:
-    """A training checkpoint as EsViT and DINO write it: teacher, student, optimiser with NumPy numbers, Namespace."""
-    dim = 192
-    bare = {wrapper + name: tensor for name, tensor in state.items() if not name.startswith(("head.", "fc."))}
-    heads = {f"head.{name}": tensor for name, tensor in projection_head(dim, 1).items()}
-    if dense:
-        heads |= {f"head_dense.{name}": tensor for name, tensor in projection_head(dim, 2).items()}
-    teacher = bare | heads
-    centres = {"center": torch.full((1, 32), 0.5)} | ({"center_grid": torch.full((1, 32), 0.25)} if dense else {})
-    return {
-        "student": {
-            prefix + name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in teacher.items()
-        },
-        "teacher": teacher,
-        "optimizer": {"param_groups": [{"lr": np.float64(1e-3), "weight_decay": np.float32(0.5), "step": np.int64(3)}]},
-        "epoch": 300,
-        "args": argparse.Namespace(arch="swin_tiny", local_crops_number=[8]),
-        "dino_loss": centres,
-        "fp16_scaler": {"scale": 65536.0},
-    }
-
-
-def lucidrains(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """timm's ViT (without attention bias) under the names of VTs-Drloc's ViT."""
-    rules = [
-        (r"^pos_embed$", "pos_embedding"),
-        (r"^patch_embed\.proj\.", "to_patch_embedding.1."),
-        (r"^blocks\.(\d+)\.norm1\.", r"transformer.layers.\1.0.norm."),
-        (r"^blocks\.(\d+)\.attn\.qkv\.", r"transformer.layers.\1.0.fn.to_qkv."),
-        (r"^blocks\.(\d+)\.attn\.proj\.", r"transformer.layers.\1.0.fn.to_out.0."),
-        (r"^blocks\.(\d+)\.norm2\.", r"transformer.layers.\1.1.norm."),
-        (r"^blocks\.(\d+)\.mlp\.fc1\.", r"transformer.layers.\1.1.fn.net.0."),
-        (r"^blocks\.(\d+)\.mlp\.fc2\.", r"transformer.layers.\1.1.fn.net.3."),
-        (r"^norm\.", "mlp_head.0."),
-        (r"^head\.", "mlp_head.1."),
-    ]
-    renamed = {}
-    for name, tensor in state.items():
-        for pattern, replacement in rules:
-            name = re.sub(pattern, replacement, name)
-        if name == "to_patch_embedding.1.weight":
-            tensor = tensor.permute(0, 2, 3, 1).reshape(len(tensor), -1)
-        renamed[name] = tensor
-    return renamed | drloc("drloc.layers.")
-
-
-def drloc(prefix: str) -> dict[str, Tensor]:
-    return {f"{prefix}{i}.{part}": torch.full((2, 2), float(i)) for i in (0, 2, 4) for part in ("weight", "bias")}
-
-
-def drloc_resnet(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    parts = {"conv1": "model.0", "bn1": "model.1", **{f"layer{i}": f"model.{i + 3}" for i in range(1, 5)}}
-    renamed = {}
-    for name, tensor in state.items():
-        first, _, rest = name.partition(".")
-        renamed[f"{parts.get(first, first)}.{rest}"] = tensor
-    return renamed | drloc("drloc.0.layers.")
-
-
-def same(first: nn.Module, second: nn.Module, leave_out: str = " ") -> bool:
-    mine, theirs = first.state_dict(), second.state_dict()
-    return all(torch.equal(mine[name], theirs[name]) for name in mine if not name.startswith(leave_out))
-
-
-def save(content: dict, folder: Path, old_format: bool = False) -> Path:
-    path = folder / "weights.data"  # a name that says nothing
-    torch.save(content, path, _use_new_zipfile_serialization=not old_format)
-    return path
-
 
 FORMATS = {
     "timm swin": (swin, lambda s: s, "timm", 0),
@@ -264,88 +153,6 @@ def test_another_class_count_leaves_the_classifier_out():
 
 
 # Sizes
-
-
-def cubic(distance: float, a: float = -0.75) -> float:
-    x = abs(distance)
-    if x <= 1:
-        return (a + 2) * x**3 - (a + 3) * x**2 + 1
-    return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
-
-
-def slow_bicubic(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The textbook's bicubic interpolation, one output value after the other, edges repeated."""
-    old_height, old_width = picture.shape
-    out = np.zeros((height, width))
-    for row in range(height):
-        for column in range(width):
-            y, x = (row + 0.5) * old_height / height - 0.5, (column + 0.5) * old_width / width - 0.5
-            for i in range(int(np.floor(y)) - 1, int(np.floor(y)) + 3):
-                for j in range(int(np.floor(x)) - 1, int(np.floor(x)) + 3):
-                    value = picture[min(max(i, 0), old_height - 1), min(max(j, 0), old_width - 1)]
-                    out[row, column] += value * cubic(y - i) * cubic(x - j)
-    return out
-
-
-@pytest.mark.parametrize(("old", "new"), [((3, 3), (7, 7)), ((13, 13), (5, 5)), ((5, 5), (3, 9)), ((3, 5), (5, 3))])
-def test_bias_tables_are_resampled_per_head(old: tuple[int, int], new: tuple[int, int]):
-    table = torch.randn(old[0] * old[1], 3, dtype=torch.float64)
-    resized = resample_bias_table(table, new, old)
-    for head in range(3):
-        expected = slow_bicubic(table[:, head].reshape(old).numpy(), *new)
-        np.testing.assert_allclose(resized[:, head].reshape(new).numpy(), expected, atol=1e-5)
-
-
-def test_window_7_weights_serve_window_14():
-    torch.manual_seed(1)
-    source, target = swin(), swin(window=14)
-    report = load_weights(target, {"model": microsoft(source.state_dict())})
-    assert report.missing == []
-    # stage 4 is 7 x 7 at 224 pixels: its window, and so its table, stays
-    assert "6 relative bias tables resampled 7 -> 14" in report.notes
-    name = "layers.0.blocks.0.attn.relative_position_bias_table"
-    table, mine = source.state_dict()[name], target.state_dict()[name]
-    torch.testing.assert_close(mine, resample_bias_table(table, (27, 27)))
-    centre, old_centre = mine.reshape(27, 27, 2)[13, 13], table.reshape(13, 13, 2)[6, 6]
-    torch.testing.assert_close(centre, old_centre)
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 2])
-def test_position_embeddings_keep_their_prefix(tokens: int):
-    embedding = torch.randn(1, tokens + 49, 6)
-    resized = resample_position_embedding(embedding, (5, 9), 1)
-    assert resized is not None and resized.shape == (1, 46, 6)
-    expected = embedding[:, 0] if tokens else torch.zeros(1, 6)
-    torch.testing.assert_close(resized[:, 0], expected)
-    assert resample_position_embedding(torch.randn(1, 44, 6), (5, 9), 1) is None
-
-
-def test_vit_at_another_image_size():
-    torch.manual_seed(1)
-    source, target = vit(img_size=64), vit(img_size=96)
-    report = load_weights(target, source.state_dict())
-    assert report.missing == []
-    assert "1 position embedding resampled to 6 x 6 tokens" in report.notes
-    torch.testing.assert_close(target.pos_embed[:, 0], source.pos_embed[:, 0])
-    resized = torch.nn.functional.interpolate(
-        source.pos_embed[:, 1:].reshape(1, 4, 4, 48).permute(0, 3, 1, 2), (6, 6), mode="bicubic", antialias=True
-    )
-    torch.testing.assert_close(target.pos_embed[:, 1:], resized.flatten(2).transpose(1, 2))
-
-
-def test_other_channels_and_patches():
-    torch.manual_seed(1)
-    source = swin()
-    grey = swin(in_chans=1)
-    load_weights(grey, source.state_dict())
-    torch.testing.assert_close(grey.patch_embed.proj.weight[:, 0], source.patch_embed.proj.weight.sum(1))
-    fine = swin(patch_size=2, img_size=112)
-    report = load_weights(fine, source.state_dict())
-    assert report.missing == []
-    assert any("first convolution fitted from 24x3x4x4 to 24x3x2x2" in note for note in report.notes)
-
-
-# Refusals
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""Tables of paths and labels: what they mean, and what is said where they are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import fill, sizes
+
+from frugalvit.data import open_data
+from frugalvit.data.decode import BadImage
+from frugalvit.errors import UserError
+
+
+def write_csv(root: Path, text: str, name: str = "t.csv") -> Path:
+    path = root / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_csv_tsv_and_jsonl_say_the_same(tmp_path: Path) -> None:
+    fill(tmp_path, {"my images": 4})
+    rows = [("my images/000.png", "cat", "train"), ("my images/001.png", "dog", "train")]
+    rows += [("my images/002.png", "dog", "valid"), ("my images/003.png", "cat", "test")]
+    tables = [
+        write_csv(tmp_path, "Path,Label,Split\n" + "\n".join(map(",".join, rows))),
+        write_csv(tmp_path, "\ufefffilename;class;split\r\n" + "\r\n".join(map(";".join, rows)), "semicolon.csv"),
+        write_csv(tmp_path, "image\ttarget\tsplit\n" + "\n".join(map("\t".join, rows)), "t.tsv"),
+        write_csv(tmp_path, "\n".join(map(",".join, rows)), "bare.csv"),
+        write_csv(
+            tmp_path, "\n".join(json.dumps({"file": a, "label": b, "split": c}) for a, b, c in rows) + "\n", "t.jsonl"
+        ),
+    ]
+    for table in tables:
+        source = open_data(table)
+        assert source.classes == ("cat", "dog") and sizes(source) == {"train": 2, "val": 1, "test": 1}, table
+        assert source.splits["val"].labels.tolist() == [1] and source.splits["val"].read(0)[0, 0, 0] == 2
+
+
+def test_numbers_sort_by_value_and_lists_work(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 4})
+    table = write_csv(tmp_path, "000.png 10\n001.png 2\n# comment\n002.png 1\n003.png 10\n", "list.txt")
+    source = open_data(table, split="given")
+    assert source.classes == ("1", "2", "10") and source.splits["train"].labels.tolist() == [2, 1, 0, 2]
+
+
+def test_missing_files_are_counted_and_read_as_bad(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 2})
+    source = open_data(write_csv(tmp_path, "path,label\n000.png,a\n001.png,b\ngone.png,b\n"), split="given")
+    assert "1 of the 3 files" in source.notes[0] and "gone.png" in source.notes[0]
+    with pytest.raises(BadImage, match="missing"):
+        source.splits["train"].read(2)
+    with pytest.raises(UserError, match="None of the 1 files"):
+        open_data(write_csv(tmp_path, "path,label\nx.png,a\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "names no images"),
+        ("path,label\n", "names no images"),
+        ("a,b\n1,2\n", "no column of paths: it has a, b"),
+        ("path,label\n000.png\n", "line 2: 1 cells"),
+        ("path,label\n000.png,\n001.png,x\n", "line 2: no label"),
+        ("path,label\n,x\n", "line 2: the path is empty"),
+        ("path,label,split\n000.png,x,holdout\n", "split 'holdout' is none of"),
+        ("path,label\n000.png,x\n000.png,y\n", "two labels, 'x' .line 2. and 'y' .line 3."),
+        ("path,label,split\n000.png,x,train\n001.png,y,val\n", "1 class that train lacks: y"),
+    ],
+)
+def test_mistakes_in_tables_name_their_line(tmp_path: Path, text: str, words: str) -> None:
+    fill(tmp_path, {".": 2})
+    with pytest.raises(UserError, match=words):
+        open_data(write_csv(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "an object was expected"),
+        ('{"x": 1}', "no path"),
+        ('{"path": "a", "label": []}', "a word"),
+    ],
+)
+def test_mistakes_in_jsonl(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        open_data(write_csv(tmp_path, line, "t.jsonl"))
+
+
+def test_tables_without_labels_and_other_files(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 2})
+    source = open_data(write_csv(tmp_path, "path\n000.png\n001.png\n000.png\n"))
+    assert source.classes is None and len(source) == 2 and "1 repeated rows" in source.notes[0]
+    (tmp_path / "x.zip").write_bytes(b"PK")
+    (tmp_path / "x.csv").write_bytes(b"\xff\xfe\x00")
+    for name, words in (("x.zip", "unpack it"), ("000.png", "single file"), ("x.csv", "not UTF-8")):
+        with pytest.raises(UserError, match=words):
+            open_data(tmp_path / name)
+
+
+@settings(max_examples=60)
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".txt"])
+def test_fuzzed_tables(tmp_path_factory: pytest.TempPathFactory, suffix: str, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / f"fuzz{suffix}"
+    for prefix in (b"", b"path,label\n", b'{"path": "'):
+        path.write_bytes(prefix + content)
+        try:
+            open_data(path)
+        except UserError as error:
+            message = str(error)
+        else:
+            message = "fine"
+        assert message
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=300))
+def test_fuzzed_names(where: str) -> None:
+    try:
+        open_data("/nowhere/" + where)
+    except UserError as error:
+        assert str(error)  # noqa: PT017
