@@ -150,7 +150,7 @@ def test_make_has_the_targets_that_are_named() -> None:
 def test_inline_commands_name_real_verbs() -> None:
     for page in PAGES:
         for words in re.findall(r"`frugalvit ([a-z][^`]*)`", page.read_text(encoding="utf-8")):
-            cli.find_verb(words.split())
+            assert cli.find_verb(words.split()), words
 
 
 # -- every block runs

@@ -207,7 +207,7 @@ def test_a_stock_folder_needs_timm_only(tmp_path: Path) -> None:
     folder = _export(create_backbone("swin_nano", img_size=32, num_classes=3), tmp_path)
     load = f"import sys, timm; timm.create_model('local-dir:{folder}', pretrained=True)"
     code = f"{load}; assert 'frugalvit' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def _shake(backbone: Backbone) -> None:

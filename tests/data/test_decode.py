@@ -249,19 +249,19 @@ if features.check("avif"):
     SEEDS.append(encode(Image.fromarray(COLOUR), "AVIF"))
 
 
-def survives(content: bytes) -> None:
+def survives(content: bytes) -> bool:
+    """Whether there are pixels of the right kind, or a reason in one line; whatever else is raised fails the test."""
     try:
         pixels, reason = decode(content, "fuzzed.tga", max_megapixels=1), "none"
     except BadImage as bad:
         pixels, reason = np.zeros((1, 1, 3), np.uint8), bad.reason
-    assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
-    assert reason and "\n" not in reason
+    return pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3 and "\n" not in (reason or "\n")
 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_random_bytes(content: bytes) -> None:
-    survives(content)
+    assert survives(content)
 
 
 @settings(max_examples=250)
@@ -275,7 +275,7 @@ def test_damaged_images(seed: bytes, patches: list[tuple[int, bytes]], cut: int)
     for place, patch in patches:
         place %= len(content)
         content[place : place + len(patch)] = patch
-    survives(bytes(content[: max(len(content) - cut % len(content), 1)] if cut % 3 == 0 else content))
+    assert survives(bytes(content[: max(len(content) - cut % len(content), 1)] if cut % 3 == 0 else content))
 
 
 @pytest.mark.slow
@@ -288,4 +288,4 @@ def test_damaged_images_at_length(seed: bytes, patches: list[tuple[int, bytes]])
     for place, patch in patches:
         place %= len(content)
         content[place : place + len(patch)] = patch
-    survives(bytes(content))
+    assert survives(bytes(content))

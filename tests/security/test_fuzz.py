@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import string
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from frugalvit.backbones.weights import read_checkpoint
 from frugalvit.cli import shown
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.data import open_data
+from frugalvit.data import cachefile, open_data
 from frugalvit.data.decode import BadImage, decode
 from frugalvit.data.stream import ShardStream
 from frugalvit.errors import UserError
@@ -45,12 +46,14 @@ def _bounded_memory():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < _MEMORY, "an input has taken all the memory"
 
 
-def answer(function: Any, *arguments: Any) -> None:
-    """An answer or one line as the command prints it: anything else raises and fails the test."""
+def is_answered(function: Any, *arguments: Any) -> bool:
+    """Whether there is an answer, or one line as the command prints it; whatever else is raised fails the test."""
     try:
         function(*arguments)
     except (UserError, BadImage) as error:
-        assert shown(str(error)).strip() and "\n" not in shown(str(error))  # noqa: PT017
+        line = shown(str(error)).strip()
+        return bool(line) and "\n" not in line
+    return True
 
 
 values = st.recursive(
@@ -67,7 +70,7 @@ def test_yaml_values(tmp_path_factory: pytest.TempPathFactory, content: dict[str
     path = tmp_path_factory.getbasetemp() / "values.yaml"
     path.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
     for model in (TrainConfig, PretrainConfig):
-        answer(model.from_yaml, path)
+        assert is_answered(model.from_yaml, path)
 
 
 @fuzz(60)
@@ -75,7 +78,7 @@ def test_yaml_values(tmp_path_factory: pytest.TempPathFactory, content: dict[str
 def test_yaml_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes.yaml"
     path.write_bytes(content)
-    answer(TrainConfig.from_yaml, path)
+    assert is_answered(TrainConfig.from_yaml, path)
 
 
 def test_a_yaml_bomb(tmp_path: Path) -> None:
@@ -93,7 +96,7 @@ def test_a_yaml_bomb(tmp_path: Path) -> None:
 def test_command_lines(words: list[str]) -> None:
     if "-h" in words or "--help" in words:
         return
-    answer(parse, TrainConfig, words, "frugalvit train", "")
+    assert is_answered(parse, TrainConfig, words, "frugalvit train", "")
 
 
 @fuzz(40)
@@ -101,7 +104,7 @@ def test_command_lines(words: list[str]) -> None:
 def test_tables(tmp_path_factory: pytest.TempPathFactory, text: str, suffix: str) -> None:
     path = tmp_path_factory.getbasetemp() / f"table{suffix}"
     path.write_bytes(("path,label\n" + text).encode("utf-8", "surrogatepass"))
-    answer(open_data, str(path))
+    assert is_answered(open_data, str(path))
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +122,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 def test_checkpoints(tmp_path_factory: pytest.TempPathFactory, checkpoints: list[bytes], data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.pth"
     path.write_bytes(damaged(data.draw(st.sampled_from(checkpoints)), data))
-    answer(read_checkpoint, path)
+    assert is_answered(read_checkpoint, path)
 
 
 @fuzz(40)
 @given(st.data())
 def test_images(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["png", "jpeg", "gif", "bmp", "tiff", "webp"]))
-    answer(decode, damaged(_image(kind), data), "fuzzed")
+    assert is_answered(decode, damaged(_image(kind), data), "fuzzed")
 
 
 @fuzz(40)
@@ -145,8 +148,8 @@ def test_streams(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
     folder = tmp_path_factory.getbasetemp()
     path = folder / "fuzzed.tar"
     path.write_bytes(damaged(buffer.getvalue(), data))
-    answer(lambda: list(ShardStream([str(path)]).epoch(0)))
-    answer(open_data, str(path))
+    assert is_answered(lambda: list(ShardStream([str(path)]).epoch(0)))
+    assert is_answered(open_data, str(path))
     assert not (folder.parent.parent / "b.png").exists(), "a member has left its folder"
 
 
@@ -196,7 +199,7 @@ def test_coco(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> 
             for image in images:
                 masks_of([e for e in image.learnable() if "segmentation" in e], image.height, image.width)
 
-    answer(use)
+    assert is_answered(use)
 
 
 def test_a_polygon_that_reaches_to_infinity(tmp_path: Path) -> None:
@@ -241,3 +244,40 @@ def damaged(whole: bytes, data: st.DataObject) -> bytes:
         else:
             content[place:place] = patch
     return bytes(content)
+
+
+@fuzz(60)
+@given(st.data())
+def test_decoded_images(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Files of decoded images come with packed datasets: damaged bytes, and headers that lie with a right checksum."""
+    path = tmp_path_factory.getbasetemp() / "fuzzed.decoded"
+
+    def fill(images: torch.Tensor) -> Any:
+        images.copy_(torch.arange(images.numel()).view(images.shape) % 256)
+        return torch.tensor([[4, 5]] * 3), torch.tensor([0, 1, 3]), [("two.png", "broken")]
+
+    cachefile.write_file(path, "print", (4, 3, 4, 5), fill)
+    content = path.read_bytes()
+    if data.draw(st.booleans()):
+        path.write_bytes(damaged(content[:600], data) + content[600:])
+    else:
+        length = int.from_bytes(content[8:16], "little")
+        header = json.loads(content[16 : 16 + length])
+        header[data.draw(st.sampled_from(list(header)))] = data.draw(values.filter(_is_json))
+        text = json.dumps(header, default=str).encode()
+        tables = data.draw(st.just(content[16 + length : 64 + length]) | st.binary(min_size=48, max_size=48))
+        start = content[:8] + len(text).to_bytes(8, "little") + text + tables
+        start += zlib.crc32(text + tables).to_bytes(4, "little")
+        path.write_bytes(start + content[len(start) :])
+    found = cachefile.open_file(path, "print")
+    assert found is None or (
+        found.images.shape[1] == 3 and len(found.sizes) == len(found.kept) and found.sizes.min() > 0
+    )
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, default=str)
+    except (TypeError, ValueError):
+        return False
+    return True

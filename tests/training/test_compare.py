@@ -80,12 +80,12 @@ def test_every_table_is_a_valid_configuration(name: str, tmp_path: Path) -> None
         from frugalvit.config.train import TrainConfig
 
         for values in made.named_settings().values():
-            TrainConfig.parse(made.run_values(values, 0, str(tmp_path)))
+            assert TrainConfig.parse(made.run_values(values, 0, str(tmp_path))).data == "x"
     else:
         from frugalvit.config.pretrain import PretrainConfig
 
         for values in recipe.pretrains.values():
-            PretrainConfig.parse(recipe.common | values | {"data": "x"})
+            assert PretrainConfig.parse(recipe.common | values | {"data": "x"}).data == "x"
 
 
 def test_a_table_is_rerun_from_a_folder(tmp_path: Path) -> None:

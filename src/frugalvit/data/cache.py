@@ -104,6 +104,9 @@ def packed_images(
     paths = examples.decoded.for_input(target_of(size, stored))
     for path in paths:
         found = cachefile.open_file(path, examples.decoded.fingerprint)
+        if found is not None and examples.rows is None and int(found.kept[-1]) >= len(examples):
+            console.warn(f"{path} holds more images than the shards: decoding anew")
+            continue
         if found is not None:
             console.say(f"decoded images came with the dataset: {path}")
             return found if examples.rows is None else _these_rows(found, examples)

@@ -91,10 +91,19 @@ def open_file(path: Path, fingerprint: str) -> Decoded | None:
             text = handle.read(length)
             header = json.loads(text)
             count = int(header["shape"][0])
+            if not 0 < count <= path.stat().st_size:
+                return _damaged(path, "its images have no possible shape")
             tables = handle.read(count * 16)
             if handle.read(4) != _crc(text + tables):
                 return _damaged(path, "its header does not match its checksum")
-            shape, offset = tuple(header["shape"]), int(header["offset"])
+            shape, offset = tuple(int(side) for side in header["shape"]), int(header["offset"])
+            if len(shape) != 4 or shape[1] != 3 or min(shape) < 1:
+                return _damaged(path, "its images have no possible shape")
+            sizes = np.frombuffer(tables, "<i4", count * 2).reshape(count, 2).astype(np.int64)
+            kept = np.frombuffer(tables, "<i8", count, count * 8).astype(np.int64)
+            if sizes.min() < 1 or kept[0] < 0 or (np.diff(kept) < 1).any():
+                return _damaged(path, "its tables are not possible")
+            bad = [(str(name), str(reason)) for name, reason in header["bad"]]
             end = offset + int(np.prod(shape))
             if path.stat().st_size != end:
                 return _damaged(path, "it is too short or too long")
@@ -106,11 +115,8 @@ def open_file(path: Path, fingerprint: str) -> Decoded | None:
         return _damaged(path, str(error))
     if header["fingerprint"] != fingerprint:
         return None
-    sizes = np.frombuffer(tables, "<i4", count * 2).reshape(count, 2).astype(np.int64)
-    kept = np.frombuffer(tables, "<i8", count, count * 8).astype(np.int64)
     # Copy on write: torch wants writable memory, and nothing ever writes.
     pixels = np.memmap(path, dtype=np.uint8, mode="c", offset=offset, shape=shape)
-    bad = [(str(name), str(reason)) for name, reason in header["bad"]]
     return Decoded(torch.from_numpy(pixels), torch.from_numpy(sizes), torch.from_numpy(kept), bad, mapped=True)
 
 
