@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import sys
@@ -232,6 +233,9 @@ VERBS = [
 ]
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)  # disk full, disk read-only, quota used up
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; 0 when it went well, 2 for a mistake of the user, 1 for a fault of ours."""
     words = sys.argv[1:] if argv is None else argv
@@ -247,7 +251,13 @@ def main(argv: list[str] | None = None) -> int:
         # `frugalvit list models | head` closes our output; that is no fault of anybody.
         sys.stderr.close()
         return 0
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            where = f": {error.filename}" if error.filename else ""
+            print(
+                f"frugalvit: {shown(f'{error.strerror}{where}. What was written before is intact.')}", file=sys.stderr
+            )
+            return 2
         traceback.print_exc()
         print("frugalvit: this is a fault of frugalvit, not yours; please report the lines above.", file=sys.stderr)
         return 1

@@ -12,18 +12,23 @@ from torch import Tensor, nn
 from frugalvit.files import write_atomically
 
 
-def keep_evidence(folder: Path, task: nn.Module, batch: Any, process: int, facts: dict[str, Any]) -> tuple[Path, str]:
-    """Save the batch and the state of a non-finite step; where they lie, and which tensor was bad first."""
+def keep_evidence(folder: Path, task: nn.Module, batch: Any, process: int, facts: dict[str, Any]) -> tuple[str, str]:
+    """Save the batch and the state of a non-finite step; what became of that, and which tensor was bad first."""
     tensors = dict(named_tensors(batch))
     target = folder / "fault" / f"step_{facts['step']}_process_{process}.pt"
     classes = getattr(getattr(task, "backbone", None), "num_classes", 0)
     evidence = {**facts, "classes": classes, "process": process, "batch": tensors, "task": task.state_dict()}
-    target.parent.mkdir(exist_ok=True)
-    write_atomically(target, lambda handle: torch.save(evidence, handle))
+    kept = f"The batch and the state are in {target} ('frugalvit replay {target}' runs that step again and names the "
+    kept += "first bad tensor)"
+    try:
+        target.parent.mkdir(exist_ok=True)
+        write_atomically(target, lambda handle: torch.save(evidence, handle))
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its writer
+        kept = f"The batch could not be kept ({' '.join(str(error).split())[:100]})"
     inputs, weights = bad_names(tensors.items()), bad_names(task.named_parameters())
     if inputs:
-        return target, f" (first bad input: {inputs[0]})"
-    return target, f" (first bad parameter: {weights[0]})" if weights else ""
+        return kept, f" (first bad input: {inputs[0]})"
+    return kept, f" (first bad parameter: {weights[0]})" if weights else ""
 
 
 def bad_names(named: Any) -> list[str]:
@@ -49,7 +54,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device, or the machine itself, had no room left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    words = ("allocate memory", "out of memory", "ALLOC_FAILED")  # the CPU's, MPS's and CUDA's, cuBLAS's and cuDNN's
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def explain_out_of_memory(error: BaseException, images: int, folder: Path) -> str:

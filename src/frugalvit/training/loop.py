@@ -123,7 +123,7 @@ class _Loop(Stepper):
         pace = self._pace()
         self.run.log(self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace)
         self.hopeless |= self.task.watch(self.step, means)
-        if streak >= self.plan.patience_for_bad_steps:
+        if streak >= self._patience():
             self._give_up(streak)
         memory = torch.cuda.max_memory_allocated() / 2**30 if self.fabric.device.type == "cuda" else 0.0
         speed = f" · {memory:.1f} GiB" if memory else ""
@@ -201,7 +201,7 @@ class _Loop(Stepper):
             self.run.forget_metrics_after(-1)
             return
         self.task.load_state_dict(state["task"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(_for_this_machine(state["optimizer"], self.optimizer.param_groups))
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
         self.watch = Stopwatch(state["seconds"])
@@ -223,6 +223,11 @@ class _Loop(Stepper):
 
     # -- trouble
 
+    def _patience(self) -> int:
+        """Bad steps in a row that are borne. With fp16 some are meant: its scaler halves 65,536 at every overflow."""
+        scaled = getattr(self.fabric.strategy.precision, "scaler", None) is not None
+        return self.plan.patience_for_bad_steps + (16 if scaled else 0)
+
     def _give_up(self, streak: int) -> None:
         """Several non-finite steps in a row: keep the evidence, leave the last good checkpoint alone, and say so."""
         step = self.step - 1
@@ -230,11 +235,10 @@ class _Loop(Stepper):
         plan = self.plan
         facts = {"step": step, "seed": plan.seed, "steps": plan.steps, "steps_per_epoch": plan.steps_per_epoch}
         facts |= {"log_every": plan.log_every, "kind": type(self.task).__name__}
-        where, culprit = keep_evidence(self.run.folder, self.task, batch, self.fabric.global_rank, facts)
+        kept, culprit = keep_evidence(self.run.folder, self.task, batch, self.fabric.global_rank, facts)
         raise UserError(
-            f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. The "
-            f"batch and the state are in {where} ('frugalvit replay {where}' runs that step again and names the first "
-            "bad tensor), the last good checkpoint is intact. Lower --lr or use --precision 32."
+            f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. "
+            f"{kept}, the last good checkpoint is intact. Lower --lr or use --precision 32."
         )
 
     @contextmanager
@@ -263,6 +267,19 @@ def _finite(values: dict[str, float]) -> dict[str, float | None]:
     """JSON has no word for what is not finite."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
+
+def _for_this_machine(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """A stored optimiser with the settings this run has made it with.
+
+    PyTorch takes the settings from the stored one. A run that was begun without a GPU (or carried over from another)
+    would then go on without the fused step that leaves bad gradients out, and with other averaging rates.
+    """
+    ours = [{name: group[name] for name in _SETTINGS if name in group} for group in groups]
+    stored = zip(state["param_groups"], ours, strict=True)
+    return state | {"param_groups": [group | settings for group, settings in stored]}
+
+
+_SETTINGS = ("betas", "eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
 
 # What a line of metrics holds besides what the task was shown.
 _LABELS = ("step", "split", "epoch", "lr", "skipped", "images_per_second")

@@ -10,6 +10,7 @@ report.html       one page to read
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
@@ -72,12 +73,18 @@ class Run:
     # -- configuration and result
 
     def save_config(self, config: Config) -> None:
-        if self.writer:
-            write_text(self.folder / "config.yaml", config.to_yaml())
+        self._write("config.yaml", config.to_yaml())
 
     def save_json(self, name: str, value: object) -> None:
-        if self.writer:
-            write_text(self.folder / name, json.dumps(value, indent=1, ensure_ascii=False))
+        self._write(name, json.dumps(value, indent=1, ensure_ascii=False))
+
+    def _write(self, name: str, text: str) -> None:
+        if not self.writer:
+            return
+        try:
+            write_text(self.folder / name, text)
+        except OSError as error:
+            raise UserError(self._not_written(name, error)) from error
 
     def read_json(self, name: str) -> Any:
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
@@ -125,12 +132,12 @@ class Run:
         self._step = max(0, step)
         path = self.folder / "metrics.jsonl"
         if self.writer and path.exists():
-            kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
-            write_text(path, "".join(kept))
+            kept = [line for line, values in _lines(path) if values["step"] <= step]
+            self._write("metrics.jsonl", "".join(kept))
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in _whole_lines(path)] if path.exists() else []
+        return [values for _, values in _lines(path)] if path.exists() else []
 
     # -- checkpoints
 
@@ -190,13 +197,16 @@ class Run:
         return state
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-        if self._board is not None:
-            self._board.close()
-        self.trackers.close()
-        if self.writer:
-            self._lock.__exit__(None, None, None)
+        """Close what is open, the lock last and in any case; what cannot be flushed any more has been said before."""
+        try:
+            for closable in (self._metrics, self._board):
+                with contextlib.suppress(OSError):
+                    if closable is not None:
+                        closable.close()
+            self.trackers.close()
+        finally:
+            if self.writer:
+                self._lock.__exit__(None, None, None)
 
     def _tensorboard(self) -> TensorBoard:
         if self._board is None:
@@ -233,10 +243,23 @@ def damage(path: Path) -> str | None:
     return f"checksum of {bad} does not match" if bad else None
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The complete lines of a file whose writer may have been killed in the middle of one."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n") and line.strip()]
+def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines of a file of metrics and what they say.
+
+    Its writer may have been killed in the middle of the last one; after a power failure there may be anything.
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+    *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for line in whole:
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        if isinstance(values, dict) and isinstance(values.get("step"), int):
+            found.append((f"{line}\n", values))
+        elif line.strip():
+            console.warn(f"a line of {path} is damaged and left out")
+    return found
 
 
 def find_run(where: str | Path) -> Path:

@@ -14,6 +14,7 @@ from frugalvit.config.train import RunConfig
 from frugalvit.results import Result
 from frugalvit.training import setup
 from frugalvit.training.loop import Stopped
+from frugalvit.training.processes import mind_the_peers
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.runs import Run, finished_summary
 from frugalvit.training.tracking import check_trackers
@@ -39,7 +40,8 @@ def in_run_folder(
     label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
     config, run = setup.open_run(config, fabric, label, source.name)
     try:
-        return body(config, source, run, fabric)
+        with mind_the_peers(fabric, run.folder, config.peer_timeout):
+            return body(config, source, run, fabric)
     except Stopped as stop:
         console.warn(f"{stop}: saved; continue with 'frugalvit {command} --resume {run.folder}'")
         return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})

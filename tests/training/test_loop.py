@@ -1,0 +1,166 @@
+"""Small print of the loop: what a resumed optimiser is, how many bad steps are borne, what is said in trouble."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from nursery import Nursery
+from test_distributed import torchrun_variables
+from tiny import TRAIN, write_config, write_images
+from toys import ToyTask, run_toy, toy_plan
+
+from frugalvit import cli
+from frugalvit.errors import UserError
+from frugalvit.training import loop
+from frugalvit.training.faults import is_out_of_memory
+from frugalvit.training.processes import mind_the_peers
+from frugalvit.training.runs import Run
+
+
+def groups(run: Path) -> list[dict]:
+    return torch.load(run / "checkpoints" / "last.pt", weights_only=True)["optimizer"]["param_groups"]
+
+
+def test_a_resumed_optimiser_is_this_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun where the step is not fused, resumed where it is (as on a GPU): bad gradients must still be left out."""
+    run_toy(tmp_path / "run", ToyTask(), steps=4)
+    assert [group["fused"] for group in groups(tmp_path / "run")] == [False]
+    monkeypatch.setattr(loop, "_fused", lambda fabric: True)
+    run_toy(tmp_path / "run", ToyTask(), steps=8)
+    assert [group["fused"] for group in groups(tmp_path / "run")] == [True]
+
+
+def test_settings_of_a_carried_over_optimiser(tmp_path: Path) -> None:
+    """What another run left must not bring its averaging rates along."""
+    run_toy(tmp_path / "run", ToyTask(), steps=4, betas=(0.8, 0.9))
+    run_toy(tmp_path / "run", ToyTask(), steps=8, betas=(0.9, 0.95))
+    assert [tuple(group["betas"]) for group in groups(tmp_path / "run")] == [(0.9, 0.95)]
+
+
+def test_the_resumed_optimiser_has_its_moments(tmp_path: Path) -> None:
+    run_toy(tmp_path / "whole", ToyTask(), steps=8)
+    run_toy(tmp_path / "parts", ToyTask(), steps=4)
+    run_toy(tmp_path / "parts", ToyTask(), steps=8)
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True) for name in ("whole", "parts")
+    )
+    torch.testing.assert_close(whole["task"], parts["task"], rtol=0, atol=0)
+    torch.testing.assert_close(whole["optimizer"]["state"], parts["optimizer"]["state"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("scaler", "borne"), [(None, 5), (object(), 21)])
+def test_a_gradient_scaler_may_look_for_its_scale(scaler: object, borne: int) -> None:
+    """fp16 begins with overflows on purpose: from 65,536 it takes up to sixteen of them to come down to one."""
+    fabric = SimpleNamespace(strategy=SimpleNamespace(precision=SimpleNamespace(scaler=scaler)))
+    assert loop._Loop._patience(SimpleNamespace(plan=toy_plan(), fabric=fabric)) == borne
+
+
+def test_evidence_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("frugalvit.training.faults.write_atomically", full)
+    with pytest.raises(UserError, match=r"5 steps in a row.*could not be kept.*No space left.*checkpoint is intact"):
+        run_toy(tmp_path / "run", ToyTask(dict.fromkeys(range(7, 20), "loss")), log_every=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 8.10 GB)"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: BaseException, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+
+
+def test_metrics_after_a_power_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Blocks that never reached the disk read as zeros: the lines around them still count, and resuming goes on."""
+    run_toy(tmp_path / "run", ToyTask(), steps=8)
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    lines[1] = b"\0" * len(lines[1])
+    lines.insert(2, b'["no", "record"]')
+    path.write_bytes(b"\n".join(lines) + b'{"step": 8, "lo')
+    run_toy(tmp_path / "run", ToyTask(), steps=10)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2, 6, 8, 10]
+    assert "is damaged and left out" in capsys.readouterr().err
+
+
+def test_a_run_is_closed_on_a_full_disk_too(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+
+    class Full:
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    run._metrics = Full()  # type: ignore[assignment]
+    run.close()
+    Run(tmp_path).close()  # the lock is free
+
+
+def test_a_summary_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = Run(tmp_path)
+    monkeypatch.setattr("frugalvit.training.runs.write_text", full)
+    with pytest.raises(UserError, match=r"Could not save summary.json.*No space left on device"):
+        run.save_json("summary.json", {})
+    run.close()
+
+
+def test_a_full_disk_anywhere_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(words: list[str]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr(cli, "_run", full)
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err == (
+        "frugalvit: No space left on device: model.safetensors. What was written before is intact.\n"
+    )
+
+
+def test_a_lost_peer_is_said_after_the_training_too(tmp_path: Path) -> None:
+    """The last scores are gathered over all processes: who is left alone there must hear why."""
+    fabric = SimpleNamespace(world_size=2)
+    with (
+        pytest.raises(UserError, match=r"Another process of this run has ended.*--resume"),
+        mind_the_peers(fabric, tmp_path, 5.0),  # type: ignore[arg-type]
+    ):
+        raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
+    with pytest.raises(RuntimeError, match="else"), mind_the_peers(Fabric(accelerator="cpu"), tmp_path, 5.0):
+        raise RuntimeError("something else timed out")
+
+
+def test_a_peer_that_dies_while_scoring(tmp_path: Path) -> None:
+    """A real one, that leaves where the training ends and the last scores are gathered."""
+    nursery = Nursery(tmp_path)
+    write_images(tmp_path / "images")
+    write_config(tmp_path / "config.yaml", TRAIN, steps=2)
+    words = ["train", "images", "--config", "config.yaml", "--out", "run", "--device", "cpu"]
+    first, second = torchrun_variables(2)
+    child = nursery.start(*words, **first)
+    leave = "import frugalvit.training.commands as c, os; c._finish = lambda *a: os._exit(9)"
+    run = f"{leave}; import sys; from frugalvit import cli; sys.exit(cli.main({words!r}))"
+    variables = os.environ | second | {"OMP_NUM_THREADS": "1", "FRUGALVIT_CACHE": str(tmp_path / "cache")}
+    peer = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=variables, capture_output=True, timeout=120)
+    assert peer.returncode == 9, peer.stderr
+    assert child.wait() == 2, child.said()
+    assert "Another process of this run has ended" in child.said() and "Traceback" not in child.said()
