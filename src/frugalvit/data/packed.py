@@ -5,8 +5,10 @@ An index may come from a stranger, so everything in it is checked before it is b
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,16 +38,22 @@ class DecodedFile(NamedTuple):
     rectangle: tuple[int, int]
 
 
-class PackedIndex(NamedTuple):
+@dataclass(frozen=True)
+class PackedIndex:
     """The shards of every split, the names of the classes (labels are their numbers), and the decoded images."""
 
     classes: tuple[str, ...] | None
     splits: dict[str, list[PackedShard]]
     decoded: list[DecodedFile]
 
+    @functools.cached_property
+    def by_name(self) -> dict[str, PackedShard]:
+        """The shards by their file names."""
+        return {shard.file: shard for shards in self.splits.values() for shard in shards}
+
     def shard(self, name: str) -> PackedShard | None:
         """The entry of the shard with this file name."""
-        return next((shard for shards in self.splits.values() for shard in shards if shard.file == name), None)
+        return self.by_name.get(name)
 
 
 class Attached(NamedTuple):

@@ -192,7 +192,7 @@ def fetch(url: str) -> Path:
     return target
 
 
-def read_small(where: str, most: int = 64 << 20) -> bytes | None:
+def read_small(where: str, most: int = 512 << 20) -> bytes | None:
     """A small file, local or not; None where there is none or it cannot be read."""
     try:
         with open_remote(where) as file:

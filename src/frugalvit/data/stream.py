@@ -62,7 +62,7 @@ class ShardStream:
     def epoch(self, number: int = 0, *, part: int = 0, parts: int = 1, skip: int = 0) -> Iterator[StreamSample]:
         """This part's examples of one epoch, the first ``skip`` of them left out."""
         mine = self._share(number, part, parts)
-        draws = np.random.default_rng([self.seed, number, part])
+        draws = _random(np.random.default_rng([self.seed, number, part]))
         if skip and self.counts is not None:
             yield from self._go_on(mine, draws, skip)
         else:
@@ -82,7 +82,7 @@ class ShardStream:
             np.random.default_rng([self.seed, number]).shuffle(order)
         return order[part::parts].tolist()
 
-    def _shuffled(self, arriving: Iterator[T], waiting: list[T], draws: np.random.Generator) -> Iterator[T]:
+    def _shuffled(self, arriving: Iterator[T], waiting: list[T], draws: Iterator[float]) -> Iterator[T]:
         """What arrives, through a buffer out of which one is drawn whenever it is full."""
         for sample in arriving:
             waiting.append(sample)
@@ -91,7 +91,7 @@ class ShardStream:
         while waiting:
             yield _draw(waiting, draws)
 
-    def _go_on(self, mine: list[int], draws: np.random.Generator, skip: int) -> Iterator[StreamSample]:
+    def _go_on(self, mine: list[int], draws: Iterator[float], skip: int) -> Iterator[StreamSample]:
         """The same as reading and leaving out ``skip`` examples, but with numbers in their place.
 
         The shuffle is played through with the numbers 0, 1, 2 … of the examples; then those that would be waiting in
@@ -158,8 +158,14 @@ def _grouped(named: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes, d
         yield current, image, texts
 
 
-def _draw(waiting: list[T], draws: np.random.Generator) -> T:
+def _draw(waiting: list[T], draws: Iterator[float]) -> T:
     """Take a random one out; the last fills its place, so that it costs nothing."""
-    index = int(draws.integers(len(waiting))) if len(waiting) > 1 else 0
+    index = int(next(draws) * len(waiting))
     waiting[index], waiting[-1] = waiting[-1], waiting[index]
     return waiting.pop()
+
+
+def _random(generator: np.random.Generator) -> Iterator[float]:
+    """Numbers in [0, 1), drawn many at once: a resumed run may have to play millions of them through."""
+    while True:
+        yield from generator.random(4096).tolist()
