@@ -51,7 +51,8 @@ LEFT_OUT = {"devices": 1, "nodes": 1, "epochs": 1, "pretrained": 0}
 # These are tried elsewhere, or need what is not here: an index of packages, the rest of a table.
 NOT_RUN = {
     "pip": "tests/test_wheel.py installs",
-    "python": "the line that makes an environment",
+    "python": "'python -c' is run, 'python -m venv' makes an environment",
+    ".": "enters the environment",
     "make": "its targets are checked",
     "tensorboard": "a server, which does not end",
 }
@@ -200,10 +201,13 @@ def shortened(words: list[str]) -> list[str]:
     assert verb is not None
     changes = SHORTER.get(verb.words, {})
     out = _without(words, dict.fromkeys(changes, 1) | LEFT_OUT)
-    if verb.words.split()[-1] in ("train", "pretrain", "compare") and "--init" not in out and "--continue" not in out:
-        changes = changes | ({} if "--backbone" in out else {"backbone": "swin_nano"})
+    begins = not {"--init", "--continue", "--resume", "--backbone"} & set(out)
+    if begins and verb.words.split()[-1] in ("train", "pretrain", "compare"):
+        changes = changes | {"backbone": "swin_nano"}
     if "--continue" in out:
         changes = changes | {"steps": "4"}  # a run that goes on must be longer than the one before
+    if "--resume" in out:  # with what it was begun with
+        changes = {"device": "cpu"}
     for name, value in changes.items():
         out += [f"--no-{name}"] if value is None else [f"--{name}", value]
     return [word.replace("{000000..000127}", "{000000..000000}") for word in out]
@@ -242,6 +246,9 @@ def test_blocks_run(
         if block.language == "python":
             padding = "\n" * block.line  # so that a traceback names the line of the page
             exec(compile(padding + block.text, page_id(page), "exec"), names)
+        for words in lines_to_type(block):
+            if words[:2] == ["python", "-c"]:
+                subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
         for words in commands(block):
             status = cli.main(shortened(words))
             assert status == 0, f"{page_id(page)}:{block.line}: {shlex.join(words)}\n{capsys.readouterr().err}"
