@@ -101,7 +101,7 @@ def mistake_sheet(mistakes: list[dict[str, Any]], columns: int = 6, edge: int = 
         encoded = mistake["image"].partition("base64,")[2]
         with Image.open(io.BytesIO(base64.b64decode(encoded))) as picture:
             sheet.paste(picture, (left + (cell[0] - picture.width) // 2, top + (edge - picture.height) // 2))
-        for line, text in enumerate((f"is {mistake['label']}", f"not {mistake['predicted']}")):
+        for line, text in enumerate((f"is: {mistake['label']}", f"said: {mistake['predicted']}")):
             pen.text((left + 6, top + edge + 4 + 14 * line), _ascii(text), fill="black")
     return _encode(sheet)
 
