@@ -60,9 +60,9 @@ def interpret(plan: WindowPlan) -> None:
     values, table = qkv.detach(), bias.detach()
     out, grad_values = torch.full_like(grad, torch.nan), torch.full_like(values, torch.nan)
     parts = torch.full((shares, *bias.shape), torch.nan)
-    window_kernel.launch(window_kernel.forward_kernel, [values, table, out], values, table, numbers, shares)
+    window_kernel.launch(window_kernel.forward_kernel, [values, table, out], values, table, numbers, shares, 2, 2)
     both = [grad, values, table, grad_values, parts]
-    window_kernel.launch(window_kernel.backward_kernel, both, values, table, numbers, shares)
+    window_kernel.launch(window_kernel.backward_kernel, both, values, table, numbers, shares, 4, 3)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(grad_values, qkv.grad, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(parts.sum(0), bias.grad, atol=1e-5, rtol=1e-5)

@@ -9,7 +9,7 @@ Gradients of the bias are added in a fixed order, so that the same step gives th
 
 ``fits`` says where the kernels serve; everything else takes the plain way in ``swin_layers``.
 """
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # Triton's stubs know scalars only, not the tiles that its language is about.
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from frugalvit.backbones.windows import WindowPlan
 MOST_TOKENS = 64
 """Tokens of the largest window (8 x 8): scores of one window and head are one tile in registers."""
 HEAD_WIDTHS = (16, 32, 64)
+_FORWARD, _BACKWARD = (2, 2), (4, 3)  # warps and stages, the fastest of those tried on an H200
 _PROGRAMS = 1024  # fills the largest GPU several times over; each walks over its share of the windows
 
 
@@ -68,26 +69,36 @@ def _tokens(
 
 
 @triton.jit
-def _softmax(query, key, bias, real, region, scale):
-    """(TILE, TILE) float: what every token gives to the tokens it may see."""
-    scores = tl.dot(query, tl.trans(key)) * scale + bias
-    allowed = (region[:, None] == region[None, :]) & real[None, :]
-    scores = tl.where(allowed, scores, -1e30)
-    powers = tl.exp(scores - tl.max(scores, 1)[:, None])
-    return powers / tl.sum(powers, 1)[:, None]
+def _powers(query, key, table, real, region, MASKED: tl.constexpr, SCALE: tl.constexpr):
+    """(TILE, TILE) float: 2 to the power of scores below their row's highest, and the sum of each row.
+
+    Scores are kept in units of ln 2, since the hardware knows powers of two; ``table`` is so already.
+    """
+    scores = tl.dot(query, tl.trans(key)) * (SCALE * 1.4426950408889634) + table
+    if MASKED:
+        scores = tl.where((region[:, None] == region[None, :]) & real[None, :], scores, -1e30)
+    powers = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    return powers, tl.sum(powers, 1)
+
+
+@triton.jit
+def _table(bias, head, count, TILE: tl.constexpr):
+    """A head's biases in units of ln 2, and -1e30 where the tile is larger than the window."""
+    token = tl.arange(0, TILE)
+    square = (token[:, None] < count) & (token[None, :] < count)
+    found = tl.load(bias + (head * count + token[:, None]) * count + token[None, :], mask=square, other=0.0)
+    return tl.where(token[None, :] < count, found * 1.4426950408889634, -1e30)
 
 
 @triton.jit
 def forward_kernel(
-    qkv, bias, out, scale, windows, each, across,
+    qkv, bias, out, windows, each, across,
     height, width, rows, columns, tall, wide, down, right, part_down, part_right,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, SCALE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
-    token, channel = tl.arange(0, TILE), tl.arange(0, WIDTH)
-    count = rows * columns
-    square = (token[:, None] < count) & (token[None, :] < count)
-    table = tl.load(bias + (head * count + token[:, None]) * count + token[None, :], mask=square, other=0.0)
+    channel = tl.arange(0, WIDTH)
+    table = _table(bias, head, rows * columns, TILE)
     for window in range(tl.program_id(0), windows, tl.num_programs(0)):
         image = (window // each).to(tl.int64) * height * width
         place, real, region = _tokens(
@@ -98,24 +109,22 @@ def forward_kernel(
         query = tl.load(source, mask=real[:, None], other=0.0)
         key = tl.load(source + HEADS * WIDTH, mask=real[:, None], other=0.0)
         value = tl.load(source + 2 * HEADS * WIDTH, mask=real[:, None], other=0.0)
-        share = _softmax(query, key, table, real, region, scale)
-        seen = tl.dot(share.to(value.dtype), value)
+        powers, total = _powers(query, key, table, real, region, MASKED, SCALE)
+        seen = tl.dot(powers.to(value.dtype), value) * (1.0 / total)[:, None]
         tl.store(out + at + channel[None, :], seen.to(value.dtype), mask=real[:, None])
 
 
 @triton.jit
 def backward_kernel(
-    grad, qkv, bias, grad_qkv, grad_bias, scale, windows, each, across,
+    grad, qkv, bias, grad_qkv, grad_bias, windows, each, across,
     height, width, rows, columns, tall, wide, down, right, part_down, part_right,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, SCALE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     token, channel = tl.arange(0, TILE), tl.arange(0, WIDTH)
     count = rows * columns
-    square = (token[:, None] < count) & (token[None, :] < count)
-    inside = (head * count + token[:, None]) * count + token[None, :]
-    table = tl.load(bias + inside, mask=square, other=0.0)
-    total = tl.zeros((TILE, TILE), tl.float32)
+    table = _table(bias, head, count, TILE)
+    to_bias = tl.zeros((TILE, TILE), tl.float32)
     for window in range(tl.program_id(0), windows, tl.num_programs(0)):
         image = (window // each).to(tl.int64) * height * width
         place, real, region = _tokens(
@@ -127,30 +136,37 @@ def backward_kernel(
         key = tl.load(qkv + three + HEADS * WIDTH, mask=real[:, None], other=0.0)
         value = tl.load(qkv + three + 2 * HEADS * WIDTH, mask=real[:, None], other=0.0)
         above = tl.load(grad + at + channel[None, :], mask=real[:, None], other=0.0)
-        share = _softmax(query, key, table, real, region, scale)
+        powers, total = _powers(query, key, table, real, region, MASKED, SCALE)
+        share = powers * (1.0 / total)[:, None]
         # dv = pᵀ·do;  dp = do·vᵀ;  ds = p ∘ (dp - Σ p ∘ dp);  dq = ds·k/√d;  dk = dsᵀ·q/√d;  dB = Σ ds
         to_value = tl.dot(tl.trans(share.to(value.dtype)), above)
         to_share = tl.dot(above, tl.trans(value))
         to_score = share * (to_share - tl.sum(share * to_share, 1)[:, None])
-        total += to_score
+        to_bias += to_score
         rounded = to_score.to(value.dtype)
-        to_query = tl.dot(rounded, key) * scale
-        to_key = tl.dot(tl.trans(rounded), query) * scale
+        to_query = tl.dot(rounded, key) * SCALE
+        to_key = tl.dot(tl.trans(rounded), query) * SCALE
         tl.store(grad_qkv + three, to_query.to(value.dtype), mask=real[:, None])
         tl.store(grad_qkv + three + HEADS * WIDTH, to_key.to(value.dtype), mask=real[:, None])
         tl.store(grad_qkv + three + 2 * HEADS * WIDTH, to_value.to(value.dtype), mask=real[:, None])
-    tl.store(grad_bias + tl.program_id(0) * HEADS * count * count + inside, total, mask=square)
+    square = (token[:, None] < count) & (token[None, :] < count)
+    inside = ((tl.program_id(0) * HEADS + head) * count + token[:, None]) * count + token[None, :]
+    tl.store(grad_bias + inside, to_bias, mask=square)
 
 
-def launch(kernel, tensors: list[Tensor], qkv: Tensor, bias: Tensor, numbers: list[int], shares: int) -> None:
+def launch(
+    kernel, tensors: list[Tensor], qkv: Tensor, bias: Tensor, numbers: list[int], shares: int, warps: int, stages: int
+) -> None:
     """Start a kernel over (shares of the windows, heads)."""
     heads, width = bias.shape[0], qkv.shape[-1] // 3 // bias.shape[0]
-    _, _, rows, columns, tall, wide = numbers[:6]
+    height, tokens_wide, rows, columns, tall, wide, _, _, *shift = numbers
+    masked = (tall, wide) != (height, tokens_wide) or any(shift)
     each, across = (tall // rows) * (wide // columns), wide // columns
-    scale, windows = width**-0.5, qkv.shape[0] * each
+    windows = qkv.shape[0] * each
     kernel[(shares, heads)](
-        *tensors, scale, windows, each, across, *numbers,
-        HEADS=heads, WIDTH=width, TILE=max(16, triton.next_power_of_2(rows * columns)), num_warps=4,
+        *tensors, windows, each, across, *numbers,
+        HEADS=heads, WIDTH=width, TILE=max(16, triton.next_power_of_2(rows * columns)), SCALE=width**-0.5,
+        MASKED=masked, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -165,7 +181,7 @@ def shares_of(qkv: Tensor, bias: Tensor, numbers: list[int]) -> int:
 def _attend(qkv: Tensor, bias: Tensor, numbers: list[int]) -> Tensor:
     out = qkv.new_empty(*qkv.shape[:-1], qkv.shape[-1] // 3)
     kernel = torch.library.wrap_triton(forward_kernel)
-    launch(kernel, [qkv, bias, out], qkv, bias, numbers, shares_of(qkv, bias, numbers))
+    launch(kernel, [qkv, bias, out], qkv, bias, numbers, shares_of(qkv, bias, numbers), *_FORWARD)
     return out
 
 
@@ -174,7 +190,7 @@ def _attend_backward(grad: Tensor, qkv: Tensor, bias: Tensor, numbers: list[int]
     shares = shares_of(qkv, bias, numbers)
     grad_qkv, parts = torch.empty_like(qkv), bias.new_empty(shares, *bias.shape)
     kernel = torch.library.wrap_triton(backward_kernel)
-    launch(kernel, [grad, qkv, bias, grad_qkv, parts], qkv, bias, numbers, shares)
+    launch(kernel, [grad, qkv, bias, grad_qkv, parts], qkv, bias, numbers, shares, *_BACKWARD)
     return grad_qkv, parts.sum(0)
 
 

@@ -38,8 +38,10 @@ _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}
 # Below this many logits the plain loss fits easily and needs fewer products for the teacher.
 _PAYS_FROM = 2**25
 
-# torch.compile needs Triton on a GPU; where it is not installed the softmax takes a few kernels instead of one.
-_CAN_FUSE = importlib.util.find_spec("triton") is not None
+# Where Triton is not installed the softmax on a GPU takes a few kernels instead of one.
+_KERNELS = importlib.util.find_spec("triton") is not None
+if _KERNELS:
+    from frugalvit.objectives.softmax_kernel import fused_softmax
 
 
 def should_chunk(rows: int, prototypes: int) -> bool:
@@ -154,7 +156,7 @@ def _softmax_moments(
     """
     per_chunk = rows or max(1, _CHUNK_ELEMENTS.get(query.device.type, 2**23) // len(keys))
     low, precise = keys.dtype, query.dtype
-    probabilities_of = _fused_softmax() if query.is_cuda and _CAN_FUSE else _softmax
+    probabilities_of = fused_softmax if query.is_cuda and precise == torch.float32 and _KERNELS else _softmax
     normalisers, means = [], []
     for start in range(0, len(query), per_chunk):
         chunk = slice(start, start + per_chunk)
@@ -176,26 +178,6 @@ def _softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[
     top, where = logits.max(-1, keepdim=True)
     probabilities = logits.softmax(-1)
     return (top - probabilities.gather(-1, where).log()).squeeze(-1), probabilities.to(dtype)
-
-
-def _softmax_formula(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``_softmax`` in words the compiler turns into one kernel: maximum and sum in one reading, then the writing."""
-    if shift is not None:
-        logits = logits - shift
-    top = logits.amax(-1, keepdim=True)
-    weights = (logits - top).exp()
-    total = weights.sum(-1, keepdim=True)
-    return (top + total.log()).squeeze(-1), (weights / total).to(dtype)
-
-
-_compiled: list[Any] = []
-
-
-def _fused_softmax() -> Any:
-    """Compiled on first use, so that importing costs nothing and a machine without a GPU never compiles."""
-    if not _compiled:
-        _compiled.append(torch.compile(_softmax_formula))
-    return _compiled[0]
 
 
 def _product_dtype(student: Tensor) -> torch.dtype:

@@ -22,6 +22,7 @@ from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.autobatch import fit_to_memory
+from frugalvit.training.compiling import compile_networks
 from frugalvit.training.evidence import (
     augmentation_sheet,
     decisions_table,
@@ -99,8 +100,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     task.feed(batches, watch_set, "val" if validation is not None else "test", fabric)
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
-    if _compiles(config, fabric, plan.steps):
-        backbone.compile(dynamic=False)
+    compile_networks([backbone], config, plan, fabric)
     unseen = test if validation is not None else None
     with setup.closing_readers(task):
         outcome = fit(task, plan, run, fabric)
@@ -285,9 +285,3 @@ def _check_grid(config: TrainConfig, backbone: Backbone) -> None:
             f"{backbone.name} ends in a {height}×{width} grid at {backbone.img_size[0]}×{backbone.img_size[1]} px: "
             "there is nothing to localise. Use a larger --img-size, or --localization.weight 0."
         )
-
-
-def _compiles(config: TrainConfig, fabric: Fabric, steps: int) -> bool:
-    if config.compile == "auto":
-        return fabric.device.type == "cuda" and steps >= 500
-    return bool(config.compile)

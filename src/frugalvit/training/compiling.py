@@ -1,0 +1,51 @@
+"""When and how a run's networks are compiled.
+
+Everything around the backbone changes too often to gain from it: only backbones are compiled, one graph for each size
+of crop. A step of a small batch is bound by the host that queues a thousand small kernels; replaying them as CUDA
+graphs takes that away, for memory that stays reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from frugalvit import console
+from frugalvit.config.train import RunConfig
+from frugalvit.training.stepping import Plan
+
+PAYS_FROM = 500
+"""Steps from which "auto" compiles: a cold compilation takes one to three minutes."""
+
+
+def compile_networks(networks: Sequence[nn.Module], config: RunConfig, plan: Plan, fabric: Fabric) -> None:
+    """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough to gain from it."""
+    wanted = config.compile
+    if wanted == "auto":
+        wanted = fabric.device.type == "cuda" and plan.steps >= PAYS_FROM
+    if not wanted:
+        return
+    mode = None
+    if wanted == "graphs":
+        reason = _no_graphs(config, plan, fabric)
+        mode = None if reason else "reduce-overhead"
+        if reason:
+            console.warn(f"compiled without CUDA graphs: {reason}")
+    for network in networks:
+        network.compile(dynamic=False, mode=mode)
+
+
+def _no_graphs(config: RunConfig, plan: Plan, fabric: Fabric) -> str:
+    """Why the networks cannot be replayed as CUDA graphs, or nothing."""
+    if fabric.device.type != "cuda" or not torch.cuda.is_available():
+        return "there is no CUDA device"
+    if fabric.world_size > 1:
+        return "several processes exchange gradients while the backward pass runs"
+    if plan.accumulate > 1 or getattr(config, "crops_at_once", 0):
+        return "a graph's gradients are overwritten by its next replay, and a step in parts adds them up"
+    if config.checkpoint_activations:
+        return "recomputed activations would be replayed out of turn"
+    return ""

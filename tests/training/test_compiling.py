@@ -1,0 +1,71 @@
+"""Compiled runs: when, how, and with the same outcome."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.probe import BenchStepConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.training import stepbench
+from frugalvit.training.compiling import PAYS_FROM, compile_networks
+from frugalvit.training.schedules import Constant
+from frugalvit.training.stepping import Plan
+
+
+class Noted(nn.Module):
+    """Writes down how it was compiled."""
+
+    how: dict[str, Any] | None = None
+
+    def compile(self, **how: Any) -> None:
+        self.how = how
+
+
+def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
+    network, fabric = Noted(), Fabric(accelerator="cpu", devices=1)
+    plan = Plan(steps, steps, Constant(0.1), accumulate=accumulate)
+    compile_networks([network], kind.parse({"data": "photos", **values}), plan, fabric)
+    return network.how
+
+
+def test_a_cpu_compiles_only_when_told() -> None:
+    assert compiled() is None
+    assert compiled(compile=False) is None
+    assert compiled(compile=True) == {"dynamic": False, "mode": None}
+
+
+def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compiled(compile="graphs") == {"dynamic": False, "mode": None}
+    assert "there is no CUDA device" in capsys.readouterr().err
+    assert compiled(kind=PretrainConfig, compile="graphs", crops_at_once=2) is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["train", "pretrain"])
+def test_graphs_train_as_without_them(kind: str) -> None:
+    """The same losses, step by step, as far as random depth allows; and weights that move."""
+    curves = []
+    for graphs in (False, True):
+        torch._dynamo.reset()
+        config = BenchStepConfig.parse(
+            {"kind": kind, "backbone": "swin_nano", "img_size": 64, "batch": 16, "prototypes": 64, "device": "cuda"}
+        )
+        fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
+        store, classes = stepbench._store(config, fabric.device)
+        stepper = stepbench._stepper(config, stepbench._batches(config, store, classes), classes, fabric, False)
+        for network in stepbench._backbones(stepper.task):
+            network.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+        losses = []
+        for step in range(12):
+            stepper.step, stepper.window = step, {}
+            stepper.one_step()
+            losses.append(float(stepper.window["loss"][0]))
+        curves.append(losses)
+    assert curves[0] == pytest.approx(curves[1], rel=0.05)
+    assert curves[1][0] != curves[1][-1]
