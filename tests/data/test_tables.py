@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import fill, sizes
+from layouts import fill, picture, sizes
 
 from frugalvit.data import open_data
 from frugalvit.data.decode import BadImage
@@ -100,6 +100,18 @@ def test_tables_without_labels_and_other_files(tmp_path: Path) -> None:
     for name, words in (("x.zip", "unpack it"), ("000.png", "single file"), ("x.csv", "not UTF-8")):
         with pytest.raises(UserError, match=words):
             open_data(tmp_path / name)
+
+
+def test_tables_from_windows(tmp_path: Path) -> None:
+    """Backslashes between folders, a byte order mark, and line ends of two characters."""
+    fill(tmp_path, {"train/cat": 2, "train/dog": 2})
+    rows = [f"train\\{label}\\{i:03d}.png,{label}" for label in ("cat", "dog") for i in range(2)]
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(["path,label", *rows, ""]).encode())
+    source = open_data(tmp_path / "t.csv", split="given")
+    assert source.classes == ("cat", "dog") and source.splits["train"].read(3).shape == (6, 8, 3)
+    odd = picture(tmp_path / "odd\\name.png")  # a legal name here
+    (tmp_path / "o.csv").write_text("path,label\nodd\\name.png,a\n")
+    assert open_data(tmp_path / "o.csv", split="given").splits["train"].names == [str(odd)]
 
 
 @settings(max_examples=60)

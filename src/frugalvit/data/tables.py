@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -221,9 +222,18 @@ def _source(
                 raise unknown_classes(f"{split} in {where}", "train", unknown, split)
         if members:
             numbers = np.array([index[row.label] for row in members if row.label]) if labelled else None
-            splits[split] = FileExamples([str(folder / row.path) for row in members], numbers, str(folder))
+            splits[split] = FileExamples([_file(folder, row.path) for row in members], numbers, str(folder))
     _note_missing(splits, where, notes)
     return DataSource(name, where, kind, tuple(classes) if labelled else None, splits, notes)
+
+
+def _file(folder: Path, path: str) -> str:
+    """The file a table names; a table written on Windows has backslashes, which elsewhere mean nothing."""
+    given = str(folder / path)
+    if "\\" not in path or os.sep == "\\" or _is_file(given):
+        return given
+    slashed = str(folder / PureWindowsPath(path).as_posix())
+    return slashed if _is_file(slashed) else given
 
 
 def class_list(labels: Iterable[str | None]) -> list[str]:
