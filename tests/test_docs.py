@@ -329,16 +329,20 @@ def test_navigation_names_every_page() -> None:
 def test_pages_build_without_a_warning(tmp_path: Path) -> None:
     for package in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(package, reason=f"{package} is not installed; it comes with the docs extra")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    site = tmp_path / "site"
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     done = subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     )
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
-    reference = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    reference = (site / "api" / "index.html").read_text(encoding="utf-8")
     assert "the final tokens, where they lie in the image" in reference, "docstrings are shown"
     for page in DOCS.rglob("*.md"):
         name = page.relative_to(DOCS).with_suffix("")
-        assert (tmp_path / "site" / ("" if name.name == "index" else name) / "index.html").exists(), name
+        assert (site / ("" if name.name == "index" else name) / "index.html").exists(), name
+    linked = re.findall(r'href="\.\./(source/[^"#]+)#(__codelineno-0-\d+)"', (site / "papers/index.html").read_text())
+    pages = {page: (site / page / "index.html").read_text(encoding="utf-8") for page, _ in linked}
+    assert len(linked) > 80 and all(f'id="{line}"' in pages[page] for page, line in linked), "a sentence's line is gone"
 
 
 def test_docstrings_keep_their_columns() -> None:

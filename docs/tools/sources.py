@@ -1,0 +1,60 @@
+"""A hook of mkdocs: on the page about the papers, every ``file.py::name`` becomes a link to that line of the source.
+
+The files named there become pages of their own, with numbered lines, so that the site needs no other place to point to.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+PAGE = "papers.md"
+SOURCE = Path(__file__).parent.parent.parent / "src" / "frugalvit"
+NAMED = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
+RECIPE = re.compile(r"`(recipes/[\w-]+\.yaml)`")
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add a page for every file that the papers' page names."""
+    text = (Path(config["docs_dir"]) / PAGE).read_text(encoding="utf-8")
+    for name in sorted({match[1] for match in NAMED.finditer(text)} | set(RECIPE.findall(text))):
+        language = "python" if name.endswith(".py") else "yaml"
+        code = (SOURCE / name).read_text(encoding="utf-8")
+        head = f'---\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n# `{name}`\n\n````{language} linenums="1"\n'
+        files.append(File.generated(config, f"source/{name}.md", content=f"{head}{code}\n````\n"))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
+    """Turn the names into links, and give the wide table the room of the contents beside it."""
+    if page.file.src_uri != PAGE:
+        return markdown
+    page.meta["hide"] = ["toc"]
+    markdown = NAMED.sub(_link, markdown)
+    return RECIPE.sub(lambda match: f"[`{match[1]}`](source/{match[1]}.md)", markdown)
+
+
+def _link(match: re.Match[str]) -> str:
+    file, name = match[1], match[2]
+    return f"[`{file}`](source/{file}.md) [`{name}`](source/{file}.md#__codelineno-0-{line_of(SOURCE / file, name)})"
+
+
+def line_of(path: Path, name: str) -> int:
+    """The line on which a function, class, method or constant begins."""
+    body: list[Any] = ast.parse(path.read_text(encoding="utf-8")).body
+    line = 1
+    for part in name.split("."):
+        found = next(node for node in body if part in _names(node))
+        line, body = found.lineno, getattr(found, "body", [])
+    return line
+
+
+def _names(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
