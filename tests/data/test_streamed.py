@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -136,3 +138,53 @@ def test_a_reader_process(tmp_path: Path) -> None:
             assert np.array_equal(here.batch_at(step).images, there.batch_at(step).images)
     finally:
         there.close()
+
+
+def test_a_killed_reader_is_said(tmp_path: Path) -> None:
+    there = batches(write_shards(tmp_path), workers=1)
+    there.batch_at(0)
+    (reader,) = there.sources[0].pool._processes.values()
+    os.kill(reader.pid, signal.SIGKILL)
+    with pytest.raises(UserError, match=r"reads shards was killed.*--resume goes on"):
+        [there.batch_at(step) for step in range(1, 40)]
+    there.close()
+
+
+def test_damaged_shards_are_named_once_and_stop_the_run_when_they_are_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = write_shards(tmp_path, shards=6)
+    Path(paths[2]).write_bytes(Path(paths[2]).read_bytes()[:3000])
+    loader = batches(paths)
+    [loader.batch_at(step) for step in range(24)]  # several epochs
+    assert list(loader.damaged) == [paths[2]] and capsys.readouterr().err.count("is damaged") == 1
+    for path in paths[:4]:
+        Path(path).unlink()
+    with pytest.raises(UserError, match=r"2 of 6 shards cannot be read, more than --cache.max-bad"):
+        [loader.batch_at(step) for step in range(24, 60)]
+
+
+def test_other_batch_sizes_and_a_glance(tmp_path: Path) -> None:
+    loader = batches(write_shards(tmp_path))
+    first = loader.batch_at(0)
+    loader.batch_at(1)
+    assert torch.equal(loader.glance(0).images, first.images) and loader.next_step == 2
+    halves = loader.with_batch(2)
+    assert len(halves) == 12 and numbers(halves.batch_at(0).images) == numbers(first.images)[:2]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_resuming_epochs_later_is_exact(tmp_path: Path, counted: bool) -> None:
+    """Shards of different lengths, two readers, a batch that no epoch is a multiple of."""
+    paths = [*write_shards(tmp_path / "a", shards=3, each=5), *write_shards(tmp_path / "b", shards=2, each=3)]
+    counts = [5, 5, 5, 3, 3] if counted else None
+
+    def loader() -> StreamedBatches:
+        made = batches(paths)
+        made.stream, made.readers = ShardStream(paths, buffer=4, counts=counts), 2
+        return made
+
+    through = loader()
+    expected = [numbers(through.batch_at(step).images) for step in range(30)]
+    for step in (1, 6, 17, 28):
+        assert numbers(loader().batch_at(step).images) == expected[step]
