@@ -103,6 +103,21 @@ def test_faults_of_drivers_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(stream.epoch()) == [] and "Odd" in stream.damaged[0][1]
 
 
+@pytest.mark.parametrize(
+    "where",
+    ["~nobody_of_that_name/x", "~nobody_of_that_name/{0..3}.tar", "a" * 5000, "http://[bad/{0..3}.tar", "pipe:"],
+)
+def test_odd_places_are_one_line(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Found by trying: homes of nobody, names too long, addresses that are none."""
+    monkeypatch.setenv("FRUGALVIT_ALLOW_PIPES", "1")
+    assert should_stream(where, "auto") == where.startswith(("http", "pipe"))
+    with pytest.raises(UserError):
+        open_data(where)
+    if should_stream(where, "auto"):
+        with pytest.raises(UserError):
+            open_stream(where, labelled=True, split="given")
+
+
 # ---- positions ------------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from frugalvit.data import cachefile
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import ArrayExamples, Examples
 from frugalvit.data.lazy import LazyStore, squeeze
-from frugalvit.data.places import cache_root
+from frugalvit.data.places import cache_root, local
 from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
 from frugalvit.files import FolderLock
@@ -74,7 +74,7 @@ def build_store(
         rectangle, seconds = look(examples, size, stored)
     seconds *= len(examples) / threads
     volume = len(examples) * 3 * rectangle[0] * rectangle[1]
-    folder = Path(cache_dir).expanduser() if cache_dir else cache_root()
+    folder = local(cache_dir) if cache_dir else cache_root()
     place = choose_place(volume, device, folder) if where == "auto" else where
     if place == "device" and device.type == "cpu":
         place = "ram"

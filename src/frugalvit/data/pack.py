@@ -24,6 +24,7 @@ from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.inspect import clean
 from frugalvit.data.packed import FORMAT, INDEX
+from frugalvit.data.places import local
 from frugalvit.data.shards import open_shards
 from frugalvit.data.sources import open_data
 from frugalvit.errors import UserError
@@ -34,7 +35,7 @@ _ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "MPO": "jpg", "arra
 
 def command(config: PackConfig) -> Result:
     """``frugalvit data pack``."""
-    out = Path(config.out).expanduser()
+    out = local(config.out)
     _check_free(out)
     source = open_data(
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from frugalvit.data.places import local
 from frugalvit.data.remote import is_pipe, is_remote, read_small
 
 INDEX = "index.json"
@@ -80,7 +81,7 @@ def index_beside(where: str | Path) -> PackedIndex | None:
     if is_remote(place):
         content = read_small(place if place.endswith(f"/{INDEX}") else f"{place.rpartition('/')[0]}/{INDEX}")
     else:
-        path = Path(place).expanduser()
+        path = local(place)
         content = read_small(str((path if path.is_dir() else path.parent) / INDEX))
     return None if content is None else parse_index(content)
 

@@ -148,6 +148,8 @@ class Pipe(Forward):
             words = command if os.name == "nt" else shlex.split(command)
         except ValueError as error:
             raise UserError(f"'pipe:{command}' is no command: {error}.") from None
+        if not words:
+            raise UserError("'pipe:' wants a command behind it.")
         self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
     def read(self, count: int = -1, /) -> bytes:
@@ -210,7 +212,11 @@ def reason_of(error: BaseException) -> str:
 
 def _open_http(where: str, position: int) -> tuple[Readable, int | None]:
     headers = {"Range": f"bytes={position}-"} if position else {}
-    answer: Any = urllib.request.urlopen(urllib.request.Request(where, headers=headers), timeout=_TIMEOUT)
+    try:
+        request = urllib.request.Request(where, headers=headers)
+        answer: Any = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    except (ValueError, http.client.InvalidURL) as error:
+        raise UserError(f"{where} is no address: {error}.") from None
     stated = answer.headers.get("Content-Length")
     length = int(stated) if stated is not None and stated.isdigit() else None
     if position and answer.status == 206:

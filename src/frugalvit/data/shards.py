@@ -19,6 +19,7 @@ from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.folders import SPLIT_NAMES, some, unknown_classes
 from frugalvit.data.listing import open_root
 from frugalvit.data.packed import INDEX, Attached, DecodedFile, PackedIndex, index_beside
+from frugalvit.data.places import local
 from frugalvit.data.remote import fetch, is_pipe, is_remote, without_query
 from frugalvit.data.signatures import EXTENSIONS
 from frugalvit.data.tables import LABEL_COLUMNS, class_list
@@ -104,7 +105,7 @@ def is_shards(where: str) -> bool:
     if is_remote(where) and where.endswith(f"/{INDEX}"):
         return True
     return without_query(where).lower().endswith((".tar", ".tar.gz", ".tgz")) and (
-        is_remote(where) or bool(_RANGE.search(where)) or "*" in where or Path(where).expanduser().is_file()
+        is_remote(where) or bool(_RANGE.search(where)) or "*" in where or local(where).is_file()
     )
 
 
@@ -129,7 +130,7 @@ def expand(where: str) -> list[str]:
             )
         numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
         return [name for n in numbers for name in expand(where[: match.start()] + n + where[match.end() :])]
-    path = Path(where).expanduser()
+    path = local(where)
     if "*" in path.name and not is_remote(where):
         return sorted(str(found) for found in path.parent.glob(path.name))
     return [where if is_remote(where) else str(path)]
@@ -144,7 +145,7 @@ class Layout(NamedTuple):
 
 def layout(where: str) -> Layout:
     """The shards that ``where`` means: a folder of them, a pattern, an address, or the address of an index."""
-    path = Path(where).expanduser()
+    path = local(where)
     index = index_beside(where)
     if is_remote(where) and where.endswith(f"/{INDEX}"):
         if index is None:
@@ -160,7 +161,7 @@ def open_shards(where: str) -> DataSource:
     """Every split of the shards; a damaged shard is left out and named."""
     notes: list[str] = []
     by_split, index = layout(where)
-    if index is not None and not is_remote(where) and Path(where).expanduser().is_dir():
+    if index is not None and not is_remote(where) and local(where).is_dir():
         listed = {shard.file for shards in index.splits.values() for shard in shards}
         missing = sorted(listed - {Path(name).name for names in by_split.values() for name in names})
         if missing:

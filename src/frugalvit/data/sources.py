@@ -8,6 +8,7 @@ from pathlib import Path
 
 from frugalvit.data import folders, splits, tables
 from frugalvit.data.examples import DataSource
+from frugalvit.data.places import local
 from frugalvit.errors import UserError, nearest
 
 
@@ -63,7 +64,7 @@ def _open(
 
     if shards.is_shards(place):
         return shards.open_shards(place)
-    path = Path(place).expanduser()
+    path = local(place)
     kind = _kind(path)
     if kind == "folder":
         return _open_folder(path, labels, classes, classes_from)
@@ -71,7 +72,7 @@ def _open(
         return _open_file(path, labels, classes_from)
     name, _, folder = place.partition(":")
     if name.lower() in named.DATASETS:
-        return named.open_named(name.lower(), Path(folder).expanduser() if folder else root)
+        return named.open_named(name.lower(), local(folder) if folder else root)
     raise UserError(_not_found(place))
 
 
@@ -115,7 +116,7 @@ def class_names(classes: str | Path | Sequence[str] | None) -> list[str] | None:
         return None
     if isinstance(classes, str | Path):
         try:
-            lines = Path(classes).expanduser().read_text(encoding="utf-8-sig").splitlines()
+            lines = local(classes).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError):
             raise UserError(f"{classes} cannot be read as a list of class names, one per line.") from None
         # Lists often carry a description behind the name: "n01558993 robin".
@@ -129,7 +130,7 @@ def _not_found(place: str) -> str:
     from frugalvit.data import named
 
     hint = nearest(place, named.DATASETS)
-    parent = Path(place).expanduser().parent
+    parent = local(place).parent
     if not hint and _kind(parent) == "folder" and os.access(parent, os.R_OK):
         hint = nearest(Path(place).name, sorted(entry.name for entry in parent.iterdir()))
     return f"There is no folder, file or known dataset '{place}'.{hint} 'frugalvit list datasets' shows the names."

@@ -19,6 +19,7 @@ from frugalvit import console
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.folders import some
 from frugalvit.data.packed import PackedIndex
+from frugalvit.data.places import is_folder, local
 from frugalvit.data.remote import FAULTS, fetch, is_remote, open_remote, reason_of
 from frugalvit.data.shards import (
     Sample,
@@ -95,7 +96,7 @@ class Survey(NamedTuple):
 
 def should_stream(where: str, wanted: bool | str) -> bool:
     """Whether to read ``where`` in passing: as asked for, or (auto) shards elsewhere and very large ones."""
-    shards = is_shards(where) or (not is_remote(where) and Path(where).expanduser().is_dir() and _is_folder(where))
+    shards = is_shards(where) or (not is_remote(where) and is_folder(local(where)) and is_shard_folder(local(where)))
     if wanted is True and not shards:
         raise UserError(f"--stream reads WebDataset shards in passing, and {where} is none: leave it out.")
     if wanted != "auto":
@@ -297,10 +298,6 @@ def _at_hand(
         if count >= _AT_HAND or len(looked) >= _LOOKED:
             break
     return _indexed(looked, texts, keep, index, f"train in {where}", notes)
-
-
-def _is_folder(where: str) -> bool:
-    return is_shard_folder(Path(where).expanduser())
 
 
 def _bytes(where: str) -> int:
