@@ -166,6 +166,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "valid", "test"):
         write_images(folder / "flowers102" / split / "001", 4, "webp")
         write_images(folder / "flowers102" / split / "077", 4, "webp")
+        write_images(folder / "flowers102" / split / "102", 4, "webp", first=8000)
     for name in ("images", "imagenet/train/n01440764", "imagenet/train/n01443537"):
         write_images(folder / name, 8)
     for name in ("photo.jpg", "a.jpg", "b.jpg"):
@@ -187,10 +188,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_images(folder: Path, count: int, kind: str = "jpg") -> None:
+def write_images(folder: Path, count: int, kind: str = "jpg", first: int = 0) -> None:
     random = np.random.default_rng(count)
     folder.mkdir(parents=True)
-    for number in range(count):
+    for number in range(first, first + count):
         pixels = random.integers(0, 256, (40, 36, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"image_{number:05d}.{kind}")
 
