@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frugalvit import console
 from frugalvit.config.compare import CompareConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import KnnConfig
@@ -144,21 +143,16 @@ def _compared(recipe: Recipe, common: dict[str, Any], folder: Path, config: Repr
 def _pretrained(recipe: Recipe, common: dict[str, Any], folder: Path, config: ReproduceConfig) -> Result:
     """One pre-training per setting and seed, each scored by k-NN on the test images."""
     from frugalvit.probing.commands import knn
+    from frugalvit.training.compare import run_once
     from frugalvit.training.pretrain import pretrain
 
     rows: list[list[object]] = []
     for name, values in recipe.pretrains.items():
         for seed in range(config.seeds):
             out = folder / name.replace(" ", "").replace("+", "-") / f"seed_{seed}"
-            begun = (out / "config.yaml").exists()
             backbone = config.backbone or recipe.backbones[0]
             wanted = common | values | {"backbone": backbone, "seed": seed, "out": str(out)}
-            console.say(f"{'continuing' if begun else 'starting'} {out}")
-            run = pretrain(
-                PretrainConfig.parse({"resume": str(out), "device": config.device} if begun else wanted)
-            ).data
-            if "stopped" in run:
-                raise KeyboardInterrupt
+            run = run_once(PretrainConfig.parse(wanted), pretrain)
             score = knn(KnnConfig.parse({"model": str(out), "data": common["data"], "device": config.device})).data
             rows.append([name, seed, score["top1"], run["effective_rank"], run["health"], run["seconds"]])
     columns = ["objective", "seed", "k-NN top-1", "effective rank", "health", "seconds"]

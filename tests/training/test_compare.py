@@ -32,11 +32,11 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
     done: list[str] = []
     real = module.run_once
 
-    def stops_after_three(run):
+    def stops_after_three(run, train):
         if len(done) == 3:
             raise KeyboardInterrupt
         done.append(str(run.out))
-        return real(run)
+        return real(run, train)
 
     monkeypatch.setattr(module, "run_once", stops_after_three)
     with pytest.raises(KeyboardInterrupt):
@@ -61,6 +61,8 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
     [
         ({"without_settings": []}, "two settings"),
         ({"settings": ["nameless"]}, "name: option=value"),
+        ({"settings": ["a: lr=1", "a: lr=2"]}, "'a' twice"),
+        ({"with_settings": ["recipe=finetune"]}, "cannot change the recipe"),
         ({"with_settings": ["localization.weight"]}, "option=value"),
         ({"with_settings": ["localization.wieght=1"]}, "localization.weight"),
     ],

@@ -255,3 +255,5 @@ def test_compare_trains_what_is_missing_and_tests_in_pairs(scenes: Path, tmp_pat
     assert (tmp_path / "both" / "flat" / "seed_1" / "summary.json").stat().st_mtime_ns == before
     with pytest.raises(UserError, match="two settings"):
         comparing.segment(SegmentCompareConfig.parse({**values, "settings": []}))
+    with pytest.raises(UserError, match="was run with decoder"):
+        comparing.segment(SegmentCompareConfig.parse({**values, "decoder": {"channels": 24}}))

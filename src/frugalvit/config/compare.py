@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from frugalvit.config.base import Config, merge, option, set_dotted
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import UserError
 
 
-class CompareConfig(TrainConfig):
-    """The same data, seeds and order under two or more settings."""
+class Compared(RunConfig):
+    """The same data, seeds and order under two or more settings; stands before the configuration of what is run."""
 
     with_settings: list[str] = option(
-        default_factory=list, help="options of the first setting, e.g. localization.weight=0.5", short="--with"
+        default_factory=list, help="options of the first setting, e.g. init=runs/pretrained lr=0.001", short="--with"
     )
     without_settings: list[str] = option(
-        default_factory=list, help="options of the second, e.g. localization.weight=0", short="--without"
+        default_factory=list, help="options of the second, e.g. init=none lr=0.001", short="--without"
     )
     settings: list[str] = option(
-        default_factory=list, help="or any number of named settings: 'wide: localization.hidden=1024 batch=64'"
+        default_factory=list, help="or any number of named settings: 'esvit: init=runs/esvit', 'random: init=none'"
     )
     seeds: int = option(3, "runs of each setting, with seeds seed, seed+1, …", ge=1)
     metric: str = option("top1", "what is compared")
@@ -31,21 +31,35 @@ class CompareConfig(TrainConfig):
             name, colon, rest = text.partition(":")
             if not colon:
                 raise UserError(f"--settings '{text}': write 'name: option=value option=value'.")
+            if name.strip() in found:
+                raise UserError(f"--settings names '{name.strip()}' twice: give each setting a name of its own.")
             found[name.strip()] = assignments(rest.split())
         for name, words in (("with", self.with_settings), ("without", self.without_settings)):
             if words:
                 found[name] = assignments(words)
         if len(found) < 2:
-            raise UserError(
-                "A comparison wants two settings: --with localization.weight=0.5 --without localization.weight=0."
-            )
+            raise UserError("A comparison wants two settings, e.g. --with lr=0.001 --without lr=0.0001.")
+        for name, values in found.items():
+            if "recipe" in values:  # the common values are complete already: nothing of a recipe would get through
+                raise UserError(f"'{name}' cannot change the recipe: write out the options in which the two differ.")
         return found
 
     def run_values(self, setting: dict[str, Any], seed: int, out: str) -> dict[str, Any]:
         """The configuration of one training: the common values, the setting's on top."""
-        own = set(CompareConfig.model_fields) - set(TrainConfig.model_fields)
+        own = set(Compared.model_fields) - set(RunConfig.model_fields)
         common = self.model_dump(mode="json", exclude=own)
         return merge(common, setting) | {"seed": seed, "out": out, "resume": None}
+
+
+class CompareConfig(Compared, TrainConfig):
+    """Trainings under two or more settings over several seeds, with a paired test."""
+
+    with_settings: list[str] = option(
+        default_factory=list, help="options of the first setting, e.g. localization.weight=0.5", short="--with"
+    )
+    without_settings: list[str] = option(
+        default_factory=list, help="options of the second, e.g. localization.weight=0", short="--without"
+    )
 
 
 def assignments(words: list[str]) -> dict[str, Any]:

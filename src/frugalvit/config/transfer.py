@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, merge, option
-from frugalvit.config.compare import CompareConfig
+from frugalvit.config.base import Config, option
+from frugalvit.config.compare import Compared
 from frugalvit.config.train import Auto, RunConfig
 
 Count = Annotated[int, pydantic.Field(ge=1)]
@@ -179,35 +179,13 @@ class SegmentPredictConfig(_UseConfig):
     out: str = option("predictions", "folder for masks and pictures", short="-o")
 
 
-class _Compared(Config):
-    """The same data, seeds and order under two or more settings."""
-
-    with_settings: list[str] = option(
-        default_factory=list, help="options of the first setting, e.g. init=runs/pretrained", short="--with"
-    )
-    without_settings: list[str] = option(
-        default_factory=list, help="options of the second, e.g. init=none", short="--without"
-    )
-    settings: list[str] = option(
-        default_factory=list, help="or any number of named settings: 'esvit: init=runs/esvit', 'random: init=none'"
-    )
-    seeds: int = option(3, "runs of each setting, with seeds seed, seed+1, …", ge=1)
-
-    named_settings = CompareConfig.named_settings
-
-    def run_values(self, setting: dict[str, Any], seed: int, out: str) -> dict[str, Any]:
-        """The configuration of one run: the common values, the setting's on top."""
-        common = self.model_dump(mode="json", exclude={*_Compared.model_fields, "metric"})
-        return merge(common, setting) | {"seed": seed, "out": out, "resume": None}
-
-
-class DetectCompareConfig(_Compared, DetectConfig):
+class DetectCompareConfig(Compared, DetectConfig):
     """Detectors under two or more settings over several seeds, with a paired test."""
 
     metric: str = option("box_ap", "what is compared")
 
 
-class SegmentCompareConfig(_Compared, SegmentConfig):
+class SegmentCompareConfig(Compared, SegmentConfig):
     """Segmenters under two or more settings over several seeds, with a paired test."""
 
     metric: str = option("miou", "what is compared")

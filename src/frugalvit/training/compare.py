@@ -6,13 +6,13 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from frugalvit import console
-from frugalvit.config.compare import CompareConfig
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.compare import CompareConfig, Compared
+from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
 from frugalvit.results import Result, Table
@@ -21,58 +21,64 @@ from frugalvit.training.statistics import Difference, Spread, paired_difference,
 from frugalvit.training.tracking import TensorBoard, make_trackers
 
 Scores = dict[str, list[dict[str, Any]]]
+Train = Callable[[Any], Result]
+
+NO_MATTER = {"out", "resume", "report", "device", "workers", "track", "peer_timeout"}
+"""What may differ between what a run was asked and what is wanted of it now: no score follows from it."""
 
 
 def compare(config: CompareConfig) -> Result:
-    """Run what is not finished yet, then write Markdown, CSV, LaTeX and a chart."""
+    from frugalvit.training.commands import train
+
+    return compare_runs(config, TrainConfig, train, "compare")
+
+
+def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command: str) -> Result:
+    """Every setting with every seed: run what is not finished yet, then write Markdown, CSV, LaTeX and a chart.
+
+    ``kind`` is the configuration of one run, ``train`` what runs it and ``command`` the words that were typed.
+    """
     if config.data is None:
-        raise UserError("What should be compared on? Give a folder of images: 'frugalvit compare photos/ --with …'.")
+        raise UserError(f"What should be compared on? Give a folder of images: 'frugalvit {command} DATA --with …'.")
     settings = config.named_settings()
-    folder = make_folder(Path(config.out or f"runs/compare_{Path(config.data).name}"))
+    folder = make_folder(Path(config.out or f"runs/{'_'.join([*command.split(), Path(config.data).name])}"))
+    seeds = range(config.seed, config.seed + config.seeds)
+    # All are read before the first is run: a mistake in the last setting should not be found at night.
     plans = {
-        name: [
-            TrainConfig.parse(
-                config.run_values(values, config.seed + k, str(folder / name / f"seed_{config.seed + k}"))
-            )
-            for k in range(config.seeds)
-        ]
+        name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
         for name, values in settings.items()
     }
     scores: Scores = {name: [] for name in settings}
     for k in range(config.seeds):
         for name in settings:
-            scores[name].append(run_once(plans[name][k]))
+            scores[name].append(run_once(plans[name][k], train))
     return write_comparison(folder, scores, config.metric, config.track)
 
 
-def run_once(config: TrainConfig) -> dict[str, Any]:
+def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     """The summary of one run: read if it is finished, resumed if it was begun, else trained."""
-    from frugalvit.training.commands import train
-
     folder = Path(str(config.out))
     _same_question(folder, config)
     finished = folder / "summary.json"
     if finished.exists():
-        return json.loads(finished.read_text())
+        return json.loads(finished.read_text(encoding="utf-8"))
     begun = (folder / "config.yaml").exists()
     console.say(f"{'continuing' if begun else 'starting'} {folder}")
-    if begun:
-        config = TrainConfig.parse({"resume": str(folder), "device": config.device})
-    result = train(config)
+    result = train(type(config).parse({"resume": str(folder), "device": config.device}) if begun else config)
     if "stopped" in result.data:
         raise KeyboardInterrupt
     return result.data
 
 
-def _same_question(folder: Path, wanted: TrainConfig) -> None:
+def _same_question(folder: Path, wanted: RunConfig) -> None:
     """A folder's run stands for the wanted one only if it was asked the same; what it was asked lies beside it."""
     asked = make_folder(folder) / "asked.json"
-    question = wanted.model_dump(mode="json", exclude={"out", "resume", "report", "device", "workers"})
+    question = wanted.model_dump(mode="json", exclude=NO_MATTER)
     if not asked.exists():
         write_text(asked, json.dumps(question, indent=1))
         return
-    for name, value in json.loads(asked.read_text()).items():
-        if question.get(name) != value:
+    for name, value in json.loads(asked.read_text(encoding="utf-8")).items():
+        if name not in NO_MATTER and question.get(name) != value:
             raise UserError(
                 f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted: choose another --out."
             )
