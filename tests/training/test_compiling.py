@@ -57,7 +57,7 @@ def test_graphs_train_as_without_them(kind: str) -> None:
             {"kind": kind, "backbone": "swin_nano", "img_size": 64, "batch": 16, "prototypes": 64, "device": "cuda"}
         )
         fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
-        store, classes = stepbench._store(config, fabric.device)
+        store, classes, _ = stepbench._store(config, fabric.device)
         stepper = stepbench._stepper(config, stepbench._batches(config, store, classes), classes, fabric, False)
         for network in stepbench._backbones(stepper.task):
             network.compile(dynamic=False, mode="reduce-overhead" if graphs else None)

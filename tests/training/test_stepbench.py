@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from frugalvit.backbones import create_backbone
-from frugalvit.config.data import CropsConfig
+from frugalvit.config.data import CropsConfig, MixingConfig
 from frugalvit.config.probe import BenchStepConfig
+from frugalvit.data import open_data
 from frugalvit.data.augment import MultiCrop
 from frugalvit.data.loader import Batches
+from frugalvit.data.mixing import Mixing
 from frugalvit.data.store import ImageStore
+from frugalvit.data.usual import Files, UsualBatches, supervised_transform, usual_loader
 from frugalvit.objectives import RegionMatching, ViewMatching
+from frugalvit.training import stepbench
 from frugalvit.training.aswritten import AsWritten
 from frugalvit.training.schedules import Constant
 from frugalvit.training.selfsupervised import PretrainTask
-from frugalvit.training.stepbench import bench_step
 
 SMALL: dict[str, Any] = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4), "img_size": 32}
 
@@ -53,12 +58,25 @@ def test_the_algorithm_as_written_gives_the_same_loss_centres_and_gradients() ->
 
 @pytest.mark.parametrize("kind", ["train", "pretrain"])
 def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frugalvit.training.stepbench._IMAGES", 8)
+    for name, value in {"_IMAGES": 8, "_WARM_UP": 1, "_GROUP": 1}.items():
+        monkeypatch.setattr(stepbench, name, value)
     config = BenchStepConfig.parse(
         {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 2, "prototypes": 16, "steps": 5,
          "device": "cpu", "against": True, "workers": 0}
     )  # fmt: skip
-    ours, written = bench_step(config).data["rows"]
+    ours, written, usual = stepbench.bench_step(config).data["rows"]
     assert ours["images_per_second"] > 0 and ours["gflop_per_image"] > 0
-    assert ours["ratio_step"] == pytest.approx(ours["images_per_second"] / written["images_per_second"], rel=0.05)
-    assert written["input_images_per_second"] > 0
+    for row in (written, usual):
+        assert row["ratio"] == pytest.approx(ours["images_per_second"] / row["images_per_second"], rel=0.05)
+
+
+def test_the_usual_input_reads_files(tmp_path: Path) -> None:
+    for number in range(6):
+        folder = tmp_path / "train" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 24), (40 * number, 0, 0)).save(folder / f"{number}.png")
+    source = open_data(str(tmp_path), split="given")
+    loader = usual_loader(Files(source.splits["train"], supervised_transform(16)), 4, 0)
+    batch = UsualBatches(loader, None, Mixing(MixingConfig(), 2), torch.device("cpu")).batch_at(0)
+    assert batch.images.shape == (4, 3, 16, 16)
+    torch.testing.assert_close(batch.targets.sum(1), torch.ones(4))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -109,6 +111,17 @@ class WindowAttention(nn.Module):
         bias = bias + forbidden.to(query.dtype)[:, None]  # (windows, heads, N, N)
         images = query.shape[0] // plan.count
         return bias[None].expand(images, -1, -1, -1, -1).flatten(0, 1)
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Leave the kernels out for a while, to compare with them."""
+    global KERNELS
+    before, KERNELS = KERNELS, False
+    try:
+        yield
+    finally:
+        KERNELS = before
 
 
 @torch.compiler.assume_constant_result

@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode, v2
 
 from frugalvit.config.data import CropsConfig
 from frugalvit.data.augment import IMAGENET_MEAN, IMAGENET_STD, local_crop_size
+from frugalvit.data.examples import Examples
+from frugalvit.data.loader import Batch
+from frugalvit.data.mixing import Mixing
 
 
 class Decoded(Dataset[Any]):
@@ -29,6 +33,20 @@ class Decoded(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return self.transform(self.images[index]), self.labels[index]
+
+
+class Files(Dataset[Any]):
+    """What most users write: every image is read and decoded anew whenever it is needed."""
+
+    def __init__(self, examples: Examples, transform: Any) -> None:
+        self.examples, self.transform = examples, transform
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        label = 0 if self.examples.labels is None else int(self.examples.labels[index])
+        return self.transform(Image.fromarray(self.examples.read(index))), label
 
 
 def supervised_transform(size: int) -> Any:
@@ -82,6 +100,23 @@ def forever(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[Any
         for images, labels in loader:
             moved = [crop.to(device) for crop in images] if isinstance(images, list) else images.to(device)
             yield moved, labels.to(device)
+
+
+class UsualBatches:
+    """A loader in the place of ``Batches``: whatever comes next is the step's batch."""
+
+    def __init__(self, loader: DataLoader[Any], augment: Any, mixing: Mixing | None, device: torch.device) -> None:
+        self.augment, self.mixing = augment, mixing
+        self.source = forever(loader, device)
+        self.dice = torch.Generator().manual_seed(0)
+        self.seed, self.rank, self.world = 0, 0, 1
+
+    def batch_at(self, step: int) -> Batch:
+        images, labels = next(self.source)
+        if self.mixing is None:
+            return Batch(images, labels, labels, torch.arange(len(labels)))
+        mixed, targets = self.mixing(images, labels, self.dice)
+        return Batch(mixed, targets, labels, torch.arange(len(labels)))
 
 
 def _finish() -> list[Any]:

@@ -20,12 +20,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit import console
 from frugalvit.backbones import create_backbone
+from frugalvit.backbones.swin_layers import plain_attention
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment import MultiCrop, TrainAugment
 from frugalvit.data.cache import build_store
+from frugalvit.data.examples import Examples
 from frugalvit.data.loader import Batches
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.store import ImageStore
@@ -49,17 +51,17 @@ def bench_step(config: BenchStepConfig) -> Result:
     fabric = Fabric(accelerator=device, devices=1, precision=fabric_precision(config.precision, device))  # type: ignore[arg-type]
     if device == "cuda":
         tune_for_gpu()
-    store, classes = _store(config, fabric.device)
+    store, classes, examples = _store(config, fabric.device)
     batches = _batches(config, store, classes)
-    rows: list[dict[str, Any]] = [{"step": "frugalvit"} | measure(config, batches, classes, fabric, as_written=False)]
+    rows: list[dict[str, Any]] = [{"step": "frugalvit"} | measure(config, batches, classes, fabric)]
     if config.against:
-        rows.append({"step": "as written"} | measure(config, batches, classes, fabric, as_written=True))
-        usual = _usual_input(config, store, fabric.device)
-        rows[1]["input_images_per_second"] = round(usual, 1)
-        # A worker prepares while the device computes: the slower of the two sets the pace.
-        both = min(usual, rows[1]["images_per_second"])
-        rows[0]["ratio_step"] = round(rows[0]["images_per_second"] / rows[1]["images_per_second"], 2)
-        rows[0]["ratio_with_input"] = round(rows[0]["images_per_second"] / both, 2)
+        with plain_attention():
+            rows.append({"step": "as written"} | measure(config, batches, classes, fabric, as_written=True))
+            usual = _usual_batches(config, batches, store, examples, fabric.device)
+            name = "as written, usual input"
+            rows.append({"step": name} | measure(config, usual, classes, fabric, as_written=True, steps=_GROUP))
+        for row in rows[1:]:
+            row["ratio"] = round(rows[0]["images_per_second"] / row["images_per_second"], 2)
     hardware = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     facts = {"device": hardware, "torch": torch.__version__, "kind": config.kind, "backbone": config.backbone}
     facts |= {"batch": config.batch, "data": config.data or "random images", "prototypes": config.prototypes}
@@ -70,7 +72,7 @@ def bench_step(config: BenchStepConfig) -> Result:
 
 
 def measure(
-    config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, *, as_written: bool
+    config: BenchStepConfig, batches: Any, classes: int, fabric: Fabric, *, as_written: bool = False, steps: int = 0
 ) -> dict[str, Any]:
     """Images/s of whole steps and of their input alone, host time, peak memory, operations."""
     stepper = _stepper(config, batches, classes, fabric, as_written)
@@ -93,12 +95,12 @@ def measure(
     warm = time.perf_counter() - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds = timed(step, config.steps, device)
+    seconds = timed(step, steps or config.steps, device)
     memory = {}
     if device.type == "cuda":  # graphs keep their memory reserved, where the allocator does not count it as used
         memory["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         memory["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
-    inputs = timed(batches.batch_at, config.steps, device)
+    inputs = timed(batches.batch_at, steps or config.steps, device)
     _wait(device)
     began = time.perf_counter()
     step(0)
@@ -134,18 +136,18 @@ def timed(action: Callable[[int], object], count: int, device: torch.device) -> 
 # -- what is measured
 
 
-def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int]:
-    """Images on the device, and their number of classes."""
+def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int, Examples | None]:
+    """Images on the device, their number of classes, and the files they come from."""
     if config.data is None:
         side = round(config.img_size * 256 / 224)
         generator = torch.Generator().manual_seed(0)
         pixels = torch.randint(0, 256, (_IMAGES, 3, side, side), dtype=torch.uint8, generator=generator)
-        return ImageStore.from_arrays(pixels, torch.arange(_IMAGES) % _CLASSES, device), _CLASSES
+        return ImageStore.from_arrays(pixels, torch.arange(_IMAGES) % _CLASSES, device), _CLASSES, None
     source = open_data(config.data)
     if config.kind == "train" and not source.classes:
         raise UserError(f"{config.data} has no labels, which a supervised step needs; measure 'bench step pretrain'.")
-    store = build_store(source.splits["train"], (config.img_size, config.img_size), device=device, where="device")
-    return store, len(source.classes or ())
+    examples, size = source.splits["train"], (config.img_size, config.img_size)
+    return build_store(examples, size, device=device), len(source.classes or ()), examples
 
 
 def _batches(config: BenchStepConfig, store: Any, classes: int) -> Batches:
@@ -213,25 +215,21 @@ def _matrix_rate(device: torch.device) -> float:
     return 2 * side**3 / timed(lambda _: left @ right, 20, device)
 
 
-def _usual_input(config: BenchStepConfig, store: Any, device: torch.device) -> float:
-    """Images a second of a DataLoader that makes the same batches from decoded images."""
-    from frugalvit.data.usual import Decoded, TorchvisionCrops, forever, supervised_transform, usual_loader
+def _usual_batches(
+    config: BenchStepConfig, batches: Batches, store: Any, examples: Examples | None, device: torch.device
+) -> Any:
+    """A DataLoader that makes the same batches with torchvision: from files, or random images from memory."""
+    from frugalvit.data.usual import Decoded, Files, TorchvisionCrops, UsualBatches, supervised_transform, usual_loader
 
     size = config.img_size
     transform = supervised_transform(size) if config.kind == "train" else TorchvisionCrops(CropsConfig(), size)
-    count = min(len(store), 4 * config.batch)
-    images, _, index = store.fetcher(lambda _: torch.arange(count)).at(0)
-    labels = torch.zeros(count, dtype=torch.long) if store.labels is None else store.labels[index]
-    console.say(f"the usual input, with {config.workers} workers")
-    source = forever(usual_loader(Decoded(images.cpu(), labels, transform), config.batch, config.workers), device)
-    for _ in range(max(1, 2 * config.workers)):  # what was prepared while the workers started does not count
-        next(source)
-    batches = 4
-    began = time.perf_counter()
-    for _ in range(batches):
-        next(source)
-    _wait(device)
-    return batches * config.batch / (time.perf_counter() - began)
+    if examples is None:
+        images, _, index = store.fetcher(lambda _: torch.arange(len(store))).at(0)
+        dataset: Any = Decoded(images.cpu(), store.labels[index], transform)
+    else:
+        dataset = Files(examples, transform)
+    console.say(f"the usual input: {len(dataset):,} images, {config.workers} workers")
+    return UsualBatches(usual_loader(dataset, config.batch, config.workers), batches.augment, batches.mixing, device)
 
 
 def _wait(device: torch.device) -> None:
