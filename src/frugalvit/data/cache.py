@@ -104,12 +104,12 @@ def packed_images(
     paths = examples.decoded.for_input(target_of(size, stored))
     for path in paths:
         found = cachefile.open_file(path, examples.decoded.fingerprint)
-        if found is not None and examples.rows is None and int(found.kept[-1]) >= len(examples):
+        if found is not None and examples.split_rows is None and int(found.kept[-1]) >= len(examples):
             console.warn(f"{path} holds more images than the shards: decoding anew")
             continue
         if found is not None:
             console.say(f"decoded images came with the dataset: {path}")
-            return found if examples.rows is None else _these_rows(found, examples)
+            return found if examples.split_rows is None else _these_rows(found, examples)
     what = "other shards" if paths else "other sizes"
     console.say(f"the decoded images beside the shards are of {what}: decoding anew")
     return None
@@ -117,8 +117,8 @@ def packed_images(
 
 def _these_rows(found: cachefile.Decoded, examples: Examples) -> cachefile.Decoded:
     """A part of the decoded images, copied into memory."""
-    assert examples.rows is not None
-    rows = torch.from_numpy(examples.rows)
+    assert examples.split_rows is not None
+    rows = torch.from_numpy(examples.split_rows)
     row_of = torch.full((max(int(rows.max()), int(found.kept.max())) + 1,), -1)
     row_of[found.kept] = torch.arange(len(found.kept))
     there = row_of[rows]

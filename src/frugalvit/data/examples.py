@@ -31,7 +31,7 @@ class Examples:
 
     streamed = False  # read in passing, not one by one (``streaming.py``)
     decoded: Attached | None = None  # files of decoded images that came with a packed dataset
-    rows: np.ndarray | None = None  # positions in the whole split these files hold; None: it is the whole
+    split_rows: np.ndarray | None = None  # positions in the whole split that these files hold; None: this is the whole
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
         self.names = list(names)

@@ -80,7 +80,7 @@ class ShardExamples(Examples):
     def _take(self, whole: Examples, chosen: np.ndarray) -> None:
         assert isinstance(whole, ShardExamples)
         self.places = whole.places[chosen]
-        self.rows = chosen if whole.rows is None else whole.rows[chosen]
+        self.split_rows = chosen if whole.split_rows is None else whole.split_rows[chosen]
 
     def _marks(self) -> Iterable[object]:
         facts = [_facts(shard, self.index) for shard in self.shards]
