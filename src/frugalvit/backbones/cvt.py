@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.models import build_model_with_cfg, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
-from .trunk import Blocks, Parts, Residual, Trunk, drop_path_rates, stage_widths, timm_cfg
+from .trunk import Blocks, Parts, Residual, Trunk, build, drop_path_rates, stage_widths, timm_cfg
 
 __all__ = ["CvT"]
 
@@ -130,12 +130,7 @@ class CvT(Trunk):
         dims = stage_widths(embed_dim, (1, 3, 6), depths, num_heads)
         strides = (patch_size, *[2] * (len(dims) - 1))
         super().__init__(
-            dims=dims,
-            depths=depths,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            drop_rate=drop_rate,
+            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
         )
         layers: list[nn.Module] = []
         rates = drop_path_rates(drop_path_rate, depths)
@@ -172,6 +167,4 @@ default_cfgs = {"cvt_13": timm_cfg(first_conv="layers.0.0")}
 @register_model
 def cvt_13(pretrained: bool = False, **keywords) -> CvT:
     """CvT-13 of the Drloc paper."""
-    return build_model_with_cfg(
-        CvT, "cvt_13", pretrained, feature_cfg={"out_indices": (0, 1, 2), "feature_cls": "getter"}, **keywords
-    )
+    return build(CvT, "cvt_13", 3, pretrained, keywords)

@@ -24,12 +24,23 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from frugalvit.errors import UserError
 
-from .trunk import Blocks, Parts, Residual, Trunk, check_heads, drop_path_rates, stage_widths, timm_cfg
+from .trunk import (
+    Blocks,
+    Parts,
+    Residual,
+    Trunk,
+    build,
+    check_heads,
+    drop_path_rates,
+    small_normal,
+    stage_widths,
+    timm_cfg,
+)
 
 __all__ = ["WindowedCvT"]
 
@@ -191,12 +202,7 @@ class WindowedCvT(Trunk):
             raise UserError(f"padding={padding!r} is unknown; choose 'masked' or 'zeros' (as released EsViT).")
         dims = stage_widths(embed_dim, (1, 3, 6, 12), depths, num_heads)
         super().__init__(
-            dims=dims,
-            depths=depths,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            drop_rate=drop_rate,
+            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
         )
         rates = drop_path_rates(drop_path_rate, depths)
         for stage, dim in enumerate(dims):
@@ -224,9 +230,6 @@ class WindowedCvT(Trunk):
         stages = [getattr(self, f"stage{stage}") for stage in range(len(self.stage_ends))]
         return [(embed, list(blocks.layers)) for embed, blocks in stages]
 
-    def final_norm(self, grid: Tensor) -> Tensor:
-        return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
 
 def initialise(module: nn.Module) -> None:
     """Truncated normals of deviation 0.02 and zero biases in linear layers and pointwise convolutions.
@@ -234,9 +237,7 @@ def initialise(module: nn.Module) -> None:
     The spatial convolutions keep torch's initialisation: a norm follows each, so that their scale does not matter.
     """
     if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+        small_normal(module)
 
 
 default_cfgs = {"cvt_tiny_w7": timm_cfg(first_conv="stage0.0.proj")}
@@ -245,10 +246,4 @@ default_cfgs = {"cvt_tiny_w7": timm_cfg(first_conv="stage0.0.proj")}
 @register_model
 def cvt_tiny_w7(pretrained: bool = False, **keywords) -> WindowedCvT:
     """CvT-T, W=7, of EsViT."""
-    return build_model_with_cfg(
-        WindowedCvT,
-        "cvt_tiny_w7",
-        pretrained,
-        feature_cfg={"out_indices": (0, 1, 2, 3), "feature_cls": "getter"},
-        **{"drop_path_rate": 0.1, **keywords},
-    )
+    return build(WindowedCvT, "cvt_tiny_w7", 4, pretrained, {"drop_path_rate": 0.1, **keywords})

@@ -17,13 +17,12 @@ from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
-from timm.layers.drop import DropPath
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
-from .trunk import Parts, Trunk, check_heads, drop_path_rates, timm_cfg
+from .trunk import Mlp, Parts, Trunk, build, check_heads, drop_path_rates, initialise, stochastic_depth, timm_cfg
 
 __all__ = ["T2TViT"]
 
@@ -127,16 +126,6 @@ class Attention(nn.Module):
         return (queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5).float().softmax(-1)
 
 
-class Mlp(nn.Module):
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
 class Block(nn.Module):
     """Pre-norm transformer block on (B, T, D), carrying the grid's size along."""
 
@@ -146,7 +135,7 @@ class Block(nn.Module):
         self.attn = Attention(dim, heads)
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path = stochastic_depth(drop_path)
 
     def forward(self, state: Tokens) -> Tokens:
         x, height, width = state
@@ -187,12 +176,7 @@ class T2TViT(Trunk):
     ) -> None:
         check_heads(embed_dim, num_heads)
         super().__init__(
-            dims=[embed_dim],
-            depths=[depth],
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            drop_rate=drop_rate,
+            [embed_dim], [depth], patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
         )
         self.feature_info[0]["reduction"] = 4 * patch_size
         self.tokens_to_token = TokensToToken(in_chans, patch_size, token_dim, embed_dim)
@@ -223,9 +207,6 @@ class T2TViT(Trunk):
         tokens, height, width = state
         return tokens[:, 1:].transpose(1, 2).unflatten(2, (height, width))
 
-    def final_norm(self, grid: Tensor) -> Tensor:
-        return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
     def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
         tokens, height, width = self.run_blocks(images)
         normed = self.norm(tokens)
@@ -241,20 +222,10 @@ class T2TViT(Trunk):
         return features[:, 0]
 
 
-def initialise(module: nn.Module) -> None:
-    """Truncated normals of deviation 0.02 and zero biases in linear layers, as released."""
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-
 default_cfgs = {"t2t_vit_14": timm_cfg(first_conv="tokens_to_token.attention1.kqv")}
 
 
 @register_model
 def t2t_vit_14(pretrained: bool = False, **keywords) -> T2TViT:
     """T2T-ViT-14 with performer tokens, as the Drloc paper used it."""
-    return build_model_with_cfg(
-        T2TViT, "t2t_vit_14", pretrained, feature_cfg={"out_indices": (0,), "feature_cls": "getter"}, **keywords
-    )
+    return build(T2TViT, "t2t_vit_14", 1, pretrained, keywords)

@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.drop import DropPath
+from timm.layers.weight_init import trunc_normal_
+from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -32,13 +35,25 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = norm
         self.fn = fn
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path = stochastic_depth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.drop_path(self.fn(self.norm(x)))
 
     def attention(self, x: Tensor) -> Tensor:
         return self.fn.attention(self.norm(x))  # type: ignore[operator]
+
+
+class Mlp(nn.Module):
+    """Two linear layers with a GELU between them, over the last dimension."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Blocks(nn.Module):
@@ -53,14 +68,16 @@ class Trunk(nn.Module):
     """Base of our own networks: blocks in stages, a final grid, a linear classifier on what is pooled from it."""
 
     family: str
+    norm: nn.Module
+    """The final norm; a network without one says so in ``final_norm``."""
     stem_names: str
     """Pattern of the names of parameters before the first block."""
 
     def __init__(
         self,
-        *,
         dims: Sequence[int],
         depths: Sequence[int],
+        *,
         patch_size: int,
         in_chans: int,
         num_classes: int,
@@ -90,8 +107,8 @@ class Trunk(nn.Module):
         return state
 
     def final_norm(self, grid: Tensor) -> Tensor:
-        """The final norm over the channels of a grid (B, D, h, w); the grid itself where a network has none."""
-        raise NotImplementedError
+        """``norm`` over the channels of a grid (B, D, h, w)."""
+        return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         """Patterns of parameter names after the stem, each with a place or with groups that give it (timm's form)."""
@@ -196,6 +213,23 @@ class Trunk(nn.Module):
         return {name for name, _ in self.named_parameters() if any(part in name for part in names)}
 
 
+def stochastic_depth(rate: float) -> nn.Module:
+    """What drops a summand for whole samples with probability ``rate``."""
+    return DropPath(rate) if rate > 0 else nn.Identity()
+
+
+def initialise(module: nn.Module) -> None:
+    """Truncated normals of deviation 0.02 and zero biases in linear layers, as every release of these has it."""
+    if isinstance(module, nn.Linear):
+        small_normal(module)
+
+
+def small_normal(layer: nn.Linear | nn.Conv2d) -> None:
+    trunc_normal_(layer.weight, std=0.02)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
 def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
     """Rates growing linearly from 0 at the first block to ``rate`` at the last, by stage."""
     count = sum(depths)
@@ -220,6 +254,13 @@ def check_heads(dim: int, heads: int) -> None:
     """Heads share the width equally."""
     if dim % heads:
         raise UserError(f"A width of {dim} cannot be shared by {heads} heads; change embed_dim or num_heads.")
+
+
+def build(network: type[Trunk], name: str, stages: int, pretrained: bool, keywords: dict[str, Any], **more: Any) -> Any:
+    """A network by timm's builder: weights, another head, and its stages where ``features_only`` asks for them."""
+    stages = len(keywords.get("depths", range(stages)))
+    feature_cfg = {"out_indices": tuple(range(stages)), "feature_cls": "getter"}
+    return build_model_with_cfg(network, name, pretrained, feature_cfg=feature_cfg, **more, **keywords)
 
 
 def timm_cfg(first_conv: str) -> dict[str, Any]:

@@ -25,14 +25,24 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from frugalvit.errors import UserError
 
-from .trunk import Parts, Trunk, check_heads, drop_path_rates, stage_widths, timm_cfg
+from .trunk import (
+    Mlp,
+    Parts,
+    Trunk,
+    build,
+    check_heads,
+    drop_path_rates,
+    initialise,
+    stage_widths,
+    stochastic_depth,
+    timm_cfg,
+)
 
 __all__ = ["VisionLongformer"]
 
@@ -248,7 +258,7 @@ class AttentionHalf(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.attn = attention
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path = stochastic_depth(drop_path)
 
     def forward(self, state: Tokens) -> Tokens:
         x, height, width = state
@@ -261,16 +271,6 @@ class AttentionHalf(nn.Module):
         return self.attn.attention(self.norm(x), height, width)
 
 
-class Mlp(nn.Module):
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
 class MlpHalf(nn.Module):
     """The second half of a block: tokens + mlp(norm(tokens))."""
 
@@ -278,7 +278,7 @@ class MlpHalf(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim, hidden)
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.drop_path = stochastic_depth(drop_path)
 
     def forward(self, state: Tokens) -> Tokens:
         x, height, width = state
@@ -315,12 +315,7 @@ class VisionLongformer(Trunk):
         count = len(depths)
         dims = stage_widths(embed_dim, [2**stage for stage in range(count)], depths, num_heads)
         super().__init__(
-            dims=dims,
-            depths=depths,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            drop_rate=drop_rate,
+            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
         )
         rates = drop_path_rates(drop_path_rate, depths)
         for stage, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
@@ -355,16 +350,6 @@ class VisionLongformer(Trunk):
         tokens, height, width = state
         return tokens[:, tokens.shape[1] - height * width :].transpose(1, 2).unflatten(2, (height, width))
 
-    def final_norm(self, grid: Tensor) -> Tensor:
-        return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def initialise(module: nn.Module) -> None:
-    """Truncated normals of deviation 0.02 and zero biases in linear layers, as released."""
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        nn.init.zeros_(module.bias)
-
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Released names -> ours: the global projections are the local ones stored twice, indices are computed."""
@@ -378,11 +363,5 @@ default_cfgs = {"vil_tiny_w7": timm_cfg(first_conv="layer1.0.proj")}
 @register_model
 def vil_tiny_w7(pretrained: bool = False, **keywords) -> VisionLongformer:
     """ViL-T, W=7, of EsViT."""
-    return build_model_with_cfg(
-        VisionLongformer,
-        "vil_tiny_w7",
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": (0, 1, 2, 3), "feature_cls": "getter"},
-        **{"drop_path_rate": 0.1, **keywords},
-    )
+    keywords = {"drop_path_rate": 0.1, **keywords}
+    return build(VisionLongformer, "vil_tiny_w7", 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn)
