@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from frugalvit import console
+
 settings.register_profile("frugalvit", derandomize=True, deadline=None, max_examples=20, database=None)
 settings.load_profile("frugalvit")
 
@@ -34,7 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads or writes the user's caches."""
+    """No test reads or writes the user's caches, or is quiet because one before it was."""
+    console.set_quiet(False)
     monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
