@@ -42,10 +42,24 @@ def save_model_folder(
     if classes is not None and backbone.num_classes and len(classes) != backbone.num_classes:
         raise UserError(f"{len(classes)} class names were given for a classifier of {backbone.num_classes} classes.")
     folder = make_folder(Path(folder))
-    content = safetensors_bytes(_own_tensors(backbone), metadata={"format": "pt", "frugalvit": __version__})
+    metadata = {"format": "pt", "frugalvit": __version__}
+    content = _in_order(safetensors_bytes(_own_tensors(backbone), metadata=metadata))
     write_atomically(folder / "model.safetensors", lambda handle: handle.write(content))
     write_text(folder / "config.json", json.dumps(model_config(backbone, classes, meta), indent=2, ensure_ascii=False))
     return folder
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same safetensors file with its metadata sorted: the library writes them in a random order.
+
+    A file is eight bytes of length, a JSON header of that length, and the tensors.
+    """
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    ordered = {"__metadata__": dict(sorted(header.pop("__metadata__").items()))} | header
+    text = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
 def model_config(
@@ -70,6 +84,12 @@ def model_config(
 def crop_share(img_size: tuple[int, int]) -> float:
     """The share of the shorter edge that evaluation looks at: 224 of 256, and all of it up to 64 pixels."""
     return 1.0 if max(img_size) <= 64 else 0.875
+
+
+def find_model_folder(where: str | Path) -> Path | None:
+    """The folder of a model that ``where`` names: a run's ``model/`` or the folder itself; None where there is none."""
+    places = (Path(where) / "model", Path(where))
+    return next((place for place in places if (place / "config.json").is_file()), None)
 
 
 def load_model_folder(

@@ -26,7 +26,9 @@ from frugalvit.training.compiling import compile_networks
 from frugalvit.training.evidence import (
     augmentation_sheet,
     decisions_table,
+    finite,
     per_class_table,
+    run_facts,
     save_pictures,
     summary_table,
     worst_mistakes,
@@ -196,14 +198,9 @@ def _finish(
     summary |= {
         "scored_on": "test" if test is not None else task.watched,
         "scored_images": int(scores.confusion.sum()),
-        "val_top1": outcome["best"] if np.isfinite(outcome["best"]) else None,
+        "val_top1": finite(outcome["best"]),
         "best_step": outcome["best_step"],
-        "skipped_steps": outcome["skipped"],
-        "seed": config.seed,
-        "steps": outcome["steps"],
-        "seconds": round(outcome["seconds"], 2),
-        "seconds_per_step": outcome["seconds_per_step"],
-        "parameters": sum(parameter.numel() for parameter in task.backbone.parameters()),
+        **run_facts(config, outcome, task.backbone),
     }
     if run.writer:
         assert task.batches is not None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from PIL import Image, ImageDraw
-from torch import Tensor
+from torch import Tensor, nn
 
 from frugalvit import console
 from frugalvit.backbones import Backbone
+from frugalvit.config.train import RunConfig
 from frugalvit.data.cache import ImageStore
 from frugalvit.data.loader import Batches, eval_batches
 from frugalvit.data.streamed import StreamedBatches
@@ -122,6 +124,23 @@ def per_class_table(confusion: Tensor, classes: tuple[str, ...]) -> Table:
             rows.append([name, images, right, round(100 * right / images, 2), taken_for, int(most[label])])
     rows.sort(key=lambda row: row[3])  # type: ignore[arg-type, return-value]
     return Table(["class", "images", "right", "percent", "most often taken for", "times"], rows, "Each class")
+
+
+def run_facts(config: RunConfig, outcome: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
+    """What the summary of every run says about its course; ``outcome`` is what ``loop.fit`` gave."""
+    return {
+        "skipped_steps": outcome["skipped"],
+        "seed": config.seed,
+        "steps": outcome["steps"],
+        "seconds": round(outcome["seconds"], 2),
+        "seconds_per_step": outcome["seconds_per_step"],
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+    }
+
+
+def finite(number: float) -> float | None:
+    """A number as JSON can hold it: the best score of a run that was never scored is none."""
+    return number if math.isfinite(number) else None
 
 
 def decisions_table(decisions: Iterable[Decision]) -> Table:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.folder import load_model_folder
+from frugalvit.backbones.folder import find_model_folder, load_model_folder
 from frugalvit.backbones.weights import load_weights
 from frugalvit.data.augment import EvalTransform
 from frugalvit.errors import UserError, nearest
@@ -35,8 +35,8 @@ def load_model(
     path = Path(where)
     meta: dict[str, Any] = {}
     if path.is_dir():
-        folder = path / "model" if (path / "model" / "config.json").exists() else path
-        if not (folder / "config.json").exists():
+        folder = find_model_folder(path)
+        if folder is None:
             hint = "; the run has not finished its first evaluation" if (path / "config.yaml").exists() else ""
             raise UserError(f"{path} holds no model (no config.json){hint}.")
         backbone, meta = load_model_folder(folder, img_size=img_size)

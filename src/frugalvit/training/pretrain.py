@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,9 @@ from frugalvit.training.continuing import carry_over, start_from_heads
 from frugalvit.training.evidence import (
     augmentation_sheet,
     decisions_table,
+    finite,
     health_table,
+    run_facts,
     save_pictures,
     summary_table,
 )
@@ -219,19 +220,14 @@ def _finish(
         "run": str(run.folder),
         "task": "pretrain",
         "knn": last.get("knn"),
-        "best_knn": outcome["best"] if math.isfinite(outcome["best"]) else None,
+        "best_knn": finite(outcome["best"]),
         "health": health.verdict(),
         "alarms": [str(alarm) for alarm in health.raised.values()],
         "first_loss": losses[0] if losses else None,
         "loss": losses[-1] if losses else None,
         "effective_rank": last.get("effective_rank"),
         "feature_deviation": last.get("feature_deviation"),
-        "skipped_steps": outcome["skipped"],
-        "seed": config.seed,
-        "steps": outcome["steps"],
-        "seconds": round(outcome["seconds"], 2),
-        "seconds_per_step": outcome["seconds_per_step"],
-        "parameters": sum(parameter.numel() for parameter in task.student.parameters()),
+        **run_facts(config, outcome, task.student),
     }
     if run.writer:
         meta = {"data": source.name, "recipe": config.recipe, "knn": summary["knn"], "task": "pretrain"}

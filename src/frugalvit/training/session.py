@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning_fabric import Fabric
 
 from frugalvit import console
-from frugalvit.backbones.folder import load_model_folder
+from frugalvit.backbones.folder import find_model_folder, load_model_folder
 from frugalvit.config.train import RunConfig
 from frugalvit.results import Result
 from frugalvit.training import setup
@@ -53,7 +52,7 @@ def follow_init(config: RunConfig, decisions: Decisions) -> None:
     """Weights from a folder bring their architecture along: what the user left open is taken from there."""
     if not config.init or config.backbone != "auto":
         return
-    folder = next((f for f in (Path(config.init) / "model", Path(config.init)) if (f / "config.json").exists()), None)
+    folder = find_model_folder(config.init)
     if folder is None:
         return
     found, _ = load_model_folder(folder)

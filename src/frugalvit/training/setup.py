@@ -193,6 +193,11 @@ def make_backbone(config: RunConfig, num_classes: int, decisions: Decisions, **k
         **config.backbone_args,
         **keywords,
     )
+    return made_ready(backbone, config)
+
+
+def made_ready(backbone: Backbone, config: RunConfig) -> Backbone:
+    """A new backbone with the weights of ``--init``; what was decided and taken is said."""
     for note in backbone.notes:
         console.say(note)
     if config.init and begins_anew(config):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import statistics
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,13 +16,12 @@ from lightning_fabric import Fabric
 
 from frugalvit import console
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.folder import load_model_folder, save_model_folder
-from frugalvit.backbones.weights import load_weights
+from frugalvit.backbones.folder import find_model_folder, load_model_folder, save_model_folder
 from frugalvit.config.transfer import TransferConfig
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
-from frugalvit.training.evidence import decisions_table, summary_table
+from frugalvit.training.evidence import decisions_table, finite, run_facts, summary_table
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.recipes import Decisions, Facts, steps_per_epoch, total_steps
 from frugalvit.training.runs import Run
@@ -126,7 +124,7 @@ def choose_splits(splits: dict[str, list[Any]], where: str) -> tuple[list[Any], 
 def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) -> Backbone:
     """The backbone with its weights; a pre-trained folder says itself which network it is and how it was cut."""
     keywords: dict[str, Any] = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
-    folder = _model_folder(config.init)
+    folder = find_model_folder(config.init) if config.init else None
     if folder is not None:
         found, _ = load_model_folder(folder)
         decisions.take(config, "backbone", found.name, f"what {config.init} holds")
@@ -140,24 +138,7 @@ def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) ->
         pretrained=config.pretrained and setup.begins_anew(config),
         **config.backbone_args | keywords,
     )
-    for note in backbone.notes:
-        console.say(note)
-    if config.init and setup.begins_anew(config):
-        report = load_weights(backbone, config.init)
-        missing = f" ({', '.join(report.missing[:4])}…)" if report.missing else ""
-        taken = f"{len(report.matched)} tensors taken, {len(report.missing)} missing{missing}"
-        console.say(f"{config.init}: {report.kind}, {taken}")
-    if config.checkpoint_activations:
-        backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
-    return backbone
-
-
-def _model_folder(init: str | None) -> Path | None:
-    """The folder with config.json that ``--init`` names, if it names one."""
-    if init is None or not Path(init).is_dir():
-        return None
-    places = (Path(init) / "model", Path(init))
-    return next((place for place in places if (place / "config.json").is_file()), None)
+    return setup.made_ready(backbone, config)
 
 
 def _dataset(job: Job, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
@@ -226,14 +207,9 @@ def _finish(
     summary |= {
         "scored_on": scored_on,
         "scored_images": len(final),
-        f"val_{task.score}": outcome["best"] if math.isfinite(outcome["best"]) else None,
+        f"val_{task.score}": finite(outcome["best"]),
         "best_step": outcome["best_step"],
-        "skipped_steps": outcome["skipped"],
-        "seed": config.seed,
-        "steps": outcome["steps"],
-        "seconds": round(outcome["seconds"], 2),
-        "seconds_per_step": outcome["seconds_per_step"],
-        "parameters": sum(parameter.numel() for parameter in task.net.parameters()),
+        **run_facts(config, outcome, task.net),
     }
     if run.writer:
         meta = {"data": data.name, "task": job.verb, "recipe": config.recipe}
