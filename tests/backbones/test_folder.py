@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 
 from frugalvit import create_backbone
 from frugalvit.backbones.folder import crop_share, load_model_folder, save_model_folder
@@ -144,3 +145,12 @@ def test_weights_that_are_missing_or_of_another_model(tmp_path: Path):
         load_model_folder(tmp_path)
     with pytest.raises(UserError, match="2 class names were given for a classifier of 3"):
         save_model_folder(backbone, tmp_path, classes=["a", "b"])
+
+
+def test_the_same_weights_are_the_same_file(tmp_path: Path) -> None:
+    """The library writes metadata in a random order; resumed runs are compared by their bytes."""
+    backbone = create_backbone("swin_nano", img_size=32, num_classes=3)
+    files = {(save_model_folder(backbone, tmp_path / str(n)) / "model.safetensors").read_bytes() for n in range(8)}
+    assert len(files) == 1
+    tensors = load_file(tmp_path / "0" / "model.safetensors")
+    assert all(torch.equal(tensors[name], value) for name, value in backbone.model.state_dict().items())

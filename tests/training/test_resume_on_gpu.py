@@ -1,0 +1,49 @@
+"""On a GPU too a run that is cut off and resumed ends with the same bits, kernels, compiling and graphs included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import PRETRAIN, TRAIN, differences, write_images
+
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.training.commands import train
+from frugalvit.training.pretrain import pretrain
+from frugalvit.training.stepping import Stepper
+
+# Heads as wide as the window kernel wants them, and enough prototypes for the chunked loss and its softmax kernel.
+SHAPE = {"backbone_args": {"embed_dim": 32, "depths": [2, 2], "num_heads": [1, 2]}, "img_size": 32}
+WIDE = {"matching": PRETRAIN["matching"] | {"prototypes": 65536}, "crops": {"local_crops": 4}}
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "train": (train, TrainConfig, TRAIN | SHAPE),
+    "pretrain": (pretrain, PretrainConfig, PRETRAIN | SHAPE | WIDE),
+}
+
+
+class Cut(Exception):
+    pass
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True, "graphs"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_cut_off_and_resumed(kind: str, compiled: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, config, values = KINDS[kind]
+    values = values | {"data": str(write_images(tmp_path / "images")), "device": "cuda", "compile": compiled}
+    command(config.parse(values | {"out": str(tmp_path / "whole")}))
+
+    step = Stepper.one_step
+
+    def until_seven(self: Stepper) -> None:
+        if self.step == 7:
+            raise Cut
+        step(self)
+
+    with monkeypatch.context() as patched, pytest.raises(Cut):
+        patched.setattr(Stepper, "one_step", until_seven)
+        command(config.parse(values | {"out": str(tmp_path / "cut")}))
+    command(config.parse({"resume": str(tmp_path / "cut"), "device": "cuda"}))
+    assert differences(tmp_path / "whole", tmp_path / "cut") == []
