@@ -42,8 +42,10 @@ def test_cut_off_and_resumed(kind: str, compiled: bool | str, tmp_path: Path, mo
             raise Cut
         step(self)
 
-    with monkeypatch.context() as patched, pytest.raises(Cut):
+    cut = config.parse(values | {"out": str(tmp_path / "cut")})
+    with monkeypatch.context() as patched:
         patched.setattr(Stepper, "one_step", until_seven)
-        command(config.parse(values | {"out": str(tmp_path / "cut")}))
+        with pytest.raises(Cut):
+            command(cut)
     command(config.parse({"resume": str(tmp_path / "cut"), "device": "cuda"}))
     assert differences(tmp_path / "whole", tmp_path / "cut") == []
