@@ -207,6 +207,8 @@ def shortened(words: list[str]) -> list[str]:
         changes = changes | {"backbone": "swin_nano"}
     if "--continue" in out:
         changes = changes | {"steps": "4"}  # a run that goes on must be longer than the one before
+    if {"--recipe", "--init"} <= set(out):  # the recipe names the papers' network; the weights here are a small one's
+        changes = changes | {"backbone": "swin_nano"}
     if "--resume" in out:  # with what it was begun with
         changes = {"device": "cpu"}
     for name, value in changes.items():

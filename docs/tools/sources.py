@@ -13,6 +13,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 PAGE = "papers.md"
+WIDE = (PAGE, "FIRST_HOUR.md")
 SOURCE = Path(__file__).parent.parent.parent / "src" / "frugalvit"
 NAMED = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
 RECIPE = re.compile(r"`(recipes/[\w-]+\.yaml)`")
@@ -30,10 +31,11 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Turn the names into links, and give the wide table the room of the contents beside it."""
+    """Turn the names into links; wide tables and output get the room of the contents beside them."""
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
     if page.file.src_uri != PAGE:
         return markdown
-    page.meta["hide"] = ["toc"]
     markdown = NAMED.sub(_link, markdown)
     return RECIPE.sub(lambda match: f"[`{match[1]}`](source/{match[1]}.md)", markdown)
 
