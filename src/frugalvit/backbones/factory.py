@@ -11,7 +11,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.models import is_model, register_model
+from timm.models import is_model, load_pretrained, register_model
 from torch import nn
 
 from frugalvit.backbones import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  importing registers them with timm
@@ -185,6 +185,15 @@ def slow_stem(
     return model
 
 
+@register_model
+def stored_as_is(pretrained: bool = False, architecture: str = "resnet50", **keywords: Any) -> nn.Module:
+    """A timm network whose weights are loaded as they are, where timm's own loader would spoil or refuse them."""
+    model: Any = timm.create_model(architecture, **keywords)
+    if pretrained:
+        load_pretrained(model, model.pretrained_cfg, num_classes=model.num_classes, in_chans=keywords["in_chans"])
+    return model
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """One line of ``frugalvit list models``. ``grid`` is the final grid at ``img_size``, None where there is none."""
@@ -202,7 +211,7 @@ def list_models(pattern: str = "") -> list[ModelInfo]:
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     names = [name for name in OWN if fnmatch.fnmatch(name, wanted)]
     if pattern:
-        ours = set(OWN) | {"slow_stem"}
+        ours = set(OWN) | {"slow_stem", "stored_as_is"}
         names += [name for name in timm.list_models(wanted) if name not in ours]
     return [describe(name) for name in names]
 

@@ -2,16 +2,19 @@
 
 A network of our own that a stock timm network equals (our Swin, where windows divide every map) is described as that
 network, so that whoever receives the folder needs timm only. Equality is not assumed but computed, with the weights at
-hand. Otherwise the name under which we register it is written, and the receiver needs ``import frugalvit`` too.
+hand. Otherwise the name under which we register it is written, and the receiver needs ``import frugalvit`` too. So it
+is where timm's loader would not take the weights: its tables of relative positions are those of square windows, and an
+oblong image makes oblong ones.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from frugalvit.backbones.sizes import accepts
 from frugalvit.backbones.swin import SwinTransformer
@@ -49,8 +52,8 @@ def timm_config(backbone: Backbone) -> dict[str, Any]:
         "architecture": architecture,
         "num_classes": backbone.num_classes,
         "num_features": backbone.pooled_dim,
-        # The number of classes stands above and in pretrained_cfg, where timm finds it; transformers' TimmWrapper passes
-        # its own, and would stumble over a second one here.
+        # The number of classes stands above and in pretrained_cfg, where timm finds it; transformers' TimmWrapper
+        # passes its own, and would stumble over a second one here.
         "model_args": {key: value for key, value in arguments.items() if key != "num_classes"},
         "pretrained_cfg": pretrained_cfg,
     }
@@ -63,7 +66,7 @@ def timm_state_dict(backbone: Backbone) -> dict[str, Tensor]:
     which the merging of a stage is numbered one stage earlier, and renames it. Such a file must be numbered so.
     """
     state = {name: tensor.detach() for name, tensor in backbone.model.state_dict().items()}
-    if "head.fc.weight" in state or not _loaded_as_swin(backbone):
+    if "head.fc.weight" in state or not _loaded_as_swin(backbone) or _spoilt_by_loader(backbone.model):
         return state
     renamed = {}
     for name, tensor in state.items():
@@ -94,7 +97,29 @@ def _architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
     if "stem_stride" in backbone.keywords:
         stem = {"architecture": architecture, "stem_stride": backbone.keywords["stem_stride"]}
         return "slow_stem", {**stem, **arguments}
+    if _spoilt_by_loader(backbone.model):
+        return "stored_as_is", {"architecture": architecture, **arguments}
     return architecture, arguments
+
+
+def _spoilt_by_loader(model: nn.Module) -> bool:
+    """Whether timm's filter for a network changes or refuses its own tables, as some do for oblong windows."""
+    theirs = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    tables = {
+        name: table for name, table in model.state_dict().items() if name.endswith("relative_position_bias_table")
+    }
+    if theirs is None or not _oblong_windows(model):
+        return False
+    try:
+        loaded = theirs(dict(tables), model)
+    except RuntimeError:
+        return True
+    return any(not torch.equal(loaded[name], table) for name, table in tables.items())
+
+
+def _oblong_windows(model: nn.Module) -> bool:
+    windows = (getattr(module, "window_size", None) for module in model.modules())
+    return any(isinstance(window, tuple) and window[0] != window[1] for window in windows)
 
 
 def _swin_architecture(
@@ -102,7 +127,7 @@ def _swin_architecture(
 ) -> tuple[str, dict[str, Any]]:
     shape = {**common, "img_size": list(backbone.img_size), **model.shape()}
     stock = {key: value for key, value in shape.items() if key not in ("padding", "norm_eps")}
-    if _computes_the_same(backbone, STOCK_SWIN, stock):
+    if not _oblong_windows(model) and _computes_the_same(backbone, STOCK_SWIN, stock):
         return STOCK_SWIN, stock
     return backbone.architecture, shape
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from timm.layers.classifier import ClassifierHead
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models.swin_transformer import checkpoint_filter_fn
+from timm.models.swin_transformer import checkpoint_filter_fn as timm_filter
 from torch import Tensor, nn
 
 from frugalvit.backbones.swin_layers import Block, PatchEmbed, PatchMerging, Stage, WindowAttention
@@ -230,6 +230,19 @@ def _window_and_shift(size: Size, window: Size) -> tuple[Size, Size]:
     """Window and shift of a stage whose map is ``size``: a map within the window needs no shift."""
     shift = tuple(extent // 2 if length > extent else 0 for length, extent in zip(size, window, strict=True))
     return (min(size[0], window[0]), min(size[1], window[1])), (shift[0], shift[1])
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """timm's reading of names and tables, but tables that fit are kept.
+
+    timm takes every table of a window that is not square for one of a square window, and resamples or refuses it.
+    """
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name.endswith("bias_table")}
+    fitting = {
+        name: state_dict[name] for name in shapes if name in state_dict and state_dict[name].shape == shapes[name]
+    }
+    others = {name: value for name, value in state_dict.items() if name not in fitting}
+    return {**timm_filter(others, model), **fitting}
 
 
 def _initialise(module: nn.Module) -> None:
