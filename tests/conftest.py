@@ -12,12 +12,14 @@ import torch
 from hypothesis import settings
 
 from frugalvit import console
+from frugalvit.training.processors import tune_for_cpu
 
 settings.register_profile("frugalvit", derandomize=True, deadline=None, max_examples=20, database=None)
 settings.load_profile("frugalvit")
 
 # Two test processes on two cores: more threads each would only fight.
 torch.set_num_threads(1)
+tune_for_cpu()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -29,6 +29,7 @@ from frugalvit.data.streamed import StreamedBatches
 from frugalvit.data.streaming import StreamedExamples, Survey, open_stream, should_stream
 from frugalvit.errors import UserError
 from frugalvit.training import processes
+from frugalvit.training.processors import tune_for_gpu
 from frugalvit.training.recipes import Decision, Decisions, decide_stream
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
 from frugalvit.training.tracking import make_trackers
@@ -79,16 +80,6 @@ def make_fabric(config: RunConfig) -> Fabric:
     if device == "cuda":
         tune_for_gpu()
     return fabric
-
-
-def tune_for_gpu() -> None:
-    """TF32 where a product is not in bf16 anyway; one CPU thread for the small tensors that plan a batch.
-
-    The host only queues work. Sixteen threads that wait for each other over tensors of a few hundred numbers doubled
-    the time to queue a step, and processes that share a machine made it five times as long.
-    """
-    torch.set_float32_matmul_precision("high")
-    torch.set_num_threads(1)
 
 
 def fabric_precision(wanted: str, device: str) -> str:

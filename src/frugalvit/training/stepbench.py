@@ -35,9 +35,10 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
+from frugalvit.training.processors import tune_for_gpu
 from frugalvit.training.schedules import Constant
 from frugalvit.training.selfsupervised import PretrainTask
-from frugalvit.training.setup import fabric_precision, pick_device, tune_for_gpu
+from frugalvit.training.setup import fabric_precision, pick_device
 from frugalvit.training.stepping import Plan, Stepper
 from frugalvit.training.supervised import SupervisedTask
 
@@ -162,7 +163,8 @@ def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fa
     size = config.img_size
     if config.kind == "train":
         backbone = create_backbone(config.backbone, img_size=size, num_classes=classes)
-        head = RelativeLocalization(backbone.dim) if config.localization else None
+        width = LocalizationConfig().head_width(backbone.dim)
+        head = RelativeLocalization(backbone.dim, hidden=width) if config.localization else None
         task: Any = SupervisedTask(backbone, head, LocalizationConfig(), Constant(config.localization), ema=0.999)
         clip, clip_per = 5.0, "global"
     else:

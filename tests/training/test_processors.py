@@ -1,0 +1,51 @@
+"""What PyTorch is told about the processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from frugalvit.training import processors
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    enabled, threads = torch.backends.mkldnn.enabled, torch.get_num_threads()
+    processors.tune_for_cpu.cache_clear()
+    yield
+    torch.backends.mkldnn.enabled = enabled
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN to leave out")
+@pytest.mark.parametrize(("with_it", "without", "kept"), [(40.0, 1.0, False), (1.2, 1.0, True), (0.5, 1.0, True)])
+def test_onednn_is_left_out_where_it_is_much_slower(
+    with_it: float, without: float, kept: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.backends.mkldnn.enabled = True
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(processors, "_seconds", lambda: with_it if torch.backends.mkldnn.enabled else without)
+    processors.tune_for_cpu()
+    assert torch.backends.mkldnn.enabled == kept
+    assert ("oneDNN is left out" in capsys.readouterr().err) != kept
+
+
+def test_other_processors_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(processors, "_seconds", lambda: pytest.fail("measured"))
+    processors.tune_for_cpu()
+
+
+def test_the_measurement_leaves_the_threads_alone() -> None:
+    torch.set_num_threads(2)
+    assert processors._seconds() > 0
+    assert torch.get_num_threads() == 2
+
+
+def test_a_gpu_is_queued_for_by_one_thread() -> None:
+    torch.set_num_threads(2)
+    processors.tune_for_gpu()
+    assert torch.get_num_threads() == 1
+    torch.set_float32_matmul_precision("highest")
