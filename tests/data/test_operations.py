@@ -130,13 +130,14 @@ def test_affine_operations(mode: str, device: str) -> None:
             torch.testing.assert_close(mine, other, atol=1e-3, rtol=0, msg=f"operation {number}")
 
 
-def test_shears_and_translations_turn_as_pils() -> None:
+@pytest.mark.parametrize(("mode", "most"), [("bilinear", 0.08), ("bicubic", 0.005)])
+def test_shears_and_translations_turn_as_pils(mode: str, most: float) -> None:
     """The direction of every affine operation is PIL's, whose bilinear filter differs at the border only."""
     image = pictures(6, 40, 32)[5:].float() / 255
     image = color.gaussian_blur(image, torch.tensor([2.0]), 13)
     photo = Image.fromarray((image[0].permute(1, 2, 0) * 255).round().to(torch.uint8).numpy())
     fill = (128, 128, 128)
-    keywords = {"resample": Image.Resampling.BILINEAR, "fillcolor": fill}
+    keywords = {"resample": Image.Resampling[mode.upper()], "fillcolor": fill}
     one = torch.ones(1)
     pairs = [
         (geometry.rotation(one * 15), auto_augment.rotate(photo, 15, **dict(keywords))),
@@ -146,9 +147,35 @@ def test_shears_and_translations_turn_as_pils() -> None:
         (geometry.translation(one * 0, one * 10), auto_augment.translate_y_rel(photo, 0.25, **dict(keywords))),
     ]
     for maps, theirs in pairs:
-        ours = geometry.affine(image, maps, torch.full((3,), 128 / 255))[0].permute(1, 2, 0) * 255
+        ours = geometry.affine(image, maps, torch.full((3,), 128 / 255), mode)[0].permute(1, 2, 0) * 255
         difference = (ours - torch.from_numpy(np.array(theirs)).float()).abs()
-        assert (difference > 2).float().mean() < 0.08
+        assert (difference > 2).float().mean() < most
+
+
+def cubic_as_written(image: Tensor, x: float, y: float) -> Tensor:
+    """The four by four taps around a position in pixels from the top left pixel, those outside taken from the edge."""
+
+    def kernel(t: float) -> float:  # a = -1
+        t = abs(t)
+        return t**3 - 2 * t**2 + 1 if t < 1 else (-(t**3) + 5 * t**2 - 8 * t + 4 if t < 2 else 0.0)
+
+    total = torch.zeros(image.shape[0], dtype=torch.float64)
+    for row in range(math.floor(y) - 1, math.floor(y) + 3):
+        for column in range(math.floor(x) - 1, math.floor(x) + 3):
+            pixel = image[:, min(max(row, 0), image.shape[1] - 1), min(max(column, 0), image.shape[2] - 1)]
+            total += kernel(row - y) * kernel(column - x) * pixel.double()
+    return total
+
+
+@pytest.mark.parametrize(("cubic", "tolerance"), [(geometry.cubic_by_nine, 1e-5), (geometry.cubic_by_two, 0.01)])
+def test_cubic_sampling_is_the_kernel(cubic: Callable[..., Tensor], tolerance: float) -> None:
+    """On noise, where neighbours differ most; by two samples a hundredth remains, on photographs far less."""
+    image = torch.rand(1, 3, 7, 9, generator=torch.Generator().manual_seed(0))
+    places = [(0.3, 0.6), (4.0, 3.0), (7.9, 5.9), (-0.4, 2.5), (8.4, 6.4), (3.5, 3.5)]
+    x, y = (torch.tensor([place[axis] for place in places]).view(1, 1, -1) for axis in (0, 1))
+    found = cubic(image, x - 4, y - 3)[0, :, 0].double()
+    expected = torch.stack([cubic_as_written(image[0], *place) for place in places], 1)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 
 
 # Policies

@@ -46,12 +46,21 @@ _GRADED: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def run_steps(images: Tensor, steps: Sequence[Step], fill: Tensor | None = None, blur_size: int = 13) -> Tensor:
-    """Apply the steps in order; ``images`` (B, C, H, W) float in [0, 1] may be overwritten."""
+def run_steps(
+    images: Tensor,
+    steps: Sequence[Step],
+    fill: Tensor | None = None,
+    blur_size: int = 13,
+    interpolation: str = "bilinear",
+) -> Tensor:
+    """Apply the steps in order; ``images`` (B, C, H, W) float in [0, 1] may be overwritten.
+
+    ``fill`` and ``interpolation`` are the affine operations': what lies outside, and "bilinear" or "bicubic".
+    """
     steps = [step for step in steps if len(step.rows)]
     operations = _PLAIN | _GRADED
     if fill is not None:
-        operations["affine"] = partial(geometry.affine, fill=fill)
+        operations["affine"] = partial(geometry.affine, fill=fill, mode=interpolation)
     operations["blur"] = partial(color.gaussian_blur, kernel_size=blur_size)
     arrived = iter(ship([t for step in steps for t in step[1:] if t is not None], images.device))
     for step in steps:
@@ -125,7 +134,7 @@ class RandAugment:
         shear_x, shear_y                  ±0.03·m
         translate_x, translate_y          ±0.045·m of the width or height
 
-    The five affine operations are resampled together, bilinearly (timm: bicubic), the outside filled with the mean.
+    The five affine operations are resampled together, the outside filled with the mean.
     """
 
     names = (
