@@ -60,8 +60,9 @@ class LazyStore:
         """The processes that decode, started once: an evaluation that returns every epoch finds them waiting."""
         if self._pool is None:
             # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, context, _prepare_worker, (self.decoder,))
+            self._pool = ProcessPoolExecutor(
+                self.workers, multiprocessing.get_context("spawn"), _prepare_worker, (self.decoder,)
+            )
         return self._pool
 
     def note_bad(self, found: list[tuple[str, str]]) -> None:
