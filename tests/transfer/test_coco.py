@@ -97,6 +97,17 @@ def test_boxes_alone_are_a_dataset_too(data: Path) -> None:
     assert not open_coco(str(data)).has_masks()
 
 
+def test_masks_in_one_split_alone_are_not_learnt(data: Path) -> None:
+    """Training files of boxes beside validation files of masks: there is nothing to teach a mask head with."""
+
+    def boxes_only(content: dict[str, Any]) -> None:
+        for entry in content["annotations"]:
+            del entry["segmentation"]
+
+    edit(data, "train", boxes_only)
+    assert not open_coco(str(data)).has_masks()
+
+
 def test_a_missing_val_is_made_and_said(data: Path) -> None:
     (data / "instances_val.json").unlink()
     found = open_coco(str(data), "auto", 0.25)

@@ -141,6 +141,25 @@ def test_missing_masks_and_folders_are_named(data: Path) -> None:
         open_scenes(str(data / "nowhere"))
 
 
+def test_names_that_recur_are_paired_by_their_folders(tmp_path: Path) -> None:
+    """Two films whose pictures are called the same: each has its own masks."""
+    data = tmp_path / "films"
+    for film, label in (("a", 1), ("b", 2)):
+        for kind in ("images", "masks"):
+            (data / kind / "train" / film).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (8, 8)).save(data / "images" / "train" / film / f"{number}.png")
+            mask = np.full((8, 8), label, np.uint8)
+            mask[:2] = 0
+            Image.fromarray(mask).save(data / "masks" / "train" / film / f"{number}_mask.png")
+    for scenes in open_scenes(str(data)).splits.values():
+        for scene in scenes:
+            assert scene.mask.parent.name == scene.path.parent.name
+    (data / "images" / "train" / "0.png").write_bytes((data / "images" / "train" / "a" / "0.png").read_bytes())
+    with pytest.raises(UserError, match="may have the mask"):
+        open_scenes(str(data))
+
+
 def test_one_class_is_nothing_to_tell_apart(data: Path) -> None:
     for path in data.glob("masks/*/*.png"):
         Image.fromarray(np.zeros((48, 48), np.uint8)).save(path)

@@ -59,7 +59,9 @@ class CocoData:
         return {identity: number for number, identity in enumerate(self.category_ids, 1)}
 
     def has_masks(self) -> bool:
-        return any("segmentation" in entry for images in self.splits.values() for i in images for entry in i.objects)
+        """Whether every object of every split has one; a file of boxes beside one of masks leaves boxes to learn."""
+        objects = [entry for images in self.splits.values() for image in images for entry in image.objects]
+        return bool(objects) and all("segmentation" in entry for entry in objects)
 
 
 def open_coco(where: str, split: str = "auto", val_fraction: float = 0.1) -> CocoData:

@@ -51,7 +51,7 @@ class DetectJob:
     def open(self, config: DetectConfig) -> CocoData:
         data = open_coco(str(config.data), config.split, config.val_fraction)
         if config.masks is True and not data.has_masks():
-            raise UserError(f"{config.data} has no masks to learn from; leave out --masks.")
+            raise UserError(f"{config.data} does not have a mask for every object of every split; leave out --masks.")
         if not any(image.learnable() for image in data.splits.get("train", [])):
             raise UserError(f"{config.data} has no objects to learn from in its training images.")
         return data
@@ -125,7 +125,7 @@ class DetectJob:
         folder = summary["run"]
         notes = [
             f"run folder  {folder}",
-            f"report      {folder}/report.html",
+            *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
             f"next        frugalvit detect predict {folder} IMAGE…",
         ]
         return Result(_without_lists(summary), [_table(summary)], notes)

@@ -145,16 +145,27 @@ def find_pairs(root: Path) -> tuple[dict[str, list[tuple[Path, Path]]], str]:
 
 
 def _matched(images: Path, masks: Path) -> list[tuple[Path, Path]]:
-    """Images and masks of the same name, endings aside."""
-    by_name = {_stem(path): path for path in map(Path, list_images(str(masks)).images)}
+    """Images and masks of the same name, endings aside; in the same folder within theirs where names recur."""
+    by_place: dict[Path, Path] = {}
+    by_name: dict[str, list[Path]] = {}
+    for mask in map(Path, list_images(str(masks)).images):
+        by_place[mask.relative_to(masks).parent / _stem(mask)] = mask
+        by_name.setdefault(_stem(mask), []).append(mask)
     found = [Path(path) for path in list_images(str(images)).images]
     if not found:
         raise UserError(f"{images} holds no images.")
-    absent = [path for path in found if _stem(path) not in by_name]
+    places = {path: path.relative_to(images).parent / _stem(path) for path in found}
+    absent = [path for path, place in places.items() if place not in by_place and _stem(path) not in by_name]
     if absent:
         more = f" and {len(absent) - 1:,} more" if len(absent) > 1 else ""
         raise UserError(f"{absent[0]}{more} has no mask: there should be {masks / (_stem(absent[0]) + '.png')}.")
-    return [(path, by_name[_stem(path)]) for path in found]
+    pairs = []
+    for path, place in places.items():
+        named = by_name[_stem(path)]
+        if place not in by_place and len(named) > 1:
+            raise UserError(f"{path} may have the mask {named[0]} or {named[1]}: put masks into folders as the images.")
+        pairs.append((path, by_place.get(place, named[0])))
+    return pairs
 
 
 def _stem(path: Path) -> str:

@@ -119,7 +119,7 @@ class SegmentJob:
         folder = summary["run"]
         notes = [
             f"run folder  {folder}",
-            f"report      {folder}/report.html",
+            *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
             f"next        frugalvit segment predict {folder} IMAGE…",
         ]
         shown = {key: value for key, value in summary.items() if key not in ("auto", "classes")}
