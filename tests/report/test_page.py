@@ -136,6 +136,17 @@ def test_a_comparison_and_runs_of_the_same_name(tmp_path):
     assert all(f"{setting}/seed_{seed}" in text for setting in ("with", "without") for seed in (0, 1))
 
 
+def test_one_seed_has_no_interval_and_epochs_are_told(tmp_path):
+    run = write_run(tmp_path / "compare" / "with" / "seed_0", epochs=3)
+    (run / "config.yaml").write_text("epochs: 3.0\nbackbone: swin_nano\n")
+    difference = {"mean": 1.5, "low": None, "high": None, "p_value": None, "count": 1}
+    settings = {"with": {"mean": 71.5, "deviation": 0.0, "values": [71.5]}}
+    found = {"metric": "top1", "settings": settings, "differences": {"with": difference}}
+    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(found))
+    text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
+    assert "+1.50 (one seed: no interval)" in text and "3 epochs" in text
+
+
 def test_alarms_come_first(tmp_path):
     run = write_run(tmp_path / "run")
     summary = json.loads((run / "summary.json").read_text()) | {"alarms": ["the teacher says the same of every image"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,5 +18,6 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "runs/demo/compare/comparison.png").exists()
     assert len(result.data["predictions"]) == 6 and result.data["settings"]["with"]["values"]
     assert any("one seed" in note or "95 %" in note for note in result.notes)
+    json.dumps(result.data, allow_nan=False)  # what --json prints can be read by everybody: one seed has no interval
     again = demo(DemoConfig(seeds=1, epochs=1, labels=2))
     assert again.data["settings"] == result.data["settings"], "a second demo shows the first one's runs"

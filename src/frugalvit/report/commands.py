@@ -27,6 +27,7 @@ from frugalvit.report import page, plots
 from frugalvit.report.records import find_runs
 from frugalvit.results import Result, Table
 from frugalvit.training.models import Model, load_model
+from frugalvit.training.setup import pick_device
 
 
 def correspond(config: CorrespondConfig) -> Result:
@@ -143,7 +144,7 @@ def report(config: ReportConfig) -> Result:
     if config.images:
         pictures = [read_picture(path) for path in config.images]
         for folder in console.progress(folders, label="looking"):
-            model = load_model(str(folder), _device(config.device))
+            model = load_model(str(folder), pick_device(config.device))
             seen = gather([(model.name, model.backbone)], pictures, second_views=len(pictures) == 1)
             write_text(folder / "lens.json", json.dumps(seen))
     out = Path(config.out) if config.out else Path(config.runs[0]) / "report.html"
@@ -161,7 +162,7 @@ def read_picture(path: str) -> Picture:
 
 
 def _models(config: Any, places: list[str]) -> list[Model]:
-    device = _device(config.device)
+    device = pick_device(config.device)
     models = [load_model(place, device, img_size=config.img_size, architecture=config.backbone) for place in places]
     for place in places:
         if not Path(place).exists():
@@ -171,12 +172,6 @@ def _models(config: Any, places: list[str]) -> list[Model]:
         if names.count(model.name) > 1:
             model.name = f"{model.name} ({places[number]})"
     return models
-
-
-def _device(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _view(backbone: Backbone, picture: Picture, fit: str) -> tuple[Tensor, Box]:

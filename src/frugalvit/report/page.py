@@ -203,8 +203,8 @@ def _about(records: list[Record]) -> str:
     """One line: what was run on what."""
     first = records[0]
     words = [first.summary.get("task"), first.setting.get("backbone"), first.setting.get("data")]
-    if isinstance(first.setting.get("epochs"), int):
-        words.append(f"{first.setting['epochs']} epochs")
+    if isinstance(first.setting.get("epochs"), int | float):
+        words.append(f"{first.setting['epochs']:g} epochs")
     return " · ".join(str(word) for word in words if word)
 
 

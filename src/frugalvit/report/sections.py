@@ -15,6 +15,7 @@ from typing import Any
 from frugalvit.report import charts, palette
 from frugalvit.report.records import Record
 from frugalvit.results import as_text
+from frugalvit.training.statistics import Difference
 
 _LARGEST_TABLE = 30
 """Above so many classes a confusion matrix is a picture, not a table."""
@@ -91,8 +92,7 @@ def comparison(found: dict[str, Any] | None) -> str:
         other = differences.get(name)
         against = "-"
         if other:
-            interval = f" [{other['low']:+.2f}, {other['high']:+.2f}], p = {other['p_value']:.3f}"
-            against = f"{other['mean']:+.2f}{interval if other['count'] > 1 else ' (one seed: no interval)'}"
+            against = str(Difference(**other))
         spread = f"{values['mean']:.2f} ± {values['deviation']:.2f}"
         rows.append([name, spread, len(values["values"]), against])
     return table(["setting", metric, "seeds", "difference from the last, 95 % interval"], rows) if rows else ""

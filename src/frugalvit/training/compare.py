@@ -16,6 +16,7 @@ from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
 from frugalvit.results import Result, Table
+from frugalvit.training.evidence import finite
 from frugalvit.training.runs import Run
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
 from frugalvit.training.tracking import TensorBoard, make_trackers
@@ -110,7 +111,7 @@ def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[
         "settings": {
             n: {"mean": spreads[n].mean, "deviation": spreads[n].deviation, "values": values[n]} for n in names
         },
-        "differences": {n: vars(difference) for n, difference in differences.items()},
+        "differences": {n: {k: finite(v) for k, v in vars(found).items()} for n, found in differences.items()},
         "seconds_per_step": pace,
     }
     write_text(folder / "comparison.json", json.dumps(data, indent=1))
