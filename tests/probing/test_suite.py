@@ -12,7 +12,7 @@ from PIL import Image
 from frugalvit.config.probe import SuiteConfig
 from frugalvit.data.catalog import DATASETS
 from frugalvit.errors import UserError
-from frugalvit.probing import frames, suite
+from frugalvit.probing import frames, suite, tables
 
 from . import suite_layouts
 
@@ -147,3 +147,11 @@ def test_ucf101_takes_the_middle_frames_of_the_first_split(tmp_path: Path, monke
 def test_results_hold_no_nan_and_are_json(four: Path, tmp_path: Path) -> None:
     result = run(four, tmp_path / "out", datasets=["gtsrb"])
     assert json.loads(json.dumps(result.data, allow_nan=False))["datasets"]["gtsrb"]["classes"] == 3
+
+
+def test_own_data_are_called_by_the_metric_they_were_scored_with(tmp_path: Path) -> None:
+    """Whether own images have several labels each is known only once they are opened."""
+    entry = suite.Entry("mine", "mine", "mine", "accuracy", "present")
+    scored = {"score": 80.0, "metric": "map11", "classes": 3, "train_images": 4, "test_images": 2}
+    table = tables.suite_result([entry], ["model"], [{"mine": scored}], tmp_path).tables[0]
+    assert table.rows[0][:2] == ["mine", "11-point mAP"]

@@ -42,7 +42,7 @@ def require_finite(values: Tensor, what: str) -> None:
     if bad.any():
         raise UserError(
             f"{what}: {int(bad.sum())} of {len(values)} rows hold NaN or infinite values; "
-            "the model is broken (or overflowed in low precision: try --precision fp32)."
+            "the model is broken (or overflowed in low precision: try --precision 32)."
         )
 
 

@@ -122,13 +122,13 @@ def _score(entry: Entry, extractor: Extractor, config: SuiteConfig, folder: Path
             if kept.get("identity") == identity:
                 console.say(f"{entry.title}: {kept['score']:.2f} (from {path})")
                 return kept
-        result = {"identity": identity} | score_dataset(source, entry.metric, extractor, config)
+        result: dict[str, Any] = {"identity": identity} | score_dataset(source, entry.metric, extractor, config)
     except UserError as error:
         # One broken dataset must not cost the results of the other seventeen.
         console.warn(f"{entry.title}: {error}")
         return {"error": str(error)}
     write_text(path, json.dumps(result, indent=1, ensure_ascii=False))
-    console.say(f"{entry.title}: {result['score']:.2f} {METRIC_NAMES[entry.metric]}, {result['seconds']:.1f} s")
+    console.say(f"{entry.title}: {result['score']:.2f} {METRIC_NAMES[result['metric']]}, {result['seconds']:.1f} s")
     return result
 
 

@@ -90,7 +90,8 @@ def _table(entries: Sequence[Entry], labels: list[str], scores: list[Scores], av
         if entry.name not in scores[0]:
             continue
         values = [model[entry.name].get("score") for model in scores]
-        rows.append([entry.title, METRIC_NAMES[entry.metric], *_with_difference(values)])
+        measured = scores[0][entry.name].get("metric", entry.metric)  # own data of several labels: found while scoring
+        rows.append([entry.title, METRIC_NAMES[measured], *_with_difference(values)])
     if averages is not None:
         rows.append(["Average", "", *_with_difference(averages)])
     return Table(columns, rows, "Logistic regression on frozen features (%)")
