@@ -162,6 +162,20 @@ def test_onnx_equals_torch_at_full_size(name: str, output: str, tmp_path: Path, 
     assert worst < 1e-3
 
 
+def test_onnx_keeps_what_guards_a_division(tmp_path: Path, photographs: Path):
+    """T2T's attention divides by sums that can be far below its 1e-8; an optimiser once took that for zero."""
+    folder, backbone = made(tmp_path, "t2t")
+    first = backbone.model.tokens_to_token.attention1
+    first.kqv.weight.data *= 8  # phi falls with the square of the keys' and queries' length
+    with torch.inference_mode():
+        windows = backbone.model.tokens_to_token.splits[0](torch.rand(2, 3, 64, 64))[0]
+        keys, queries, _ = first.kqv(first.norm1(windows)).chunk(3, dim=-1)
+        total = first.phi(queries) @ first.phi(keys).sum(1).unsqueeze(-1)
+    assert total.min() < 1e-9, "the guard matters here"
+    save_model_folder(backbone, folder, classes=CLASSES)
+    assert check_onnx(folder, "features", tmp_path / "out", photographs) < 1e-3
+
+
 def test_onnx_of_a_model_without_classifier(tmp_path: Path, photos: Path):
     onnxruntime = pytest.importorskip("onnxruntime")
     folder, _ = made(tmp_path, "vit", num_classes=0)

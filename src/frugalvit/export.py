@@ -198,6 +198,9 @@ def _onnx(network: _Program, path: Path, model: ReadyModel) -> Run:
             output_names=network.names,
             dynamo=True,
             verbose=False,
+            # Its optimiser takes the 1e-8 that keeps T2T's attention from dividing by nothing for a zero, and drops it.
+            # onnxruntime optimises what it loads by itself.
+            optimize=False,
         )
     assert program is not None
     graph = program.model_proto
