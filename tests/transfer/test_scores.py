@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from faster_coco_eval.core import mask as run_length
 
 from frugalvit.transfer.coco import CocoData, CocoImage, masks_of, open_coco
 from frugalvit.transfer.detect_commands import agreement
+from frugalvit.transfer.detect_task import DetectTask, ObjectPictures
+from frugalvit.transfer.feed import Pictures
 from frugalvit.transfer.scores import IGNORED, Confusion, average_precision
 
-from .samples import make_coco
+from .samples import edit, make_coco
 
 
 def noisy(images: list[CocoImage], data: CocoData, noise: float, seed: int = 0) -> list[dict[str, Any]]:
@@ -178,3 +181,22 @@ def test_agreement_is_f1() -> None:
 
 def _text(counts: Any) -> str:
     return counts.decode() if isinstance(counts, bytes) else counts
+
+
+def test_masks_are_not_scored_on_data_of_boxes(tmp_path: Path) -> None:
+    """A detector with masks is evaluated on a file that has boxes only: its boxes are scored."""
+    data = make_coco(tmp_path / "shapes")
+
+    def boxes_only(content: dict[str, Any]) -> None:
+        for entry in content["annotations"]:
+            del entry["segmentation"]
+
+    edit(data, "val", boxes_only)
+    opened = open_coco(str(data), "given")
+    images = opened.splits["val"]
+    truth = images[0].objects[0]
+    box = {"image": 0, "label": opened.class_of()[truth["category_id"]], "score": 0.9, "bbox": truth["bbox"]}
+    with_masks: Any = SimpleNamespace(net=SimpleNamespace(spec=SimpleNamespace(masks=True)))
+    dataset = ObjectPictures(images, opened, Pictures([], []), masks=True)
+    found = DetectTask.scores(with_masks, dataset, [box])
+    assert list(found) == ["bbox"] and found["bbox"].ap > 0

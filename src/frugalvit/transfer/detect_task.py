@@ -183,7 +183,9 @@ class DetectTask(TransferTask):
         return [_entries(objects) for objects in found]
 
     def scores(self, dataset: ObjectPictures, found: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
-        kinds = ("bbox", "segm") if self.net.spec.masks else ("bbox",)
+        """COCO's scores of boxes, and of masks where both the detector and the data have them."""
+        drawn = all("segmentation" in entry for image in dataset.images for entry in image.objects)
+        kinds = ("bbox", "segm") if self.net.spec.masks and drawn else ("bbox",)
         return {kind: average_precision(dataset.images, dataset.data, found, kind) for kind in kinds}
 
 
