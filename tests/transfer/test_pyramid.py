@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from frugalvit import create_backbone
-from frugalvit.transfer.pyramid import ChannelNorm, FeaturePyramid, Pyramid
+from frugalvit.backbones.trunk import MapNorm
+from frugalvit.transfer.pyramid import FeaturePyramid, Pyramid
 
 TINY_VIT = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 CASES = {
@@ -43,7 +44,7 @@ def test_everything_that_learns_gets_a_gradient(name: str) -> None:
 
 
 def test_channel_norm_is_a_layer_norm_at_every_place() -> None:
-    norm = ChannelNorm(6)
+    norm = MapNorm(6)
     grid = torch.randn(2, 6, 3, 4)
     result = norm(grid)
     assert torch.allclose(result.mean(1), torch.zeros(2, 3, 4), atol=1e-6)

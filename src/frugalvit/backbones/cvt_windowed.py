@@ -31,6 +31,7 @@ from frugalvit.errors import UserError
 
 from .trunk import (
     Blocks,
+    MapNorm,
     Parts,
     Residual,
     Trunk,
@@ -45,13 +46,6 @@ from .trunk import (
 __all__ = ["WindowedCvT"]
 
 Padding = Literal["masked", "zeros"]
-
-
-class MapNorm(nn.LayerNorm):
-    """LayerNorm over the channels of (B, C, H, W)."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class Embedding(nn.Module):

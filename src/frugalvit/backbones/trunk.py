@@ -28,6 +28,13 @@ A block is a sequence of modules that take and give the running state; the one w
 """
 
 
+class MapNorm(nn.LayerNorm):
+    """LayerNorm over the channels of (B, C, H, W)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
 class Residual(nn.Module):
     """x + fn(norm(x)), the summand dropped for whole samples with probability ``drop_path``."""
 

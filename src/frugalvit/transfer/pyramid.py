@@ -15,13 +15,7 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from frugalvit.backbones import Backbone
-
-
-class ChannelNorm(nn.LayerNorm):
-    """Layer norm over the channels of (B, C, h, w)."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+from frugalvit.backbones.trunk import MapNorm
 
 
 class Pyramid(nn.Module):
@@ -42,7 +36,7 @@ class Pyramid(nn.Module):
             )
             self.channels = [width // 4, width // 2, width, width]
             self.strides = [stride / 4, stride / 2, stride, stride * 2]
-        self.norms = nn.ModuleList(ChannelNorm(width) for width in self.channels)
+        self.norms = nn.ModuleList(MapNorm(width) for width in self.channels)
         self.frozen = freeze_unused(backbone)
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -72,7 +66,7 @@ def _doubled(width: int, times: int) -> nn.Module:
     for number in range(times):
         layers.append(nn.ConvTranspose2d(width >> number, width >> number + 1, 2, stride=2))
         if number + 1 < times:
-            layers += [ChannelNorm(width >> number + 1), nn.GELU()]
+            layers += [MapNorm(width >> number + 1), nn.GELU()]
     return nn.Sequential(*layers)
 
 

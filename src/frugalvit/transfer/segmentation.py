@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from frugalvit.transfer.pyramid import ChannelNorm, Pyramid
+from frugalvit.backbones.trunk import MapNorm
+from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scores import IGNORED
 
 POOLED = (1, 2, 3, 6)
@@ -39,7 +40,7 @@ class ConvNorm(nn.Sequential):
     """Convolution, norm, ReLU. The norm is over groups of 16 channels, or of ``single`` places over all channels."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, single: bool = False) -> None:
-        norm = ChannelNorm(outputs) if single else nn.GroupNorm(math.gcd(max(1, outputs // 16), outputs), outputs)
+        norm = MapNorm(outputs) if single else nn.GroupNorm(math.gcd(max(1, outputs // 16), outputs), outputs)
         convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
         super().__init__(convolution, norm, nn.ReLU(inplace=True))
 
