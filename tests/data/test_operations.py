@@ -15,7 +15,9 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
+from frugalvit.config.data import AugmentConfig
 from frugalvit.data import color, geometry
+from frugalvit.data.augment import TrainAugment
 
 GRADED: dict[str, tuple[Callable, Callable, list[float]]] = {
     "brightness": (color.brightness, functional.adjust_brightness, [0.0, 0.3, 1.0, 1.4, 1.9, 0.7]),
@@ -179,3 +181,14 @@ def test_cubic_sampling_is_the_kernel(cubic: Callable[..., Tensor], tolerance: f
 
 
 # Policies
+
+
+def test_the_affine_filter_is_an_option_of_its_own() -> None:
+    """Bilinear unless asked otherwise: cubic sampling costs a CPU several times as much."""
+    images, sizes = (255 * torch.rand(8, 3, 32, 32)).to(torch.uint8), torch.tensor([[32, 32]] * 8)
+    outcomes = []
+    for values in ({}, {"affine": "bilinear"}, {"affine": "bicubic"}):
+        augment = TrainAugment(AugmentConfig(operation_prob=1.0, operations=4, **values), 24)
+        outcomes.append(augment(images, sizes, torch.Generator().manual_seed(0)))
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert not torch.equal(outcomes[1], outcomes[2])

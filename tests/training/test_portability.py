@@ -88,7 +88,6 @@ def test_augmentation_needs_no_doubles_there(kind: str) -> None:
         blur=0.5,
         erasing=0.5,
         operation_prob=1.0,
-        interpolation="bilinear",  # cubic sampling goes another way there, see the next test
     )
     make = {
         "train": lambda: TrainAugment(everything, 16, **means),

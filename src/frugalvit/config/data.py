@@ -23,8 +23,9 @@ class AugmentConfig(Config):
     scale: Range = option((0.08, 1.0), "share of the image's area a random resized crop covers")
     ratio: tuple[Positive, Positive] = option((3 / 4, 4 / 3), "aspect ratios of a random resized crop")
     padding: int = option(4, "pixels of black border for the padded crop", ge=0)
-    interpolation: Literal["bilinear", "bicubic"] = option(
-        "bicubic", "filter of crops and of RandAugment's rotations, shears and shifts"
+    interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter used to resize crops")
+    affine: Literal["bilinear", "bicubic"] = option(
+        "bilinear", "filter of rotations, shears and translations; bicubic is timm's, and several times slower on a CPU"
     )
     flip: Share = option(0.5, "probability of a horizontal flip")
     operations: int = option(2, "RandAugment operations drawn per image; 0 switches RandAugment off", ge=0)

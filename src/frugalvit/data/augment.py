@@ -127,7 +127,7 @@ class TrainAugment:
         steps.append(chosen("grayscale", parts["gray"][:, 0], config.grayscale))
         steps.append(blur_step(parts["blur"], config.blur, config.blur_sigma))
         fill = self.normalize.statistics(batch.device)[0]
-        batch = run_steps(batch, steps, fill, blur_kernel_size(config.blur_sigma), config.interpolation)
+        batch = run_steps(batch, steps, fill, blur_kernel_size(config.blur_sigma), config.affine)
         batch = self.normalize(batch)
         return self._erased(batch, parts["erase"])
 
