@@ -172,7 +172,7 @@ def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
         edit(data, split, lambda content: [entry.pop("segmentation") for entry in content["annotations"]])
     found = detect_commands.train(detect_config(data, tmp_path / "run", steps=1, report=False)).data
     assert "box_ap" in found and "mask_ap" not in found
-    with pytest.raises(UserError, match="has no masks to learn from"):
+    with pytest.raises(UserError, match="does not have a mask for every object"):
         detect_commands.train(detect_config(data, tmp_path / "other", masks=True))
 
 
