@@ -229,7 +229,16 @@ def _without(words: list[str], names: dict[str, int]) -> list[str]:
     return out
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if list(blocks(p))], ids=page_id)
+# Transcripts of what was done, minutes of commands that the guides have too: with --slow.
+TRANSCRIPTS = ("docs/FIRST_HOUR.md", "docs/RESULTS.md")
+WITH_BLOCKS = [
+    pytest.param(page, id=page_id(page), marks=[pytest.mark.slow] * (page_id(page) in TRANSCRIPTS))
+    for page in PAGES
+    if list(blocks(page))
+]
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS)
 def test_blocks_run(
     page: Path,
     reader: Path,

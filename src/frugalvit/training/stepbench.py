@@ -173,8 +173,8 @@ def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fa
         task = (AsWritten if as_written else PretrainTask)(
             student,
             teacher,
-            views=ViewMatching(student.dim, config.prototypes),
-            regions=RegionMatching(student.dim, config.prototypes),
+            views=ViewMatching(student.dim, config.prototypes, hidden=min(2048, 4 * student.dim)),
+            regions=RegionMatching(student.dim, config.prototypes, hidden=min(2048, 4 * student.dim)),
             teacher_temp=Constant(0.04),
             momentum=Constant(0.996),
             health_every=10**9,
