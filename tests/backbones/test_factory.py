@@ -46,7 +46,6 @@ FAMILIES: list[tuple[str, dict[str, Any], int]] = [
     ("test_efficientnet", {}, 0),
     ("mobilenetv3_small_050", {}, 0),
     ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, 16),
-    pytest.param("mvitv2_tiny", {}, 0, marks=pytest.mark.slow),
     ("maxvit_pico_rw_256", {"depths": (1, 1, 1, 1), "embed_dim": (32, 32, 32, 32), "stem_width": 8}, 0),
     ("twins_svt_small", {"embed_dims": (32, 32, 64, 64), "depths": (2, 2, 2, 2), "num_heads": (1, 1, 2, 2)}, 16),
     ("poolformer_s12", {}, 0),
@@ -58,13 +57,12 @@ FAMILIES: list[tuple[str, dict[str, Any], int]] = [
     ("gmlp_ti16_224", {}, 0),
     ("pit_ti_224", {}, 0),
     ("test_mambaout", {}, 0),
-    pytest.param("densenet121", {}, 0, marks=pytest.mark.slow),
 ]
 
 
 LARGE = [
     pytest.param(name, {}, 0, marks=pytest.mark.slow)
-    for name in ("focalnet_tiny_srf", "nextvit_small", "mixer_s32_224")
+    for name in ("focalnet_tiny_srf", "nextvit_small", "mixer_s32_224", "mvitv2_tiny", "densenet121")
 ]
 
 
