@@ -141,6 +141,7 @@ def test_too_few_images_to_hold_any_out() -> None:
 
 
 def test_the_second_probe_uses_the_features_of_the_first(squares: Path, cache: Path, monkeypatch) -> None:
-    commands.knn(KnnConfig(data=str(squares), **TINY))
+    first = commands.knn(KnnConfig(data=str(squares), **TINY)).data
     monkeypatch.setattr(Extractor, "images", lambda *_: pytest.fail("computed again"))
-    commands.logistic(LogisticConfig(data=str(squares), **TINY))
+    second = commands.logistic(LogisticConfig(data=str(squares), **TINY)).data
+    assert second["test_images"] == first["test_images"]

@@ -112,7 +112,9 @@ def test_a_run_is_closed_on_a_full_disk_too(tmp_path: Path) -> None:
 
     run._metrics = Full()  # type: ignore[assignment]
     run.close()
-    Run(tmp_path).close()  # the lock is free
+    again = Run(tmp_path)  # the lock is free
+    assert again.writer
+    again.close()
 
 
 def test_a_summary_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
