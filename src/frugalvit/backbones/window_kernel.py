@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 from torch.utils.flop_counter import register_flop_formula
 
 from frugalvit.backbones.windows import WindowPlan
@@ -177,19 +177,19 @@ def shares_of(qkv: Tensor, bias: Tensor, numbers: list[int]) -> int:
     return min(windows, -(-_PROGRAMS // bias.shape[0]))
 
 
-@torch.library.triton_op("frugalvit::window_attention", mutates_args={})
+@library.triton_op("frugalvit::window_attention", mutates_args={})
 def _attend(qkv: Tensor, bias: Tensor, numbers: list[int]) -> Tensor:
     out = qkv.new_empty(*qkv.shape[:-1], qkv.shape[-1] // 3)
-    kernel = torch.library.wrap_triton(forward_kernel)
+    kernel = library.wrap_triton(forward_kernel)
     launch(kernel, [qkv, bias, out], qkv, bias, numbers, shares_of(qkv, bias, numbers), *_FORWARD)
     return out
 
 
-@torch.library.triton_op("frugalvit::window_attention_backward", mutates_args={})
+@library.triton_op("frugalvit::window_attention_backward", mutates_args={})
 def _attend_backward(grad: Tensor, qkv: Tensor, bias: Tensor, numbers: list[int]) -> tuple[Tensor, Tensor]:
     shares = shares_of(qkv, bias, numbers)
     grad_qkv, parts = torch.empty_like(qkv), bias.new_empty(shares, *bias.shape)
-    kernel = torch.library.wrap_triton(backward_kernel)
+    kernel = library.wrap_triton(backward_kernel)
     launch(kernel, [grad, qkv, bias, grad_qkv, parts], qkv, bias, numbers, shares, *_BACKWARD)
     return grad_qkv, parts.sum(0)
 
