@@ -21,6 +21,7 @@ ORDER = [
     "lens",
     "transfer",
     "report",
+    "reproduce",
     "top",
 ]
 BASE = {"errors", "console", "results", "features", "files", "_hooks", "__init__"}

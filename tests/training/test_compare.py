@@ -1,4 +1,4 @@
-"""Comparisons: four outputs, only what is left is run, tables that can be rerun by name."""
+"""Comparisons: four outputs, only what is left is run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from tiny import TRAIN, write_images
 
 from frugalvit.config.compare import CompareConfig
-from frugalvit.config.reproduce import ReproduceConfig
 from frugalvit.errors import UserError
-from frugalvit.reproduce import TABLES, reproduce
 from frugalvit.training import compare as module
 from frugalvit.training.compare import compare
 
@@ -71,30 +69,3 @@ def test_mistakes(photos: Path, tmp_path: Path, values: dict[str, object], messa
     with pytest.raises(UserError, match=message):
         compare(config(photos, tmp_path / "c", **values))
     assert not list(tmp_path.rglob("config.yaml"))
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_every_table_is_a_valid_configuration(name: str, tmp_path: Path) -> None:
-    recipe = TABLES[name]
-    if recipe.settings:
-        settings = [f"{key}: {value}" for key, value in recipe.settings.items()]
-        made = CompareConfig.parse(recipe.common | {"data": "x", "settings": settings})
-        from frugalvit.config.train import TrainConfig
-
-        for values in made.named_settings().values():
-            assert TrainConfig.parse(made.run_values(values, 0, str(tmp_path))).data == "x"
-    else:
-        from frugalvit.config.pretrain import PretrainConfig
-
-        for values in recipe.pretrains.values():
-            assert PretrainConfig.parse(recipe.common | values | {"data": "x"}).data == "x"
-
-
-def test_a_table_is_rerun_from_a_folder(tmp_path: Path) -> None:
-    write_images(tmp_path / "data" / "flowers102")
-    small = {"data": str(tmp_path / "data"), "out": str(tmp_path / "out"), "backbone": "swin_nano", "img_size": 32}
-    with pytest.raises(UserError, match="nothing to score on"):
-        reproduce(ReproduceConfig.parse(small | {"table": "drloc-flowers", "steps": 1, "seeds": 1}))
-    with pytest.raises(UserError, match="there is no folder"):
-        reproduce(ReproduceConfig(table="drloc-flowers", data=str(tmp_path)))
-    assert "drloc-flowers" in reproduce(ReproduceConfig()).data["tables"]

@@ -64,7 +64,10 @@ def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPa
         {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 2, "prototypes": 16, "steps": 5,
          "device": "cpu", "against": True, "workers": 0}
     )  # fmt: skip
-    ours, written, usual = stepbench.bench_step(config).data["rows"]
+    ours, *without, written, usual = stepbench.bench_step(config).data["rows"]
+    if kind == "train":
+        assert ours["drloc_percent"] == pytest.approx(100 * (ours["ms"] / without[0]["ms"] - 1), abs=0.01)
+        assert without[0]["step"] == "without Drloc" and without[0]["gflop_per_image"] <= ours["gflop_per_image"]
     assert ours["images_per_second"] > 0 and ours["gflop_per_image"] > 0
     for row in (written, usual):
         assert row["ratio"] == pytest.approx(ours["images_per_second"] / row["images_per_second"], rel=0.05)

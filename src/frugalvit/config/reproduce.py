@@ -13,6 +13,9 @@ class ReproduceConfig(Config):
     table: str = option("", "a table's name; without one, the tables there are", positional=True)
     data: str = option(".", "the folder that holds flowers102/, cifar100/, …")
     out: str = option("runs/reproduce", "where the runs and tables go", short="-o")
+    only: list[str] = option(
+        default_factory=list, help="only these of the table's settings; several machines can share a table so"
+    )
     seeds: int = option(3, "runs of each setting", ge=1)
     epochs: float | None = option(None, "another length than the table's")
     steps: int | None = option(None, "another length, in steps", ge=1)

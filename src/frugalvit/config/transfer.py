@@ -179,13 +179,13 @@ class SegmentPredictConfig(_UseConfig):
     out: str = option("predictions", "folder for masks and pictures", short="-o")
 
 
-class DetectCompareConfig(Compared, DetectConfig):
+class DetectCompareConfig(DetectConfig, Compared):
     """Detectors under two or more settings over several seeds, with a paired test."""
 
     metric: str = option("box_ap", "what is compared")
 
 
-class SegmentCompareConfig(Compared, SegmentConfig):
+class SegmentCompareConfig(SegmentConfig, Compared):
     """Segmenters under two or more settings over several seeds, with a paired test."""
 
     metric: str = option("miou", "what is compared")

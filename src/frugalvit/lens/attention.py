@@ -6,6 +6,7 @@ hold 60 % of the attention.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,20 @@ def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
     before = share.cumsum(dim=-1) - share
     # A hair of slack: 0.3 + 0.3 is 0.6 on paper but not in floating point.
     return torch.zeros_like(weights, dtype=torch.bool).scatter(-1, ordered.indices, before < mass - 1e-6)
+
+
+def mean_entropy(backbone: Backbone, images: Iterable[Tensor]) -> float:
+    """How widely the last block's heads look: bits, averaged over heads, queries and images.
+
+    images: batches (B, 3, H, W) in [0, 1], as the model sees them but not yet normalised.
+    """
+    seen: list[Tensor] = []
+    for batch in images:
+        with at_rest(backbone):
+            seen.append(entropy(backbone.attention(model_input(backbone, batch)).float()).mean(dim=(1, 2)).cpu())
+    if not seen:
+        raise UserError("There are no images to look at.")
+    return torch.cat(seen).mean().item()
 
 
 @dataclass(frozen=True)

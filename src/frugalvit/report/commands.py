@@ -82,7 +82,7 @@ def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[
 def _score_matches(config: CorrespondConfig, models: list[Model], examples: Examples, result: Result) -> None:
     scores = {}
     for model in models:
-        batches = _batches(examples, model.backbone, config.batch, model.name)
+        batches = shown_batches(examples, model.backbone, config.batch, model.name)
         scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
     name = Path(config.out).stem + "_scores" if config.out and config.images else "correspond_scores"
     beside = str(Path(config.out).with_stem(name)) if config.out and config.images else config.out
@@ -196,12 +196,16 @@ def _examples(config: CorrespondConfig) -> Examples:
         name = config.split
     else:
         raise UserError(f"{config.data} has no split '{config.split}', only {', '.join(source.splits)}.")
-    examples = source.splits[name]
-    count = min(config.limit, len(examples))
+    return spread_evenly(source.splits[name], config.limit)
+
+
+def spread_evenly(examples: Examples, limit: int) -> Examples:
+    """At most ``limit`` of the examples, the first and the last among them."""
+    count = min(limit, len(examples))
     return examples.subset([round(i * (len(examples) - 1) / max(count - 1, 1)) for i in range(count)])
 
 
-def _batches(examples: Examples, backbone: Backbone, size: int, label: str) -> Iterator[Tensor]:
+def shown_batches(examples: Examples, backbone: Backbone, size: int, label: str) -> Iterator[Tensor]:
     """The examples as the model is shown them; images that cannot be read are left out and counted."""
     waiting: list[Tensor] = []
     bad = 0

@@ -47,7 +47,7 @@ _WARM_UP, _GROUP = 6, 5
 
 
 def bench_step(config: BenchStepConfig) -> Result:
-    """Measure our step, and the one as written if asked; one row each."""
+    """Measure our step, a supervised one without Drloc too, and the one as written if asked; one row each."""
     device = pick_device(config.device)
     fabric = Fabric(accelerator=device, devices=1, precision=fabric_precision(config.precision, device))  # type: ignore[arg-type]
     if device == "cuda":
@@ -55,13 +55,18 @@ def bench_step(config: BenchStepConfig) -> Result:
     store, classes, examples = _store(config, fabric.device)
     batches = _batches(config, store, classes)
     rows: list[dict[str, Any]] = [{"step": "frugalvit"} | measure(config, batches, classes, fabric)]
+    if config.kind == "train" and config.localization:
+        without = config.model_copy(update={"localization": 0.0, "profile": None})
+        rows.append({"step": "without Drloc"} | measure(without, batches, classes, fabric))
+        rows[0]["drloc_percent"] = round(100 * (rows[0]["ms"] / rows[1]["ms"] - 1), 2)
+    ours = len(rows)
     if config.against:
         with plain_attention():
             rows.append({"step": "as written"} | measure(config, batches, classes, fabric, as_written=True))
             usual = _usual_batches(config, batches, store, examples, fabric.device)
             name = "as written, usual input"
             rows.append({"step": name} | measure(config, usual, classes, fabric, as_written=True, steps=_GROUP))
-        for row in rows[1:]:
+        for row in rows[ours:]:
             row["ratio"] = round(rows[0]["images_per_second"] / row["images_per_second"], 2)
     hardware = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     facts = {"device": hardware, "torch": torch.__version__, "kind": config.kind, "backbone": config.backbone}

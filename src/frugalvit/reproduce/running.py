@@ -1,0 +1,150 @@
+"""``frugalvit reproduce TABLE``: a table of docs/RESULTS.md run again with one command; what is finished is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from frugalvit import console
+from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.reproduce import ReproduceConfig
+from frugalvit.config.transfer import DetectCompareConfig, SegmentCompareConfig
+from frugalvit.errors import UserError, nearest
+from frugalvit.files import write_text
+from frugalvit.reproduce.scoring import probe_scores
+from frugalvit.reproduce.tables import TABLES, Recipe
+from frugalvit.results import Result, Table
+
+
+def reproduce(config: ReproduceConfig) -> Result:
+    """Run a table, or list them."""
+    if not config.table:
+        rows: list[list[object]] = [[name, recipe.about, recipe.data] for name, recipe in TABLES.items()]
+        return Result({"tables": list(TABLES)}, [Table(["table", "what it shows", "data"], rows)])
+    if config.table not in TABLES:
+        raise UserError(
+            f"There is no table '{config.table}'.{nearest(config.table, TABLES)} See 'frugalvit reproduce'."
+        )
+    recipe = TABLES[config.table]
+    for name in {config.table, *(table for table, _ in recipe.starts.values())}:
+        folder = Path(config.data) / TABLES[name].data
+        if not folder.is_dir():
+            raise UserError(f"{name} needs {folder.name}: there is no folder {folder}. Say where it is with --data.")
+    settings = _chosen(recipe, config.only)
+    starts = {name: _start(*start, config) for name, start in recipe.starts.items() if _begins(settings, name)}
+    settings = {name: values.format(**starts) for name, values in settings.items()}
+    if recipe.kind == "pretrain":
+        return _pretrained(config.table, settings, config)
+    return _compared(config.table, settings, config)
+
+
+def _chosen(recipe: Recipe, only: list[str]) -> dict[str, str]:
+    """The settings to run: all, or those asked for."""
+    for name in only:
+        if name not in recipe.settings:
+            raise UserError(f"The table has no setting '{name}'. It has: {', '.join(recipe.settings)}.")
+    if len(only) == 1 and recipe.kind != "pretrain":
+        raise UserError(f"A comparison needs two settings: --only '{only[0]}' and one more.")
+    return {name: values for name, values in recipe.settings.items() if not only or name in only}
+
+
+def _begins(settings: dict[str, str], start: str) -> bool:
+    """Whether a setting begins from this start."""
+    return any(f"{{{start}}}" in values for values in settings.values())
+
+
+def _values(recipe: Recipe, config: ReproduceConfig, backbone: str) -> dict[str, Any]:
+    """What all runs of a table share, with what the user wants otherwise."""
+    wanted = {name: getattr(config, name) for name in ("epochs", "steps", "img_size")}
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    where = str(Path(config.data) / recipe.data)
+    return recipe.common | {"data": where, "device": config.device, "backbone": config.backbone or backbone} | changes
+
+
+def _folder(config: ReproduceConfig, table: str, backbone: str, setting: str, seed: int) -> Path:
+    """The folder of one run. Names of folders go into options, which are parted by spaces."""
+    return Path(config.out) / table / (config.backbone or backbone) / folder_name(setting) / f"seed_{seed}"
+
+
+def folder_name(setting: str) -> str:
+    """``L_V + L_R`` as ``L_V+L_R``, ``paper, raw grid`` as ``paper,_raw_grid``."""
+    return setting.replace(" + ", "+").replace(" ", "_")
+
+
+def _start(table: str, setting: str, config: ReproduceConfig) -> str:
+    """The finished run of another table that settings begin from: its first seed, made now where it is absent."""
+    folder = _folder(config, table, TABLES[table].backbones[0], setting, seed=0)
+    if not (folder / "summary.json").exists():
+        console.say(f"first the run to begin from: {table}, {setting}")
+        _one_run(table, setting, config)
+    return str(folder)
+
+
+def _one_run(table: str, setting: str, config: ReproduceConfig) -> None:
+    """The first seed of one setting of another table, with that table's own length."""
+    from frugalvit.config.train import TrainConfig
+    from frugalvit.training.commands import train
+    from frugalvit.training.compare import run_once
+
+    recipe = TABLES[table]
+    backbone = recipe.backbones[0]
+    out = {"seed": 0, "out": str(_folder(config, table, backbone, setting, seed=0))}
+    values = assignments(recipe.settings[setting].split())
+    if recipe.kind == "pretrain":
+        _pretrain(_values(recipe, config, backbone), values | out)
+        return
+    compared = CompareConfig.parse(_values(recipe, config, backbone))
+    run_once(TrainConfig.parse(compared.run_values(values, 0, out["out"])), train)
+
+
+def _pretrain(common: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    from frugalvit.training.compare import run_once
+    from frugalvit.training.pretrain import pretrain
+
+    return run_once(PretrainConfig.parse(common | values), pretrain)
+
+
+def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> Result:
+    """One comparison per backbone."""
+    from frugalvit.training.compare import compare
+    from frugalvit.transfer import comparing
+
+    recipe = TABLES[table]
+    kinds: dict[str, tuple[Any, Any]] = {
+        "train": (CompareConfig, compare),
+        "detect": (DetectCompareConfig, comparing.detect),
+        "segment": (SegmentCompareConfig, comparing.segment),
+    }
+    parsed, run = kinds[recipe.kind]
+    data: dict[str, Any] = {}
+    tables: list[Table] = []
+    named = [f"{folder_name(name)}: {values}" for name, values in settings.items()]
+    for backbone in (config.backbone,) if config.backbone else recipe.backbones:
+        values = _values(recipe, config, backbone) | {"settings": named, "seeds": config.seeds, "metric": recipe.metric}
+        result = run(parsed.parse(values | {"out": str(Path(config.out) / table / backbone)}))
+        data[backbone] = result.data
+        tables += [Table(shown.columns, shown.rows, backbone) for shown in result.tables]
+    folder = Path(config.out) / table
+    return Result({"run": str(folder), "table": data}, tables, [f"{folder}: one folder per backbone"])
+
+
+def _pretrained(table: str, settings: dict[str, str], config: ReproduceConfig) -> Result:
+    """One pre-training per backbone, setting and seed, each looked at with every probe."""
+    recipe = TABLES[table]
+    rows: list[dict[str, Any]] = []
+    for backbone in (config.backbone,) if config.backbone else recipe.backbones:
+        common = _values(recipe, config, backbone)
+        for seed in range(config.seeds):
+            for setting, text in settings.items():
+                out = _folder(config, table, backbone, setting, seed)
+                run = _pretrain(common, assignments(text.split()) | {"seed": seed, "out": str(out)})
+                facts = {"effective_rank": run["effective_rank"], "health": run["health"], "seconds": run["seconds"]}
+                name = {"backbone": backbone, "objective": setting, "seed": seed}
+                rows.append(name | probe_scores(out, common["data"], config.device) | facts)
+    columns = list(rows[0])
+    shown = [[row[column] for column in columns] for row in rows]
+    folder = Path(config.out) / table
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in [columns, ["---"] * len(columns), *shown]]
+    write_text(folder / "table.md", "\n".join(lines) + "\n")
+    return Result({"run": str(folder), "rows": rows}, [Table(columns, shown)], [f"{folder}/table.md"])

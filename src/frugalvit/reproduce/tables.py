@@ -1,0 +1,214 @@
+"""What each table of docs/RESULTS.md compares: data, common values, settings. ``running.py`` runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["train", "pretrain", "detect", "segment"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One table: the data it needs, the values all its runs share, and its settings (the last is the baseline).
+
+    settings: each setting's options as ``compare`` reads them; ``{esvit}`` stands for the run that ``starts`` names.
+    starts: runs of other tables that settings begin from, as (table, setting); made first where they are absent.
+    """
+
+    about: str
+    data: str
+    common: dict[str, Any]
+    settings: dict[str, str]
+    kind: Kind = "train"
+    backbones: tuple[str, ...] = ("swin_tiny_w7",)
+    starts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    metric: str = "top1"
+
+
+_ON, _OFF = "localization.weight=0.5", "localization.weight=0"
+_PAIR = {"with": _ON, "without": _OFF}
+_FLOWERS = {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
+_FEW = {"split": "train+val", "labels": 0.1, "steps": 1000, "batch": 32, "img_size": 224, "evaluate_every": 500}
+_UNLABELLED = {"images": "all", "epochs": 48, "batch": 128, "img_size": 112}
+_VIEWS_ONLY = "matching.view_weight=1 matching.region_weight=0"
+_ESVIT = {"esvit": ("esvit-flowers", "L_V + L_R")}
+_ANY_START = _ESVIT | {"supervised": ("drloc-flowers", "without")}
+_STARTS = {"EsViT": "init={esvit}", "supervised": "init={supervised}", "random": "init=none"}
+_DETECT = {"steps": 400, "batch": 16, "img_size": 384, "lr": 1e-4, "evaluate_every": 400}
+
+_DRLOC = {
+    "drloc-flowers": Recipe(
+        "Drloc from scratch on Flowers-102 (paper, Table 4): with and without, for each backbone",
+        "flowers102",
+        _FLOWERS,
+        {"with": "", "without": _OFF},
+        backbones=("swin_tiny_w7", "t2t_vit_14", "cvt_13", "vit_base", "resnet50"),
+    ),
+    "drloc-cifar": Recipe(
+        "Drloc from scratch on CIFAR-100 at 224 px (paper, Table 4)",
+        "cifar100",
+        {"epochs": 100, "batch": 256, "img_size": 224},
+        {"with": "", "without": _OFF},
+        backbones=("swin_tiny_w7", "resnet50"),
+    ),
+    "drloc-quickdraw": Recipe(
+        "Drloc from scratch on Quick, Draw! (drawings, 70 of each class)",
+        "quickdraw",
+        {"epochs": 100, "batch": 256, "img_size": 112},
+        _PAIR,
+    ),
+    "drloc-forms": Recipe(
+        "the paper's normalised targets and constant λ against the released raw targets and ramp; grid before the norm",
+        "flowers102",
+        _FLOWERS,
+        {
+            "paper": _ON,
+            "released": f"{_ON} localization.form=released localization.schedule=ramp localization.grid=raw",
+            "paper, raw grid": f"{_ON} localization.grid=raw",
+            "clean images": f"{_ON} localization.images=clean",
+            "fast head": f"{_ON} localization.lr_scale=10",
+            "without": _OFF,
+        },
+    ),
+    "drloc-learned": Recipe(
+        "few labels: what makes the localisation task itself be learned, and whether that helps",
+        "flowers102",
+        _FEW,
+        {
+            "paper": _ON,
+            "all pairs": f"{_ON} localization.pairs=all",
+            "fast head": f"{_ON} localization.lr_scale=10",
+            "clean images": f"{_ON} localization.images=clean",
+            "all three": f"{_ON} localization.pairs=all localization.lr_scale=10 localization.images=clean",
+            "all three, λ=2": "localization.weight=2 localization.pairs=all localization.lr_scale=10"
+            " localization.images=clean",
+            "without": _OFF,
+        },
+    ),
+    "drloc-variants": Recipe(
+        "loss variants (paper, Table 6)",
+        "flowers102",
+        _FLOWERS,
+        {name: f"{_ON} localization.variant={name}" for name in ("l1", "signed", "ce", "reg", "dense")}
+        | {"without": _OFF},
+    ),
+    "drloc-pairs": Recipe(
+        "pairs per image (paper, Table 2a)",
+        "flowers102",
+        _FLOWERS,
+        {f"m={pairs}": f"{_ON} localization.pairs={pairs}" for pairs in (32, 64, 128, "all")} | {"without": _OFF},
+    ),
+    "drloc-weights": Recipe(
+        "the weight λ (paper, Table 2b)",
+        "flowers102",
+        _FLOWERS,
+        {f"λ={weight}": f"localization.weight={weight}" for weight in (0.1, 0.5, 1.0, 4.0)} | {"λ=0": _OFF},
+    ),
+    "drloc-width": Recipe(
+        "width of the head (paper, Table 16)",
+        "flowers102",
+        _FLOWERS,
+        {f"width={width}": f"{_ON} localization.hidden={width}" for width in (256, 512, 1024)} | {"without": _OFF},
+    ),
+    "drloc-batch": Recipe(
+        "the same epochs at other batch sizes: steps matter more than the loss",
+        "flowers102",
+        _FLOWERS,
+        {
+            f"batch={batch} {name}": f"{weight} batch={batch}"
+            for batch in (1024, 256, 128)
+            for name, weight in _PAIR.items()
+        },
+    ),
+}
+
+_PRETRAINING = {
+    "esvit-flowers": Recipe(
+        "label-free pre-training on all Flowers-102 images: L_V, L_V + L_R, and Drloc as a third objective; probes",
+        "flowers102",
+        _UNLABELLED,
+        {"L_V": _VIEWS_ONLY, "L_V + L_R": "", "L_V + L_R + Drloc": _ON},
+        kind="pretrain",
+    ),
+    "esvit-cifar": Recipe(
+        "the same on CIFAR-100's training images",
+        "cifar100",
+        {"images": "train", "epochs": 20, "batch": 256, "img_size": 64},
+        {"L_V": _VIEWS_ONLY, "L_V + L_R": ""},
+        kind="pretrain",
+    ),
+    "esvit-backbones": Recipe(
+        "L_V against L_V + L_R with other multi-stage transformers (paper, Table 8)",
+        "flowers102",
+        _UNLABELLED,
+        {"L_V": _VIEWS_ONLY, "L_V + L_R": ""},
+        kind="pretrain",
+        backbones=("cvt_tiny_w7", "vil_tiny_w7"),
+    ),
+    "esvit-defaults": Recipe(
+        "what 'auto' chooses for small data against the paper's values for ImageNet",
+        "flowers102",
+        _UNLABELLED,
+        {"auto": "", "paper": "matching.prototypes=65536 matching.momentum=0.996 matching.teacher_temp=0.07"},
+        kind="pretrain",
+    ),
+}
+
+_USES = {
+    "few-labels": Recipe(
+        "a tenth of Flowers-102's labels: from scratch, + Drloc, + EsViT, + both",
+        "flowers102",
+        _FEW,
+        {
+            "EsViT + Drloc": f"init={{esvit}} {_ON}",
+            "EsViT": f"init={{esvit}} {_OFF}",
+            "Drloc": _ON,
+            "from scratch": _OFF,
+        },
+        starts=_ESVIT,
+    ),
+    "finetune-flowers": Recipe(
+        "all labels after label-free pre-training on the same images, with and without Drloc (the question of Table 5)",
+        "flowers102",
+        _FLOWERS,
+        {"EsViT + Drloc": f"init={{esvit}} {_ON}", "EsViT": f"init={{esvit}} {_OFF}"},
+        starts=_ESVIT,
+    ),
+    "best-flowers": Recipe(
+        "the best Flowers-102 gives from scratch: label-free pre-training on its images, then a long supervised run",
+        "flowers102",
+        _FLOWERS | {"epochs": 320, "evaluate_every": 1000},
+        {"EsViT + Drloc": f"init={{esvit}} {_ON}", "from scratch": _OFF},
+        starts=_ESVIT,
+    ),
+    "detect-mask-rcnn": Recipe(
+        "Mask R-CNN on a small COCO subset from three starts",
+        "coco_mini",
+        _DETECT | {"head": "mask-rcnn"},
+        _STARTS,
+        kind="detect",
+        starts=_ANY_START,
+        metric="box_ap",
+    ),
+    "detect-cascade": Recipe(
+        "Cascade Mask R-CNN on a small COCO subset from three starts",
+        "coco_mini",
+        _DETECT | {"head": "cascade"},
+        _STARTS,
+        kind="detect",
+        starts=_ANY_START,
+        metric="box_ap",
+    ),
+    "segment-upernet": Recipe(
+        "UperNet on CamVid from three starts",
+        "camvid",
+        {"steps": 500, "batch": 16, "img_size": 256, "lr": 2e-4, "evaluate_every": 500},
+        _STARTS,
+        kind="segment",
+        starts=_ANY_START,
+        metric="miou",
+    ),
+}
+
+TABLES = _DRLOC | _PRETRAINING | _USES

@@ -1,0 +1,104 @@
+"""``frugalvit reproduce``: every table parses, small ones run, begin from each other's runs, and go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import write_images
+
+from frugalvit.cli import main
+from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.reproduce import ReproduceConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.config.transfer import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
+from frugalvit.errors import UserError
+from frugalvit.reproduce import TABLES, reproduce
+from frugalvit.reproduce.running import folder_name
+from frugalvit.reproduce.tables import Recipe
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "train": (CompareConfig, TrainConfig),
+    "detect": (DetectCompareConfig, DetectConfig),
+    "segment": (SegmentCompareConfig, SegmentConfig),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_a_valid_configuration(name: str, tmp_path: Path) -> None:
+    recipe = TABLES[name]
+    starts = dict.fromkeys(recipe.starts, "runs/begun")
+    for table, setting in recipe.starts.values():
+        assert setting in TABLES[table].settings
+    settings = {key: values.format(**starts) for key, values in recipe.settings.items()}
+    assert len({folder_name(key) for key in settings}) == len(settings)
+    if recipe.kind == "pretrain":
+        for values in settings.values():
+            assert PretrainConfig.parse(recipe.common | assignments(values.split()) | {"data": "x"}).data == "x"
+        return
+    compared, one = KINDS[recipe.kind]
+    texts = [f"{key}: {values}" for key, values in settings.items()]
+    made = compared.parse(recipe.common | {"data": "x", "settings": texts, "metric": recipe.metric})
+    for values in made.named_settings().values():
+        assert one.parse(made.run_values(values, 0, str(tmp_path))).data == "x"
+
+
+def test_a_table_that_begins_from_another_one_runs_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flowers = write_images(tmp_path / "data" / "flowers102")
+    (flowers / "val").rename(flowers / "test")
+    tiny = {"batch": 4, "img_size": 32, "split": "given"}
+    few = Recipe(
+        "few", "flowers102", tiny, {"both": "init={esvit}", "none": "init=none"}, starts={"esvit": ("pre", "V")}
+    )
+    views = "matching.region_weight=0 crops.local_crops=2 matching.prototypes=16"
+    pre = Recipe(
+        "pre", "flowers102", {"batch": 4, "img_size": 32}, {"V": views, "V + R": "matching.prototypes=16"}, "pretrain"
+    )
+    monkeypatch.setitem(TABLES, "few", few)
+    monkeypatch.setitem(TABLES, "pre", pre)
+    small = [
+        "--data",
+        str(tmp_path / "data"),
+        "--out",
+        str(tmp_path / "out"),
+        "--backbone",
+        "swin_nano",
+        "--steps",
+        "2",
+    ]
+    small += ["--seeds", "1", "--json", "--quiet"]
+    assert main(["reproduce", "few", *small]) == 0
+    first = json.loads(capsys.readouterr().out)
+    run = tmp_path / "out" / "pre" / "swin_nano" / "V" / "seed_0"
+    assert (run / "summary.json").exists() and not (run / "probes.json").exists()
+    settings = first["table"]["swin_nano"]["settings"]
+    assert set(settings) == {"both", "none"}
+    assert str(run) in (tmp_path / "out" / "few" / "swin_nano" / "both" / "seed_0" / "config.yaml").read_text()
+
+    before = (run / "summary.json").stat().st_mtime_ns
+    assert main(["reproduce", "pre", *small, "--only", "V"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["objective"] for row in rows] == ["V"] and (run / "summary.json").stat().st_mtime_ns == before
+    assert {"knn", "linear", "logistic", "match_accuracy", "match_error_px", "attention_bits"} <= set(rows[0])
+    assert json.loads((run / "probes.json").read_text())["knn"] == rows[0]["knn"]
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    write_images(tmp_path / "data" / "flowers102")
+    small = {"data": str(tmp_path / "data"), "out": str(tmp_path / "out"), "backbone": "swin_nano", "img_size": 32}
+    with pytest.raises(UserError, match="nothing to score on"):
+        reproduce(ReproduceConfig.parse(small | {"table": "drloc-flowers", "steps": 1, "seeds": 1}))
+    with pytest.raises(UserError, match="there is no folder"):
+        reproduce(ReproduceConfig(table="drloc-flowers", data=str(tmp_path)))
+    with pytest.raises(UserError, match="needs coco_mini"):
+        reproduce(ReproduceConfig.parse(small | {"table": "detect-cascade"}))
+    with pytest.raises(UserError, match="no setting 'L_X'"):
+        reproduce(ReproduceConfig.parse(small | {"table": "esvit-flowers", "only": ["L_X"]}))
+    with pytest.raises(UserError, match="needs two settings"):
+        reproduce(ReproduceConfig.parse(small | {"table": "drloc-flowers", "only": ["with"]}))
+    assert "drloc-flowers" in reproduce(ReproduceConfig()).data["tables"]
