@@ -22,6 +22,7 @@ from frugalvit.data.randomness import generator_for, ship, uniform
 from frugalvit.errors import UserError
 from frugalvit.training import setup
 from frugalvit.training.health import effective_rank, feature_deviation
+from frugalvit.training.precision import precision_name
 from frugalvit.training.runs import new_run_folder
 from frugalvit.training.scores import ClassificationScores
 
@@ -40,7 +41,7 @@ def test_the_best_device(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool,
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert setup.pick_device("auto") == expected
-    assert setup.fabric_precision("auto", expected) == precision
+    assert precision_name("auto", expected) == precision
     if not mps:
         with pytest.raises(UserError, match="There is no mps device here"):
             setup.pick_device("mps")

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from frugalvit.backbones.windows import Size, WindowPlan, cut, join, mask, offsets, plan_windows
+from frugalvit.backbones.relative_bias import relative_bias
+from frugalvit.backbones.windows import Size, WindowPlan, cut, join, mask, plan_windows
 
 KERNELS = importlib.util.find_spec("triton") is not None and os.environ.get("FRUGALVIT_KERNELS", "1") != "0"
 """Whether a GPU may use our Triton kernels; Triton comes with PyTorch for CUDA on Linux. FRUGALVIT_KERNELS=0: never."""
@@ -77,7 +78,7 @@ class WindowAttention(nn.Module):
     def forward(self, tokens: Tensor, plan: WindowPlan) -> Tensor:
         """(B, h, w, C) -> the same shape, by one kernel over the map where that serves, else window by window."""
         if self._kernels_serve(tokens, plan):
-            bias = self.relative_position_bias_table[offsets(plan, tokens)].permute(2, 0, 1)
+            bias = relative_bias(self.relative_position_bias_table, plan).permute(2, 0, 1)
             return self.proj(window_attention(self.qkv(tokens), bias, plan))
         query, key, value = self._heads(cut(tokens, plan))
         bias = self._bias(plan, query)
@@ -104,7 +105,7 @@ class WindowAttention(nn.Module):
     def _bias(self, plan: WindowPlan, query: Tensor) -> Tensor:
         """Relative bias plus mask, (1 or B * windows, heads, N, N), in the precision of the scores."""
         # Read in full precision, then rounded: the gradients of a table entry, one per pair, add up in full precision.
-        bias = self.relative_position_bias_table[offsets(plan, query)].to(query.dtype).permute(2, 0, 1)[None]
+        bias = relative_bias(self.relative_position_bias_table, plan).to(query.dtype).permute(2, 0, 1)[None]
         forbidden = mask(plan, query)
         if forbidden is None:
             return bias

@@ -94,6 +94,11 @@ def offsets(plan: WindowPlan, tokens: Tensor) -> Tensor:
     return _cached(_build_offsets, (plan.window, plan.table), tokens)
 
 
+def pairs_of_rows(plan: WindowPlan, tokens: Tensor) -> Tensor:
+    """(rows of the table, N): which of the N · N pairs of tokens read a row; N · N, one past them, where none does."""
+    return _cached(_build_pairs, (plan.window, plan.table), tokens)
+
+
 def mask(plan: WindowPlan, tokens: Tensor) -> Tensor | None:
     """(windows, N, N): 0 where a token may look, :data:`MASKED` where not; None when everything is allowed."""
     return _cached(_build_mask, (plan,), tokens) if plan.needs_mask else None
@@ -105,6 +110,17 @@ def _build_offsets(window: Size, table: Size, device: torch.device) -> Tensor:
     down = row[:, None] - row[None, :] + table[0] - 1
     right = column[:, None] - column[None, :] + table[1] - 1
     return down * (2 * table[1] - 1) + right
+
+
+def _build_pairs(window: Size, table: Size, device: torch.device) -> Tensor:
+    """A row belongs to one offset, so every token is the first of at most one of its pairs."""
+    position = torch.arange(window[0] * window[1], device=device)
+    row, column = position // window[1], position % window[1]
+    entry = torch.arange((2 * table[0] - 1) * (2 * table[1] - 1), device=device)[:, None]
+    second_row = row - (entry // (2 * table[1] - 1) - table[0] + 1)
+    second_column = column - (entry % (2 * table[1] - 1) - table[1] + 1)
+    inside = (second_row >= 0) & (second_row < window[0]) & (second_column >= 0) & (second_column < window[1])
+    return torch.where(inside, position * len(position) + second_row * window[1] + second_column, len(position) ** 2)
 
 
 def _build_mask(plan: WindowPlan, device: torch.device) -> Tensor:

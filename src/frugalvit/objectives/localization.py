@@ -217,12 +217,13 @@ class RelativeLocalization(nn.Module):
             if not trusted:
                 _check_positions(first, second, len(grid), size)
             start, end = (place[..., 0] * size[1] + place[..., 1] for place in (first, second))
+            # Tokens are picked by products with 0/1 matrices: their gradients add up in one order, unlike a gather's.
             if start.shape[1] < tokens.shape[1]:
-                ends = torch.take_along_dim(tokens, torch.cat((start, end), dim=1)[..., None], dim=1)
+                picked = torch.cat((start, end), dim=1)[..., None]
+                ends = tokens.new_zeros(*picked.shape[:2], tokens.shape[1]).scatter_(2, picked, 1.0) @ tokens
                 hidden = self._first(torch.cat(ends.chunk(2, dim=1), dim=-1))
             else:
-                # Fewer tokens than pairs: W1 [e1; e2] = W1a e1 + W1b e2, so project every token once. Gather and sum
-                # are then one product with a 0/1 matrix, whose gradient, unlike a gather's, needs no atomic addition.
+                # Fewer tokens than pairs: W1 [e1; e2] = W1a e1 + W1b e2, so project every token once.
                 projected = self._project_tokens(tokens)
                 picked = torch.stack((2 * start, 2 * end + 1), dim=-1)
                 selection = projected.new_zeros(*start.shape, projected.shape[1]).scatter_(2, picked, 1.0)

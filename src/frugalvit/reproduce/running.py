@@ -9,7 +9,8 @@ from frugalvit import console
 from frugalvit.config.compare import CompareConfig, assignments
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.reproduce import ReproduceConfig
-from frugalvit.config.transfer import DetectCompareConfig, SegmentCompareConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.config.transfer import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.errors import UserError, nearest
 from frugalvit.files import write_text
 from frugalvit.reproduce.scoring import probe_scores
@@ -36,6 +37,8 @@ def reproduce(config: ReproduceConfig) -> Result:
     settings = {name: values.format(**starts) for name, values in settings.items()}
     if recipe.kind == "pretrain":
         return _pretrained(config.table, settings, config)
+    if len(settings) == 1:
+        return _alone(config.table, *next(iter(settings.items())), config)
     return _compared(config.table, settings, config)
 
 
@@ -44,8 +47,6 @@ def _chosen(recipe: Recipe, only: list[str]) -> dict[str, str]:
     for name in only:
         if name not in recipe.settings:
             raise UserError(f"The table has no setting '{name}'. It has: {', '.join(recipe.settings)}.")
-    if len(only) == 1 and recipe.kind != "pretrain":
-        raise UserError(f"A comparison needs two settings: --only '{only[0]}' and one more.")
     return {name: values for name, values in recipe.settings.items() if not only or name in only}
 
 
@@ -83,19 +84,39 @@ def _start(table: str, setting: str, config: ReproduceConfig) -> str:
 
 def _one_run(table: str, setting: str, config: ReproduceConfig) -> None:
     """The first seed of one setting of another table, with that table's own length."""
-    from frugalvit.config.train import TrainConfig
-    from frugalvit.training.commands import train
+    recipe = TABLES[table]
+    backbone = recipe.backbones[0]
+    if recipe.kind == "pretrain":
+        out = str(_folder(config, table, backbone, setting, seed=0))
+        _pretrain(_values(recipe, config, backbone), assignments(recipe.settings[setting].split()) | {"out": out})
+    else:
+        _run_setting(table, setting, recipe.settings[setting], config, backbone, seed=0)
+
+
+def _run_setting(
+    table: str, setting: str, text: str, config: ReproduceConfig, backbone: str, seed: int
+) -> dict[str, Any]:
+    """One run of a comparison, as ``compare`` would make it."""
     from frugalvit.training.compare import run_once
 
     recipe = TABLES[table]
-    backbone = recipe.backbones[0]
-    out = {"seed": 0, "out": str(_folder(config, table, backbone, setting, seed=0))}
-    values = assignments(recipe.settings[setting].split())
-    if recipe.kind == "pretrain":
-        _pretrain(_values(recipe, config, backbone), values | out)
-        return
-    compared = CompareConfig.parse(_values(recipe, config, backbone))
-    run_once(TrainConfig.parse(compared.run_values(values, 0, out["out"])), train)
+    compared, one, train, _ = _kind(recipe)
+    common = compared.parse(_values(recipe, config, backbone))
+    folder = _folder(config, table, backbone, setting, seed)
+    return run_once(one.parse(common.run_values(assignments(text.split()), seed, str(folder))), train)
+
+
+def _kind(recipe: Recipe) -> tuple[Any, Any, Any, Any]:
+    """The configuration of a comparison and of one of its runs, and what runs each."""
+    from frugalvit.training import commands
+    from frugalvit.training.compare import compare
+    from frugalvit.transfer import comparing, detect_commands, segment_commands
+
+    if recipe.kind == "detect":
+        return DetectCompareConfig, DetectConfig, detect_commands.train, comparing.detect
+    if recipe.kind == "segment":
+        return SegmentCompareConfig, SegmentConfig, segment_commands.train, comparing.segment
+    return CompareConfig, TrainConfig, commands.train, compare
 
 
 def _pretrain(common: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -107,26 +128,31 @@ def _pretrain(common: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> Result:
     """One comparison per backbone."""
-    from frugalvit.training.compare import compare
-    from frugalvit.transfer import comparing
-
     recipe = TABLES[table]
-    kinds: dict[str, tuple[Any, Any]] = {
-        "train": (CompareConfig, compare),
-        "detect": (DetectCompareConfig, comparing.detect),
-        "segment": (SegmentCompareConfig, comparing.segment),
-    }
-    parsed, run = kinds[recipe.kind]
+    compared, _, _, compare = _kind(recipe)
     data: dict[str, Any] = {}
     tables: list[Table] = []
     named = [f"{folder_name(name)}: {values}" for name, values in settings.items()]
     for backbone in (config.backbone,) if config.backbone else recipe.backbones:
         values = _values(recipe, config, backbone) | {"settings": named, "seeds": config.seeds, "metric": recipe.metric}
-        result = run(parsed.parse(values | {"out": str(Path(config.out) / table / backbone)}))
+        result = compare(compared.parse(values | {"out": str(Path(config.out) / table / backbone)}))
         data[backbone] = result.data
         tables += [Table(shown.columns, shown.rows, backbone) for shown in result.tables]
     folder = Path(config.out) / table
     return Result({"run": str(folder), "table": data}, tables, [f"{folder}: one folder per backbone"])
+
+
+def _alone(table: str, setting: str, text: str, config: ReproduceConfig) -> Result:
+    """One setting without the others: nothing to compare with yet."""
+    recipe = TABLES[table]
+    rows: list[list[object]] = []
+    for backbone in (config.backbone,) if config.backbone else recipe.backbones:
+        for seed in range(config.seeds):
+            found = _run_setting(table, setting, text, config, backbone, seed)
+            rows.append([backbone, setting, seed, found[recipe.metric]])
+    columns = ["backbone", "setting", "seed", recipe.metric]
+    note = "the comparison is written when 'reproduce' is run without --only"
+    return Result({"run": str(Path(config.out) / table), "rows": rows}, [Table(columns, rows)], [note])
 
 
 def _pretrained(table: str, settings: dict[str, str], config: ReproduceConfig) -> Result:

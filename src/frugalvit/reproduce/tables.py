@@ -30,7 +30,7 @@ _ON, _OFF = "localization.weight=0.5", "localization.weight=0"
 _PAIR = {"with": _ON, "without": _OFF}
 _FLOWERS = {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
 _FEW = {"split": "train+val", "labels": 0.1, "steps": 1000, "batch": 32, "img_size": 224, "evaluate_every": 500}
-_UNLABELLED = {"images": "all", "epochs": 48, "batch": 128, "img_size": 112}
+_UNLABELLED = {"images": "all", "epochs": 40, "batch": 128, "img_size": 112}
 _VIEWS_ONLY = "matching.view_weight=1 matching.region_weight=0"
 _ESVIT = {"esvit": ("esvit-flowers", "L_V + L_R")}
 _ANY_START = _ESVIT | {"supervised": ("drloc-flowers", "without")}

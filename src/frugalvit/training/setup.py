@@ -29,6 +29,7 @@ from frugalvit.data.streamed import StreamedBatches
 from frugalvit.data.streaming import StreamedExamples, Survey, open_stream, should_stream
 from frugalvit.errors import UserError
 from frugalvit.training import processes
+from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import tune_for_gpu
 from frugalvit.training.recipes import Decision, Decisions, decide_stream
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
@@ -74,18 +75,12 @@ def make_fabric(config: RunConfig) -> Fabric:
         devices=devices,
         num_nodes=nodes,
         strategy=processes.strategy(devices * nodes > 1, config.peer_timeout),
-        precision=fabric_precision(config.precision, device),  # type: ignore[arg-type]
+        plugins=make_precision(config.precision, device),
     )
     processes.launch(fabric)
     if device == "cuda":
         tune_for_gpu()
     return fabric
-
-
-def fabric_precision(wanted: str, device: str) -> str:
-    if wanted == "auto":
-        wanted = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if device == "cuda" else "32"
-    return {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[wanted]
 
 
 def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:

@@ -35,10 +35,11 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
+from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import tune_for_gpu
 from frugalvit.training.schedules import Constant
 from frugalvit.training.selfsupervised import PretrainTask
-from frugalvit.training.setup import fabric_precision, pick_device
+from frugalvit.training.setup import pick_device
 from frugalvit.training.stepping import Plan, Stepper
 from frugalvit.training.supervised import SupervisedTask
 
@@ -49,7 +50,7 @@ _WARM_UP, _GROUP = 6, 5
 def bench_step(config: BenchStepConfig) -> Result:
     """Measure our step, a supervised one without Drloc too, and the one as written if asked; one row each."""
     device = pick_device(config.device)
-    fabric = Fabric(accelerator=device, devices=1, precision=fabric_precision(config.precision, device))  # type: ignore[arg-type]
+    fabric = Fabric(accelerator=device, devices=1, plugins=make_precision(config.precision, device))
     if device == "cuda":
         tune_for_gpu()
     store, classes, examples = _store(config, fabric.device)
