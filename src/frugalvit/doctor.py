@@ -22,6 +22,7 @@ USEFUL = {
     "streams": "WebDataset shards, Hugging Face datasets, Parquet",
     "tracking": "W&B, MLflow, Trackio",
     "export": "ONNX",
+    "video": "UCF101's middle frames",
 }
 
 

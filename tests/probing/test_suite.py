@@ -12,7 +12,7 @@ from PIL import Image
 from frugalvit.config.probe import SuiteConfig
 from frugalvit.data.catalog import DATASETS
 from frugalvit.errors import UserError
-from frugalvit.probing import frames, suite, tables
+from frugalvit.probing import suite, tables
 
 from . import suite_layouts
 
@@ -116,32 +116,6 @@ def test_nothing_present_says_what_to_do(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="Did you mean 'gtsrb'"):
         run(tmp_path, tmp_path / "out", datasets=["gtrsb"])
-
-
-def test_ucf101_takes_the_middle_frames_of_the_first_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = tmp_path / "ucfTrainTestlist"
-    lists.mkdir()
-    clips = {
-        "train": ["Archery/v_Archery_g08_c01.avi", "Biking/v_Biking_g08_c01.avi"],
-        "test": ["Archery/v_Archery_g01_c01.avi"],
-    }
-    for split, names in clips.items():
-        (lists / frames.LISTS[split]).write_text("".join(f"{name} 1\n" for name in names))
-        for name in names:
-            path = tmp_path / "UCF-101" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"")
-    assert frames.videos_present(tmp_path)
-    monkeypatch.setattr(frames.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install av"):
-        frames.make_frames(tmp_path)
-    frames.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
-    made = sorted(str(path.relative_to(tmp_path / "ucf101")) for path in (tmp_path / "ucf101").rglob("*.jpg"))
-    assert made == [
-        "test/Archery/v_Archery_g01_c01.jpg",
-        "train/Archery/v_Archery_g08_c01.jpg",
-        "train/Biking/v_Biking_g08_c01.jpg",
-    ]
 
 
 def test_results_hold_no_nan_and_are_json(four: Path, tmp_path: Path) -> None:

@@ -85,8 +85,9 @@ DATASETS: dict[str, Known] = {
                   suite=True, torchvision="PCAM", splits=_SPLIT_THREE, needs=("h5py", "gdown")),
     "ucf101": Known(
         "UCF101", 101, 9_537, 3_783, ("ucf101/train", "ucf101/test"), suite=True,
-        by_hand="it is made of videos: save the middle frame of every clip of split 1 as "
-                "{root}/ucf101/train/CLASS/CLIP.jpg and {root}/ucf101/test/CLASS/CLIP.jpg"),
+        by_hand="unpack UCF101.rar and its train and test splits in {root}: there must be UCF-101/CLASS/CLIP.avi and "
+                "ucfTrainTestlist/trainlist01.txt; `frugalvit probe suite` then takes the middle frames with PyAV "
+                "(pip install \"frugalvit[video]\")"),
     "hateful_memes": Known(
         "Hateful Memes", 2, 8_500, 500, ("hateful_memes/train.jsonl", "hateful_memes/img"), "ROC AUC", True,
         by_hand="sign its terms at hatefulmemeschallenge.com and put train.jsonl, dev.jsonl (or dev_seen.jsonl) and "

@@ -7,7 +7,6 @@ this makes ``ucf101/{train,test}/CLASS/CLIP.jpg``, which is what the dataset nam
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from frugalvit import console
 from frugalvit.errors import UserError
 
 LISTS = {"train": "trainlist01.txt", "test": "testlist01.txt"}
+_MEND = "the file is damaged: unpack UCF101.rar again (the frames taken so far are kept)."
 
 
 def videos_present(root: Path) -> bool:
@@ -29,34 +29,48 @@ def make_frames(root: Path, read: Callable[[Path], Image.Image] | None = None) -
     """Write the middle frames; into a folder aside first, so that an interrupted call never looks finished."""
     if read is None:
         if importlib.util.find_spec("av") is None:
-            raise UserError(f"{root} holds UCF101's videos; to take their middle frames: pip install av")
+            raise UserError(
+                f'{root} holds UCF101\'s videos; to take their middle frames: pip install "frugalvit[video]"'
+            )
         read = middle_frame
-    staging = root / ".ucf101.part"
+    finished, staging = root / "ucf101", root / ".ucf101.part"
+    if finished.exists():
+        raise UserError(f"{finished} is there but lacks train or test; remove it, and its frames are taken again.")
     for split, name in LISTS.items():
         lines = (root / "ucfTrainTestlist" / name).read_text(encoding="utf-8").splitlines()
         clips = [line.split()[0] for line in lines if line.strip()]  # "Class/clip.avi 1", the number is the class
+        if not clips:
+            raise UserError(f"{root / 'ucfTrainTestlist' / name} names no clips; unpack UCF101's splits again.")
         for clip in console.progress(clips, label=f"ucf101 {split}: middle frames"):
             target = (staging / split / clip).with_suffix(".jpg")
             if target.exists():
                 continue
             source = root / "UCF-101" / clip
             if not source.is_file():
-                raise UserError(f"{source} is in {name} but not there; unpack UCF101.rar again.")
+                raise UserError(
+                    f"{source} is in {name} but not there; unpack UCF101.rar again (the frames taken so far are kept)."
+                )
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_suffix(".part")
             read(source).convert("RGB").save(part, "JPEG", quality=95)
             part.rename(target)
-    shutil.move(staging, root / "ucf101")
+    staging.rename(finished)
 
 
 def middle_frame(path: Path) -> Image.Image:
-    """Frame n // 2 of n, decoded with PyAV."""
-    import av  # type: ignore[import-not-found]
+    """Frame n // 2 of n as they are shown, counted from 0, decoded with PyAV; n is what the file's header says."""
+    import av
+    from av.error import FFmpegError
 
-    with av.open(str(path)) as container:
-        count = container.streams.video[0].frames or sum(1 for _ in container.decode(video=0))
-    with av.open(str(path)) as container:
-        for number, frame in enumerate(container.decode(video=0)):
-            if number == count // 2:
-                return frame.to_image()
-    raise UserError(f"{path} ends before its middle frame; the file is damaged.")
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise UserError(f"{path} holds no video; {_MEND}")
+            count = container.streams.video[0].frames or sum(1 for _ in container.decode(video=0))
+        with av.open(str(path)) as container:
+            for number, frame in enumerate(container.decode(video=0)):
+                if number == count // 2:
+                    return frame.to_image()
+    except FFmpegError as error:
+        raise UserError(f"{path} cannot be decoded ({error.strerror}); {_MEND}") from None
+    raise UserError(f"{path} ends before its middle frame; {_MEND}")
