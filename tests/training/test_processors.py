@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from frugalvit.training import processors
+from frugalvit.training import processors, setup
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +53,20 @@ def test_a_gpu_is_queued_for_by_one_thread() -> None:
     processors.tune_for_gpu()
     assert torch.get_num_threads() == 1
     torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("device", "tuned"), [("cpu", [1]), ("cuda", [])])
+def test_whoever_computes_on_the_cpu_has_it_tuned(
+    device: str, tuned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(setup, "tune_for_cpu", lambda: calls.append(1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert setup.pick_device(device) == device and calls == tuned
+
+
+def test_pytorch_as_it_comes_for_a_while() -> None:
+    torch.backends.mkldnn.enabled = False
+    with processors.as_pytorch_comes():
+        assert torch.backends.mkldnn.enabled
+    assert not torch.backends.mkldnn.enabled

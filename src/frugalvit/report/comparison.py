@@ -11,6 +11,7 @@ from frugalvit.report import palette
 from frugalvit.report.plots import save
 
 Curve = list[tuple[float, float]]
+_WIDTH = 24  # letters that fit side by side under the right chart
 
 
 def comparison_chart(values: dict[str, list[float]], curves: dict[str, list[Curve]], metric: str, path: Path) -> None:
@@ -35,6 +36,11 @@ def comparison_chart(values: dict[str, list[float]], curves: dict[str, list[Curv
     right.set_xlim(-0.7, len(values) - 0.3)
     right.margins(y=0.2)
     right.set_xticks(range(len(values)), list(values))
+    if sum(map(len, values)) > _WIDTH:  # names that would run into each other
+        right.tick_params(axis="x", labelrotation=30)
+        for label in right.get_xticklabels():
+            label.set_horizontalalignment("right")
+            label.set_rotation_mode("anchor")
     right.set_ylabel(f"final {metric}")
     save(figure, path)
 

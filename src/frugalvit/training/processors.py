@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import platform
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -39,6 +41,17 @@ def tune_for_cpu() -> None:
         torch.backends.mkldnn.enabled = True
     else:
         console.say("oneDNN is left out: on this processor attention takes many times as long with it")
+
+
+@contextmanager
+def as_pytorch_comes() -> Iterator[None]:
+    """oneDNN as PyTorch has it by default, to compare with."""
+    was = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = True
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = was
 
 
 def _seconds() -> float:

@@ -30,7 +30,7 @@ from frugalvit.data.streaming import StreamedExamples, Survey, open_stream, shou
 from frugalvit.errors import UserError
 from frugalvit.training import processes
 from frugalvit.training.precision import make_precision
-from frugalvit.training.processors import tune_for_gpu
+from frugalvit.training.processors import tune_for_cpu, tune_for_gpu
 from frugalvit.training.recipes import Decision, Decisions, decide_stream
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
 from frugalvit.training.tracking import make_trackers
@@ -53,13 +53,14 @@ class EvalSet:
 
 
 def pick_device(wanted: str) -> str:
-    """The device asked for, or the best there is."""
-    if wanted == "auto":
-        return best_device()
+    """The device asked for, or the best there is; a CPU is made ready for our products."""
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not present[wanted]:
+    device = best_device() if wanted == "auto" else wanted
+    if not present[device]:
         raise UserError(f"There is no {wanted} device here. Use --device auto or --device cpu.")
-    return wanted
+    if device == "cpu":
+        tune_for_cpu()
+    return device
 
 
 def make_fabric(config: RunConfig) -> Fabric:

@@ -1,8 +1,8 @@
 """``frugalvit bench step``: the training step that users get, measured whole, and what of the device it uses.
 
 Input, forward, losses, backward, clipping, optimiser and moving average, exactly as ``train`` and ``pretrain`` take
-them. ``--against`` times, in the same run, the paper's algorithm as written: eager, a loop over pairs of crops with
-full softmax, its batches made by a DataLoader with torchvision's transforms.
+them. ``--against`` times, in the same run, the paper's algorithm as written: eager, PyTorch as it comes, a loop over
+pairs of crops with full softmax, its batches made by a DataLoader with torchvision's transforms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatch
 from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
 from frugalvit.training.precision import make_precision
-from frugalvit.training.processors import tune_for_gpu
+from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.schedules import Constant
 from frugalvit.training.selfsupervised import PretrainTask
 from frugalvit.training.setup import pick_device
@@ -62,7 +62,7 @@ def bench_step(config: BenchStepConfig) -> Result:
         rows[0]["drloc_percent"] = round(100 * (rows[0]["ms"] / rows[1]["ms"] - 1), 2)
     ours = len(rows)
     if config.against:
-        with plain_attention():
+        with plain_attention(), as_pytorch_comes():
             rows.append({"step": "as written"} | measure(config, batches, classes, fabric, as_written=True))
             usual = _usual_batches(config, batches, store, examples, fabric.device)
             name = "as written, usual input"
