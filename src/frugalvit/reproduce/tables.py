@@ -123,6 +123,16 @@ _DRLOC = {
     ),
 }
 
+_DEFAULTS = {
+    "defaults-flowers": Recipe(
+        "500 images: what 'auto' chooses for a supervised run against the paper's batch and learning rate, same epochs",
+        "flowers102",
+        {"split": "train+val", "labels": 0.25, "epochs": 100, "img_size": 64, "evaluate_every": 10**6},
+        {"auto": _OFF, "paper": f"{_OFF} batch=1024 lr=0.001 ema=0"},
+        backbones=("swin_nano",),
+    ),
+}
+
 _PRETRAINING = {
     "esvit-flowers": Recipe(
         "label-free pre-training on all Flowers-102 images: L_V, L_V + L_R, and Drloc as a third objective; probes",
@@ -211,4 +221,4 @@ _USES = {
     ),
 }
 
-TABLES = _DRLOC | _PRETRAINING | _USES
+TABLES = _DRLOC | _DEFAULTS | _PRETRAINING | _USES

@@ -1,0 +1,61 @@
+"""Keep the logs of finished tables under docs/results/, and draw their figures from what is kept.
+
+    python docs/tools/keep_results.py runs/reproduce
+
+takes the runs of ``frugalvit reproduce``: every score, every hundredth step of the losses, and what each run said of
+itself and its probes of it, in numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from frugalvit.report.comparison import comparison_chart
+from frugalvit.reproduce import TABLES
+from frugalvit.reproduce.running import folder_name
+
+KEPT = Path(__file__).parent.parent / "results"
+EVERY = 100
+
+
+def keep(runs: Path) -> None:
+    for log in sorted(runs.glob("*/*/*/seed_*/metrics.jsonl")):
+        target = KEPT / log.parent.relative_to(runs)
+        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        lines = [line for line in lines if line["split"] != "train" or line["step"] % EVERY == 0]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        numbers = _numbers(log.parent / "summary.json") | _numbers(log.parent / "probes.json")
+        if numbers:
+            target.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
+def _numbers(path: Path) -> dict[str, float]:
+    """What a run said of itself in numbers; nothing where it was stopped before its end."""
+    facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: value for name, value in facts.items() if isinstance(value, int | float)}
+
+
+def draw(table: str) -> None:
+    """One chart per backbone: curves and final scores of every setting that was run."""
+    recipe = TABLES[table]
+    metric = "knn" if recipe.kind == "pretrain" else recipe.metric
+    for folder in sorted((KEPT / table).iterdir()):
+        curves = {}
+        for setting in recipe.settings:
+            logs = sorted((folder / folder_name(setting)).glob("seed_*.jsonl"))
+            lines = [[json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] for log in logs]
+            found = [[(line["epoch"], line[metric]) for line in log if metric in line] for log in lines]
+            if found:
+                curves[setting] = found
+        values = {setting: [curve[-1][1] for curve in found] for setting, found in curves.items()}
+        comparison_chart(values, curves, metric, KEPT / f"{table}_{folder.name}.png")
+
+
+if __name__ == "__main__":
+    keep(Path(sys.argv[1]))
+    for name in TABLES:
+        if (KEPT / name).is_dir():
+            draw(name)
