@@ -10,7 +10,7 @@ from torchvision.models.detection.image_list import ImageList
 
 from frugalvit import create_backbone
 from frugalvit.transfer.cascade import OVERLAPS, CascadeHeads
-from frugalvit.transfer.detect_task import View, batch_images, resize_target
+from frugalvit.transfer.detect_data import View
 from frugalvit.transfer.detection import Detector, DetectorSpec, FloatAnchors
 from frugalvit.transfer.pyramid import Pyramid
 
@@ -115,24 +115,6 @@ def test_short_side_or_long_side_is_met(height: int, width: int, number: float) 
     assert abs(min(tall, wide) - short) <= 1 or abs(max(tall, wide) - 1333) <= 1
     assert max(tall, wide) <= 1334
     assert tall / wide == pytest.approx(height / width, rel=0.1)
-
-
-def test_targets_follow_their_picture() -> None:
-    target = targets()[0]
-    for flip in (False, True):
-        moved = resize_target(target, (64, 64), (128, 96), flip)
-        for box, mask in zip(moved["boxes"], moved["masks"], strict=True):
-            rows, columns = torch.nonzero(mask, as_tuple=True)
-            around = torch.tensor([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
-            assert torch.allclose(around.float(), box, atol=1.01)
-    assert resize_target(targets()[1], (48, 64), (96, 128), True)["masks"].shape == (0, 96, 128)
-
-
-def test_images_are_padded_to_a_common_size() -> None:
-    images = [torch.ones(3, 40, 70), torch.ones(3, 64, 33)]
-    whole = batch_images(images)
-    assert whole.shape == (2, 3, 64, 96)
-    assert whole.sum() == sum(image.numel() for image in images)
 
 
 def test_half_precision_keeps_boxes_exact() -> None:

@@ -15,7 +15,8 @@ from faster_coco_eval.core import mask as run_length
 
 from frugalvit.transfer.coco import CocoData, CocoImage, masks_of, open_coco
 from frugalvit.transfer.detect_commands import agreement
-from frugalvit.transfer.detect_task import DetectTask, ObjectPictures
+from frugalvit.transfer.detect_data import ObjectPictures
+from frugalvit.transfer.detect_task import DetectTask
 from frugalvit.transfer.feed import Pictures
 from frugalvit.transfer.scores import IGNORED, Confusion, average_precision
 

@@ -23,7 +23,8 @@ from frugalvit.training.schedules import Schedule, Steps
 from frugalvit.transfer import running
 from frugalvit.transfer.coco import CocoData, CocoImage, open_coco, rle
 from frugalvit.transfer.decide import decide_detector, short_side
-from frugalvit.transfer.detect_task import DetectTask, ObjectPictures, View, summary_of
+from frugalvit.transfer.detect_data import ObjectPictures, View
+from frugalvit.transfer.detect_task import DetectTask, summary_of
 from frugalvit.transfer.detection import Detector, DetectorSpec
 from frugalvit.transfer.feed import Pictures
 from frugalvit.transfer.pictures import draw_objects, save_picture, side_by_side

@@ -1,6 +1,6 @@
 """Mask R-CNN (He et al. 2017) on any of our pyramids, from torchvision's parts.
 
-Images arrive resized and normalised (see detect_task.py), so what is left of torchvision's model is the pyramid, the
+Images arrive resized and normalised (see detect_data.py), so what is left of torchvision's model is the pyramid, the
 region proposals and the heads. Whatever a matrix product gives in half precision is turned into float32 before boxes
 are made of it: bfloat16 knows a place in a large image to four pixels only.
 """

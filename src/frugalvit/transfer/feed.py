@@ -126,10 +126,10 @@ class Feed(Generic[T]):
 
     def _index(self, place: int) -> int:
         epoch, within = divmod(place, self.count)
-        return int(self._order(epoch)[within])
+        return self._order(epoch)[within]
 
-    def _draw_order(self, epoch: int) -> Tensor:
-        return torch.randperm(self.count, generator=generator_for(self.seed, "order", epoch))
+    def _draw_order(self, epoch: int) -> list[int]:
+        return torch.randperm(self.count, generator=generator_for(self.seed, "order", epoch)).tolist()
 
     def _submit(self, step: int) -> list[Future[T]]:
         return [self._pool.submit(self.load, index) for index in self.indices(step)]

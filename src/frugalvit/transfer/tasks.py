@@ -21,6 +21,8 @@ class TransferTask(nn.Module):
 
     score: str
     net: Any  # the network: Detector or Segmenter
+    mean: Tensor
+    std: Tensor
 
     def __init__(
         self, backbone: Backbone, *, weight_decay: float = 0.05, layer_decay: float = 1.0, steady: bool = False
@@ -40,11 +42,11 @@ class TransferTask(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.mean.device  # type: ignore[union-attr]
+        return self.mean.device
 
     def normalize(self, images: Tensor) -> Tensor:
         """[0, 1] -> what the backbone was trained with."""
-        return (images - self.mean) / self.std  # type: ignore[operator]
+        return (images - self.mean) / self.std
 
     def train(self, mode: bool = True) -> TransferTask:
         super().train(mode)

@@ -1,0 +1,166 @@
+"""Pictures with objects -> what a detector learns from in a step, with as little work on the host as there can be.
+
+Masks are rasterised once and kept as bits; whatever a step needs goes to the device in four copies from pinned memory,
+since a copy from anywhere else waits for all the work that is queued there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from frugalvit.transfer.coco import CocoData, CocoImage, masks_of
+from frugalvit.transfer.detection import Target
+from frugalvit.transfer.feed import Pictures
+
+_SIZES_TRIED = 11
+"""Short sides in training: 480, 512, …, 800 in the papers."""
+
+
+@dataclass(frozen=True)
+class View:
+    """How pictures are resized: short side in pixels at test, its range in training, the long side's limit."""
+
+    side: int
+    scales: tuple[float, float] = (0.6, 1.0)
+    longest: float = 5 / 3
+
+    def side_for(self, number: float) -> int:
+        """A training short side, one of eleven between the ends, for a uniform number."""
+        low, high = (self.side * scale for scale in self.scales)
+        place = min(int(number * _SIZES_TRIED), _SIZES_TRIED - 1)
+        return round(low + (high - low) * place / (_SIZES_TRIED - 1))
+
+    def fit(self, height: int, width: int, short: int) -> tuple[int, int]:
+        """(height, width) with this short side, or with the longest long side allowed."""
+        factor = min(short / min(height, width), self.longest * self.side / max(height, width))
+        return max(1, round(height * factor)), max(1, round(width * factor))
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The n objects of a picture: boxes (n, 4), labels (n,), and n masks of the picture's size as bits."""
+
+    boxes: Tensor
+    labels: Tensor
+    bits: Tensor | None
+
+
+class ObjectPictures:
+    """Pictures with their objects as tensors on the CPU; objects are kept where pictures are."""
+
+    def __init__(self, images: list[CocoImage], data: CocoData, pictures: Pictures, masks: bool) -> None:
+        self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
+        self._classes = data.class_of()
+        self._kept: dict[int, Objects] = {}
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def load(self, index: int) -> tuple[Tensor, Objects]:
+        objects = self._kept.get(index)
+        if objects is None:
+            objects = self._read(index)
+            if self.pictures.keeps:  # n / 24 of what the picture takes
+                self._kept[index] = objects
+        return self.pictures.read(index), objects
+
+    def _read(self, index: int) -> Objects:
+        image = self.images[index]
+        entries = image.learnable()
+        boxes = torch.tensor([entry["bbox"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        labels = torch.tensor([self._classes[entry["category_id"]] for entry in entries], dtype=torch.int64)
+        bits = torch.from_numpy(np.packbits(masks_of(entries, image.height, image.width))) if self.masks else None
+        return Objects(boxes, labels, bits)
+
+
+def unpack(bits: Tensor) -> Tensor:
+    """Bits in bytes, the highest first -> eight times as many zeros and ones, uint8."""
+    if bits.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(bits.numpy()))
+    return shifted(bits)
+
+
+def shifted(bits: Tensor) -> Tensor:
+    """What ``unpack`` does on a device; on a CPU it takes four times as long as NumPy."""
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits.device)
+    return ((bits[:, None] >> shifts) & 1).reshape(-1)
+
+
+def send(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The elements of all parts in one row on the device, by one copy that nobody waits for."""
+    flat = [part.reshape(-1) for part in parts]
+    if device.type != "cuda" or parts[0].device == device:
+        return torch.cat(flat).to(device)
+    pinned = torch.empty(sum(len(part) for part in flat), dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat(flat, out=pinned).to(device, non_blocking=True)
+
+
+def lay_out(
+    pictures: Sequence[Tensor],
+    sizes: Sequence[tuple[int, int]],
+    flips: Sequence[bool],
+    mean: Tensor,
+    std: Tensor,
+    multiple: int = 32,
+) -> Tensor:
+    """uint8 pictures -> (B, 3, H, W): each resized, perhaps mirrored, in the top left corner, normalised; 0 beyond.
+
+    Sides are rounded up so that every stage fits.
+    """
+    height = -(-max(size[0] for size in sizes) // multiple) * multiple
+    width = -(-max(size[1] for size in sizes) // multiple) * multiple
+    whole = mean.expand(len(pictures), -1, height, width).clone()  # becomes exactly 0 where nothing is laid over it
+    pixels = send(pictures, mean.device).float() / 255
+    parts = pixels.split([picture.numel() for picture in pictures])
+    for place, (part, picture, size, flip) in enumerate(zip(parts, pictures, sizes, flips, strict=True)):
+        image = part.view(1, *picture.shape)
+        image = F.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=True)[0]
+        whole[place, :, : size[0], : size[1]] = image.flip(2) if flip else image
+    return (whole - mean) / std
+
+
+def make_targets(
+    objects: Sequence[Objects],
+    before: Sequence[tuple[int, int]],
+    after: Sequence[tuple[int, int]],
+    flips: Sequence[bool],
+    device: torch.device,
+) -> list[Target]:
+    """Boxes and masks of pictures that are resized and perhaps mirrored, on the device."""
+    counts = [len(part.labels) for part in objects]
+    boxes = send(
+        [resize_boxes(o.boxes, b, a, f) for o, b, a, f in zip(objects, before, after, flips, strict=True)], device
+    )
+    labels = send([part.labels for part in objects], device)
+    pairs = zip(boxes.view(-1, 4).split(counts), labels.split(counts), strict=True)
+    targets = [{"boxes": box, "labels": label} for box, label in pairs]
+    bits = [part.bits for part in objects if part.bits is not None]
+    if bits:
+        pixels = unpack(send(bits, device)).split([8 * len(part) for part in bits])
+        for target, part, count, old, new, flip in zip(targets, pixels, counts, before, after, flips, strict=True):
+            masks = part[: count * old[0] * old[1]].view(count, *old)  # the last byte may be longer than the masks
+            target["masks"] = resize_masks(masks, new, flip)
+    return targets
+
+
+def resize_boxes(boxes: Tensor, before: tuple[int, int], after: tuple[int, int], flip: bool) -> Tensor:
+    height, width = after
+    boxes = boxes * torch.tensor([width / before[1], height / before[0]] * 2)
+    if flip:
+        boxes = torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1)
+    return boxes
+
+
+def resize_masks(masks: Tensor, after: tuple[int, int], flip: bool) -> Tensor:
+    """(n, H, W) zeros and ones -> (n, *after), where interpolation gives at least a half."""
+    if not len(masks):
+        return masks.new_zeros((0, *after))
+    inside = F.interpolate(masks[:, None].float(), size=after, mode="bilinear", align_corners=False)[:, 0] >= 0.5
+    return (inside.flip(2) if flip else inside).to(torch.uint8)
