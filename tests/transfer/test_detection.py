@@ -13,6 +13,7 @@ from frugalvit.transfer.cascade import OVERLAPS, CascadeHeads
 from frugalvit.transfer.detect_data import View
 from frugalvit.transfer.detection import Detector, DetectorSpec, FloatAnchors
 from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.regions import own, pad_objects
 
 SIZES = [(64, 64), (48, 64)]
 
@@ -71,11 +72,10 @@ def heads() -> CascadeHeads:
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_each_stage_asks_for_more_overlap(stage: int) -> None:
     """A box of 30 × 30 shrunk from one side: IoU = share kept."""
-    cascade = heads()
     kept = [0.45, 0.55, 0.65, 0.75]
     boxes = [torch.tensor([[0.0, 0, 30 * share, 30] for share in kept])]
     truth = [{"boxes": torch.tensor([[0.0, 0, 30, 30]]), "labels": torch.tensor([2])}]
-    owners, labels = cascade._match(stage, boxes, truth)
+    owners, labels = own(boxes, pad_objects(truth), heads().matchers[stage])
     assert labels[0].tolist() == [2 if share >= OVERLAPS[stage] else 0 for share in kept]
     assert owners[0].tolist() == [0] * 4
 

@@ -15,8 +15,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, BoxCoder, Matcher
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
-from torchvision.models.detection.roi_heads import maskrcnn_inference, maskrcnn_loss
-from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image, remove_small_boxes
+from torchvision.models.detection.roi_heads import maskrcnn_inference
+from torchvision.ops import batched_nms, clip_boxes_to_image, remove_small_boxes
+
+from frugalvit.transfer.regions import (
+    choose,
+    goals_of,
+    mask_loss,
+    not_empty,
+    on_objects,
+    own,
+    pad_objects,
+    with_objects,
+)
 
 OVERLAPS = (0.5, 0.6, 0.7)
 # Refined boxes lie closer to their objects: their offsets shrink, and are stretched to keep about unit deviation.
@@ -74,68 +85,25 @@ class CascadeHeads(nn.Module):
         sizes: list[tuple[int, int]],
         targets: list[dict[str, Tensor]],
     ) -> dict[str, Tensor]:
-        # The objects themselves are among the regions, so that the heads have something to learn from at the start.
-        boxes = [
-            torch.cat([found, target["boxes"].to(found)]) for found, target in zip(proposals, targets, strict=True)
-        ]
+        boxes, objects = with_objects(proposals, targets), pad_objects(targets)
         losses: dict[str, Tensor] = {}
         for number, (stage, coder) in enumerate(zip(self.stages, self.coders, strict=True)):
-            owners, labels = self._match(number, boxes, targets)
-            if number == 0:
-                boxes, owners, labels = self._sample(boxes, owners, labels)
+            owners, labels = own(boxes, objects, self.matchers[number])
+            if number == 0:  # a fixed number of regions an image, a quarter of them objects; later heads keep them all
+                boxes, owners, labels, positives = choose(boxes, owners, labels, self.sampler)
                 if self.mask_parts:
-                    losses["loss_mask"] = self._mask_loss(features, boxes, owners, labels, sizes, targets)
+                    regions, shown = on_objects(boxes, owners, labels, positives)
+                    losses["loss_mask"] = mask_loss(self._masks(features, regions, sizes), regions, shown, targets)
             logits, offsets = stage(self.crop(features, boxes, sizes))
-            goals = [
-                _objects(target["boxes"].to(box))[owner]
-                for target, box, owner in zip(targets, boxes, owners, strict=True)
-            ]
+            goals = goals_of(owners, objects)
             wanted, label = torch.cat(coder.encode(goals, boxes)), torch.cat(labels)  # type: ignore[arg-type]
-            found = label > 0
+            found = torch.where(label > 0)[0]
             weight = LOSS_WEIGHTS[number] / max(1, len(label))
             losses[f"loss_classifier_{number + 1}"] = weight * F.cross_entropy(logits, label, reduction="sum")
             box_loss = F.smooth_l1_loss(offsets[found], wanted[found], beta=1 / 9, reduction="sum")
             losses[f"loss_box_reg_{number + 1}"] = weight * box_loss
-            boxes = [_not_empty(part) for part in self._refine(number, offsets.detach(), boxes, sizes)]
+            boxes = not_empty(self._refine(number, offsets.detach(), boxes, sizes))
         return losses
-
-    def _match(
-        self, number: int, boxes: list[Tensor], targets: list[dict[str, Tensor]]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """For every region the object it overlaps most, and that object's class, 0 where it overlaps too little."""
-        owners, labels = [], []
-        for regions, target in zip(boxes, targets, strict=True):
-            if not len(target["boxes"]):
-                owners.append(torch.zeros(len(regions), dtype=torch.int64, device=regions.device))
-                labels.append(torch.zeros_like(owners[-1]))
-                continue
-            owner = self.matchers[number](box_iou(target["boxes"].to(regions), regions))
-            labels.append(torch.where(owner >= 0, target["labels"][owner.clamp(min=0)], 0))
-            owners.append(owner.clamp(min=0))
-        return owners, labels
-
-    def _sample(
-        self, boxes: list[Tensor], owners: list[Tensor], labels: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """A fixed number of regions an image, a quarter of them objects; the later heads keep them all."""
-        chosen = [torch.where(yes | no)[0] for yes, no in zip(*self.sampler(labels), strict=True)]
-        return tuple(  # type: ignore[return-value]
-            [part[keep] for part, keep in zip(parts, chosen, strict=True)] for parts in (boxes, owners, labels)
-        )
-
-    def _mask_loss(
-        self,
-        features: dict[str, Tensor],
-        boxes: list[Tensor],
-        owners: list[Tensor],
-        labels: list[Tensor],
-        sizes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]],
-    ) -> Tensor:
-        regions = [part[label > 0] for part, label in zip(boxes, labels, strict=True)]
-        objects = [owner[label > 0] for owner, label in zip(owners, labels, strict=True)]
-        logits = self._masks(features, regions, sizes)
-        return maskrcnn_loss(logits, regions, [t["masks"] for t in targets], [t["labels"] for t in targets], objects)
 
     def _masks(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
         crops = self.mask_parts["mask_roi_pool"](features, boxes, sizes)
@@ -175,12 +143,3 @@ class CascadeHeads(nn.Module):
         boxes, scores, label = boxes[keep], scores[keep], label[keep]
         keep = batched_nms(boxes, scores, label, 0.5)[: self.spec.detections]
         return {"boxes": boxes[keep], "labels": label[keep], "scores": scores[keep]}
-
-
-def _objects(boxes: Tensor) -> Tensor:
-    """The objects' boxes, one of zeros where there are none: background regions must point somewhere."""
-    return boxes if len(boxes) else boxes.new_zeros((1, 4))
-
-
-def _not_empty(boxes: Tensor) -> Tensor:
-    return boxes[remove_small_boxes(boxes, 1e-2)]

@@ -17,11 +17,12 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.roi_heads import RoIHeads, paste_masks_in_image
-from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 
 from frugalvit.transfer.pyramid import FeaturePyramid, Pyramid
+from frugalvit.transfer.regions import Heads, Proposals
 
 Target = dict[str, Tensor]
 """boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class; masks (n, H, W) where there are any."""
@@ -56,7 +57,7 @@ class Detector(nn.Module):
         anchors = FloatAnchors(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
         per_place = anchors.num_anchors_per_location()[0]
         kept = {"training": spec.proposals, "testing": spec.proposals}
-        self.rpn = RegionProposalNetwork(
+        self.rpn = Proposals(
             anchors,
             FloatProposals(spec.channels, per_place),
             fg_iou_thresh=0.7,
@@ -72,7 +73,7 @@ class Detector(nn.Module):
 
             self.heads: nn.Module = CascadeHeads(spec, self.features)
         else:
-            self.heads = RoIHeads(
+            self.heads = Heads(
                 roi_align(spec, self.features, 7),
                 TwoMLPHead(spec.channels * 49, spec.hidden),
                 FloatPredictor(spec.hidden, spec.classes + 1),
@@ -110,10 +111,11 @@ class Detector(nn.Module):
 
 
 class FloatAnchors(AnchorGenerator):
-    """torchvision's anchors, in float32 whatever the maps are: they are places too."""
+    """torchvision's anchors, in float32 whatever the maps are: they are places too. All images share one tensor."""
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        return super().forward(image_list, [grid[:, :1].float() for grid in feature_maps])
+        first = ImageList(image_list.tensors, image_list.image_sizes[:1])
+        return super().forward(first, [grid[:, :1].float() for grid in feature_maps]) * len(image_list.image_sizes)
 
 
 class FloatProposals(RPNHead):
