@@ -195,3 +195,27 @@ def test_sizes_are_those_of_the_upright_picture(data: Path) -> None:
     edit(data, "train", rename)
     image = open_coco(str(data)).splits["train"][0]
     assert (image.height, image.width) == (64, 32)
+
+
+def test_categories_can_be_merged(data: Path) -> None:
+    for split in ("train", "val"):
+        edit(data, split, lambda content: [c.update(supercategory="shape") for c in content["categories"]])
+        edit(
+            data,
+            split,
+            lambda content: content["categories"].append({"id": 20, "name": "cat", "supercategory": "animal"}),
+        )
+    own, grouped, one = (open_coco(str(data), categories=how) for how in ("own", "super", "one"))
+    assert grouped.classes == ("animal", "shape") and grouped.category_ids == (1, 2)
+    assert one.classes == ("object",) and one.category_ids == (1,)
+    for found, number in ((grouped, 2), (one, 1)):
+        for split, images in own.splits.items():
+            for before, after in zip(images, found.splits[split], strict=True):
+                boxes = [[entry["bbox"] for entry in image.objects] for image in (before, after)]
+                assert boxes[0] == boxes[1]
+                assert {entry["category_id"] for entry in after.objects} <= {number}
+
+
+def test_supercategories_must_be_there(data: Path) -> None:
+    with pytest.raises(UserError, match="'square' has no supercategory; use --categories own or one"):
+        open_coco(str(data), categories="super")

@@ -13,7 +13,7 @@ from faster_coco_eval import COCO
 from PIL import Image
 
 from frugalvit.cli import main
-from frugalvit.config.transfer import DetectConfig, SegmentConfig
+from frugalvit.config.transfer import DetectConfig, DetectEvalConfig, SegmentConfig
 from frugalvit.errors import UserError
 from frugalvit.transfer import detect_commands, segment_commands
 
@@ -263,3 +263,11 @@ def test_compare_trains_what_is_missing_and_tests_in_pairs(scenes: Path, tmp_pat
 def test_detectors_learn_in_half_precision(shapes: Path, tmp_path: Path, head: str) -> None:
     found = detect_commands.train(detect_config(shapes, tmp_path / "run", head=head, precision="bf16", steps=2)).data
     assert found["skipped_steps"] == 0
+
+
+def test_a_detector_of_one_category_is_scored_as_such(shapes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    trained = detect_commands.train(detect_config(shapes, out, categories="one", steps=2)).data
+    scored = detect_commands.evaluate(DetectEvalConfig(model=str(out), data=str(shapes), device="cpu")).data
+    assert scored["box_ap"] == pytest.approx(trained["box_ap"], abs=1e-6)
+    assert json.loads((out / "summary.json").read_text(encoding="utf-8"))["classes"] == ["object"]

@@ -88,6 +88,9 @@ class DetectConfig(TransferConfig):
     )
     head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three that refine each other's boxes")
     masks: bool | Auto = option("auto", "predict masks; auto: where every object has one")
+    categories: Literal["own", "super", "one"] = option(
+        "own", "learn the data's categories, their supercategories, or one, object: few images teach few names"
+    )
     scales: tuple[float, float] = option(
         (0.6, 1.0), "smallest and largest short side in training, relative to img-size"
     )

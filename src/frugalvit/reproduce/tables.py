@@ -35,7 +35,7 @@ _VIEWS_ONLY = "matching.view_weight=1 matching.region_weight=0"
 _ESVIT = {"esvit": ("esvit-flowers", "L_V + L_R")}
 _ANY_START = _ESVIT | {"supervised": ("drloc-flowers", "without")}
 _STARTS = {"EsViT": "init={esvit}", "supervised": "init={supervised}", "random": "init=none"}
-_DETECT = {"steps": 400, "batch": 16, "img_size": 384, "lr": 1e-4, "evaluate_every": 400}
+_DETECT = {"steps": 1500, "batch": 16, "img_size": 384, "lr": 1e-4, "evaluate_every": 750, "categories": "one"}
 
 _DRLOC = {
     "drloc-flowers": Recipe(
@@ -193,7 +193,7 @@ _USES = {
         starts=_ESVIT,
     ),
     "detect-mask-rcnn": Recipe(
-        "Mask R-CNN on a small COCO subset from three starts",
+        "Mask R-CNN on a small COCO subset, every object one category, from three starts",
         "coco_mini",
         _DETECT | {"head": "mask-rcnn"},
         _STARTS,
@@ -202,7 +202,7 @@ _USES = {
         metric="box_ap",
     ),
     "detect-cascade": Recipe(
-        "Cascade Mask R-CNN on a small COCO subset from three starts",
+        "Cascade Mask R-CNN on a small COCO subset, every object one category, from three starts",
         "coco_mini",
         _DETECT | {"head": "cascade"},
         _STARTS,

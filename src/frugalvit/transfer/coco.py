@@ -64,17 +64,22 @@ class CocoData:
         return bool(objects) and all("segmentation" in entry for entry in objects)
 
 
-def open_coco(where: str, split: str = "auto", val_fraction: float = 0.1) -> CocoData:
-    """Read a dataset, check it, and make what splits are missing; every mistake is one line before training."""
+def open_coco(where: str, split: str = "auto", val_fraction: float = 0.1, categories: str = "own") -> CocoData:
+    """Read a dataset, check it, and make what splits are missing; every mistake is one line before training.
+
+    categories: "own"; "super" learns the supercategories instead; "one" calls everything an object.
+    """
     files = find_annotations(Path(where))
     notes: list[str] = []
     contents = {name: _read(path) for name, path in files.items()}
     first = "train" if "train" in contents else next(iter(contents))
-    categories = _categories(contents[first], files[first])
-    splits = {name: _images(files[name], Path(where), contents[name], categories, notes) for name in contents}
+    named = _categories(contents[first], files[first])
+    splits = {name: _images(files[name], Path(where), contents[name], named, notes) for name in contents}
+    if categories != "own":
+        named = _merge(splits, _groups(contents[first], files[first], categories))
     root = Path(where) if Path(where).is_dir() else Path(where).parent
     splits = arrange(splits, split, val_fraction, notes)
-    return CocoData(root.resolve().name, tuple(categories.values()), tuple(categories), splits, notes)
+    return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes)
 
 
 def find_annotations(where: Path) -> dict[str, Path]:
@@ -168,6 +173,24 @@ def _categories(content: dict[str, Any], path: Path) -> dict[int, str]:
     if not categories:
         raise UserError(f"{path} names no categories.")
     return dict(sorted(categories.items()))
+
+
+def _groups(content: dict[str, Any], path: Path, categories: str) -> dict[int, str]:
+    """Category id -> the name of the group it is merged into."""
+    if categories == "one":
+        return {int(entry["id"]): "object" for entry in content["categories"]}
+    lacking = [str(entry["name"]) for entry in content["categories"] if not entry.get("supercategory")]
+    if lacking:
+        raise UserError(f"{path}: '{lacking[0]}' has no supercategory; use --categories own or one.")
+    return {int(entry["id"]): str(entry["supercategory"]) for entry in content["categories"]}
+
+
+def _merge(splits: dict[str, list[CocoImage]], groups: dict[int, str]) -> dict[int, str]:
+    """Give every object its group's number, 1, 2, … in the order of their names; number -> name."""
+    numbers = {name: number for number, name in enumerate(sorted(set(groups.values())), 1)}
+    for entry in (entry for images in splits.values() for image in images for entry in image.objects):
+        entry["category_id"] = numbers[groups[entry["category_id"]]]
+    return {number: name for name, number in numbers.items()}
 
 
 def _images(

@@ -50,7 +50,7 @@ class DetectJob:
     columns = 2
 
     def open(self, config: DetectConfig) -> CocoData:
-        data = open_coco(str(config.data), config.split, config.val_fraction)
+        data = open_coco(str(config.data), config.split, config.val_fraction, config.categories)
         if config.masks is True and not data.has_masks():
             raise UserError(f"{config.data} does not have a mask for every object of every split; leave out --masks.")
         if not any(image.learnable() for image in data.splits.get("train", [])):
@@ -120,6 +120,7 @@ class DetectJob:
             "view": asdict(task.view),
             "classes": list(data.classes),
             "category_ids": list(data.category_ids),
+            "categories": config.categories,
         }
 
     def result(self, summary: dict[str, Any]) -> Result:
@@ -136,7 +137,7 @@ def evaluate(config: DetectEvalConfig) -> Result:
     """COCO AP of a trained detector."""
     began = time.monotonic()
     facts = read_facts(config.model, "detect")
-    data = open_coco(config.data, "given")
+    data = open_coco(config.data, "given", categories=facts.get("categories", "own"))
     _same_categories(facts, data, config.model)
     split = config.split if Path(config.data).is_dir() else "train"  # one file is scored as a whole
     images = data.splits.get(split)
