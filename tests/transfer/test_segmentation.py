@@ -13,8 +13,10 @@ from torch.nn import functional as F
 
 from frugalvit import create_backbone
 from frugalvit.config.transfer import TestConfig
+from frugalvit.data.randomness import generator_for, uniform
 from frugalvit.transfer.feed import Feed, Pictures
 from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.running import open_pictures
 from frugalvit.transfer.scenes import open_scenes
 from frugalvit.transfer.scores import IGNORED
 from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask, choose_crop, distort
@@ -166,6 +168,37 @@ def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> Non
     assert torch.equal(whole, batch(3))
     assert torch.equal(whole, torch.cat([batch(3, rank, 2) for rank in (0, 1)]))
     assert not torch.equal(whole, batch(4)) and not torch.equal(whole, batch(3, seed=1))
+
+
+@pytest.mark.parametrize("photometric", [True, False])
+@pytest.mark.parametrize("scales", [(0.5, 2.0), (0.4, 0.8)])
+def test_batches_equal_crops_made_one_by_one(tmp_path: Path, photometric: bool, scales: tuple[float, float]) -> None:
+    """Also where the picture is smaller than the crop."""
+    data = open_scenes(str(make_scenes(tmp_path / "shapes", side=45)))
+    scenes = data.splits["train"]
+    dataset = LabelledPictures(scenes, data, open_pictures(scenes, "ram"))
+    task = SegmentTask(segmenter(), 40, scales=scales, photometric=photometric)
+    task.feeding = Feed(len(scenes), 4, dataset.load, COLUMNS, seed=5, workers=2)
+    for step in range(4):
+        found = task.batch_at(step)
+        numbers = uniform(4, COLUMNS, generator_for(5, "augment", step))
+        images, labels = torch.zeros(4, 3, 40, 40), torch.full((4, 40, 40), IGNORED)
+        inside = torch.zeros(4, 1, 40, 40)
+        for place, index in enumerate(task.feeding.indices(step)):
+            pixels, classes = dataset.load(index)
+            row = numbers[place].tolist()
+            crop = choose_crop(classes, 40, scales, task.largest_share, row)
+            window = (slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width))
+            image = F.interpolate(pixels[None, :, *window].float() / 255, crop.out, mode="bilinear", antialias=True)[0]
+            label = F.interpolate(classes[None, None, *window].float(), crop.out, mode="nearest-exact")[0, 0].long()
+            height, width = crop.out
+            flipped = row[1] < 0.5
+            images[place, :, :height, :width] = image.flip(2) if flipped else image
+            labels[place, :height, :width] = label.flip(1) if flipped else label
+            inside[place, :, :height, :width] = 1
+        images = distort(images, numbers[:, -8:]) if photometric else images
+        assert torch.equal(found.images, torch.where(inside > 0, task.normalize(images), 0.0))
+        assert torch.equal(found.labels, labels)
 
 
 def test_an_epoch_sees_every_image_once() -> None:

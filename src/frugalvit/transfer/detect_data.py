@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from frugalvit.transfer.coco import CocoData, CocoImage, masks_of
 from frugalvit.transfer.detection import Target
-from frugalvit.transfer.feed import Pictures
+from frugalvit.transfer.feed import Pictures, send
 
 _SIZES_TRIED = 11
 """Short sides in training: 480, 512, …, 800 in the papers."""
@@ -91,15 +91,6 @@ def shifted(bits: Tensor) -> Tensor:
     """What ``unpack`` does on a device; on a CPU it takes four times as long as NumPy."""
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits.device)
     return ((bits[:, None] >> shifts) & 1).reshape(-1)
-
-
-def send(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The elements of all parts in one row on the device, by one copy that nobody waits for."""
-    flat = [part.reshape(-1) for part in parts]
-    if device.type != "cuda" or parts[0].device == device:
-        return torch.cat(flat).to(device)
-    pinned = torch.empty(sum(len(part) for part in flat), dtype=parts[0].dtype, pin_memory=True)
-    return torch.cat(flat, out=pinned).to(device, non_blocking=True)
 
 
 def lay_out(

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from frugalvit import console
 from frugalvit.config.transfer import TestConfig
 from frugalvit.data import color
-from frugalvit.transfer.feed import Feed, Pictures, share
+from frugalvit.transfer.feed import Feed, Pictures, send, share
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scenes import Scene, SceneData, read_labels
 from frugalvit.transfer.scores import IGNORED, Confusion
@@ -143,25 +143,34 @@ class SegmentTask(TransferTask):
     def batch_at(self, step: int) -> SegmentBatch:
         assert self.feeding is not None
         items, numbers = self.feeding.at(step)
-        side = self.side
+        side, rows = self.side, numbers.tolist()
+        crops = [
+            choose_crop(item[1], side, self.scales, self.largest_share, row)
+            for item, row in zip(items, rows, strict=True)
+        ]
+        cut = [
+            [part[..., c.top : c.top + c.height, c.left : c.left + c.width] for part in item]
+            for item, c in zip(items, crops, strict=True)
+        ]
+        pixels = send([picture for picture, _ in cut], self.device).float() / 255
+        classes = send([label for _, label in cut], self.device).float()
+        areas = [crop.height * crop.width for crop in crops]
+        parts = zip(pixels.split([3 * area for area in areas]), classes.split(areas), crops, rows, strict=True)
         images = torch.zeros(len(items), 3, side, side, device=self.device)
         labels = torch.full((len(items), side, side), IGNORED, dtype=torch.int64, device=self.device)
-        sizes = []
-        for place, ((pixels, classes), row) in enumerate(zip(items, numbers.tolist(), strict=True)):
-            crop = choose_crop(classes, side, self.scales, self.largest_share, row)
-            rows, columns = slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width)
-            image = pixels[:, rows, columns].to(self.device, non_blocking=True)[None].float() / 255
+        for place, (picture, label, crop, row) in enumerate(parts):
+            image = picture.view(1, 3, crop.height, crop.width)
             image = F.interpolate(image, size=crop.out, mode="bilinear", align_corners=False, antialias=True)[0]
-            label = classes[rows, columns].to(self.device, non_blocking=True)[None, None].float()
-            label = F.interpolate(label, size=crop.out, mode="nearest-exact")[0, 0].long()
+            known = F.interpolate(label.view(1, 1, crop.height, crop.width), size=crop.out, mode="nearest-exact")[0, 0]
             mirrored = row[1] < 0.5
             images[place, :, : crop.out[0], : crop.out[1]] = image.flip(2) if mirrored else image
-            labels[place, : crop.out[0], : crop.out[1]] = label.flip(1) if mirrored else label
-            sizes.append(crop.out)
+            labels[place, : crop.out[0], : crop.out[1]] = known.flip(1) if mirrored else known
         if self.photometric:
             images = distort(images, numbers[:, -_COLOUR_COLUMNS:])
         images = self.normalize(images)
-        for place, (height, width) in enumerate(sizes):  # beyond the picture there is the mean, not a distorted black
+        for place, (height, width) in enumerate(
+            crop.out for crop in crops
+        ):  # beyond the picture there is the mean, not a distorted black
             images[place, :, height:] = 0
             images[place, :, :, width:] = 0
         return SegmentBatch(images, labels)
