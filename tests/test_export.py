@@ -140,10 +140,10 @@ def check_onnx(folder: Path, output: str, out: Path, photographs: Path) -> float
     return worst
 
 
-# Features of the rest take as long again and differ from logits by one matrix: they are tried with --slow.
-CASES = [(name, "logits") for name in MODELS if name != "cvt windowed"] + [("swin", "features")]
-REST = [pytest.param(name, "features", marks=pytest.mark.slow) for name in MODELS if name != "swin"]
-REST.append(pytest.param("cvt windowed", "logits", marks=pytest.mark.slow))
+# Features differ from logits by one matrix, and each case takes a dozen seconds: most are tried with --slow.
+CASES = [("swin", "logits"), ("t2t", "logits"), ("vit", "features")]
+REST = [(name, output) for name in MODELS for output in ("logits", "features") if (name, output) not in CASES]
+REST = [pytest.param(*case, marks=pytest.mark.slow) for case in REST]
 
 
 @pytest.mark.parametrize(("name", "output"), [*CASES, *REST])

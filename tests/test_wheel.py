@@ -80,7 +80,7 @@ def test_the_metadata_is_filled_in(archives: tuple[Path, Path], tmp_path: Path) 
     assert facts["License-Expression"] == "Apache-2.0" and facts["Requires-Python"] == ">=3.11"
     assert facts["Summary"] and "Typing :: Typed" in facts.get_all("Classifier", [])
     assert "Train vision transformers" in str(facts.get_payload()), "the README is shown on the index"
-    assert set(facts.get_all("Provides-Extra", [])) == {"streams", "tracking", "docs", "export", "dev"}
+    assert set(facts.get_all("Provides-Extra", [])) == {"streams", "tracking", "docs", "export", "video", "dev"}
     needed = [line for line in found.requires or [] if "extra ==" not in line]
     assert {"torch", "timm", "pydantic", "safetensors"} <= {line.partition(">")[0] for line in needed}
 

@@ -41,7 +41,7 @@ def words(verb: str, where: str, out: Path, *more: str) -> list[str]:
     return [verb, where, "--config", f"{verb}.yaml", "--out", str(out), "--workers", "0", *more]
 
 
-@pytest.mark.parametrize("verb", ["train", "pretrain"])
+@pytest.mark.parametrize("verb", ["train", pytest.param("pretrain", marks=pytest.mark.slow)])
 def test_killed_and_resumed_over_http(nursery: Nursery, web: str, verb: str) -> None:
     """Ten steps of eight out of some thirty images: the resumed run begins in the middle of an epoch."""
     whole, broken = nursery.folder / f"{verb}_whole", nursery.folder / f"{verb}_broken"
