@@ -17,10 +17,13 @@ from torch.nn.utils.rnn import pad_sequence
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, Matcher
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, maskrcnn_loss
 from torchvision.models.detection.rpn import RegionProposalNetwork
-from torchvision.ops import batched_nms
+from torchvision.ops import batched_nms, nms
 
 _MOST_OVERLAPS = {"cuda": 2**24}
 """Overlaps of objects with anchors held at once. A CPU gains nothing from images side by side: one at a time."""
+
+_MOST_APART = {"cpu": 4_000}
+"""Up to so many numbers (100,000 on a GPU) torchvision moves the levels apart and suppresses all of them at once."""
 
 
 class Proposals(RegionProposalNetwork):
@@ -64,12 +67,19 @@ class Proposals(RegionProposalNetwork):
         keep = not_small(boxes, self.min_size) & (scores >= self.score_thresh)
         counts = keep.sum(1).tolist()
         place = torch.where(keep.flatten())[0]
-        parts = [part.split(counts) for part in (boxes.reshape(-1, 4)[place], scores.flatten()[place])]
+        level = levels[best]
+        values = (boxes, apart(boxes, level, keep), scores[..., None], level[..., None])
+        parts = [value.flatten(0, 1)[place].split(counts) for value in values]
+        limit = _MOST_APART.get(proposals.device.type, 100_000)
         kept_boxes, kept_scores = [], []
-        for box, score, level in zip(*parts, levels[best].flatten()[place].split(counts), strict=True):
-            chosen = batched_nms(box, score, level, self.nms_thresh)[: self.post_nms_top_n()]
+        for box, spread, score, group in zip(*parts, strict=True):
+            if box.numel() > limit:
+                chosen = batched_nms(box, score[:, 0], group[:, 0], self.nms_thresh)
+            else:
+                chosen = nms(spread, score[:, 0], self.nms_thresh)
+            chosen = chosen[: self.post_nms_top_n()]
             kept_boxes.append(box[chosen])
-            kept_scores.append(score[chosen])
+            kept_scores.append(score[chosen, 0])
         return kept_boxes, kept_scores
 
     def compute_loss(
@@ -235,6 +245,12 @@ def clip(boxes: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
 
 def not_small(boxes: Tensor, least: float) -> Tensor:
     return (boxes[..., 2] - boxes[..., 0] >= least) & (boxes[..., 3] - boxes[..., 1] >= least)
+
+
+def apart(boxes: Tensor, levels: Tensor, keep: Tensor) -> Tensor:
+    """Boxes (B, R, 4) moved so far that different levels do not meet, as ``batched_nms`` moves the kept ones."""
+    largest = boxes.masked_fill(~keep[..., None], -torch.inf).amax((1, 2))
+    return boxes + (levels.to(boxes) * (largest + 1)[:, None])[..., None]
 
 
 def not_empty(boxes: Sequence[Tensor], least: float = 1e-2) -> list[Tensor]:
