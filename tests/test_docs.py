@@ -231,10 +231,10 @@ def _without(words: list[str], names: dict[str, int]) -> list[str]:
     return out
 
 
-# Transcripts of what was done, minutes of commands that the guides have too: with --slow.
-TRANSCRIPTS = ("docs/FIRST_HOUR.md", "docs/RESULTS.md")
+# Transcripts of what was done, and guides whose commands train full-size networks and stand elsewhere too: with --slow.
+LONG = ("docs/FIRST_HOUR.md", "docs/RESULTS.md", "docs/guides/small_images.md", "docs/guides/few_labels.md")
 WITH_BLOCKS = [
-    pytest.param(page, id=page_id(page), marks=[pytest.mark.slow] * (page_id(page) in TRANSCRIPTS))
+    pytest.param(page, id=page_id(page), marks=[pytest.mark.slow] * (page_id(page) in LONG))
     for page in PAGES
     if list(blocks(page))
 ]

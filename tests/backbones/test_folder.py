@@ -69,6 +69,7 @@ def test_what_is_saved_comes_back(name: str, num_classes: int, tmp_path: Path):
     assert timms.pretrained_cfg.get("label_names") == classes
 
 
+@pytest.mark.slow  # tests/test_export.py does the same for exported folders
 def test_stock_architectures_need_timm_alone(tmp_path: Path):
     """A process that never imports frugalvit loads a Swin trained here and computes the same."""
     backbone, images = made("swin", 3)
