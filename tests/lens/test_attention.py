@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frugalvit.backbones import create_backbone
 from frugalvit.errors import UserError
 from frugalvit.lens import attention as lens
-from frugalvit.lens.views import Box
+from frugalvit.lens.views import Box, at_rest, model_input
 
 from .stand_ins import PatchFeatures
 
@@ -88,3 +89,14 @@ def test_query_mistakes_are_explained(text, complaint):
 
 def test_query_of_the_class_token():
     assert lens.parse_query("class", (220, 360), Box(0, 0, 360, 220), (6, 8)) is None
+
+
+def test_mean_entropy_is_the_mean_over_heads_queries_and_images():
+    backbone = create_backbone("swin_nano", img_size=32)
+    images = torch.rand(5, 3, 32, 32)
+    with at_rest(backbone):
+        weights = backbone.attention(model_input(backbone, images))
+    expected = -(weights * weights.clamp_min(1e-30).log2()).sum(-1).mean().item()
+    assert lens.mean_entropy(backbone, [images[:2], images[2:]]) == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(UserError, match="no images"):
+        lens.mean_entropy(backbone, [])

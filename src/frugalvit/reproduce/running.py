@@ -83,7 +83,7 @@ def _start(table: str, setting: str, config: ReproduceConfig) -> str:
 
 
 def _one_run(table: str, setting: str, config: ReproduceConfig) -> None:
-    """The first seed of one setting of another table, with that table's own length."""
+    """The first seed of one setting of another table; a length that the user wants is meant for it too."""
     recipe = TABLES[table]
     backbone = recipe.backbones[0]
     if recipe.kind == "pretrain":

@@ -2,7 +2,7 @@
 
 torchvision goes from image to image, with some sixty small operations and a dozen looks at the device for each; at 16
 images the host takes longer to ask for them than the device to do them. Here the images lie side by side, padded. The
-results are torchvision's, bit for bit, and so are the random numbers that are drawn (the tests compare both).
+results are torchvision's, bit for bit on a CPU, and so are the random numbers that are drawn (the tests compare both).
 """
 
 from __future__ import annotations
