@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from lightning_fabric import Fabric
 from torch import nn
 
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training import stepbench
-from frugalvit.training.compiling import PAYS_FROM, compile_networks
+from frugalvit.training.compiling import PAYS_FROM, compile_parts, compile_task
+from frugalvit.training.localizing import Share, measure
 from frugalvit.training.schedules import Constant
 from frugalvit.training.stepping import Plan
 
@@ -28,10 +32,11 @@ class Noted(nn.Module):
 
 
 def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
-    network, fabric = Noted(), Fabric(accelerator="cpu", devices=1)
-    plan = Plan(steps, steps, Constant(0.1), accumulate=accumulate)
-    compile_networks([network], kind.parse({"data": "photos", **values}), plan, fabric)
-    return network.how
+    task = SimpleNamespace(networks=[Noted()], localization=Noted())
+    plan, fabric = Plan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
+    compile_task(task, kind.parse({"data": "photos", **values}), plan, fabric)
+    assert task.localization.how == (None if task.networks[0].how is None else {"dynamic": False})
+    return task.networks[0].how
 
 
 def test_a_cpu_compiles_only_when_told() -> None:
@@ -44,6 +49,24 @@ def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[
     assert compiled(compile="graphs") == {"dynamic": False, "mode": None}
     assert "there is no CUDA device" in capsys.readouterr().err
     assert compiled(kind=PretrainConfig, compile="graphs", crops_at_once=2) is not None
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("pairs", [8, "all"])
+def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> None:
+    """The compiled head is what a step calls, and says the same, gradients included."""
+    torch.manual_seed(0)
+    grid = torch.randn(2, 5, 4, 4, requires_grad=True)
+    head = DenseLocalization([5], pairs=pairs, hidden=8) if dense else RelativeLocalization(5, pairs=pairs, hidden=8)
+
+    def answer() -> tuple[torch.Tensor, ...]:
+        loss, error = measure(head, [grid] if dense else grid, step=3, share=Share())
+        return loss, error, *torch.autograd.grad(loss, grid)
+
+    plain, counter = answer(), torch._dynamo.testing.CompileCounter()
+    head.compile(dynamic=False, backend=counter, fullgraph=True)
+    torch.testing.assert_close(answer(), plain)
+    assert counter.frame_count == 1
 
 
 @pytest.mark.gpu
@@ -59,8 +82,7 @@ def test_graphs_train_as_without_them(kind: str) -> None:
         fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
         store, classes, _ = stepbench._store(config, fabric.device)
         stepper = stepbench._stepper(config, stepbench._batches(config, store, classes), classes, fabric, False)
-        for network in stepbench._backbones(stepper.task):
-            network.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+        compile_parts(stepper.task, graphs)
         losses = []
         for step in range(12):
             stepper.step, stepper.window = step, {}

@@ -14,7 +14,7 @@ the two axes, as the paper does, and average over batch and pairs: their printed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -145,6 +145,12 @@ class RelativeLocalization(nn.Module):
         """``loss_at`` and the mean absolute error in grid cells."""
         answer = self._answer_at(grid, first, second)
         return self._loss(*answer), self._error(*answer)
+
+    def compile(self, *args: Any, **how: Any) -> None:
+        """``nn.Module.compile``, of ``measure`` and ``measure_at`` too: they are what a training step calls."""
+        super().compile(*args, **how)
+        self.measure = torch.compile(self.measure, *args, **how)
+        self.measure_at = torch.compile(self.measure_at, *args, **how)
 
     def pooled_size(self, height: int, width: int) -> tuple[int, int]:
         """The grid on which the task is posed, given the backbone's."""
@@ -354,6 +360,11 @@ class DenseLocalization(nn.Module):
             loss, error = level.measure(grid, generator)
             losses.append(loss)
         return torch.stack(losses).sum(), error
+
+    def compile(self, *args: Any, **how: Any) -> None:
+        """Every level's own."""
+        for level in self.levels:
+            level.compile(*args, **how)
 
 
 def _moments(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,17 +1,16 @@
-"""When and how a run's networks are compiled.
+"""When and how the parts of a step are compiled.
 
-Everything around the backbone changes too often to gain from it: only backbones are compiled, one graph for each size
-of crop. A step of a small batch is bound by the host that queues a thousand small kernels; replaying them as CUDA
-graphs takes that away, for memory that stays reserved.
+Backbones, one graph for each size of crop, and Drloc's head with its loss; what lies around them changes too often to
+gain from it. A step of a small batch is bound by the host that queues a thousand small kernels; replaying those of the
+backbone as CUDA graphs takes that away, for memory that stays reserved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import nn
 
 from frugalvit import console
 from frugalvit.config.train import RunConfig
@@ -21,21 +20,26 @@ PAYS_FROM = 500
 """Steps from which "auto" compiles: a cold compilation takes one to three minutes."""
 
 
-def compile_networks(networks: Sequence[nn.Module], config: RunConfig, plan: Plan, fabric: Fabric) -> None:
+def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> None:
     """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough to gain from it."""
     wanted = config.compile
     if wanted == "auto":
         wanted = fabric.device.type == "cuda" and plan.steps >= PAYS_FROM
     if not wanted:
         return
-    mode = None
-    if wanted == "graphs":
-        reason = _no_graphs(config, plan, fabric)
-        mode = None if reason else "reduce-overhead"
-        if reason:
-            console.warn(f"compiled without CUDA graphs: {reason}")
-    for network in networks:
-        network.compile(dynamic=False, mode=mode)
+    graphs = wanted == "graphs"
+    if graphs and (reason := _no_graphs(config, plan, fabric)):
+        console.warn(f"compiled without CUDA graphs: {reason}")
+        graphs = False
+    compile_parts(task, graphs)
+
+
+def compile_parts(task: Any, graphs: bool) -> None:
+    """Compile the networks of a task, replayed as CUDA graphs or not, and the head of its localization loss."""
+    for network in task.networks:
+        network.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+    if task.localization is not None:
+        task.localization.compile(dynamic=False)
 
 
 def _no_graphs(config: RunConfig, plan: Plan, fabric: Fabric) -> str:

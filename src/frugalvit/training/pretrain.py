@@ -20,7 +20,7 @@ from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatch
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.autobatch import fit_to_memory
-from frugalvit.training.compiling import compile_networks
+from frugalvit.training.compiling import compile_task
 from frugalvit.training.continuing import carry_over, start_from_heads
 from frugalvit.training.evidence import (
     augmentation_sheet,
@@ -80,7 +80,7 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     task.feed(batches, monitor, health, fabric)
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
-    compile_networks([task.student, task.teacher], config, plan, fabric)
+    compile_task(task, config, plan, fabric)
     if config.continue_from and not run.has_checkpoint():
         run.save_checkpoint(carry_over(config.continue_from, task, plan.steps))
     with setup.closing_readers(task):

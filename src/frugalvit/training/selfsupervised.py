@@ -158,6 +158,11 @@ class PretrainTask(nn.Module):
 
     # -- what is trained, what is watched
 
+    @property
+    def networks(self) -> list[nn.Module]:
+        """What a compiled step compiles, besides the localization head."""
+        return [self.student, self.teacher]
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         # The teacher and its heads ask for no gradients, so they are left out.
         return decay_groups(self.named_parameters(), self.weight_decay)

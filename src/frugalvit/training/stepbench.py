@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit import console
@@ -35,6 +34,7 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
+from frugalvit.training.compiling import compile_parts
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.schedules import Constant
@@ -91,8 +91,7 @@ def measure(
 
     operations = _operations(stepper)
     if config.compile and not as_written and device.type == "cuda":
-        for backbone in _backbones(stepper.task):
-            backbone.compile(dynamic=False, mode="reduce-overhead" if config.graphs else None)
+        compile_parts(stepper.task, config.graphs)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     began = time.perf_counter()
@@ -191,10 +190,6 @@ def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fa
     optimizer = torch.optim.AdamW(task.parameter_groups(), lr=1e-4, fused=fabric.device.type == "cuda")
     module, optimizer = fabric.setup(task.train(), optimizer)
     return Stepper(task, module, optimizer, plan, fabric)
-
-
-def _backbones(task: Any) -> list[nn.Module]:
-    return [task.backbone] if isinstance(task, SupervisedTask) else [task.student, task.teacher]
 
 
 def _operations(stepper: Stepper) -> int:

@@ -100,6 +100,11 @@ class SupervisedTask(nn.Module):
         return groups
 
     @property
+    def networks(self) -> list[nn.Module]:
+        """What a compiled step compiles, besides the localization head."""
+        return [self.backbone]
+
+    @property
     def result(self) -> Backbone:
         """The backbone that is evaluated and exported."""
         return self.average if self.average is not None else self.backbone
