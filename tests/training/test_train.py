@@ -45,6 +45,33 @@ def test_a_run_leaves_everything_behind(photos: Path, tmp_path: Path) -> None:
     assert len(errors) > 5 and np.isfinite(errors).all()
 
 
+def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Train and test alone: test images are only watched, so the last weights are kept and there is no best step."""
+    watched = write_images(tmp_path / "watched")
+    (watched / "val").rename(watched / "test")
+    settings = TRAIN | {
+        "data": str(watched),
+        "split": "given",
+        "steps": 4,
+        "report": True,
+        "out": str(tmp_path / "run"),
+    }
+    data = train(TrainConfig.parse(settings)).data
+    assert data["best_step"] is None and data["val_top1"] is None
+    assert data["weights"] == "those of the last step: no validation images to choose the best by"
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert data["weights"] in page and "best step" not in page
+    assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 0
+    assert data["weights"] in capsys.readouterr().out
+
+
+def test_the_best_weights_are_said_in_words(photos: Path, tmp_path: Path) -> None:
+    data = train(config(photos, tmp_path / "run", steps=4)).data
+    assert data["best_step"] == 4 and data["weights"] == "the best on val, of step 4"
+
+
 def test_timm_computes_what_predict_says(photos: Path, tmp_path: Path) -> None:
     import timm
 

@@ -27,6 +27,7 @@ from frugalvit.training.evidence import (
     augmentation_sheet,
     decisions_table,
     finite,
+    kept_weights,
     per_class_table,
     run_facts,
     save_pictures,
@@ -199,7 +200,7 @@ def _finish(
         "scored_on": "test" if test is not None else task.watched,
         "scored_images": int(scores.confusion.sum()),
         "val_top1": finite(outcome["best"]),
-        "best_step": outcome["best_step"],
+        **kept_weights(outcome, task.watched),
         **run_facts(config, outcome, task.backbone),
     }
     if run.writer:
@@ -234,6 +235,7 @@ def _result(summary: dict[str, Any]) -> Result:
     folder = summary["run"]
     notes = [
         f"run folder  {folder}",
+        *([f"weights     {summary['weights']}"] if summary.get("weights") else []),
         *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
         f"next        frugalvit predict {folder} IMAGE…",
     ]

@@ -138,6 +138,15 @@ def run_facts(config: RunConfig, outcome: Mapping[str, Any], network: nn.Module)
     }
 
 
+def kept_weights(outcome: Mapping[str, Any], watched: str) -> dict[str, Any]:
+    """Which weights a run hands out: where validation images chose none as the best, there is no best step."""
+    step = int(outcome["best_step"])
+    if step >= 0:
+        return {"best_step": step, "weights": f"the best on {watched}, of step {step:,}"}
+    reason = "no score on val" if watched == "val" else "no validation images"
+    return {"best_step": None, "weights": f"those of the last step: {reason} to choose the best by"}
+
+
 def finite(number: float) -> float | None:
     """A number as JSON can hold it: the best score of a run that was never scored is none."""
     return number if math.isfinite(number) else None

@@ -127,6 +127,7 @@ class DetectJob:
         folder = summary["run"]
         notes = [
             f"run folder  {folder}",
+            *([f"weights     {summary['weights']}"] if summary.get("weights") else []),
             *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
             f"next        frugalvit detect predict {folder} IMAGE…",
         ]

@@ -21,7 +21,7 @@ from frugalvit.config.transfer import TransferConfig
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
-from frugalvit.training.evidence import decisions_table, finite, run_facts, summary_table
+from frugalvit.training.evidence import decisions_table, finite, kept_weights, run_facts, summary_table
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.recipes import Decisions, Facts, steps_per_epoch, total_steps
 from frugalvit.training.runs import Run
@@ -208,7 +208,7 @@ def _finish(
         "scored_on": scored_on,
         "scored_images": len(final),
         f"val_{task.score}": finite(outcome["best"]),
-        "best_step": outcome["best_step"],
+        **kept_weights(outcome, task.watched),
         **run_facts(config, outcome, task.net),
     }
     if run.writer:

@@ -119,6 +119,7 @@ class SegmentJob:
         folder = summary["run"]
         notes = [
             f"run folder  {folder}",
+            *([f"weights     {summary['weights']}"] if summary.get("weights") else []),
             *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
             f"next        frugalvit segment predict {folder} IMAGE…",
         ]
