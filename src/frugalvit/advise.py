@@ -154,7 +154,7 @@ def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[s
     decisions = Decisions()
     decide_common(settings, facts, decisions)
     with console.hushed():  # what it has to say stands with the reasons
-        backbone = setup.make_backbone(settings, len(source.classes), decisions)
+        backbone = setup.make_backbone(settings, len(source.classes))
     known = Facts(facts.images, facts.classes, facts.side, facts.device, backbone.family)
     decide_training(settings, known, decisions)
     watched = len(source.splits.get("val") or source.splits.get("test") or ())
@@ -189,7 +189,7 @@ def _pretrain(config: AdviseConfig, source: DataSource, facts: Facts) -> Proposa
     if config.trial:
         fabric = setup.make_fabric(settings)
         with console.hushed():
-            student = setup.make_backbone(settings, 0, decisions)
+            student = setup.make_backbone(settings, 0)
         proposal.notes = student.notes
         task = pretrain.make_task(settings, student, plan)
         store, decoding = _store(source.splits["train"], plan, student.img_size, settings, fabric)

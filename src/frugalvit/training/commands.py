@@ -70,7 +70,6 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     backbone = setup.make_backbone(
         config,
         len(source.classes),
-        decisions,
         pretrained=config.pretrained and setup.begins_anew(config),
         grid_norm=config.localization.grid == "normed",
         **({} if config.drop_path == "auto" else {"drop_path": config.drop_path}),

@@ -60,7 +60,7 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     decide_pretraining(config, facts, decisions)
     torch.manual_seed(config.seed)
     keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
-    student = setup.make_backbone(config, 0, decisions, **keywords)
+    student = setup.make_backbone(config, 0, **keywords)
     setup.say_decisions(source, decisions)
     setup.record(config, run, decisions, examples, source.classes or ())
     if fabric.is_global_zero:

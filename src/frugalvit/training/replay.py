@@ -18,7 +18,6 @@ from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import commands, pretrain, setup
 from frugalvit.training.faults import bad_names
-from frugalvit.training.recipes import Decisions
 from frugalvit.training.runs import find_run
 from frugalvit.training.schedules import Constant
 from frugalvit.training.stepping import Plan, seed_step
@@ -82,12 +81,12 @@ def _rebuild(run: Path, evidence: dict[str, Any]) -> tuple[Any, Any]:
     stored: Any = kind.parse(read_yaml(run / "config.yaml") | {"init": None})
     drop_path = {} if stored.drop_path == "auto" else {"drop_path": stored.drop_path}
     if isinstance(stored, PretrainConfig):
-        student = setup.make_backbone(stored, 0, Decisions(), **drop_path)
+        student = setup.make_backbone(stored, 0, **drop_path)
         task: Any = pretrain.make_task(stored, student, plan)
         task.batches = SimpleNamespace(augment=SimpleNamespace(config=stored.crops))
         return task, stored
     grid_norm = stored.localization.grid == "normed"
-    backbone = setup.make_backbone(stored, evidence["classes"], Decisions(), grid_norm=grid_norm, **drop_path)
+    backbone = setup.make_backbone(stored, evidence["classes"], grid_norm=grid_norm, **drop_path)
     return commands.make_task(stored, backbone, plan), stored
 
 

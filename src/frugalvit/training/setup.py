@@ -171,7 +171,7 @@ def read_facts(folder: str | Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def make_backbone(config: RunConfig, num_classes: int, decisions: Decisions, **keywords: Any) -> Backbone:
+def make_backbone(config: RunConfig, num_classes: int, **keywords: Any) -> Backbone:
     """The backbone with its weights, as the configuration says; what "auto" chose for its size is said."""
     backbone = create_backbone(
         config.backbone,
