@@ -54,6 +54,12 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
         compare(config(photos, tmp_path / "c", steps=5))
 
 
+def test_a_metric_that_runs_do_not_have_is_said_after_the_first(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no number 'val_top2' to compare\. Did you mean 'val_top1'\?"):
+        compare(config(photos, tmp_path / "c", metric="val_top2"))
+    assert len(list((tmp_path / "c").rglob("summary.json"))) == 1
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

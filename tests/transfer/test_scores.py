@@ -16,7 +16,7 @@ from faster_coco_eval.core import mask as run_length
 from frugalvit.transfer.coco import CocoData, CocoImage, masks_of, open_coco
 from frugalvit.transfer.detect_commands import agreement
 from frugalvit.transfer.detect_data import ObjectPictures
-from frugalvit.transfer.detect_task import DetectTask
+from frugalvit.transfer.detect_task import DetectTask, summary_of
 from frugalvit.transfer.feed import Pictures
 from frugalvit.transfer.scores import IGNORED, Confusion, average_precision
 
@@ -118,6 +118,49 @@ def test_perfect_detections_score_one(data: CocoData, kind: str) -> None:
 
 def test_no_detections_score_zero(data: CocoData) -> None:
     assert average_precision(data.splits["train"], data, [], "bbox").ap == 0
+
+
+def without(images: list[CocoImage], size: str) -> None:
+    """Leave out the objects of a size (COCO's areas)."""
+    low, high = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, np.inf)}[size]
+    for image in images:
+        image.objects = [entry for entry in image.objects if not low <= entry["area"] <= high]
+
+
+@pytest.mark.parametrize("absent", [(), ("small",), ("medium",), ("large",), ("small", "large"), ("medium", "large")])
+@pytest.mark.parametrize("detected", [True, False])
+def test_a_size_without_objects_has_no_score(data: CocoData, absent: tuple[str, ...], detected: bool) -> None:
+    images = data.splits["train"][:6]
+    for number, image in enumerate(images):
+        for entry in image.objects:
+            entry["area"] = (500.0, 3000.0, 20000.0)[number % 3]
+    for size in absent:
+        without(images, size)
+    wrong = {"image": 0, "label": 1, "score": 0.5, "bbox": [0.0, 0.0, 1.0, 1.0]}
+    scores = average_precision(images, data, [wrong] if detected else [], "bbox")
+    assert (scores.ap, scores.ap50, scores.ap75) == (0, 0, 0)
+    for size in ("small", "medium", "large"):
+        assert getattr(scores, size) == (None if size in absent else 0), size
+
+
+@pytest.mark.parametrize("detected", [True, False])
+def test_an_object_on_the_border_is_of_both_sizes(data: CocoData, detected: bool) -> None:
+    images = data.splits["train"][:1]
+    for entry in images[0].objects:
+        entry["area"] = 1024.0
+    wrong = {"image": 0, "label": 1, "score": 0.5, "bbox": [0.0, 0.0, 1.0, 1.0]}
+    scores = average_precision(images, data, [wrong] if detected else [], "bbox")
+    assert (scores.small, scores.medium, scores.large) == (0, 0, None)
+
+
+@pytest.mark.parametrize("detected", [True, False])
+def test_without_any_object_there_is_no_score(data: CocoData, detected: bool) -> None:
+    images = data.splits["train"][:2]
+    for image in images:
+        image.objects = []
+    wrong = {"image": 0, "label": 1, "score": 0.5, "bbox": [0.0, 0.0, 1.0, 1.0]}
+    scores = average_precision(images, data, [wrong] if detected else [], "bbox")
+    assert set(summary_of({"bbox": scores}).values()) == {None} and set(scores.classes) == {None}
 
 
 def test_crowds_forgive(data: CocoData) -> None:

@@ -75,6 +75,19 @@ def test_a_detection_run_leaves_everything(detector: Path) -> None:
     lines = [json.loads(line) for line in (detector / "metrics.jsonl").read_text().splitlines()]
     assert any("loss_box_reg_3" in line for line in lines if line["split"] == "train")
     assert any("mask_ap" in line for line in lines if line["split"] == "val")
+    # All objects are small: what is not there has no score, in files and on the page.
+    for kind in ("box", "mask"):
+        assert summary[f"{kind}_ap_small"] is not None
+        assert summary[f"{kind}_ap_medium"] is None and summary[f"{kind}_ap_large"] is None
+        assert f"{kind} ap small" in page and f"{kind} ap large" not in page
+
+
+def test_images_without_objects_choose_no_best_weights(shapes: Path, tmp_path: Path) -> None:
+    empty = make_coco(tmp_path / "empty", side=48)
+    edit(empty, "val", lambda content: content.update(annotations=[]))
+    summary = detect_commands.train(detect_config(empty, tmp_path / "run", steps=2)).data
+    assert summary["box_ap"] is None and summary["val_box_ap"] is None and summary["best_step"] is None
+    assert summary["weights"].startswith("those of the last step: no score on val")
 
 
 def test_a_segmentation_run_leaves_everything(segmenter: Path) -> None:
@@ -122,7 +135,8 @@ def test_eval_gives_the_scores_of_training(
         assert found["scored_images"] == 4
     words = [str(detector), str(shapes / "instances_train.json"), "--device", "cpu", "--json", "--quiet"]
     assert main(["detect", "eval", *words]) == 0
-    assert json.loads(capsys.readouterr().out)["scored_images"] == 8
+    found = json.loads(capsys.readouterr().out)
+    assert found["scored_images"] == 8 and found["box_ap_large"] is None and found["box_ap_small"] is not None
 
 
 def test_multi_scale_eval_says_both(segmenter: Path, scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from frugalvit import console
 from frugalvit.config.compare import CompareConfig, Compared
 from frugalvit.config.train import RunConfig, TrainConfig
-from frugalvit.errors import UserError
+from frugalvit.errors import UserError, nearest
 from frugalvit.files import make_folder, write_text
 from frugalvit.results import Result, Table
 from frugalvit.training.evidence import finite
@@ -53,6 +53,7 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     for k in range(config.seeds):
         for name in settings:
             scores[name].append(run_once(plans[name][k], train))
+            _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
     return write_comparison(folder, scores, config.metric, config.track)
 
 
@@ -122,6 +123,16 @@ def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[
     write_report([folder], folder / "report.html")
     files = ", ".join(f"comparison.{kind}" for kind in ("md", "csv", "tex", "png"))
     return Result(data, [Table(columns, rows)], [f"{folder}: {files}, report.html"])
+
+
+def _check_metric(summary: dict[str, Any], metric: str) -> None:
+    """Every run must have the number that is compared."""
+    numbers = [name for name, value in summary.items() if isinstance(value, int | float)]
+    if metric not in numbers:
+        raise UserError(
+            f"{summary['run']} has no number '{metric}' to compare.{nearest(metric, numbers)} It has "
+            f"{', '.join(numbers)}: say --metric again, what is finished is not repeated."
+        )
 
 
 def _show(folder: Path, table: Table, scores: Scores, metric: str, track: Iterable[str]) -> None:

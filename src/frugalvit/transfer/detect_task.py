@@ -72,7 +72,8 @@ class DetectTask(TransferTask):
     def evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluated is not None
         found = summary_of(self.scores(self.evaluated, self.find(self.evaluated)))
-        return {name: value for name, value in found.items() if name.endswith(("ap", "ap50", "ap75"))}
+        whole = {name: value for name, value in found.items() if name.endswith(("ap", "ap50", "ap75"))}
+        return {name: value for name, value in whole.items() if value is not None}
 
     def find(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
         """The detections of all images, gathered over the processes; masks as run lengths."""
@@ -105,8 +106,8 @@ class DetectTask(TransferTask):
         return {kind: average_precision(dataset.images, dataset.data, found, kind) for kind in kinds}
 
 
-def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float]:
-    """box_ap, box_ap50, box_ap75, mask_ap, …"""
+def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float | None]:
+    """box_ap, box_ap50, box_ap75, mask_ap, …; None where there was no such object to find."""
     words = {"bbox": "box", "segm": "mask"}
     parts = (("ap", "ap"), ("ap50", "ap50"), ("ap75", "ap75"), ("small", "ap_small"), ("medium", "ap_medium"))
     parts = (*parts, ("large", "ap_large"))

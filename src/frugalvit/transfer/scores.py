@@ -17,17 +17,23 @@ from frugalvit.transfer.coco import CocoData, CocoImage, ground_truth
 IGNORED = 255
 """The label of pixels that count nowhere, after a dataset's own labels have been translated."""
 
+_AREAS = ((0, 32**2), (32**2, 96**2), (96**2, float("inf")))
+"""Square pixels of COCO's small, medium and large objects; one on a border is of both sizes."""
+
 
 @dataclass
 class AveragePrecision:
-    """COCO's scores. ``curves``: precision at 101 recalls for IoU 0.5, mean over classes; ``classes``: AP of each."""
+    """COCO's scores; None where there is no object to find: of a size, of a class, or none at all.
 
-    ap: float
-    ap50: float
-    ap75: float
-    small: float
-    medium: float
-    large: float
+    ``curves``: precision at 101 recalls for some IoUs, mean over classes; ``classes``: AP of each.
+    """
+
+    ap: float | None
+    ap50: float | None
+    ap75: float | None
+    small: float | None
+    medium: float | None
+    large: float | None
     curves: dict[str, list[float]]
     classes: list[float | None]
 
@@ -50,9 +56,7 @@ def average_precision(
         for entry in found
     ]
     if not results:  # faster-coco-eval before 1.8 cannot load nothing
-        present = {entry["category_id"] for image in images for entry in image.objects if not entry["iscrowd"]}
-        none = [0.0 if identity in present else None for identity in data.category_ids]
-        return AveragePrecision(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, curves={}, classes=none)
+        return _nothing_found(images, data)
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(ground_truth(images, data))
         evaluation = COCOeval_faster(
@@ -65,8 +69,18 @@ def average_precision(
         evaluation.accumulate()
         evaluation.summarize()
     precision = evaluation.eval["precision"][..., 0, -1]  # (IoU, recall, class), all areas, most detections
-    stats = [max(0.0, float(value)) for value in evaluation.stats[:6]]  # -1 says that there is nothing of the kind
+    stats = [None if value < 0 else float(value) for value in evaluation.stats[:6]]  # -1: there is nothing of the kind
     return AveragePrecision(*stats, curves=_curves(precision), classes=_per_class(precision))
+
+
+def _nothing_found(images: list[CocoImage], data: CocoData) -> AveragePrecision:
+    """0 where there was something to find."""
+    objects = [entry for image in images for entry in image.learnable()]
+    sizes = [0.0 if any(low <= o["area"] <= high for o in objects) else None for low, high in _AREAS]
+    present = {entry["category_id"] for entry in objects}
+    classes = [0.0 if identity in present else None for identity in data.category_ids]
+    whole = 0.0 if objects else None
+    return AveragePrecision(whole, whole, whole, *sizes, curves={}, classes=classes)
 
 
 def _curves(precision: np.ndarray) -> dict[str, list[float]]:
