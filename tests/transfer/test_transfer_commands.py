@@ -125,6 +125,39 @@ def test_a_resumed_run_ends_as_if_never_stopped(kind: str, tmp_path: Path, shape
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_changed_masks_and_annotations_are_said(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, data = (
+        (detect_config, make_coco(tmp_path / "data", side=48))
+        if kind == "detect"
+        else (segment_config, make_scenes(tmp_path / "data", side=40))
+    )
+    command: Any = detect_commands if kind == "detect" else segment_commands
+    settings = make(data, tmp_path / "run", report=False, steps=2)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def resume() -> str:
+        capsys.readouterr()
+        with pytest.raises(KeyboardInterrupt):
+            command.train(type(settings).parse({"resume": str(tmp_path / "run"), "device": "cpu"}))
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(command.DetectTask if kind == "detect" else command.SegmentTask, "after_step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        command.train(settings)
+    assert "have changed" not in resume()
+    if kind == "detect":
+        edit(data, "train", lambda content: content["annotations"][0].update(bbox=[1.0, 1.0, 9.0, 9.0]))
+    else:
+        mask = data / "masks" / "train" / "0.png"
+        Image.fromarray(np.asarray(Image.open(mask)).T).save(mask)
+    assert "the masks or annotations of" in resume()
+
+
 def test_eval_gives_the_scores_of_training(
     detector: Path, segmenter: Path, shapes: Path, scenes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,13 +120,25 @@ def begins_anew(config: RunConfig) -> bool:
     return not (config.resume and has_checkpoint(Path(config.resume)))
 
 
-def record(config: RunConfig, run: Run, decisions: Decisions, examples: Examples, classes: tuple[str, ...]) -> None:
-    """Write down what was decided and learned from; a resumed run keeps what it wrote, and looks what has changed."""
+def record(
+    config: RunConfig,
+    run: Run,
+    decisions: Decisions,
+    examples: Examples,
+    classes: tuple[str, ...],
+    truth: str | None = None,
+) -> None:
+    """Write down what was decided and learned from; a resumed run keeps what it wrote, and looks what has changed.
+
+    ``truth`` is the fingerprint of the masks or annotations, where they lie in files of their own.
+    """
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
     facts = {"images": len(examples), "classes": list(classes), "fingerprint": examples.fingerprint()}
     if isinstance(examples, StreamedExamples):
         facts["survey"] = examples.survey._asdict()
+    if truth is not None:
+        facts["truth"] = truth
     if not config.resume or not (run.folder / "data.json").exists():
         run.save_json("decisions.json", [vars(decision) for decision in decisions])
         run.save_json("data.json", facts)
@@ -143,6 +155,11 @@ def record(config: RunConfig, run: Run, decisions: Decisions, examples: Examples
         console.warn(
             f"the images of {config.data} have changed since {run.folder} began ({before['images']:,} then, "
             f"{len(examples):,} now): it goes on with them, but will not end as it would have"
+        )
+    elif before.get("truth", truth) != truth:
+        console.warn(
+            f"the masks or annotations of {config.data} have changed since {run.folder} began: it goes on with them, "
+            "but will not end as it would have"
         )
 
 

@@ -32,12 +32,13 @@ _SPLIT_WORDS = {
 
 @dataclass
 class CocoImage:
-    """One image and its objects, as annotated; ``objects`` are cleaned annotations of the JSON file."""
+    """One image and its objects, as annotated; ``objects`` are cleaned annotations of the JSON file ``truth``."""
 
     id: Any
     path: Path
     height: int
     width: int
+    truth: Path
     objects: list[dict[str, Any]] = field(default_factory=list)
 
     def learnable(self) -> list[dict[str, Any]]:
@@ -215,7 +216,7 @@ def _images(
             )
         if entry["id"] in images:
             raise UserError(f"{path.name} names two images with the id {entry['id']}.")
-        images[entry["id"]] = CocoImage(entry["id"], place, height, width)
+        images[entry["id"]] = CocoImage(entry["id"], place, height, width, path)
     left_out = {"boxes without area": 0, "objects without a usable mask": 0}
     any_mask = any(entry.get("segmentation") for entry in content["annotations"])
     for entry in content["annotations"]:

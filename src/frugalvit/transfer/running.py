@@ -68,7 +68,9 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     if fabric.is_global_zero:
         for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
             console.say(note)
-    setup.record(config, run, decisions, Listed(items), data.classes)  # type: ignore[arg-type]
+    images = Listed([item.path for item in items])
+    truth = Listed(list(dict.fromkeys(item.truth for item in items))).fingerprint()
+    setup.record(config, run, decisions, images, data.classes, truth=truth)  # type: ignore[arg-type]
     plan = make_plan(config, len(items), fabric.world_size, job)
     task = job.task(config, data, backbone)
     task.to(fabric.device)
@@ -95,10 +97,10 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
 
 
 class Listed:
-    """The training images as ``setup.record`` wants to know them: how many, and whether they are still the same."""
+    """Files as ``setup.record`` wants to know them: how many, and whether they are still the same."""
 
-    def __init__(self, items: list[Any]) -> None:
-        self.paths = [item.path for item in items]
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -46,6 +46,11 @@ class Scene:
     height: int
     width: int
 
+    @property
+    def truth(self) -> Path:
+        """The file that says what is in the image."""
+        return self.mask
+
 
 @dataclass
 class SceneData:
