@@ -13,7 +13,7 @@ import frugalvit as fv
 from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.probe import BenchConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.bench import LiveTensors, accuracy_of, bench, count_parameters, multiply_adds
+from frugalvit.probing.bench import LiveTensors, accuracy_of, bench, count_parameters, measure, multiply_adds
 
 
 @pytest.mark.parametrize(("name", "parameters", "gflops"), [("swin_tiny_w7", 28, 4.5), ("resnet50", 23, 4.1)])
@@ -42,6 +42,12 @@ def test_live_tensors_by_hand() -> None:
         first.add_(1)
     assert live.peak == 1024 * 3 + 512
     assert live.live == 1024
+
+
+def test_memory_is_that_of_the_precision(model) -> None:
+    """Half the bytes of activations: with many images they outweigh the parameters, which stay in full."""
+    found = {precision: measure(model, 64, 1, precision)["peak_memory_gib"] for precision in ("32", "bf16")}
+    assert found["bf16"] < 0.8 * found["32"]
 
 
 def test_rows_are_relative_to_the_reference() -> None:

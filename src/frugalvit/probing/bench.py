@@ -61,7 +61,8 @@ def bench(config: BenchConfig) -> Result:
     data: dict[str, Any] = {"models": rows, **conditions, "reference": relative}
     notes = ["GFLOPs count a multiplication with its addition as one, as the papers do"]
     if device.type != "cuda":
-        notes.append("peak memory counts tensors alone; on a GPU it is what the allocator held")
+        whose = " of the models before they are compiled" if config.compile else ""
+        notes.append(f"peak memory counts tensors{whose} alone; on a GPU it is what the allocator held")
     if config.plot:
         data["plot"] = config.plot
         _plot(Path(config.plot), rows, hardware)
@@ -105,7 +106,8 @@ def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: b
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
     else:
-        with torch.no_grad(), LiveTensors([*backbone.parameters(), *backbone.buffers(), images]) as live:
+        present = [*backbone.parameters(), *backbone.buffers(), images]
+        with torch.inference_mode(), mixed, LiveTensors(present) as live:  # as it was timed
             backbone(images)
         peak = live.peak
     found["peak_memory_gib"] = peak / 2**30
