@@ -2,47 +2,73 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from pathlib import Path
 
+import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from frugalvit.report import palette
 from frugalvit.report.plots import save
 
 Curve = list[tuple[float, float]]
-_WIDTH = 24  # letters that fit side by side under the right chart
+_FEW = 3  # points of a curve that are drawn as such
+_WIDTH = 28  # letters that fit side by side under the right chart
+_TURNED = (6, 20)  # names, and letters of each, that fit there slantwise
+_LINE, _SWATCH = 92, 9  # letters that fit side by side above both, and how many a line's sample takes
+_LONGEST = 72  # letters of a name there
 
 
 def comparison_chart(values: dict[str, list[float]], curves: dict[str, list[Curve]], metric: str, path: Path) -> None:
-    """Left: each setting's mean curve, its seeds thin behind it. Right: final values, dots and mean."""
-    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    """Draw a comparison into a file."""
+    with matplotlib.rc_context({"text.parse_math": False}):  # a setting with a dollar sign is a name
+        save(comparison_figure(values, curves, metric), path)
+
+
+def comparison_figure(values: dict[str, list[float]], curves: dict[str, list[Curve]], metric: str) -> Figure:
+    """Left: each setting's mean curve, its seeds thin behind it. Right: final values, dots and mean.
+
+    The names of the curves stand above both charts: inside, any place may be a curve's. Where they are too long or too
+    many for the foot of the right chart, they are numbered there.
+    """
+    numbered = len(values) > _TURNED[0] or max(map(len, values)) > _TURNED[1]
+    texts = [f"{number}  {name}" if numbered else name for number, name in enumerate(values, 1)]
+    texts = [text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…" for text in texts]
+    columns = max(1, min(len(texts), _LINE // (max(map(len, texts)) + _SWATCH)))
+    figure = Figure(figsize=(7.2, 2.9 + 0.21 * -(-len(texts) // columns)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    lines = []
     for index, name in enumerate(values):
-        colour, dashes = palette.SERIES[index % 8], palette.DASHES[index % 8]
+        colour, dashes = palette.SERIES[index % 8], palette.DASHES[index % 8] or (None, None)
         for curve in curves[name]:
             if len(curve) > 1:
                 left.plot(*zip(*curve, strict=True), color=colour, linewidth=0.6, alpha=0.35)
+        line = Line2D([], [], color=colour, linewidth=1.8)
         mean = _mean_curve(curves[name])
         if mean:
-            line = left.plot(*zip(*mean, strict=True), color=colour, linewidth=1.8, label=name)[0]
-            line.set_dashes(dashes or (None, None))
+            points = "o" if len(mean) <= _FEW else None  # a single one has no line to be seen by
+            line = left.plot(*zip(*mean, strict=True), color=colour, linewidth=1.8, marker=points, markersize=4)[0]
+        line.set_dashes(dashes)
+        lines.append(line)
         right.hlines(statistics.fmean(values[name]), index - 0.3, index + 0.3, color=colour, linewidth=2)
         right.scatter([index] * len(values[name]), values[name], color=colour, s=14, zorder=3)
     left.set_xlabel("epoch")
     left.set_ylabel(metric)
-    if left.has_data():
-        left.legend(frameon=False)
+    if left.has_data() or numbered:
+        figure.legend(lines, texts, frameon=False, loc="outside upper center", ncols=columns)
     right.set_xlim(-0.7, len(values) - 0.3)
     right.margins(y=0.2)
-    right.set_xticks(range(len(values)), list(values))
-    if sum(map(len, values)) > _WIDTH:  # names that would run into each other
+    right.set_xticks(range(len(values)), [str(k + 1) for k in range(len(values))] if numbered else texts)
+    room = _WIDTH / (len(values) + 0.4)  # letters from one foot to the next
+    if not numbered and any((len(a) + len(b)) / 2 + 1 > room for a, b in itertools.pairwise(values)):
         right.tick_params(axis="x", labelrotation=30)
         for label in right.get_xticklabels():
             label.set_horizontalalignment("right")
             label.set_rotation_mode("anchor")
     right.set_ylabel(f"final {metric}")
-    save(figure, path)
+    return figure
 
 
 def _mean_curve(curves: list[Curve]) -> Curve:
