@@ -89,6 +89,23 @@ def test_a_table_that_begins_from_another_one_runs_and_goes_on(
     assert {"knn", "linear", "logistic", "match_accuracy", "match_error_px", "attention_bits"} <= set(rows[0])
     assert json.loads((run / "probes.json").read_text())["knn"] == rows[0]["knn"]
 
+    longer = [*small[:-1], "--steps", "3", "--only", "both"]  # in words now, and of another length
+    assert main(["reproduce", "few", *longer]) == 2
+    told = capsys.readouterr().err
+    assert f"{run} was run with steps = 2, now 3 is wanted: the table begins from it as it is" in told
+    assert (run / "summary.json").stat().st_mtime_ns == before
+
+
+def test_epochs_count_where_a_table_says_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 images, 12 a step: two steps, not the table's hundred."""
+    write_images(tmp_path / "data" / "flowers102")
+    table = Recipe("table", "flowers102", {"batch": 12, "img_size": 32, "steps": 100}, {"a": "", "b": "ema=0"})
+    monkeypatch.setitem(TABLES, "table", table)
+    small = {"data": str(tmp_path / "data"), "out": str(tmp_path / "out"), "backbone": "swin_nano", "epochs": 1}
+    reproduce(ReproduceConfig.parse(small | {"table": "table", "seeds": 1, "only": ["a"]}))
+    summary = tmp_path / "out" / "table" / "swin_nano" / "a" / "seed_0" / "summary.json"
+    assert json.loads(summary.read_text(encoding="utf-8"))["steps"] == 2
+
 
 def test_mistakes(tmp_path: Path) -> None:
     write_images(tmp_path / "data" / "flowers102")

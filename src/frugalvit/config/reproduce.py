@@ -17,8 +17,10 @@ class ReproduceConfig(Config):
         default_factory=list, help="only these of the table's settings; several machines can share a table so"
     )
     seeds: int = option(3, "runs of each setting", ge=1)
-    epochs: float | None = option(None, "another length than the table's")
-    steps: int | None = option(None, "another length, in steps", ge=1)
-    backbone: str | None = option(None, "another backbone than the table's")
-    img_size: int | None = option(None, "another input size than the table's")
+    epochs: float | None = option(
+        None, "another length than the table's, for a trial; meant for the runs it begins from too", gt=0
+    )
+    steps: int | None = option(None, "the same in steps; counts instead of epochs", ge=1)
+    backbone: str | None = option(None, "another backbone than the table's, in the runs it begins from too")
+    img_size: int | None = option(None, "another input size than the table's, in the runs it begins from too", ge=8)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")

@@ -59,6 +59,8 @@ def _values(recipe: Recipe, config: ReproduceConfig, backbone: str) -> dict[str,
     """What all runs of a table share, with what the user wants otherwise."""
     wanted = {name: getattr(config, name) for name in ("epochs", "steps", "img_size")}
     changes = {name: value for name, value in wanted.items() if value is not None}
+    if "epochs" in changes:
+        changes.setdefault("steps", None)  # a table's steps would count instead
     where = str(Path(config.data) / recipe.data)
     return recipe.common | {"data": where, "device": config.device, "backbone": config.backbone or backbone} | changes
 
@@ -75,35 +77,33 @@ def folder_name(setting: str) -> str:
 
 def _start(table: str, setting: str, config: ReproduceConfig) -> str:
     """The finished run of another table that settings begin from: its first seed, made now where it is absent."""
-    folder = _folder(config, table, TABLES[table].backbones[0], setting, seed=0)
+    from frugalvit.training.compare import asked_otherwise, run_once
+
+    recipe = TABLES[table]
+    backbone = recipe.backbones[0]
+    folder = _folder(config, table, backbone, setting, seed=0)
+    # A length, backbone or size that the user wants is meant for it too.
+    wanted, train = _one_run(table, setting, recipe.settings[setting], config, backbone, seed=0)
     if not (folder / "summary.json").exists():
         console.say(f"first the run to begin from: {table}, {setting}")
-        _one_run(table, setting, config)
+        run_once(wanted, train)
+    elif other := asked_otherwise(folder, wanted):
+        console.warn(f"{other}: the table begins from it as it is, another --out makes it anew")
     return str(folder)
 
 
-def _one_run(table: str, setting: str, config: ReproduceConfig) -> None:
-    """The first seed of one setting of another table; a length that the user wants is meant for it too."""
+def _one_run(table: str, setting: str, text: str, config: ReproduceConfig, backbone: str, seed: int) -> tuple[Any, Any]:
+    """The configuration of one run of a table, as ``compare`` would make it, and what runs it."""
     recipe = TABLES[table]
-    backbone = recipe.backbones[0]
+    values, folder = assignments(text.split()), str(_folder(config, table, backbone, setting, seed))
     if recipe.kind == "pretrain":
-        out = str(_folder(config, table, backbone, setting, seed=0))
-        _pretrain(_values(recipe, config, backbone), assignments(recipe.settings[setting].split()) | {"out": out})
-    else:
-        _run_setting(table, setting, recipe.settings[setting], config, backbone, seed=0)
+        from frugalvit.training.pretrain import pretrain
 
-
-def _run_setting(
-    table: str, setting: str, text: str, config: ReproduceConfig, backbone: str, seed: int
-) -> dict[str, Any]:
-    """One run of a comparison, as ``compare`` would make it."""
-    from frugalvit.training.compare import run_once
-
-    recipe = TABLES[table]
+        changes = values | {"seed": seed, "out": folder}
+        return PretrainConfig.parse(_values(recipe, config, backbone) | changes), pretrain
     compared, one, train, _ = _kind(recipe)
     common = compared.parse(_values(recipe, config, backbone))
-    folder = _folder(config, table, backbone, setting, seed)
-    return run_once(one.parse(common.run_values(assignments(text.split()), seed, str(folder))), train)
+    return one.parse(common.run_values(values, seed, folder)), train
 
 
 def _kind(recipe: Recipe) -> tuple[Any, Any, Any, Any]:
@@ -117,13 +117,6 @@ def _kind(recipe: Recipe) -> tuple[Any, Any, Any, Any]:
     if recipe.kind == "segment":
         return SegmentCompareConfig, SegmentConfig, segment_commands.train, comparing.segment
     return CompareConfig, TrainConfig, commands.train, compare
-
-
-def _pretrain(common: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    from frugalvit.training.compare import run_once
-    from frugalvit.training.pretrain import pretrain
-
-    return run_once(PretrainConfig.parse(common | values), pretrain)
 
 
 def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> Result:
@@ -144,11 +137,13 @@ def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> 
 
 def _alone(table: str, setting: str, text: str, config: ReproduceConfig) -> Result:
     """One setting without the others: nothing to compare with yet."""
+    from frugalvit.training.compare import run_once
+
     recipe = TABLES[table]
     rows: list[list[object]] = []
     for backbone in (config.backbone,) if config.backbone else recipe.backbones:
         for seed in range(config.seeds):
-            found = _run_setting(table, setting, text, config, backbone, seed)
+            found = run_once(*_one_run(table, setting, text, config, backbone, seed))
             rows.append([backbone, setting, seed, found[recipe.metric]])
     columns = ["backbone", "setting", "seed", recipe.metric]
     note = "the comparison is written when 'reproduce' is run without --only"
@@ -157,17 +152,18 @@ def _alone(table: str, setting: str, text: str, config: ReproduceConfig) -> Resu
 
 def _pretrained(table: str, settings: dict[str, str], config: ReproduceConfig) -> Result:
     """One pre-training per backbone, setting and seed, each looked at with every probe."""
+    from frugalvit.training.compare import run_once
+
     recipe = TABLES[table]
     rows: list[dict[str, Any]] = []
     for backbone in (config.backbone,) if config.backbone else recipe.backbones:
-        common = _values(recipe, config, backbone)
         for seed in range(config.seeds):
             for setting, text in settings.items():
-                out = _folder(config, table, backbone, setting, seed)
-                run = _pretrain(common, assignments(text.split()) | {"seed": seed, "out": str(out)})
+                wanted, train = _one_run(table, setting, text, config, backbone, seed)
+                run = run_once(wanted, train)
                 facts = {"effective_rank": run["effective_rank"], "health": run["health"], "seconds": run["seconds"]}
                 name = {"backbone": backbone, "objective": setting, "seed": seed}
-                rows.append(name | probe_scores(out, common["data"], config.device) | facts)
+                rows.append(name | probe_scores(Path(wanted.out), wanted.data, config.device) | facts)
     columns = list(rows[0])
     shown = [[row[column] for column in columns] for row in rows]
     folder = Path(config.out) / table

@@ -24,6 +24,7 @@ from frugalvit.training.tracking import TensorBoard, make_trackers
 Scores = dict[str, list[dict[str, Any]]]
 Train = Callable[[Any], Result]
 
+_ASKED = "asked.json"
 NO_MATTER = {"out", "resume", "report", "device", "workers", "track", "peer_timeout"}
 """What may differ between what a run was asked and what is wanted of it now: no score follows from it."""
 
@@ -74,16 +75,21 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
 
 def _same_question(folder: Path, wanted: RunConfig) -> None:
     """A folder's run stands for the wanted one only if it was asked the same; what it was asked lies beside it."""
-    asked = make_folder(folder) / "asked.json"
-    question = wanted.model_dump(mode="json", exclude=NO_MATTER)
+    if other := asked_otherwise(folder, wanted):
+        raise UserError(f"{other}: choose another --out.")
+    asked = make_folder(folder) / _ASKED
     if not asked.exists():
-        write_text(asked, json.dumps(question, indent=1))
-        return
-    for name, value in json.loads(asked.read_text(encoding="utf-8")).items():
+        write_text(asked, json.dumps(wanted.model_dump(mode="json", exclude=NO_MATTER), indent=1))
+
+
+def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
+    """What a folder's run was asked that is not what is wanted, in words; nothing where it was asked the same."""
+    asked = folder / _ASKED
+    question = wanted.model_dump(mode="json", exclude=NO_MATTER)
+    for name, value in json.loads(asked.read_text(encoding="utf-8")).items() if asked.exists() else ():
         if name not in NO_MATTER and question.get(name) != value:
-            raise UserError(
-                f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted: choose another --out."
-            )
+            return f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted"
+    return ""
 
 
 # -- the tables
