@@ -118,3 +118,28 @@ def test_the_readme_says_no_more() -> None:
             assert cell.strip(" *").startswith(f"{statistics.fmean(values):.1f}")
             if len(values) > 1:
                 assert f"± {statistics.stdev(values):.1f}" in cell
+    (best,), (alone,) = (scores("best-flowers", setting, "top1") for setting in ("long EsViT + Drloc", "from scratch"))
+    assert f"as long: {alone:.1f}) | **{best:.1f}** |" in readme
+    kept = json.loads((DOCS / "results" / "h200.json").read_text(encoding="utf-8"))
+    for kind, batch in (("pretrain", 64), ("train", 256)):
+        row = kept[f"bench step {kind} --batch {batch} --data flowers102, two cores"]["rows"][0]
+        assert f"| {row['images_per_second']:,.0f} in {row['peak_gib']:.1f} GiB |" in readme
+
+
+def test_defaults_for_small_data() -> None:
+    logs = {"paper": ("esvit-defaults", "paper"), "auto": ("esvit-flowers", "L_V+L_R")}
+    found = {}
+    for name, (table, setting) in logs.items():
+        path = DOCS / "results" / table / "swin_tiny_w7" / setting / "seed_0.jsonl"
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found[name] = next(line["knn"] for line in lines if "knn" in line and line["epoch"] == 24)
+    assert f"{found['auto']:.1f} with ours, {found['paper']:.1f} with the paper's" in TEXT
+
+
+@pytest.mark.parametrize(
+    ("table", "told"), [("finetune-flowers", "−{:.2f} points"), ("few-labels", "{:.2f} with a tenth")]
+)
+def test_drloc_after_pretraining(table: str, told: str) -> None:
+    found = paired_difference(*(scores(table, setting, "top1") for setting in ("EsViT + Drloc", "EsViT")))
+    assert told.format(abs(found.mean)) in TEXT
+    assert f"−{-found.low:.2f} to +{found.high:.2f}" in TEXT
