@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,46 +10,40 @@ import pytest
 import torch
 import torch._dynamo.testing
 from lightning_fabric import Fabric
-from torch import nn
 
+from frugalvit.backbones import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.data.loader import Batch
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training import stepbench
-from frugalvit.training.compiling import PAYS_FROM, compile_parts, compile_task
+from frugalvit.training.commands import make_task
+from frugalvit.training.compiling import GRAPHS, PAYS_FROM, compile_task
 from frugalvit.training.localizing import Share, measure
 from frugalvit.training.schedules import Constant
 from frugalvit.training.stepping import Plan
 
 
-class Noted(nn.Module):
-    """Writes down how it was compiled."""
-
-    how: dict[str, Any] | None = None
-
-    def compile(self, **how: Any) -> None:
-        self.how = how
-
-
 def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
-    task = SimpleNamespace(networks=[Noted()], localization=Noted())
+    """How a task is told to compile itself, "not at all" where it is not."""
+    told: list[Any] = ["not at all"]
+    task = SimpleNamespace(compile_with=told.append)
     plan, fabric = Plan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
     compile_task(task, kind.parse({"data": "photos", **values}), plan, fabric)
-    assert task.localization.how == (None if task.networks[0].how is None else {"dynamic": False})
-    return task.networks[0].how
+    return told[-1]
 
 
 def test_a_cpu_compiles_only_when_told() -> None:
-    assert compiled() is None
-    assert compiled(compile=False) is None
-    assert compiled(compile=True) == {"dynamic": False, "mode": None}
+    assert compiled() == "not at all"
+    assert compiled(compile=False) == "not at all"
+    assert compiled(compile=True) is None
 
 
 def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compiled(compile="graphs") == {"dynamic": False, "mode": None}
+    assert compiled(compile="graphs") is None
     assert "there is no CUDA device" in capsys.readouterr().err
-    assert compiled(kind=PretrainConfig, compile="graphs", crops_at_once=2) is not None
+    assert compiled(kind=PretrainConfig, compile="graphs", crops_at_once=2) is None
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -69,6 +64,29 @@ def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> 
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize(
+    "values", [{"weight": 0.0}, {}, {"pairs": "all"}, {"images": "clean"}, {"variant": "ce"}, {"variant": "dense"}]
+)
+def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network, classifier and losses are compiled as one, without a break, and say what they say otherwise."""
+    config = TrainConfig.parse({"data": "photos", "localization": {"weight": 0.5} | values, "ema": 0.0})
+    torch.manual_seed(0)
+    backbone = create_backbone(
+        "swin_nano", img_size=32, num_classes=3, embed_dim=24, depths=(1, 1), num_heads=(2, 4), drop_path=0.0
+    )
+    task = make_task(config, backbone, Plan(10, 10, Constant(0.1)))
+    images, clean = torch.randn(2, 4, 3, 32, 32)
+    batch = Batch(images, torch.rand(4, 3).softmax(1), None, torch.arange(4), clean)
+    plain = task(batch, 3)
+    counter = torch._dynamo.testing.CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
+    task.compile_with(None)
+    torch.testing.assert_close(task(batch, 3), plain)
+    task(batch, 4)
+    heads = len(task.localization.levels) if isinstance(task.localization, DenseLocalization) else 0
+    assert counter.frame_count == 1 + heads
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["train", "pretrain"])
 def test_graphs_train_as_without_them(kind: str) -> None:
@@ -82,12 +100,14 @@ def test_graphs_train_as_without_them(kind: str) -> None:
         fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
         store, classes, _ = stepbench._store(config, fabric.device)
         stepper = stepbench._stepper(config, stepbench._batches(config, store, classes), classes, fabric, False)
-        compile_parts(stepper.task, graphs)
+        stepper.task.compile_with(GRAPHS if graphs else None)
         losses = []
         for step in range(12):
             stepper.step, stepper.window = step, {}
             stepper.one_step()
             losses.append(float(stepper.window["loss"][0]))
         curves.append(losses)
+        container = torch._inductor.cudagraph_trees.get_container(torch.cuda.current_device())
+        assert (container.tree_manager is not None) == graphs  # they are replayed where they were asked for
     assert curves[0] == pytest.approx(curves[1], rel=0.05)
     assert curves[1][0] != curves[1][-1]

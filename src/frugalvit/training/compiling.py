@@ -1,8 +1,7 @@
-"""When and how the parts of a step are compiled.
+"""When and how a task's step is compiled; what of it, the task knows (``compile_with``).
 
-Backbones, one graph for each size of crop, and Drloc's head with its loss; what lies around them changes too often to
-gain from it. A step of a small batch is bound by the host that queues a thousand small kernels; replaying those of the
-backbone as CUDA graphs takes that away, for memory that stays reserved.
+A step of a small batch is bound by the host that queues a thousand small kernels; replaying them as CUDA graphs takes
+that away, for memory that stays reserved.
 """
 
 from __future__ import annotations
@@ -19,6 +18,9 @@ from frugalvit.training.stepping import Plan
 PAYS_FROM = 500
 """Steps from which "auto" compiles: a cold compilation takes one to three minutes."""
 
+GRAPHS = "reduce-overhead"
+"""What torch calls the mode that replays CUDA graphs."""
+
 
 def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> None:
     """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough to gain from it."""
@@ -27,19 +29,13 @@ def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> No
         wanted = fabric.device.type == "cuda" and plan.steps >= PAYS_FROM
     if not wanted:
         return
-    graphs = wanted == "graphs"
-    if graphs and (reason := _no_graphs(config, plan, fabric)):
-        console.warn(f"compiled without CUDA graphs: {reason}")
-        graphs = False
-    compile_parts(task, graphs)
-
-
-def compile_parts(task: Any, graphs: bool) -> None:
-    """Compile the networks of a task, replayed as CUDA graphs or not, and the head of its localization loss."""
-    for network in task.networks:
-        network.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
-    if task.localization is not None:
-        task.localization.compile(dynamic=False)
+    mode = None
+    if wanted == "graphs":
+        reason = _no_graphs(config, plan, fabric)
+        mode = None if reason else GRAPHS
+        if reason:
+            console.warn(f"compiled without CUDA graphs: {reason}")
+    task.compile_with(mode)
 
 
 def _no_graphs(config: RunConfig, plan: Plan, fabric: Fabric) -> str:

@@ -15,6 +15,9 @@ from frugalvit.data.randomness import generator_for
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.localization import draw_pairs
 
+Pairs = tuple[Tensor, Tensor] | None
+"""The positions (B, m, 2) of the pairs' first and second tokens; None where every pair is judged."""
+
 
 @dataclass(frozen=True)
 class Share:
@@ -25,6 +28,37 @@ class Share:
     world: int = 1
 
 
+def pairs_of_step(step: int, share: Share, device: torch.device) -> torch.Generator:
+    """Where a step's pairs come from."""
+    return torch.Generator(device).manual_seed(generator_for(share.seed, "pairs", step).initial_seed())
+
+
+def draw(
+    head: RelativeLocalization,
+    grid_size: tuple[int, int],
+    images: int,
+    share: Share,
+    generator: torch.Generator,
+    views: int = 1,
+) -> Pairs:
+    """The pairs of this process' images, (views · B), for grids of this size."""
+    if head.pairs == "all":
+        return None
+    size = head.pooled_size(*grid_size)
+    drawn = draw_pairs(images * share.world, size, head.pairs, generator=generator, device=generator.device)
+    if share.world == 1:
+        return drawn
+    each = images // views
+    mine = slice(share.rank * each, (share.rank + 1) * each)
+    first, second = (ends.unflatten(0, (views, -1))[:, mine].flatten(0, 1) for ends in drawn)
+    return first, second
+
+
+def judge(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Loss and error in cells of a grid (B, D, h, w) at these pairs."""
+    return head.measure(grid) if pairs is None else head.measure_at(grid, *pairs)
+
+
 def measure(
     localization: RelativeLocalization | DenseLocalization,
     grids: Tensor | Sequence[Tensor],
@@ -33,21 +67,12 @@ def measure(
     views: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Loss and error in cells of the grids (views · B, D, h, w), the images of one view after those of another."""
-    device = grids.device if isinstance(grids, Tensor) else grids[0].device
-    generator = torch.Generator(device).manual_seed(generator_for(share.seed, "pairs", step).initial_seed())
-
-    def one(head: RelativeLocalization, grid: Tensor) -> tuple[Tensor, Tensor]:
-        if head.pairs == "all":
-            return head.measure(grid)
-        size = head.pooled_size(grid.shape[-2], grid.shape[-1])
-        images = len(grid) // views
-        mine = slice(share.rank * images, (share.rank + 1) * images)
-        drawn = draw_pairs(len(grid) * share.world, size, head.pairs, generator=generator, device=device)
-        first, second = (ends.unflatten(0, (views, -1))[:, mine].flatten(0, 1) for ends in drawn)
-        return head.measure_at(grid, first, second)
-
-    if isinstance(localization, RelativeLocalization):
-        assert isinstance(grids, Tensor)
-        return one(localization, grids)
-    answers = [one(head, grid) for head, grid in zip(localization.levels, grids, strict=True)]  # type: ignore[arg-type]
+    levels: list[Tensor] = [grids] if isinstance(grids, Tensor) else list(grids)
+    heads = [localization] if isinstance(localization, RelativeLocalization) else list(localization.levels)
+    generator = pairs_of_step(step, share, levels[0].device)
+    answers = []
+    for head, grid in zip(heads, levels, strict=True):
+        assert isinstance(head, RelativeLocalization)
+        size = (grid.shape[2], grid.shape[3])
+        answers.append(judge(head, grid, draw(head, size, len(grid), share, generator, views)))
     return torch.stack([loss for loss, _ in answers]).sum(), answers[-1][1]

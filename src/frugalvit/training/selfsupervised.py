@@ -112,6 +112,13 @@ class PretrainTask(nn.Module):
             losses |= self._signs(student, teacher, temperature, step)
         return {"loss": total, **losses}
 
+    def compile_with(self, mode: str | None) -> None:
+        """Compile the networks, one graph for each size of crop, and the localization head."""
+        for network in (self.student, self.teacher):
+            network.compile(dynamic=False, mode=mode)
+        if self.localization is not None:
+            self.localization.compile(dynamic=False)
+
     def _student(self, crops: list[Tensor]) -> list[Features]:
         """All crops through the student: one pass per size, or few crops at a time, recomputed in the backward pass."""
         if not self.crops_at_once or not torch.is_grad_enabled():
@@ -157,11 +164,6 @@ class PretrainTask(nn.Module):
                 level.update_teacher(momentum)
 
     # -- what is trained, what is watched
-
-    @property
-    def networks(self) -> list[nn.Module]:
-        """What a compiled step compiles, besides the localization head."""
-        return [self.student, self.teacher]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         # The teacher and its heads ask for no gradients, so they are left out.

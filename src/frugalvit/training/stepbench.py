@@ -34,7 +34,7 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
-from frugalvit.training.compiling import compile_parts
+from frugalvit.training.compiling import GRAPHS
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.schedules import Constant
@@ -59,7 +59,6 @@ def bench_step(config: BenchStepConfig) -> Result:
     if config.kind == "train" and config.localization:
         without = config.model_copy(update={"localization": 0.0, "profile": None})
         rows.append({"step": "without Drloc"} | measure(without, batches, classes, fabric))
-        rows[0]["drloc_percent"] = round(100 * (rows[0]["ms"] / rows[1]["ms"] - 1), 2)
     ours = len(rows)
     if config.against:
         with plain_attention(), as_pytorch_comes():
@@ -91,7 +90,7 @@ def measure(
 
     operations = _operations(stepper)
     if config.compile and not as_written and device.type == "cuda":
-        compile_parts(stepper.task, config.graphs)
+        stepper.task.compile_with(GRAPHS if config.graphs else None)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     began = time.perf_counter()
@@ -121,6 +120,8 @@ def measure(
     if device.type == "cuda":
         row |= {"host_ms": round(1000 * host, 2), **memory, "warm_up_s": round(warm, 1)}
         row["matrix_rate_percent"] = round(100 * operations / seconds / _matrix_rate(device), 1)
+    if config.kind == "train" and config.localization and not as_written:
+        row["drloc_percent"] = round(100 * _cost_of_drloc(stepper, step, config.steps, device), 2)
     if config.profile and not as_written:
         _profile(step, device, Path(config.profile))
     return row
@@ -137,6 +138,20 @@ def timed(action: Callable[[int], object], count: int, device: torch.device) -> 
         _wait(device)
         groups.append((time.perf_counter() - began) / _GROUP)
     return statistics.median(groups)
+
+
+def _cost_of_drloc(stepper: Stepper, step: Callable[[int], None], count: int, device: torch.device) -> float:
+    """What a step with the loss takes longer, as a share: steps with and without it in turns, since a machine's speed
+    drifts by more than the difference."""
+    head, seconds = stepper.task.localization, {True: [], False: []}
+    for number in range(0, 2 * count + 2 * _GROUP, _GROUP):
+        with_it = number // _GROUP % 2 == 0
+        stepper.task.localization = head if with_it else None
+        taken = timed(step, _GROUP, device)
+        if number >= 2 * _GROUP:  # the first two are there to compile
+            seconds[with_it].append(taken)
+    stepper.task.localization = head
+    return statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
 
 
 # -- what is measured

@@ -17,7 +17,7 @@ from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, Batches, eval_batches
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training.averaging import average_into
-from frugalvit.training.localizing import Share, measure
+from frugalvit.training.localizing import Pairs, Share, draw, judge, measure, pairs_of_step
 from frugalvit.training.parameters import decay_groups, layer_groups
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.scores import ClassificationScores
@@ -63,21 +63,39 @@ class SupervisedTask(nn.Module):
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
-        features = self.backbone(batch.images)
-        logits = self.backbone.classify(features.pooled)
         assert batch.targets is not None
-        classification = F.cross_entropy(logits.float(), batch.targets)
-        losses = {"loss": classification, "cross_entropy": classification}
-        weight = self.weight.at(step)
+        losses = self.judge(batch.images, batch.targets, batch.clean, self._pairs(batch.images, step))
+        if isinstance(self.localization, DenseLocalization):
+            grids = self.backbone.blocks(batch.images)
+            losses["localization"], losses["localization_error"] = measure(self.localization, grids, step, self.share)
+        total = losses["cross_entropy"]
         if self.localization is not None:
-            grid = features.grid
-            if self.settings.images == "clean" and batch.clean is not None:
-                grid = self.backbone(batch.clean).grid
-            grids = self.backbone.blocks(batch.images) if isinstance(self.localization, DenseLocalization) else grid
-            localization, error = measure(self.localization, grids, step, self.share)
-            losses |= {"localization": localization, "localization_error": error}
-            losses["loss"] = classification + weight * localization
+            total = total + self.weight.at(step) * losses["localization"]
+        return {"loss": total, **losses}
+
+    def judge(self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs) -> dict[str, Tensor]:
+        """Network, classifier and losses, all that depends on tensors only: what a compiled step compiles as one."""
+        features = self.backbone(images)
+        logits = self.backbone.classify(features.pooled)
+        losses = {"cross_entropy": F.cross_entropy(logits.float(), targets)}
+        if isinstance(self.localization, RelativeLocalization):
+            looks_clean = self.settings.images == "clean" and clean is not None
+            grid = self.backbone(clean).grid if looks_clean else features.grid
+            losses["localization"], losses["localization_error"] = judge(self.localization, grid, pairs)
         return losses
+
+    def _pairs(self, images: Tensor, step: int) -> Pairs:
+        """The pairs of tokens this step asks about."""
+        if not isinstance(self.localization, RelativeLocalization):
+            return None
+        size = self.backbone.grid_size((images.shape[2], images.shape[3]))
+        return draw(self.localization, size, len(images), self.share, pairs_of_step(step, self.share, images.device))
+
+    def compile_with(self, mode: str | None) -> None:
+        """Compile what a step computes; ``mode`` as ``torch.compile`` has it."""
+        self.judge = torch.compile(self.judge, dynamic=False, mode=mode)
+        if isinstance(self.localization, DenseLocalization):
+            self.localization.compile(dynamic=False)
 
     def before_optimizer(self, step: int) -> None:
         """Nothing to do between the gradients and the optimiser."""
@@ -98,11 +116,6 @@ class SupervisedTask(nn.Module):
             named = self.localization.named_parameters("localization")
             groups += decay_groups(named, self.weight_decay, self.settings.lr_scale)
         return groups
-
-    @property
-    def networks(self) -> list[nn.Module]:
-        """What a compiled step compiles, besides the localization head."""
-        return [self.backbone]
 
     @property
     def result(self) -> Backbone:
