@@ -22,6 +22,7 @@ from frugalvit.errors import UserError, nearest
 
 OWN = {
     "swin_nano": "swin_nano",
+    "swin_mini": "swin_mini",
     "swin_tiny_w7": "swin_tiny_w7",
     "swin_small_w7": "swin_small_w7",
     "swin_base_w7": "swin_base_w7",

@@ -30,6 +30,7 @@ _ON, _OFF = "localization.weight=0.5", "localization.weight=0"
 _PAIR = {"with": _ON, "without": _OFF}
 _FLOWERS = {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
 _FEW = {"split": "train+val", "labels": 0.1, "steps": 1000, "batch": 32, "img_size": 224, "evaluate_every": 500}
+_CIFAR = {"split": "given", "batch": 256, "evaluate_every": 5000}
 _UNLABELLED = {"images": "all", "epochs": 40, "batch": 128, "img_size": 112}
 _VIEWS_ONLY = "matching.view_weight=1 matching.region_weight=0"
 _ESVIT = {"esvit": ("esvit-flowers", "L_V + L_R")}
@@ -48,14 +49,14 @@ _DRLOC = {
     "drloc-cifar": Recipe(
         "Drloc from scratch on CIFAR-100 at 224 px (paper, Table 4)",
         "cifar100",
-        {"epochs": 100, "batch": 256, "img_size": 224},
+        _CIFAR | {"epochs": 100, "img_size": 224},
         {"with": "", "without": _OFF},
         backbones=("swin_tiny_w7", "resnet50"),
     ),
     "drloc-quickdraw": Recipe(
         "Drloc from scratch on Quick, Draw! (drawings, 70 of each class)",
         "quickdraw",
-        {"epochs": 100, "batch": 256, "img_size": 112},
+        {"split": "given", "epochs": 100, "batch": 256, "img_size": 112, "evaluate_every": 5000},
         _PAIR,
     ),
     "drloc-forms": Recipe(
@@ -149,11 +150,12 @@ _PRETRAINING = {
         kind="pretrain",
     ),
     "esvit-cifar": Recipe(
-        "the same on CIFAR-100's training images",
+        "the same on CIFAR-100's training images at 32 px, a Swin of 7 M parameters",
         "cifar100",
-        {"images": "train", "epochs": 20, "batch": 256, "img_size": 64},
-        {"L_V": _VIEWS_ONLY, "L_V + L_R": ""},
+        {"images": "train", "epochs": 100, "batch": 512, "img_size": 32},
+        {"L_V": _VIEWS_ONLY, "L_V + L_R": "", "L_V + L_R + Drloc": _ON},
         kind="pretrain",
+        backbones=("swin_mini",),
     ),
     "esvit-backbones": Recipe(
         "L_V against L_V + L_R with other multi-stage transformers (paper, Table 8)",
@@ -198,6 +200,14 @@ _USES = {
         _FLOWERS | {"epochs": 320, "evaluate_every": 1000},
         {"long EsViT + Drloc": f"init={{long}} {_ON}", "EsViT + Drloc": f"init={{esvit}} {_ON}", "from scratch": _OFF},
         starts=_ESVIT | {"long": ("esvit-long", "L_V + L_R")},
+    ),
+    "best-cifar": Recipe(
+        "the best CIFAR-100 gives at 32 px with a Swin of 7 M parameters: label-free pre-training, then a long run",
+        "cifar100",
+        _CIFAR | {"epochs": 200, "img_size": 32},
+        {"EsViT + Drloc": f"init={{esvit}} {_ON}", "EsViT": f"init={{esvit}} {_OFF}", "from scratch": _OFF},
+        backbones=("swin_mini",),
+        starts={"esvit": ("esvit-cifar", "L_V + L_R")},
     ),
     "detect-mask-rcnn": Recipe(
         "Mask R-CNN on a small COCO subset, every object one category, from three starts",
