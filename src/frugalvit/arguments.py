@@ -12,7 +12,7 @@ import types
 import typing
 from typing import Any, NoReturn
 
-from frugalvit.config.base import Config, flat_fields, merge, read_yaml, set_dotted
+from frugalvit.config.base import Config, flat_fields, merge, read_yaml, read_yaml_text, set_dotted
 from frugalvit.errors import UserError, nearest
 
 # What other programs call our options.
@@ -69,7 +69,10 @@ def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[
 
 
 def make_parser(model: type[Config], prog: str, about: str) -> Parser:
-    parser = Parser(prog, description=about, allow_abbrev=False, argument_default=None, formatter_class=_Formatter)
+    parser = Parser(
+        prog, description=about, allow_abbrev=False, argument_default=None, formatter_class=_Formatter, add_help=False
+    )
+    arguments = parser.add_argument_group("arguments")
     groups: dict[str, Any] = {}
     for name, field in flat_fields(model).items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
@@ -82,7 +85,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
         many = typing.get_origin(_plain(field.annotation)) in (list, tuple)
         if extra.get("positional"):
             nargs = ("+" if field.is_required() else "*") if many else (None if field.is_required() else "?")
-            add(name, nargs=nargs, help=text, metavar=name.upper().replace("_", "-"))
+            arguments.add_argument(name, nargs=nargs, help=text, metavar=name.upper().replace("_", "-"))
             continue
         flags = [f"--{_dashes(name)}"]
         if extra.get("short"):
@@ -92,6 +95,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
         else:
             add(*flags, dest=name, nargs="+" if many else None, metavar=_metavar(field.annotation), help=text)
     common = parser.add_argument_group("everywhere")
+    common.add_argument("-h", "--help", action="help", help="this text")
     common.add_argument("--config", metavar="FILE", help="read options from a YAML file; flags win over it")
     common.add_argument("--json", action="store_true", default=False, help="print the result as one JSON object")
     common.add_argument("--quiet", action="store_true", default=False, help="no progress, no messages")
@@ -104,20 +108,22 @@ class _Formatter(argparse.HelpFormatter):
 
     def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
         words = [a.metavar or a.dest for a in actions if not a.option_strings and a.help != argparse.SUPPRESS]
-        return f"usage: {self._prog} {' '.join(map(str, words))} [options]\n\n"
+        return f"usage: {' '.join([self._prog, *map(str, words), '[options]'])}\n\n"
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return str(action.metavar or action.dest)
-        flags = [flag for flag in action.option_strings if not flag.startswith("--no-")]
+        off = "(default: yes)" in (action.help or "")  # what is on can be turned off
+        flags = [flag for flag in action.option_strings if off or not flag.startswith("--no-")]
         return ", ".join(flags) + (f" {action.metavar}" if action.metavar else "")
 
 
 def _help(field: Any, default: Any) -> str:
     text = (field.description or "").replace("%", "%%")
-    if default is None or default == "" or default == [] or default == ():
+    if default is None or default == "" or default == [] or default == () or default == {}:
         return text
     shown = ", ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+    shown = {True: "yes", False: "no"}.get(default, shown) if isinstance(default, bool) else shown
     return f"{text} (default: {shown})".replace("%%", "%").replace("%", "%%")
 
 
@@ -129,8 +135,21 @@ def _metavar(annotation: Any) -> str:
         if typing.get_origin(part) is typing.Literal:
             words += [str(choice) for choice in typing.get_args(part)]
         else:
-            words.append({int: "N", float: "X", str: "TEXT"}.get(part, "VALUE"))
+            words.append(_kind(part))
     return "|".join(dict.fromkeys(words))
+
+
+def _kind(annotation: Any) -> str:
+    """``N`` for whole numbers, ``X`` for others, ``X,X`` for a pair of them, ``TEXT …`` for several texts."""
+    (plain,) = _parts(annotation) if typing.get_origin(annotation) is typing.Annotated else (annotation,)
+    arguments = typing.get_args(plain)
+    if typing.get_origin(plain) is list:
+        return f"{_metavar(arguments[0])} …"
+    if typing.get_origin(plain) is tuple:
+        return f"{_metavar(arguments[0])} …" if ... in arguments else ",".join(map(_metavar, arguments))
+    if typing.get_origin(plain) is dict:
+        return "YAML"
+    return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(plain, "VALUE")
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
@@ -149,6 +168,8 @@ def _plain(annotation: Any) -> Any:
 
 def _value(value: Any, annotation: Any) -> Any:
     """Text as the validator wants it: ``1,2`` for a pair, ``none`` for nothing; names of files keep their commas."""
+    if isinstance(value, str) and typing.get_origin(annotation) is dict:
+        return read_yaml_text(value)
     pairs = [part for part in _parts(annotation) if typing.get_origin(part) is tuple]
     if isinstance(value, list):
         return [part for text in value for part in text.split(",")] if pairs else value

@@ -258,9 +258,22 @@ def main(argv: list[str] | None = None) -> int:
                 f"frugalvit: {shown(f'{error.strerror}{where}. What was written before is intact.')}", file=sys.stderr
             )
             return 2
+        if _no_memory(error):
+            way = "Use fewer images at once (--batch), a smaller --img-size or a smaller model."
+            print(f"frugalvit: There is not enough memory for this. {way}", file=sys.stderr)
+            return 2
         traceback.print_exc()
         print("frugalvit: this is a fault of frugalvit, not yours; please report the lines above.", file=sys.stderr)
         return 1
+
+
+def _no_memory(error: Exception) -> bool:
+    """Whether the machine or its device had no room for what was asked."""
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from frugalvit.training.faults import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def shown(message: str) -> str:

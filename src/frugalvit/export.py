@@ -137,6 +137,8 @@ def export(config: ExportConfig) -> Result:
     }
     rows: list[list[object]] = [[name, round(size / 1e6, 3)] for name, size in files.items()]
     notes = [f"equals torch within {difference:.1e} on {source}"]
+    if (Path(config.model) / "transfer.json").exists():
+        notes.append("the backbone alone: detectors and segmenters are used with 'frugalvit detect|segment predict'")
     if not Path(config.model).exists():
         notes.append(f"{config.model} is a model's name, not a trained model: these weights are random")
     return Result(data, [Table(["file", "MB"], rows, str(out))], notes)
@@ -209,7 +211,9 @@ def _onnx(network: _Program, path: Path, model: ReadyModel) -> Run:
     onnx.helper.set_model_props(graph, {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()})
     onnx.checker.check_model(graph)
     onnx.save(graph, path)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors: what it could not fold beforehand it computes
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda images: [torch.from_numpy(array) for array in session.run(None, {"images": images.numpy()})]
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from frugalvit.config.listing import DatasetsConfig, ModelsConfig, RecipesConfig
+from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 
 
 def models(config: ModelsConfig) -> Result:
     from frugalvit.backbones import list_models
+    from frugalvit.backbones.factory import close_names
 
     found = list_models(config.pattern)
+    if not found:
+        raise UserError(f"No network is called {config.pattern}.{close_names(config.pattern)} '*' stands for anything.")
     rows: list[list[object]] = [
         [
             info.name,
             info.family,
             f"{info.params / 1e6:.2f} M",
             "×".join(map(str, info.grid or ("?",))),
-            info.img_size,
+            "×".join(map(str, info.img_size)),
             info.source,
         ]
         for info in found

@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_is_a_valid_configuration(name: str, tmp_path: Path) -> None:
     recipe = TABLES[name]
-    starts = dict.fromkeys(recipe.starts, "runs/begun")
+    starts = {start: f"runs/{start}" for start in recipe.starts}
     for table, setting in recipe.starts.values():
         assert setting in TABLES[table].settings
     settings = {key: values.format(**starts) for key, values in recipe.settings.items()}

@@ -167,7 +167,7 @@ def build_timm(
             if pretrained:
                 raise UserError(
                     f"pretrained weights of {name} could not be had ({_first_line(error)}); "
-                    "check the network, or load a file with load_weights"
+                    "check the network, or give a file of weights (--init, load_weights)"
                 ) from error
             shown = _shown({**keywords, "img_size": img_size})
             raise UserError(f"{name} cannot be built with {shown}: {_first_line(error)}") from error
@@ -239,12 +239,19 @@ def describe(name: str) -> ModelInfo:
 
 
 def _architecture(name: str) -> str:
-    if name in OWN:
-        return OWN[name]
-    if is_model(name.split(".")[0]) and "/" not in name:
-        return name
-    options = [*OWN, *timm.list_models()]
-    raise UserError(f"no network is named {name!r}.{nearest(name, options, 3)} See: frugalvit list models")
+    if not is_name(name):
+        raise UserError(f"no network is named {name!r}.{close_names(name)} See: frugalvit list models")
+    return OWN.get(name, name)
+
+
+def is_name(name: str) -> bool:
+    """Whether a network is called so, here or in timm."""
+    return name in OWN or (is_model(name.split(".")[0]) and "/" not in name)
+
+
+def close_names(name: str) -> str:
+    """`` Did you mean …?`` where networks have similar names."""
+    return nearest(name, [*OWN, *timm.list_models()], 3)
 
 
 def _family(model: nn.Module) -> str:

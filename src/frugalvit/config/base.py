@@ -6,6 +6,7 @@ Nothing here imports torch, so that ``frugalvit --help`` answers at once.
 from __future__ import annotations
 
 import re
+import typing
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,6 +66,14 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return values
 
 
+def read_yaml_text(text: str) -> Any:
+    """What a flag says in YAML: ``{depths: [1, 1]}``; what is no YAML stays the text it is."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
 def set_dotted(values: dict[str, Any], name: str, value: Any) -> None:
     """``values["a"]["b"] = value`` for the name ``a.b``, making the groups on the way."""
     *groups, leaf = name.split(".")
@@ -107,18 +116,58 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         group = location.rpartition(".")[0]
         here = [n for n in known if n.rpartition(".")[0] == group] or list(known)
         return f"There is no option '{location}'.{nearest(location, here) or nearest(location, known)}"
-    if first["type"] == "missing":
+    if first["type"] == "missing" and location == name:
         return f"'{name}' is needed and was not given."
-    messages = list(dict.fromkeys(e["msg"] for e in error.errors() if ".".join(map(str, e["loc"])).startswith(name)))
-    plain = [message.removeprefix("Value error, ") for message in messages or [first["msg"]]]
-    reason = "; or ".join(message[0].lower() + message[1:] for message in plain)
+    if not location:  # options that do not go together: the message names them
+        return f"{_wanted(None, first)}."
+    here = [e for e in error.errors() if ".".join(map(str, e["loc"])).startswith(name)] or [first]
+    reason = " or ".join(dict.fromkeys(_wanted(known.get(name), e) for e in here))
+    if not any(e["type"] == "value_error" for e in here):
+        reason = f"it must be {reason}"
     choices = [
-        word
-        for e in error.errors()
-        if e["type"] == "literal_error"
-        for word in _choices(e.get("ctx", {}).get("expected", ""))
+        word for e in here if e["type"] == "literal_error" for word in _choices(e.get("ctx", {}).get("expected", ""))
     ]
     return f"{name} = {first.get('input')!r}: {reason}.{nearest(str(first.get('input')), choices)}"
+
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "dict": "a group, {name: value}",
+    "model": "a group of options, {name: value}",
+}
+_LIMITS = {
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
+
+
+def _wanted(field: pydantic.fields.FieldInfo | None, error: Any) -> str:
+    """What a value should have been, in our words where pydantic's are a programmer's."""
+    kind, context = str(error["type"]), error.get("ctx", {})
+    if kind in _LIMITS:
+        return _LIMITS[kind].format(**{name: f"{limit:g}" for name, limit in context.items()})
+    if kind == "literal_error":
+        return context["expected"]
+    if kind in ("missing", "too_long", "tuple_type") and field is not None:
+        parts = (field.annotation, *typing.get_args(field.annotation))
+        tuples = [typing.get_args(part) for part in parts if typing.get_origin(part) is tuple]
+        if not tuples or ... in tuples[0]:
+            return "several values"
+        example = (
+            f", e.g. {','.join(f'{part:.3g}' for part in field.default)}" if isinstance(field.default, tuple) else ""
+        )
+        return f"{len(tuples[0])} values{example}"
+    word = _KINDS.get(kind.partition("_")[0])
+    if word is not None and kind.endswith(("_parsing", "_type", "_from_float")):
+        return word
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
 
 
 def _choices(expected: str) -> list[str]:
@@ -128,6 +177,25 @@ def _choices(expected: str) -> list[str]:
 
 def positive(value: Any) -> Any:
     """A check for numbers that may also be "auto": zero images or minus three epochs are no length of anything."""
-    if isinstance(value, int | float) and value <= 0:
+    if any(isinstance(part, int | float) and part <= 0 for part in (value if isinstance(value, tuple) else (value,))):
         raise ValueError("it must be more than 0")
+    return value
+
+
+def pixels(value: Any) -> Any:
+    """A check for sides of images: what is larger than any picture is a slip, and would take all the memory."""
+    if any(
+        isinstance(side, int) and side > _LARGEST_SIDE for side in (value if isinstance(value, tuple) else (value,))
+    ):
+        raise ValueError(f"it must be at most {_LARGEST_SIDE:,} pixels")
+    return value
+
+
+_LARGEST_SIDE = 8192
+
+
+def rising(value: tuple[float, float]) -> tuple[float, float]:
+    """A check for ranges."""
+    if value[0] > value[1]:
+        raise ValueError("the smaller of the two comes first")
     return value

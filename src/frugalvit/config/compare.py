@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from frugalvit.config.base import Config, merge, option, set_dotted
@@ -39,6 +40,9 @@ class Compared(RunConfig):
                 found[name] = assignments(words)
         if len(found) < 2:
             raise UserError("A comparison wants two settings, e.g. --with lr=0.001 --without lr=0.0001.")
+        same = next((pair for pair in itertools.combinations(found, 2) if found[pair[0]] == found[pair[1]]), None)
+        if same is not None:
+            raise UserError(f"'{same[0]}' and '{same[1]}' are the same setting: there is nothing to compare.")
         for name, values in found.items():
             if "recipe" in values:  # the common values are complete already: nothing of a recipe would get through
                 raise UserError(f"'{name}' cannot change the recipe: write out the options in which the two differ.")

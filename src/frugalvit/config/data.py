@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from frugalvit.config.base import Config, option
+from frugalvit.config.base import Config, option, rising
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Strength = Annotated[float, Field(ge=0)]
-Range = tuple[Share, Share]
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Range = Annotated[tuple[Share, Share], AfterValidator(rising)]
+Span = Annotated[tuple[Positive, Positive], AfterValidator(rising)]
 
 
 class AugmentConfig(Config):
@@ -21,7 +25,7 @@ class AugmentConfig(Config):
         "auto", "resized: random resized crop; padded: shift over a border; auto: padded up to 32 px, else resized"
     )
     scale: Range = option((0.08, 1.0), "share of the image's area a random resized crop covers")
-    ratio: tuple[Positive, Positive] = option((3 / 4, 4 / 3), "aspect ratios of a random resized crop")
+    ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of a random resized crop")
     padding: int = option(4, "pixels of black border for the padded crop", ge=0)
     interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter used to resize crops")
     affine: Literal["bilinear", "bicubic"] = option(
@@ -38,7 +42,7 @@ class AugmentConfig(Config):
     jitter_prob: Share = option(0.8, "probability of colour jitter, where it is on")
     grayscale: Share = option(0.0, "probability of a grey image")
     blur: Share = option(0.0, "probability of a Gaussian blur")
-    blur_sigma: tuple[Positive, Positive] = option((0.1, 2.0), "range of the blur's sigma in output pixels")
+    blur_sigma: Span = option((0.1, 2.0), "range of the blur's sigma in output pixels")
     erasing: Share = option(0.25, "probability of erasing a rectangle with noise")
     erasing_area: Range = option((0.02, 1 / 3), "share of the area that is erased")
     repeats: int = option(1, "repeated augmentation: copies of an image within one batch", ge=1)
@@ -49,12 +53,12 @@ class CropsConfig(Config):
 
     global_crops: int = option(2, "number of global crops", ge=1)
     local_crops: int = option(8, "number of local crops; 0 trains on global crops only", ge=0)
-    local_size: int | tuple[int, int] | Literal["auto"] = option(
+    local_size: Count | tuple[Count, Count] | Literal["auto"] = option(
         "auto", "pixels of a local crop (or height and width); auto keeps the paper's 96 : 224"
     )
     global_scale: Range = option((0.4, 1.0), "share of the area a global crop covers")
     local_scale: Range = option((0.05, 0.4), "share of the area a local crop covers")
-    ratio: tuple[Positive, Positive] = option((3 / 4, 4 / 3), "aspect ratios of the crops")
+    ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of the crops")
     interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter used to resize crops")
     flip: Share = option(0.5, "probability of a horizontal flip")
     jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = option(
@@ -65,7 +69,7 @@ class CropsConfig(Config):
     blur_first: Share = option(1.0, "probability of blur on the first global crop")
     blur_global: Share = option(0.1, "probability of blur on the other global crops")
     blur_local: Share = option(0.5, "probability of blur on a local crop")
-    blur_sigma: tuple[Positive, Positive] = option((0.1, 2.0), "range of the blur's sigma in crop pixels")
+    blur_sigma: Span = option((0.1, 2.0), "range of the blur's sigma in crop pixels")
     solarize: Share = option(0.2, "probability of solarising the global crops after the first")
 
 
@@ -85,6 +89,8 @@ class CacheConfig(Config):
     where: Literal["auto", "device", "ram", "disk", "off"] = option(
         "auto", "keep decoded images on the device, in RAM, memory-mapped on disk, or not at all (workers decode)"
     )
-    size: int | Literal["auto"] = option("auto", "pixels of a stored image's shorter side; auto: 256/224 of the input")
+    size: Count | Literal["auto"] = option(
+        "auto", "pixels of a stored image's shorter side; auto: 256/224 of the input"
+    )
     folder: str | None = option(None, "cache folder; default ~/.cache/frugalvit or FRUGALVIT_CACHE")
     max_bad: Share = option(0.05, "share of unreadable images at which the run stops instead of skipping them")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.data import CropsConfig
+from frugalvit.config.data import Count, CropsConfig, Positive, Rate, Share
 from frugalvit.config.train import Auto, LocalizationConfig, RunConfig
 
 
@@ -15,18 +17,20 @@ class MatchingConfig(Config):
     view_weight: float = option(0.5, "weight of the view-level loss L_V", ge=0)
     region_weight: float = option(0.5, "weight of the region-level loss L_R; 0 is DINO", ge=0)
     regions_from: float = option(0.0, "add L_R from this epoch on", ge=0)
-    prototypes: int | Auto = option("auto", "K, size of the heads' output; auto from the number of images")
-    hidden: int | Auto = option(
+    prototypes: Annotated[int, Field(ge=2)] | Auto = option(
+        "auto", "K, size of the heads' output; auto from the number of images"
+    )
+    hidden: Count | Auto = option(
         "auto", "width of the heads; auto: four times the backbone's, at most the paper's 2,048"
     )
     bottleneck: int = option(256, "width before the prototypes", ge=1)
     norm_last: bool = option(True, "keep the prototypes' norms at one")
     hold_last: float = option(1.0, "epochs in which the prototypes do not learn", ge=0)
     student_temp: float = option(0.1, "the student's temperature", gt=0)
-    teacher_temp: float | Auto = option("auto", "the teacher's temperature after its warm-up")
+    teacher_temp: Positive | Auto = option("auto", "the teacher's temperature after its warm-up")
     teacher_temp_start: float = option(0.04, "the teacher's temperature at the start", gt=0)
     teacher_temp_warmup: float = option(30.0, "epochs of that warm-up, at most a third of the run", ge=0)
-    momentum: float | Auto = option("auto", "the teacher follows the student with this rate, rising to 1")
+    momentum: Share | Auto = option("auto", "the teacher follows the student with this rate, rising to 1")
     center_momentum: float = option(0.9, "how slowly the centres follow the teacher's outputs", ge=0, le=1)
     chunked: bool | Auto = option("auto", "never hold all logits; auto: where there are many prototypes")
 
@@ -50,7 +54,7 @@ class PretrainConfig(RunConfig):
         "a new run that goes on where another stopped (optimiser and schedules too), e.g. adding L_R",
         short="--continue",
     )
-    drop_path: float | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
+    drop_path: Rate | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
     crops_at_once: int = option(0, "local crops per backward pass; fewer take less memory; 0: all at once", ge=0)
     weight_decay_end: float = option(0.4, "weight decay rises to this by a cosine", ge=0)
     matching: MatchingConfig = option(default_factory=MatchingConfig)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, merge, option, positive
-from frugalvit.config.data import AugmentConfig, CacheConfig, MixingConfig
+from frugalvit.config.base import Config, merge, option, pixels, positive
+from frugalvit.config.data import AugmentConfig, CacheConfig, Count, MixingConfig, Rate, Whole
 from frugalvit.config.recipes import recipe_values
 
 Auto = Literal["auto"]
@@ -23,8 +23,8 @@ class LocalizationConfig(Config):
     form: Literal["paper", "released"] = option(
         "paper", "targets over k as in the paper, or as the released code has it"
     )
-    pairs: int | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
-    hidden: int | Auto = option(
+    pairs: Count | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
+    hidden: Count | Auto = option(
         "auto", "width of the head's hidden layers; auto: the paper's 512, less for small models"
     )
     grid_size: int | None = option(7, "a finer grid is pooled to this many cells a side; none keeps it", ge=2)
@@ -53,7 +53,7 @@ class OptimizerConfig(Config):
     """AdamW and its schedules."""
 
     weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
-    betas: tuple[float, float] = option((0.9, 0.999), "AdamW's averaging rates")
+    betas: tuple[Rate, Rate] = option((0.9, 0.999), "AdamW's averaging rates")
     warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
     min_lr: float = option(0.005, "the last learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
@@ -67,7 +67,9 @@ class RunConfig(Config):
     data: str | None = option(None, "folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
     recipe: str = option("auto", "a named set of values; see 'frugalvit list recipes'")
     backbone: str = option("auto", "a name of 'frugalvit list models' or any timm model")
-    backbone_args: dict[str, Any] = option(default_factory=dict, help="further keywords of the model (YAML only)")
+    backbone_args: dict[str, Any] = option(
+        default_factory=dict, help="further keywords of the model, e.g. '{window_size: 8}'"
+    )
     img_size: int | Auto | tuple[int, int] = option("auto", "input size in pixels, or height,width")
     epochs: float | Auto = option("auto", "passes over the training images")
     steps: int | None = option(None, "length in optimiser steps instead of epochs", ge=1)
@@ -92,7 +94,7 @@ class RunConfig(Config):
         "for small batches on one GPU, with more memory",
     )
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
-    workers: int | Auto = option("auto", "threads or processes that decode images")
+    workers: Whole | Auto = option("auto", "threads or processes that decode images")
     split: Literal["auto", "given", "train+val", "remake"] = option(
         "auto", "auto makes a missing val from train; given: none is made; train+val trains on both; remake splits anew"
     )
@@ -112,6 +114,8 @@ class RunConfig(Config):
     cache: CacheConfig = option(default_factory=CacheConfig)
 
     _positive = pydantic.field_validator("epochs", "batch", "lr", "img_size")(positive)
+    _pixels = pydantic.field_validator("img_size")(pixels)
+    _given: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Any:
@@ -119,7 +123,32 @@ class RunConfig(Config):
         name = values.get("recipe", "auto")
         if name == "auto":
             name = cls.default_recipe(values)
-        return super().parse(merge(recipe_values(str(name), cls.recipe_task()), values | {"recipe": name}))
+        made = super().parse(merge(recipe_values(str(name), cls.recipe_task()), values | {"recipe": name}))
+        made._given = values
+        return made
+
+    def was_given(self, name: str) -> bool:
+        """Whether an option, by its dotted name, was asked for, and not left to defaults and recipes."""
+        values: Any = self._given
+        for part in name.split("."):
+            if not isinstance(values, dict) or part not in values:
+                return False
+            values = values[part]
+        return True
+
+    @pydantic.model_validator(mode="after")
+    def _go_together(self) -> Self:
+        """Options that contradict each other."""
+        starts = {"--init": self.init, "--pretrained": getattr(self, "pretrained", False)}
+        starts["--continue"] = getattr(self, "continue_from", None)
+        named = [flag for flag, value in starts.items() if value]
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} both say which weights to start from; leave one of them out")
+        if isinstance(self.batch, int) and self.accumulate > self.batch:
+            raise ValueError(
+                f"a batch of {self.batch} images has no {self.accumulate} parts; lower --accumulate or raise --batch"
+            )
+        return self
 
     @classmethod
     def recipe_task(cls) -> str:
@@ -137,9 +166,9 @@ class TrainConfig(RunConfig):
     balance: bool = option(False, "draw classes equally often")
     pretrained: bool = option(False, "start from timm's published weights (needs a network)")
     freeze: int = option(0, "leave the first N blocks (and the embedding) as they are", ge=0)
-    drop_path: float | Auto = option("auto", "stochastic depth; auto: the model's own")
-    ema: float | Auto = option("auto", "averaging rate of the weights that are evaluated and exported; 0 for none")
-    evaluate_every: int | Auto = option(
+    drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
+    ema: Rate | Auto = option("auto", "averaging rate of the weights that are evaluated and exported; 0 for none")
+    evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or as often as a quarter of the time allows"
     )
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)

@@ -8,9 +8,9 @@ import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
+from frugalvit.config.data import Count, Positive, Rate, Share, Span, Whole
 from frugalvit.config.train import Auto, RunConfig
 
-Count = Annotated[int, pydantic.Field(ge=1)]
 Label = Annotated[int, pydantic.Field(ge=0, le=255)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -19,7 +19,7 @@ class TransferOptimizerConfig(Config):
     """AdamW, as Swin's detection and segmentation protocols have it."""
 
     weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
-    betas: tuple[float, float] = option((0.9, 0.999), "AdamW's averaging rates")
+    betas: tuple[Rate, Rate] = option((0.9, 0.999), "AdamW's averaging rates")
     warmup: int = option(500, "linear warm-up in steps, at most a fifth of the run", ge=0)
     clip: float = option(0.0, "gradient norm limit; 0 for none", ge=0)
     clip_per: Literal["global", "tensor"] = option("global", "one norm over all gradients, or one per tensor")
@@ -31,7 +31,7 @@ class TransferOptimizerConfig(Config):
 class DetectOptimizerConfig(TransferOptimizerConfig):
     """The learning rate falls at steps."""
 
-    milestones: tuple[float, ...] = option((8 / 12, 11 / 12), "shares of the run at which the learning rate falls")
+    milestones: tuple[Share, ...] = option((8 / 12, 11 / 12), "shares of the run at which the learning rate falls")
     factor: float = option(0.1, "what it is multiplied with there", gt=0, le=1)
 
 
@@ -48,7 +48,7 @@ class TransferConfig(RunConfig):
     """What detection and segmentation share beside every run's options."""
 
     pretrained: bool = option(False, "start from timm's published weights (needs a network)")
-    drop_path: float | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
+    drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, since sizes change from step to step")
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
 
@@ -72,7 +72,7 @@ class DetectorConfig(Config):
         "auto", "channels of the feature pyramid; auto: a third of the backbone's, at most 256"
     )
     hidden: Count | Auto = option("auto", "width of the box heads; auto: four times the channels")
-    anchors: float | Auto = option(
+    anchors: Positive | Auto = option(
         "auto", "anchor size in strides of its level; auto: 8 at 800 px, smaller with the input"
     )
     proposals: int = option(1000, "regions proposed per image", ge=1)
@@ -91,9 +91,7 @@ class DetectConfig(TransferConfig):
     categories: Literal["own", "super", "one"] = option(
         "own", "learn the data's categories, their supercategories, or one, object: few images teach few names"
     )
-    scales: tuple[float, float] = option(
-        (0.6, 1.0), "smallest and largest short side in training, relative to img-size"
-    )
+    scales: Span = option((0.6, 1.0), "smallest and largest short side in training, relative to img-size")
     longest: float = option(5 / 3, "the long side's limit, relative to img-size", gt=0)
     detector: DetectorConfig = option(default_factory=DetectorConfig)
     optimizer: DetectOptimizerConfig = option(default_factory=DetectOptimizerConfig)  # type: ignore[assignment]
@@ -117,9 +115,9 @@ class TestConfig(Config):
     __test__ = False  # not a test, whatever pytest thinks of its name
 
     multi_scale: bool = option(False, "average over several scales and flips", short="--multi-scale")
-    scales: list[float] = option((0.5, 0.75, 1.0, 1.25, 1.5, 1.75), "the scales, relative to img-size")
+    scales: list[Positive] = option((0.5, 0.75, 1.0, 1.25, 1.5, 1.75), "the scales, relative to img-size")
     flip: bool = option(True, "and each mirrored (with multi-scale)")
-    window: int | Auto = option("auto", "side of a sliding window; auto: img-size with multi-scale; 0: whole images")
+    window: Whole | Auto = option("auto", "side of a sliding window; auto: img-size with multi-scale; 0: whole images")
 
 
 class SegmentConfig(TransferConfig):
@@ -130,7 +128,7 @@ class SegmentConfig(TransferConfig):
         "auto", "label that counts nowhere (255 never does); auto: a class called void, 11 in CamVid, 0 in ADE20K"
     )
     label_count: Count | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
-    scales: tuple[float, float] = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")
+    scales: Span = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")
     photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
     largest_share: float = option(0.75, "crops that one class fills further than this are drawn anew", gt=0, le=1)
     decoder: DecoderConfig = option(default_factory=DecoderConfig)

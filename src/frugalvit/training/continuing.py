@@ -31,6 +31,13 @@ def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
             f"{where} has come to step {state['step']:,} and this run would end at {steps:,}: its length counts from "
             "the very beginning, so give more --epochs or --steps."
         )
+    for name, tensor in task.state_dict().items():
+        other = state["task"].get(name)
+        if other is not None and other.shape != tensor.shape:
+            raise UserError(
+                f"{where} has another shape ({name}: {tuple(other.shape)} there, {tuple(tensor.shape)} here): continue "
+                "with its --backbone and --img-size, and its --matching.prototypes, hidden and bottleneck."
+            )
     report = task.load_state_dict(state["task"], strict=False)
     foreign = [name for name in report.missing_keys if not name.startswith(("regions.", "views.", "localization."))]
     if foreign:

@@ -54,7 +54,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device, or the machine itself, had no room left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    words = ("allocate memory", "out of memory", "ALLOC_FAILED")  # the CPU's, MPS's and CUDA's, cuBLAS's and cuDNN's
+    # the CPU's two, MPS's and CUDA's, cuBLAS's and cuDNN's
+    words = ("allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 

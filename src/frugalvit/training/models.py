@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.backbones.factory import close_names, is_name
 from frugalvit.backbones.folder import find_model_folder, load_model_folder
 from frugalvit.backbones.weights import load_weights
 from frugalvit.data.augment import EvalTransform
 from frugalvit.errors import UserError, nearest
+
+_MODELS = "give a run's folder, a checkpoint or an exported folder"
+_HOW = f"{_MODELS[0].upper()}{_MODELS[1:]}, or a name of 'frugalvit list models'."
 
 
 @dataclass
@@ -37,8 +41,9 @@ def load_model(
     if path.is_dir():
         folder = find_model_folder(path)
         if folder is None:
-            hint = "; the run has not finished its first evaluation" if (path / "config.yaml").exists() else ""
-            raise UserError(f"{path} holds no model (no config.json){hint}.")
+            begun = (path / "config.yaml").exists()
+            hint = f"the run is not finished; 'frugalvit … --resume {path}' goes on" if begun else _MODELS
+            raise UserError(f"{path} holds no model (no config.json): {hint}.")
         backbone, meta = load_model_folder(folder, img_size=img_size)
         name = path.resolve().name
     elif path.is_file():
@@ -50,8 +55,10 @@ def load_model(
     else:
         if "/" in where or where.endswith((".pt", ".pth", ".safetensors")):
             beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-            hint = nearest(path.name, beside) or " Give a run's folder, a checkpoint or an exported folder."
+            hint = nearest(path.name, beside) or f" {_MODELS[0].upper()}{_MODELS[1:]}."
             raise UserError(f"There is no model at {where}.{hint}")
+        if not is_name(where):
+            raise UserError(f"There is no folder, file or network '{where}'.{close_names(where)} {_HOW}")
         backbone = create_backbone(where, img_size=img_size or 224)
         name = where
     classes = meta.get("classes")

@@ -34,6 +34,8 @@ def predict(config: PredictConfig) -> Result:
             paths.append(word)
         else:
             raise UserError(f"There is no image {word}.")
+    if not paths:
+        raise UserError(f"{config.images[0]} holds no images.")
     rows: list[dict[str, Any]] = []
     device = next(model.backbone.parameters()).device
     starts = range(0, len(paths), config.batch)

@@ -35,7 +35,7 @@ from frugalvit.training.health import Health
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.monitor import FeatureMonitor
 from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, steps_per_epoch, total_steps
-from frugalvit.training.runs import Run
+from frugalvit.training.runs import Run, find_run
 from frugalvit.training.schedules import Cosine, Linear, warmup_steps
 from frugalvit.training.selfsupervised import PretrainTask
 from frugalvit.training.session import follow_init, in_run_folder
@@ -47,6 +47,9 @@ def pretrain(config: PretrainConfig) -> Result:
         raise UserError("What should be learned from? Give a folder of images: 'frugalvit pretrain images/'.")
     if config.matching.view_weight + config.matching.region_weight <= 0:
         raise UserError("matching.view_weight and matching.region_weight are both 0: there is nothing to learn.")
+    if config.continue_from and not config.resume:
+        way = "--continue takes runs of 'frugalvit pretrain'"
+        setup.check_kind(find_run(config.continue_from), PretrainConfig, way)
     return in_run_folder(config, "pretrain", setup.open_source, _pretrain, _result)
 
 

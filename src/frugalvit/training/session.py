@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning_fabric import Fabric
@@ -10,6 +11,7 @@ from lightning_fabric import Fabric
 from frugalvit import console
 from frugalvit.backbones.folder import find_model_folder, load_model_folder
 from frugalvit.config.train import RunConfig
+from frugalvit.errors import UserError
 from frugalvit.results import Result
 from frugalvit.training import setup
 from frugalvit.training.loop import Stopped
@@ -30,6 +32,10 @@ def in_run_folder(
 ) -> Result:
     """Run ``body`` in a new folder, or in the one to resume; a finished run is shown, a stopped one can go on."""
     check_trackers(config.track)
+    if config.resume:
+        setup.check_resume(config)
+    elif config.init and not Path(config.init).exists():
+        raise UserError(f"--init {config.init}: there is no such run, exported folder or checkpoint file.")
     fabric = setup.make_fabric(config)
     if config.resume:
         done = finished_summary(config.resume)
