@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import TRAIN, read_metrics, write_images
+from tiny import TRAIN, differences, read_metrics, write_images
 
 from frugalvit import cli
 from frugalvit.config.train import PredictConfig, TrainConfig
@@ -17,6 +17,7 @@ from frugalvit.errors import UserError
 from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
 from frugalvit.training.predict import predict
+from frugalvit.training.supervised import SupervisedTask
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,32 @@ def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(
 def test_the_best_weights_are_said_in_words(photos: Path, tmp_path: Path) -> None:
     data = train(config(photos, tmp_path / "run", steps=4)).data
     assert data["best_step"] == 4 and data["weights"] == "the best on val, of step 4"
+
+
+def test_data_that_has_moved_is_named_at_the_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scratch disks change from job to job: the run ends with the same bits."""
+    here = write_images(tmp_path / "here")
+    train(config(here, tmp_path / "whole", save_every=2))
+    with monkeypatch.context() as patch:
+        seen = SupervisedTask.after_step
+
+        def stop(self: SupervisedTask, step: int) -> None:
+            if step == 6:
+                raise KeyboardInterrupt
+            seen(self, step)
+
+        patch.setattr(SupervisedTask, "after_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(here, tmp_path / "moved", save_every=2))
+    here.rename(tmp_path / "there")
+    capsys.readouterr()
+    assert cli.main(["train", "--resume", str(tmp_path / "moved")]) == 2
+    assert "There is no folder" in capsys.readouterr().err
+    assert cli.main(["train", str(tmp_path / "there"), "--resume", str(tmp_path / "moved")]) == 0
+    assert "have changed" not in capsys.readouterr().err
+    assert differences(tmp_path / "whole", tmp_path / "moved") == []
 
 
 def test_timm_computes_what_predict_says(photos: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class RunConfig(Config):
     seed: int = option(0, "everything random follows from it", ge=0)
     out: str | None = option(None, "run folder (default: runs/DATE_backbone_data)", short="-o")
     init: str | None = option(None, "start from these weights: a run, a checkpoint, an exported folder")
-    resume: str | None = option(None, "continue this run to its end, to the bit")
+    resume: str | None = option(None, "continue this run to its end, to the bit; DATA only if it lies elsewhere now")
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
     devices: int = option(1, "processes on this machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
