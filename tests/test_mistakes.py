@@ -80,7 +80,14 @@ MISTAKES = [
     ("segment train scenes --scales 0,2", "it must be more than 0"),
     ("segment train scenes --root x", "frugalvit: --root is not for segment; leave it out."),
     ("reproduce few-labels --epochs -1", "epochs = '-1': it must be more than 0"),
+    (
+        "pretrain photos --crops.global-crops 1 --crops.local-crops 0",
+        "frugalvit: one crop has no other to match; raise",
+    ),
+    ("bench swin_nano --img-size 0", "img_size = '0': it must be at least 1"),
+    ("probe knn run photos --img-size 100000", "it must be at most 8,192 pixels"),
     # what contradicts itself
+    ("probe knn run photos --backbone resnet18", "run holds a swin_nano and says so itself: leave out --backbone"),
     ("train photos --init run --pretrained", "--init and --pretrained both say which weights to start from"),
     ("pretrain photos --init run --continue pre", "--init and --continue both say which weights"),
     ("train photos --resume run --steps 50", "run was begun with --steps 1 and goes on so: leave it out"),
@@ -106,6 +113,7 @@ MISTAKES = [
     ("probe knn empty photos", "empty holds no model (no config.json): give a run's folder"),
     ("export nothere", "There is no folder, file or network 'nothere'"),
     ("predict run empty", "empty holds no images"),
+    ("report run pre --out photos", "photos is a folder: name a file in it, for instance photos/report.html"),
     ("list models nothing", "No network is called nothing."),
 ]
 

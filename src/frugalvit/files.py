@@ -18,6 +18,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
     A kill at any moment leaves either the old file or the new one, never a part of one. With ``keep`` the old file
     stays under that name, from the moment the new one is whole.
     """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a file in it.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as handle:

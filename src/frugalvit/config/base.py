@@ -118,7 +118,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         return f"There is no option '{location}'.{nearest(location, here) or nearest(location, known)}"
     if first["type"] == "missing" and location == name:
         return f"'{name}' is needed and was not given."
-    if not location:  # options that do not go together: the message names them
+    if name not in known and first["type"] == "value_error":  # options that do not go together: the message names them
         return f"{_wanted(None, first)}."
     here = [e for e in error.errors() if ".".join(map(str, e["loc"])).startswith(name)] or [first]
     reason = " or ".join(dict.fromkeys(_wanted(known.get(name), e) for e in here))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from frugalvit.config.base import Config, option, rising
+from frugalvit.config.base import Config, option, pixels, rising
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -14,6 +14,7 @@ Positive = Annotated[float, Field(gt=0)]
 Strength = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+Side = Annotated[int, Field(ge=1), AfterValidator(pixels)]
 Range = Annotated[tuple[Share, Share], AfterValidator(rising)]
 Span = Annotated[tuple[Positive, Positive], AfterValidator(rising)]
 
@@ -71,6 +72,12 @@ class CropsConfig(Config):
     blur_local: Share = option(0.5, "probability of blur on a local crop")
     blur_sigma: Span = option((0.1, 2.0), "range of the blur's sigma in crop pixels")
     solarize: Share = option(0.2, "probability of solarising the global crops after the first")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if self.global_crops + self.local_crops < 2:
+            raise ValueError("one crop has no other to match; raise --crops.global-crops or --crops.local-crops")
+        return self
 
 
 class MixingConfig(Config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from frugalvit.config.base import Config, option
+from frugalvit.config.data import Side
 
 
 class ExportConfig(Config):
@@ -20,7 +21,7 @@ class ExportConfig(Config):
         None, "images (a file, a folder or a dataset) to check the export on (default: the run's own data, or noise)"
     )
     backbone: str | None = option(None, "what a bare checkpoint belongs to")
-    img_size: int | None = option(None, "input size in pixels instead of the model's own", ge=1)
+    img_size: Side | None = option(None, "input size in pixels instead of the model's own")
     license: str = option(
         "unknown", "of hf: the licence you give the weights, as the hub spells it (apache-2.0, mit …)"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from frugalvit.config.base import Config, option
+from frugalvit.config.data import Side
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -12,7 +13,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 class _LookConfig(Config):
     model: str = option(help="a run, a checkpoint, an exported folder or a model name", positional=True)
     backbone: str | None = option(None, "what a bare checkpoint belongs to")
-    img_size: int | None = option(None, "look at this many pixels a side instead of the model's own", ge=1)
+    img_size: Side | None = option(None, "look at this many pixels a side instead of the model's own")
     device: Device = option("auto", "where to compute")
     out: str | None = option(None, "file to write (default: a new name in this folder)", short="-o")
 

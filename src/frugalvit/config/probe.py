@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from frugalvit.config.base import Config, option
+from frugalvit.config.data import Side
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "32", "bf16", "fp16"]
@@ -17,7 +18,9 @@ Strength = Annotated[float, Field(ge=0)]
 class ExtractConfig(Config):
     """How features are taken from a model."""
 
-    img_size: int | tuple[int, int] | None = option(None, "input size in pixels, or height,width; default: the model's")
+    img_size: Side | tuple[Side, Side] | None = option(
+        None, "input size in pixels, or height,width; default: the model's"
+    )
     backbone: str | None = option(None, "the architecture of a bare checkpoint")
     batch: int = option(64, "images at once", ge=1)
     device: Device = option("auto", "where to compute")
@@ -101,7 +104,7 @@ class BenchConfig(Config):
     """Parameters, GFLOPs, images/s and memory of models, relative to ViT-B (EsViT, Table 7 and Fig. 1)."""
 
     models: list[str] = option(help="run folders, exported folders or model names", positional=True)
-    img_size: int | tuple[int, int] | None = option(None, "input size in pixels; default: each model's own")
+    img_size: Side | tuple[Side, Side] | None = option(None, "input size in pixels; default: each model's own")
     batch: Annotated[int, Field(ge=1)] | Literal["auto"] = option(
         "auto", "images at once; auto: 64 on a GPU, 8 elsewhere"
     )

@@ -148,6 +148,8 @@ def report(config: ReportConfig) -> Result:
             seen = gather([(model.name, model.backbone)], pictures, second_views=len(pictures) == 1)
             write_text(folder / "lens.json", json.dumps(seen))
     out = Path(config.out) if config.out else Path(config.runs[0]) / "report.html"
+    if out.is_dir():
+        raise UserError(f"{out} is a folder: name a file in it, for instance {out / 'report.html'}.")
     if out.exists() and page.GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:4000]:
         raise UserError(f"{out} exists and is not a report of frugalvit; choose another --out.")
     make_folder(out.parent)

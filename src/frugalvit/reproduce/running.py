@@ -46,7 +46,8 @@ def _chosen(recipe: Recipe, only: list[str]) -> dict[str, str]:
     """The settings to run: all, or those asked for."""
     for name in only:
         if name not in recipe.settings:
-            raise UserError(f"The table has no setting '{name}'. It has: {', '.join(recipe.settings)}.")
+            hint, known = nearest(name, recipe.settings), ", ".join(recipe.settings)
+            raise UserError(f"The table has no setting '{name}'.{hint} It has: {known}.")
     return {name: values for name, values in recipe.settings.items() if not only or name in only}
 
 

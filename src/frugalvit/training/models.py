@@ -45,6 +45,8 @@ def load_model(
             hint = f"the run is not finished; 'frugalvit … --resume {path}' goes on" if begun else _MODELS
             raise UserError(f"{path} holds no model (no config.json): {hint}.")
         backbone, meta = load_model_folder(folder, img_size=img_size)
+        if architecture not in (None, backbone.name):
+            raise UserError(f"{path} holds a {backbone.name} and says so itself: leave out --backbone {architecture}.")
         name = path.resolve().name
     elif path.is_file():
         if architecture is None:
