@@ -151,7 +151,9 @@ SMALL_OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["swin_nano", "swin_mini", "swin_tiny_w7", "swin_base_w14", "deit_small", "resnet50", "cvt_13"])
+@pytest.mark.parametrize(
+    "name", ["swin_nano", "swin_mini", "swin_tiny_w7", "swin_base_w14", "deit_small", "resnet50", "cvt_13"]
+)
 def test_own_names(name: str) -> None:
     backbone = create_backbone(name, img_size=64, num_classes=2, in_chans=1, **SMALL_OWN.get(name, {})).eval()
     with torch.no_grad():
