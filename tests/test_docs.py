@@ -303,6 +303,14 @@ def test_every_sentence_of_the_papers_has_its_file() -> None:
     assert all(re.search(r"::|\.yaml", row) for row in rows), "every row names a file"
 
 
+def test_the_tables_of_scaling_are_what_the_benchmark_prints() -> None:
+    script = [sys.executable, str(ROOT / "benchmarks" / "scaling.py")]
+    printed = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    rows = [line for line in printed.splitlines() if re.match(r"\| (?!---|data)", line)]
+    page = (DOCS / "SCALING.md").read_text(encoding="utf-8")
+    assert len(rows) == 12 and all(f"{row}\n" in page for row in rows)
+
+
 def test_files_and_links_exist() -> None:
     broken = []
     for page in PAGES:
