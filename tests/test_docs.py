@@ -232,7 +232,9 @@ def _without(words: list[str], names: dict[str, int]) -> list[str]:
 
 
 # Transcripts of what was done, and guides whose commands train full-size networks and stand elsewhere too: with --slow.
-LONG = ("docs/FIRST_HOUR.md", "docs/RESULTS.md", "docs/guides/small_images.md", "docs/guides/few_labels.md")
+LONG = tuple(f"docs/{name}.md" for name in ("FIRST_HOUR", "RESULTS")) + tuple(
+    f"docs/guides/{name}.md" for name in ("small_images", "few_labels", "segmentation")
+)
 WITH_BLOCKS = [
     pytest.param(page, id=page_id(page), marks=[pytest.mark.slow] * (page_id(page) in LONG))
     for page in PAGES

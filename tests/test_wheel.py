@@ -95,7 +95,7 @@ def test_the_source_archive_can_be_worked_with(archives: tuple[Path, Path]) -> N
     assert not any(part in name for name in names for part in ("__pycache__", ".venv", "runs/"))
 
 
-@pytest.mark.parametrize("which", ["wheel", "sdist"])
+@pytest.mark.parametrize("which", ["wheel", pytest.param("sdist", marks=pytest.mark.slow)])
 def test_it_installs_and_starts_elsewhere(which: str, archives: tuple[Path, Path], tmp_path: Path) -> None:
     """Into a folder of its own, from there, with the dependencies that are here; the checkout is out of sight."""
     place, elsewhere = tmp_path / "site", tmp_path / "elsewhere"

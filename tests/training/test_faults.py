@@ -286,7 +286,7 @@ def test_a_killed_worker_is_said(nursery: Nursery) -> None:
     assert "A process that decodes images was killed" in child.said() and "Traceback" not in child.said()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_to_the_group_leaves_the_workers_to_the_run(nursery: Nursery, number: signal.Signals) -> None:
     """Ctrl-C reaches the workers too; the run needs them for the step it finishes before it saves. None stays."""
     folder = nursery.folder

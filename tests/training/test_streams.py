@@ -35,7 +35,7 @@ def write_shards(folder: Path, images: Path, count: int = 4) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("verb", "where"), [("train", "ram"), ("pretrain", "off")])
+@pytest.mark.parametrize(("verb", "where"), [("train", "ram"), pytest.param("pretrain", "off", marks=pytest.mark.slow)])
 def test_killed_and_resumed_from_shards(nursery: Nursery, verb: str, where: str) -> None:
     """Kept in memory, or decoded while training: the position in the data is part of what is resumed."""
     common = [verb, "shards/{000..003}.tar", "--config", f"{verb}.yaml", "--cache.where", where, "--workers", "0"]
