@@ -323,6 +323,9 @@ def test_files_and_links_exist() -> None:
         for file in re.findall(r"`((?:src/frugalvit|examples|tests|docs|notebooks)/[\w/.]+\.\w+)`", text):
             if not (ROOT / file).exists():
                 broken.append(f"{page_id(page)}: {file}")
+        for file in re.findall(r"`([\w/]+\.(?:py|yaml))(?:::[\w.]+)?`", text):  # short for src/frugalvit/…
+            if (SOURCE / file.partition("/")[0]).is_dir() and not (SOURCE / file).exists():
+                broken.append(f"{page_id(page)}: {file}")
     assert not broken
 
 
