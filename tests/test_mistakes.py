@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from frugalvit import cli
 from frugalvit.arguments import make_parser
+from frugalvit.config.train import TrainConfig
+from frugalvit.errors import UserError
+from frugalvit.training.resuming import check_resume
 
 HERE = Path(__file__).parent
 
@@ -153,8 +159,30 @@ def test_a_run_resumes_with_the_options_it_was_begun_with(
     """A script that is queued again with the same words goes on; "auto" is what was decided."""
     monkeypatch.chdir(place)
     same = ["--steps", "1", "--batch", "4", "--lr", "auto", "--out", "run", "--img-size", "32"]
-    assert cli.main(["train", "photos", "--resume", "run", *same]) == 0
+    free = ["--workers", "1", "--no-report", "--peer-timeout", "9"]
+    assert cli.main(["train", "photos", "--resume", "run", *same, *free]) == 0
     assert "run is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kept", "images", "auto_batch", "refused"),
+    [
+        ("batch", 64, 10, 10, False, False),  # there were no more images
+        ("batch", 64, 10, 20, False, True),
+        ("batch", 5, 10, 10, False, True),
+        ("accumulate", 1, 4, 10, True, False),
+        ("accumulate", 1, 4, 10, False, True),
+    ],
+)
+def test_what_a_run_lowered_by_itself_may_be_said_again(
+    tmp_path: Path, name: str, given: int, kept: int, images: int, auto_batch: bool, refused: bool
+) -> None:
+    stored = {"data": "photos", "batch": 16, "auto_batch": auto_batch, name: kept}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored), encoding="utf-8")
+    (tmp_path / "data.json").write_text(json.dumps({"images": images}), encoding="utf-8")
+    again = TrainConfig.parse({"data": "photos", "resume": str(tmp_path), name: given})
+    with pytest.raises(UserError, match="was begun with") if refused else nullcontext():
+        check_resume(again)
 
 
 def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,7 +228,7 @@ VERBS = [
         "list recipes",
         "frugalvit.config.listing:RecipesConfig",
         "frugalvit.listing:recipes",
-        "named settings for train and pretrain",
+        "named settings for train, pretrain, detect and segment",
     ),
 ]
 

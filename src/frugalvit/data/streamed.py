@@ -219,7 +219,8 @@ class _Reader:
             return batch.result()
         except BrokenProcessPool as error:
             raise UserError(
-                "A process that reads shards was killed (out of memory?). Use fewer with --workers; --resume goes on."
+                "A process that reads shards was killed (out of memory?). --resume goes on with as many; a new run can "
+                "have fewer with --workers."
             ) from error
 
     def look_ahead(self) -> None:

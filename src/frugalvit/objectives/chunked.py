@@ -27,6 +27,7 @@ needs 14 P K FLOPs per row. benchmarks/losses.py measures.
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}
 _PAYS_FROM = 2**25
 
 # Where Triton is not installed the softmax on a GPU takes a few kernels instead of one.
-_KERNELS = importlib.util.find_spec("triton") is not None
+_KERNELS = importlib.util.find_spec("triton") is not None and os.environ.get("FRUGALVIT_KERNELS", "1") != "0"
 if _KERNELS:
     from frugalvit.objectives.softmax_kernel import fused_softmax
 
@@ -197,7 +198,5 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right, accumulated in the total's precision."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
-    elif torch.__version__ >= "2.10":
+    else:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:  # earlier addmm wants the total in the factors' precision
-        total += torch.mm(left, right, out_dtype=total.dtype)

@@ -73,8 +73,8 @@ def draw_pairs(
 class RelativeLocalization(nn.Module):
     """The dense relative localization loss over a grid of tokens (B, D, h, w), rectangular ones too.
 
-    variant:   ``l1`` (Eq. 2), ``signed`` (Eq. 3: offsets keep their sign), ``ce`` (Eq. 4-5: one class per offset and
-               axis), ``reg`` (Eq. 6: mean and variance of that posterior)
+    variant:   ``l1`` (Eq. 2), ``signed`` (Eq. 3: offsets keep their sign), ``ce`` (Eq. 4-5: one class c per offset and
+               axis, -log p(c)), ``reg`` (Eq. 6: (c - μ)² / σ² + α log σ, mean and variance of that posterior p)
     pairs:     m pairs per image, or ``"all"``: every ordered pair of positions, which is the expectation itself
     hidden:    width of the MLP's two hidden layers
     grid_size: an axis finer than this is average-pooled down to it, without parameters (14 -> 7 is the paper's 2×2

@@ -41,7 +41,7 @@ def draw(
     generator: torch.Generator,
     views: int = 1,
 ) -> Pairs:
-    """The pairs of this process' images, (views · B), for grids of this size."""
+    """The pairs of this process' ``images``, views · B of them, for grids of this size."""
     if head.pairs == "all":
         return None
     size = head.pooled_size(*grid_size)
@@ -66,7 +66,7 @@ def measure(
     share: Share,
     views: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and error in cells of the grids (views · B, D, h, w), the images of one view after those of another."""
+    """Loss of the grids (views · B, D, h, w), the images of one view after those of another; the last one's error."""
     levels: list[Tensor] = [grids] if isinstance(grids, Tensor) else list(grids)
     heads = [localization] if isinstance(localization, RelativeLocalization) else list(localization.levels)
     generator = pairs_of_step(step, share, levels[0].device)

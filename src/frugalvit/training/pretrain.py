@@ -18,7 +18,7 @@ from frugalvit.data.examples import DataSource, Examples, join
 from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
-from frugalvit.training import setup
+from frugalvit.training import resuming, setup
 from frugalvit.training.autobatch import fit_to_memory
 from frugalvit.training.compiling import compile_task
 from frugalvit.training.continuing import carry_over, start_from_heads
@@ -49,7 +49,7 @@ def pretrain(config: PretrainConfig) -> Result:
         raise UserError("matching.view_weight and matching.region_weight are both 0: there is nothing to learn.")
     if config.continue_from and not config.resume:
         way = "--continue takes runs of 'frugalvit pretrain'"
-        setup.check_kind(find_run(config.continue_from), PretrainConfig, way)
+        resuming.check_kind(find_run(config.continue_from), PretrainConfig, way)
     return in_run_folder(config, "pretrain", setup.open_source, _pretrain, _result)
 
 

@@ -179,7 +179,7 @@ def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
     epochs = max(100, min(500, 10_000 // per_epoch))
     return (
         epochs,
-        f"{per_epoch} steps an epoch: at least 10,000 steps, at most 500 epochs, never fewer than the paper's 100",
+        f"{per_epoch} steps an epoch: about 10,000 steps, at most 500 epochs, never fewer than the paper's 100",
     )
 
 

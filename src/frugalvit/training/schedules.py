@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from frugalvit.objectives import localization_weight_at
+
 
 class Schedule(Protocol):
     def at(self, step: int) -> float: ...
@@ -66,9 +68,7 @@ class Ramp:
     steps: int
 
     def at(self, step: int) -> float:
-        if step <= self.warmup:
-            return self.peak * step / max(1, self.warmup)
-        return self.peak * max(0.0, 1 - (step - self.warmup) / max(1, self.steps - self.warmup))
+        return localization_weight_at(step, self.peak, self.steps, "ramped", self.warmup)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Label-free pre-training as in EsViT: L = ½ L_V + ½ L_R (§2.2, Algorithm 1), student and averaged teacher.
+"""Label-free pre-training as in EsViT: L = ½ L_V + ½ L_R (Algorithm 1; §2.2 prints the plain sum).
 
 The student sees every crop, the teacher the global ones. Drloc can be a third objective on the student's global grids.
 """

@@ -13,7 +13,7 @@ from frugalvit.backbones.folder import find_model_folder, load_model_folder
 from frugalvit.config.train import RunConfig
 from frugalvit.errors import UserError
 from frugalvit.results import Result
-from frugalvit.training import setup
+from frugalvit.training import resuming, setup
 from frugalvit.training.loop import Stopped
 from frugalvit.training.processes import mind_the_peers
 from frugalvit.training.recipes import Decisions
@@ -33,7 +33,7 @@ def in_run_folder(
     """Run ``body`` in a new folder, or in the one to resume; a finished run is shown, a stopped one can go on."""
     check_trackers(config.track)
     if config.resume:
-        setup.check_resume(config)
+        resuming.check_resume(config)
     elif config.init and not Path(config.init).exists():
         raise UserError(f"--init {config.init}: there is no such run, exported folder or checkpoint file.")
     fabric = setup.make_fabric(config)
@@ -41,7 +41,7 @@ def in_run_folder(
         done = finished_summary(config.resume)
         if done:
             return shown(done)
-    source = open_source(setup.stored_config(config), fabric)
+    source = open_source(resuming.stored_config(config), fabric)
     label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
     config, run = setup.open_run(config, fabric, label, source.name)
     try:

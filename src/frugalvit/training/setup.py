@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +14,7 @@ from lightning_fabric import Fabric
 from frugalvit import console
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights import load_weights
-from frugalvit.config.base import flat_fields, read_yaml
-from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.train import RunConfig, TrainConfig
-from frugalvit.config.transfer import DetectConfig, SegmentConfig
+from frugalvit.config.train import RunConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment import Augment, EvalTransform
 from frugalvit.data.cache import ImageStore, build_store, look
@@ -36,6 +31,7 @@ from frugalvit.training import processes
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import tune_for_cpu, tune_for_gpu
 from frugalvit.training.recipes import Decision, Decisions, decide_stream
+from frugalvit.training.resuming import read_facts, stored_config
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
 from frugalvit.training.tracking import make_trackers
 
@@ -99,56 +95,6 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
     opened: list[Run] = []
     processes.together(fabric, lambda: opened.append(Run(folder)))
     return config, opened[0] if opened else Run(folder, writer=False)
-
-
-def stored_config(config: C) -> C:
-    """What the run to resume was started with, on the hardware of now; a new run's configuration as it is."""
-    if not config.resume:
-        return config
-    folder = find_run(config.resume)
-    moved = {"resume": str(folder), "device": config.device, "devices": config.devices, "nodes": config.nodes}
-    if config.data:  # where it lies now
-        moved["data"] = config.data
-    return type(config).from_yaml(folder / "config.yaml").model_copy(update=moved)
-
-
-def check_resume(config: RunConfig) -> None:
-    """A run is resumed by the command that began it and with the options it was begun with, or not at all."""
-    folder = find_run(str(config.resume))
-    check_kind(folder, type(config), "'frugalvit {verb} --resume {folder}' resumes it")
-    if config.out and Path(config.out).resolve() != folder.resolve():
-        raise UserError(f"A resumed run stays in its folder, {folder}: leave out --out {config.out}.")
-    stored = type(config).from_yaml(folder / "config.yaml")
-    for name, field in flat_fields(type(config)).items():
-        if name in _RESUMED_OTHERWISE or not config.was_given(name):
-            continue
-        wanted, had = (operator.attrgetter(name)(part) for part in (config, stored))
-        if wanted not in ("auto", had):
-            short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
-            flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
-            begun = f"with {flag} {had}" if had not in (None, False) else f"without {flag}"
-            raise UserError(
-                f"{folder} was begun {begun} and goes on so: leave it out, or start a new run from its weights with "
-                f"--init {folder}."
-            )
-
-
-def check_kind(folder: Path, kind: type[RunConfig], way: str) -> None:
-    """Whether the run in a folder is one of the command that ``kind`` configures; ``way`` says what to do if not."""
-    options = set(read_yaml(folder / "config.yaml"))
-    if options <= set(kind.model_fields):
-        return
-    kinds: dict[str, type[RunConfig]] = {"train": TrainConfig, "pretrain": PretrainConfig}
-    kinds |= {"detect train": DetectConfig, "segment train": SegmentConfig}
-    verb = next((verb for verb, other in kinds.items() if options <= set(other.model_fields)), None)
-    if verb is None:
-        odd = min(options - set(kind.model_fields))
-        raise UserError(f"{folder}/config.yaml has an option '{odd}', which this version of frugalvit does not know.")
-    way = way.format(verb=verb, folder=folder)
-    raise UserError(f"{folder} is a run of 'frugalvit {verb}': {way}; --init {folder} starts from its weights.")
-
-
-_RESUMED_OTHERWISE = ("resume", "out", "data", "device", "devices", "nodes")
 
 
 def _not_into_the_data(config: RunConfig) -> None:
@@ -225,12 +171,6 @@ def open_source(config: RunConfig, fabric: Fabric, *, labelled: bool = False) ->
         known=None if before is None else Survey(**before),
         agree=lambda look: processes.together(fabric, look),
     )
-
-
-def read_facts(folder: str | Path) -> dict[str, Any]:
-    """What a run wrote down about its data; nothing where it was killed before that."""
-    path = Path(folder) / "data.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def make_backbone(config: RunConfig, num_classes: int, **keywords: Any) -> Backbone:

@@ -1,8 +1,9 @@
 """``frugalvit bench step``: the training step that users get, measured whole, and what of the device it uses.
 
 Input, forward, losses, backward, clipping, optimiser and moving average, exactly as ``train`` and ``pretrain`` take
-them. ``--against`` times, in the same run, the paper's algorithm as written: eager, PyTorch as it comes, a loop over
-pairs of crops with full softmax, its batches made by a DataLoader with torchvision's transforms.
+them. ``--against`` times, in the same run, the paper's algorithm as written: eager, PyTorch as it comes, in
+pre-training a loop over pairs of crops with full softmax; once with our input, once with the usual one, a DataLoader
+with torchvision's transforms.
 """
 
 from __future__ import annotations
@@ -141,8 +142,10 @@ def timed(action: Callable[[int], object], count: int, device: torch.device) -> 
 
 
 def _cost_of_drloc(stepper: Stepper, step: Callable[[int], None], count: int, device: torch.device) -> float:
-    """What a step with the loss takes longer, as a share: steps with and without it in turns, since a machine's speed
-    drifts by more than the difference."""
+    """How much longer a step with the loss takes, as a share.
+
+    Steps with and without it are taken in turns: a machine's speed drifts by more than the difference.
+    """
     head, seconds = stepper.task.localization, {True: [], False: []}
     for number in range(0, 2 * count + 2 * _GROUP, _GROUP):
         with_it = number // _GROUP % 2 == 0

@@ -64,9 +64,10 @@ class SupervisedTask(nn.Module):
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
         assert batch.targets is not None
-        losses = self.judge(batch.images, batch.targets, batch.clean, self._pairs(batch.images, step))
+        clean = batch.clean if self.settings.images == "clean" else None
+        losses = self.judge(batch.images, batch.targets, clean, self._pairs(batch.images, step))
         if isinstance(self.localization, DenseLocalization):
-            grids = self.backbone.blocks(batch.images)
+            grids = self.backbone.blocks(batch.images if clean is None else clean)
             losses["localization"], losses["localization_error"] = measure(self.localization, grids, step, self.share)
         total = losses["cross_entropy"]
         if self.localization is not None:
@@ -74,13 +75,15 @@ class SupervisedTask(nn.Module):
         return {"loss": total, **losses}
 
     def judge(self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs) -> dict[str, Tensor]:
-        """Network, classifier and losses, all that depends on tensors only: what a compiled step compiles as one."""
+        """Network, classifier and losses, all that depends on tensors only: what a compiled step compiles as one.
+
+        clean: the images before mixing, where pairs are asked about in them
+        """
         features = self.backbone(images)
         logits = self.backbone.classify(features.pooled)
         losses = {"cross_entropy": F.cross_entropy(logits.float(), targets)}
         if isinstance(self.localization, RelativeLocalization):
-            looks_clean = self.settings.images == "clean" and clean is not None
-            grid = self.backbone(clean).grid if looks_clean else features.grid
+            grid = features.grid if clean is None else self.backbone(clean).grid
             losses["localization"], losses["localization_error"] = judge(self.localization, grid, pairs)
         return losses
 
