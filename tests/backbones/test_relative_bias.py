@@ -39,6 +39,7 @@ def test_every_pair_is_read_by_its_row_once(plan: WindowPlan) -> None:
         assert sorted(there.tolist()) == (index == row).nonzero()[:, 0].tolist()
 
 
+@pytest.mark.slow
 def test_a_compiled_network_has_the_same_gradients() -> None:
     torch.manual_seed(0)
     backbone = create_backbone("swin_nano", img_size=32, embed_dim=8, depths=(2, 2), num_heads=(1, 2), drop_path=0.0)

@@ -151,6 +151,7 @@ def test_a_lost_peer_is_said_after_the_training_too(tmp_path: Path) -> None:
         raise RuntimeError("something else timed out")
 
 
+@pytest.mark.slow
 def test_a_peer_that_dies_while_scoring(tmp_path: Path) -> None:
     """A real one, that leaves where the training ends and the last scores are gathered."""
     nursery = Nursery(tmp_path)

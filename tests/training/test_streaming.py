@@ -71,6 +71,7 @@ def test_shards_with_an_index(nursery: Nursery, web: str) -> None:
     assert differences(plain, out) == []
 
 
+@pytest.mark.slow
 def test_reader_processes_are_resumed_too(nursery: Nursery) -> None:
     """Local shards are read in passing when asked to; a reader process gives what reading here does, and no reader
     outlives a kill."""
