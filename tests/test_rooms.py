@@ -24,7 +24,7 @@ ORDER = [
     "reproduce",
     "top",
 ]
-BASE = {"errors", "console", "results", "features", "files", "_hooks", "__init__"}
+BASE = {"errors", "console", "results", "features", "files", "kernels", "_hooks", "__init__"}
 NOT_FOR = {
     "backbones": {"data"},
     "objectives": {"data", "backbones"},

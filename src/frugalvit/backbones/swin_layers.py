@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -17,9 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from frugalvit.backbones.relative_bias import relative_bias
 from frugalvit.backbones.windows import Size, WindowPlan, cut, join, mask, plan_windows
+from frugalvit.kernels import KERNELS
 
-KERNELS = importlib.util.find_spec("triton") is not None and os.environ.get("FRUGALVIT_KERNELS", "1") != "0"
-"""Whether a GPU may use our Triton kernels; Triton comes with PyTorch for CUDA on Linux. FRUGALVIT_KERNELS=0: never."""
 if KERNELS:
     from frugalvit.backbones.window_kernel import fits, window_attention
 

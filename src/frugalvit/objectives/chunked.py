@@ -26,13 +26,13 @@ needs 14 P K FLOPs per row. benchmarks/losses.py measures.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
+
+from frugalvit.kernels import KERNELS
 
 # K-wide elements per chunk: 1,024 rows of 65,536 on a GPU (256 MiB of fp32 logits), enough for full-rate products.
 _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}
@@ -40,8 +40,7 @@ _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}
 _PAYS_FROM = 2**25
 
 # Where Triton is not installed the softmax on a GPU takes a few kernels instead of one.
-_KERNELS = importlib.util.find_spec("triton") is not None and os.environ.get("FRUGALVIT_KERNELS", "1") != "0"
-if _KERNELS:
+if KERNELS:
     from frugalvit.objectives.softmax_kernel import fused_softmax
 
 
@@ -157,7 +156,7 @@ def _softmax_moments(
     """
     per_chunk = rows or max(1, _CHUNK_ELEMENTS.get(query.device.type, 2**23) // len(keys))
     low, precise = keys.dtype, query.dtype
-    probabilities_of = fused_softmax if query.is_cuda and precise == torch.float32 and _KERNELS else _softmax
+    probabilities_of = fused_softmax if query.is_cuda and precise == torch.float32 and KERNELS else _softmax
     normalisers, means = [], []
     for start in range(0, len(query), per_chunk):
         chunk = slice(start, start + per_chunk)

@@ -28,8 +28,8 @@ class Share:
     world: int = 1
 
 
-def pairs_of_step(step: int, share: Share, device: torch.device) -> torch.Generator:
-    """Where a step's pairs come from."""
+def pair_generator(step: int, share: Share, device: torch.device) -> torch.Generator:
+    """What a step's pairs are drawn with."""
     return torch.Generator(device).manual_seed(generator_for(share.seed, "pairs", step).initial_seed())
 
 
@@ -54,7 +54,7 @@ def draw(
     return first, second
 
 
-def judge(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+def loss_at(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Loss and error in cells of a grid (B, D, h, w) at these pairs."""
     return head.measure(grid) if pairs is None else head.measure_at(grid, *pairs)
 
@@ -69,10 +69,10 @@ def measure(
     """Loss of the grids (views · B, D, h, w), the images of one view after those of another; the last one's error."""
     levels: list[Tensor] = [grids] if isinstance(grids, Tensor) else list(grids)
     heads = [localization] if isinstance(localization, RelativeLocalization) else list(localization.levels)
-    generator = pairs_of_step(step, share, levels[0].device)
+    generator = pair_generator(step, share, levels[0].device)
     answers = []
     for head, grid in zip(heads, levels, strict=True):
         assert isinstance(head, RelativeLocalization)
         size = (grid.shape[2], grid.shape[3])
-        answers.append(judge(head, grid, draw(head, size, len(grid), share, generator, views)))
+        answers.append(loss_at(head, grid, draw(head, size, len(grid), share, generator, views)))
     return torch.stack([loss for loss, _ in answers]).sum(), answers[-1][1]

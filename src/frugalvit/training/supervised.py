@@ -17,7 +17,7 @@ from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, Batches, eval_batches
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training.averaging import average_into
-from frugalvit.training.localizing import Pairs, Share, draw, judge, measure, pairs_of_step
+from frugalvit.training.localizing import Pairs, Share, draw, loss_at, measure, pair_generator
 from frugalvit.training.parameters import decay_groups, layer_groups
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.scores import ClassificationScores
@@ -84,7 +84,7 @@ class SupervisedTask(nn.Module):
         losses = {"cross_entropy": F.cross_entropy(logits.float(), targets)}
         if isinstance(self.localization, RelativeLocalization):
             grid = features.grid if clean is None else self.backbone(clean).grid
-            losses["localization"], losses["localization_error"] = judge(self.localization, grid, pairs)
+            losses["localization"], losses["localization_error"] = loss_at(self.localization, grid, pairs)
         return losses
 
     def _pairs(self, images: Tensor, step: int) -> Pairs:
@@ -92,7 +92,7 @@ class SupervisedTask(nn.Module):
         if not isinstance(self.localization, RelativeLocalization):
             return None
         size = self.backbone.grid_size((images.shape[2], images.shape[3]))
-        return draw(self.localization, size, len(images), self.share, pairs_of_step(step, self.share, images.device))
+        return draw(self.localization, size, len(images), self.share, pair_generator(step, self.share, images.device))
 
     def compile_with(self, mode: str | None) -> None:
         """Compile what a step computes; ``mode`` as ``torch.compile`` has it."""
