@@ -100,6 +100,28 @@ def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pyt
     assert counter.frame_count == 1 + heads
 
 
+def test_every_setting_of_a_long_comparison_is_compiled() -> None:
+    """Torch gives up on a function after a few kinds of graphs; a comparison has one for each setting."""
+
+    class Setting:
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+        def judge(self, images: torch.Tensor) -> torch.Tensor:
+            return images * self.width
+
+        def compile_with(self, mode: str | None) -> None:
+            self.judge = torch.compile(self.judge, dynamic=False, backend=counter, mode=mode)
+
+    counter, count = torch._dynamo.testing.CompileCounter(), 12
+    config, fabric = TrainConfig.parse({"data": "photos", "compile": True}), Fabric(accelerator="cpu", devices=1)
+    for width in range(count):
+        setting = Setting(width)
+        compile_task(setting, config, Plan(1, 1, Constant(0.1)), fabric)
+        setting.judge(torch.ones(2))
+    assert counter.frame_count == count
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["train", "pretrain"])
 def test_graphs_train_as_without_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

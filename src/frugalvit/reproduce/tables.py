@@ -152,7 +152,7 @@ _PRETRAINING = {
     "esvit-cifar": Recipe(
         "the same on CIFAR-100's training images at 32 px, a Swin of 7 M parameters",
         "cifar100",
-        {"images": "train", "epochs": 100, "batch": 512, "img_size": 32},
+        {"images": "train", "epochs": 100, "batch": 1024, "img_size": 32, "compile": "graphs"},
         {"L_V": _VIEWS_ONLY, "L_V + L_R": "", "L_V + L_R + Drloc": _ON},
         kind="pretrain",
         backbones=("swin_mini",),
@@ -204,8 +204,13 @@ _USES = {
     "best-cifar": Recipe(
         "the best CIFAR-100 gives at 32 px with a Swin of 7 M parameters: label-free pre-training, then a long run",
         "cifar100",
-        _CIFAR | {"epochs": 200, "img_size": 32},
-        {"EsViT + Drloc": f"init={{esvit}} {_ON}", "EsViT": f"init={{esvit}} {_OFF}", "from scratch": _OFF},
+        _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs"},
+        {
+            "EsViT + Drloc": f"init={{esvit}} {_ON}",
+            "EsViT": f"init={{esvit}} {_OFF}",
+            "Drloc": _ON,
+            "from scratch": _OFF,
+        },
         backbones=("swin_mini",),
         starts={"esvit": ("esvit-cifar", "L_V + L_R")},
     ),

@@ -18,6 +18,9 @@ from frugalvit.training.stepping import Plan
 PAYS_FROM = 500
 """Steps from which "auto" compiles: a cold compilation takes one to three minutes."""
 
+DIFFERENT_GRAPHS = 256
+"""A comparison compiles one graph for each of its settings in one process; after 8 torch would go on uncompiled."""
+
 GRAPHS = "reduce-overhead"
 """What torch calls the mode that replays CUDA graphs."""
 
@@ -35,6 +38,7 @@ def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> No
         mode = None if reason else GRAPHS
         if reason:
             console.warn(f"compiled without CUDA graphs: {reason}")
+    torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
     task.compile_with(mode)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,15 @@ def measure(
         stepper.task.compile_with(GRAPHS if config.graphs else None)
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    turns = config.kind == "train" and config.localization and not as_written
     began = time.perf_counter()
     for number in range(_WARM_UP):
         step(number)
     _wait(device)
     warm = time.perf_counter() - began
+    if turns:
+        with _no_drloc(stepper):  # compiled before anything is timed
+            step(0)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds = timed(step, steps or config.steps, device)
@@ -121,7 +126,7 @@ def measure(
     if device.type == "cuda":
         row |= {"host_ms": round(1000 * host, 2), **memory, "warm_up_s": round(warm, 1)}
         row["matrix_rate_percent"] = round(100 * operations / seconds / _matrix_rate(device), 1)
-    if config.kind == "train" and config.localization and not as_written:
+    if turns:
         row["drloc_percent"] = round(100 * _cost_of_drloc(stepper, step, config.steps, device), 2)
     if config.profile and not as_written:
         _profile(step, device, Path(config.profile))
@@ -146,15 +151,22 @@ def _cost_of_drloc(stepper: Stepper, step: Callable[[int], None], count: int, de
 
     Steps with and without it are taken in turns: a machine's speed drifts by more than the difference.
     """
-    head, seconds = stepper.task.localization, {True: [], False: []}
-    for number in range(0, 2 * count + 2 * _GROUP, _GROUP):
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(0, 2 * count, _GROUP):
         with_it = number // _GROUP % 2 == 0
-        stepper.task.localization = head if with_it else None
-        taken = timed(step, _GROUP, device)
-        if number >= 2 * _GROUP:  # the first two are there to compile
-            seconds[with_it].append(taken)
-    stepper.task.localization = head
+        with nullcontext() if with_it else _no_drloc(stepper):
+            seconds[with_it].append(timed(step, _GROUP, device))
     return statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
+
+
+@contextmanager
+def _no_drloc(stepper: Stepper) -> Iterator[None]:
+    """Steps taken inside leave the localization loss out."""
+    head, stepper.task.localization = stepper.task.localization, None
+    try:
+        yield
+    finally:
+        stepper.task.localization = head
 
 
 # -- what is measured
