@@ -181,6 +181,22 @@ def test_bf16_on_a_device(name):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.gpu
+@every_model
+def test_compiled_on_a_device(name):
+    """At a size where torch 2.11 makes one kernel of several sums: gradients keep their shapes, and are the same."""
+    torch.manual_seed(0)
+    wide = {"embed_dim": (64, 64)} if name.startswith("cvt") else {}
+    model = timm.create_model(name, num_classes=5, **MICRO[name] | wide).cuda().train()
+    inputs, gradients = images(32, 3, 224, 224).cuda(), []
+    for run in (model, torch.compile(model, dynamic=False)):
+        model.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            run(inputs).float().square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
+
+
 @every_model
 def test_gradient_checkpointing_changes_nothing(name):
     gradients = []

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from lightning_fabric import Fabric
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from frugalvit.backbones import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
@@ -100,6 +101,33 @@ def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pyt
     assert counter.frame_count == 1 + heads
 
 
+def test_little_of_the_loss_is_queued_one_by_one() -> None:
+    """Outside of what is compiled, a step with Drloc draws its pairs and adds nothing else."""
+
+    class Counter(TorchDispatchMode):
+        operations = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.operations += 1
+            return function(*args, **(kwargs or {}))
+
+    counts = []
+    for weight in (0.0, 0.5):
+        config = TrainConfig.parse({"data": "photos", "localization": {"weight": weight}, "ema": 0.0})
+        backbone = create_backbone(
+            "swin_nano", img_size=32, num_classes=3, embed_dim=24, depths=(1, 1), num_heads=(2, 4)
+        )
+        task: Any = make_task(config, backbone, Plan(10, 10, Constant(0.1)))
+        assert len(task.parameter_groups()) == 2
+        batch = Batch(torch.randn(4, 3, 32, 32), torch.rand(4, 3), None, torch.arange(4))
+        losses = task(batch, 0)
+        task.judge = lambda *_, losses=losses: dict(losses)
+        with Counter() as counter:
+            task(batch, 0)
+        counts.append(counter.operations)
+    assert counts[1] - counts[0] <= 1, counts
+
+
 def test_every_setting_of_a_long_comparison_is_compiled() -> None:
     """Torch gives up on a function after a few kinds of graphs; a comparison has one for each setting."""
 
@@ -141,7 +169,9 @@ def test_graphs_train_as_without_them(kind: str, monkeypatch: pytest.MonkeyPatch
         for step in range(12):
             stepper.step, stepper.window = step, {}
             stepper.one_step()
-            losses.append(float(stepper.window["loss"][0]))
+            losses.append(
+                float(next(row[names.index("loss")] for names, row in stepper.window.items() if "loss" in names))
+            )
         curves.append(losses)
         assert bool(replayed) == graphs
     assert curves[0] == pytest.approx(curves[1], rel=0.05)

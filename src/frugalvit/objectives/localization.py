@@ -65,9 +65,26 @@ def draw_pairs(
     Drawn on ``device``; with a generator of another device they are drawn there and moved.
     """
     source = generator.device if generator is not None else device
-    flat = torch.randint(size[0] * size[1], (2, batch, pairs), generator=generator, device=source)
-    positions = torch.stack((flat // size[1], flat % size[1]), dim=-1).to(device=device, non_blocking=True)
-    return positions[0], positions[1]
+    cells = draw_cells(batch, size, pairs, generator=generator, device=source)
+    first, second = positions(cells, size[1]).to(device=device, non_blocking=True)
+    return first, second
+
+
+def draw_cells(
+    batch: int,
+    size: tuple[int, int],
+    pairs: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """The same pairs as numbers of cells, row by row: (2, B, m). One operation; the rest can be compiled."""
+    return torch.randint(size[0] * size[1], (2, batch, pairs), generator=generator, device=device)
+
+
+def positions(cells: Tensor, width: int) -> Tensor:
+    """Numbers of cells (...) on a grid of this width -> (..., 2), (row, col)."""
+    return torch.stack((cells // width, cells % width), dim=-1)
 
 
 class RelativeLocalization(nn.Module):
@@ -202,8 +219,8 @@ class RelativeLocalization(nn.Module):
     ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
         if self.pairs != "all":
             size = self.pooled_size(*grid.shape[-2:])
-            positions = draw_pairs(len(grid), size, self.pairs, generator=generator, device=grid.device)
-            return self._answer_at(grid, *positions, trusted=True)
+            ends = draw_pairs(len(grid), size, self.pairs, generator=generator, device=grid.device)
+            return self._answer_at(grid, *ends, trusted=True)
         with torch.autocast(grid.device.type, enabled=False):
             tokens, size = self._tokens(grid)
             projected = self._project_tokens(tokens).unflatten(1, (-1, 2))  # (B, T, 2, hidden)

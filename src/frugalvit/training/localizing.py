@@ -13,10 +13,10 @@ from torch import Tensor
 
 from frugalvit.data.randomness import generator_for
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
-from frugalvit.objectives.localization import draw_pairs
+from frugalvit.objectives.localization import draw_cells, positions
 
-Pairs = tuple[Tensor, Tensor] | None
-"""The positions (B, m, 2) of the pairs' first and second tokens; None where every pair is judged."""
+Pairs = Tensor | None
+"""The cells of the pairs' first and second tokens, (2, B, m); None where every pair is judged."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,20 @@ def draw(
     if head.pairs == "all":
         return None
     size = head.pooled_size(*grid_size)
-    drawn = draw_pairs(images * share.world, size, head.pairs, generator=generator, device=generator.device)
+    drawn = draw_cells(images * share.world, size, head.pairs, generator=generator, device=generator.device)
     if share.world == 1:
         return drawn
     each = images // views
     mine = slice(share.rank * each, (share.rank + 1) * each)
-    first, second = (ends.unflatten(0, (views, -1))[:, mine].flatten(0, 1) for ends in drawn)
-    return first, second
+    return drawn.unflatten(1, (views, -1))[:, :, mine].flatten(1, 2)
 
 
 def loss_at(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Loss and error in cells of a grid (B, D, h, w) at these pairs."""
-    return head.measure(grid) if pairs is None else head.measure_at(grid, *pairs)
+    if pairs is None:
+        return head.measure(grid)
+    first, second = positions(pairs, head.pooled_size(grid.shape[2], grid.shape[3])[1])
+    return head.measure_at(grid, first, second)
 
 
 def measure(

@@ -112,10 +112,7 @@ class _Loop(Stepper):
 
     def log(self) -> str:
         """Write the window's means to the metrics; a few words for the bar. Too many bad steps end the run here."""
-        names = sorted(self.window)
-        sums = self.fabric.all_reduce(torch.stack([self.window[name] for name in names]), reduce_op="sum")
-        means = {name: (total / count).item() for name, (total, count) in zip(names, sums.cpu(), strict=True)}  # type: ignore[union-attr]
-        self.window = {}
+        means = self._means()
         self._share_signal()
         streak, skipped = (int(value) for value in self.guard.tolist())
         epoch = self.step / self.plan.steps_per_epoch
@@ -128,6 +125,19 @@ class _Loop(Stepper):
         memory = torch.cuda.max_memory_allocated() / 2**30 if self.fabric.device.type == "cuda" else 0.0
         speed = f" · {memory:.1f} GiB" if memory else ""
         return f"loss {means['loss']:.4g} · lr {lr:.2g}{speed}"
+
+    def _means(self) -> dict[str, float]:
+        """What the losses and signs of the window were on average, over all processes; a new window begins."""
+        rows = sorted(self.window.items())
+        everywhere: Any = self.fabric.all_reduce(torch.cat([row for _, row in rows]), reduce_op="sum")
+        sums = everywhere.cpu().split([len(row) for _, row in rows])
+        totals: dict[str, tuple[float, float]] = {}
+        for (names, _), (*values, count) in zip(rows, (row.tolist() for row in sums), strict=True):
+            for name, value in zip(names, values, strict=True):
+                total, times = totals.get(name, (0.0, 0.0))
+                totals[name] = total + value, times + count
+        self.window = {}
+        return {name: total / times for name, (total, times) in totals.items()}
 
     def _pace(self) -> dict[str, float]:
         """Images a second since the last line; reading the metrics has just waited for the device, so it is fair."""
@@ -205,7 +215,7 @@ class _Loop(Stepper):
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
         self.watch = Stopwatch(state["seconds"])
-        self.window = {name: pair.to(self.fabric.device) for name, pair in state["window"].items()}
+        self.window = {names: row.to(self.fabric.device) for names, row in state["window"].items()}
         self.guard.copy_(state["guard"])
         self.run.forget_metrics_after(self.step)
         self.fabric.barrier()

@@ -59,6 +59,16 @@ def layer_groups(model: nn.Module, weight_decay: float, layer_decay: float) -> l
     return groups
 
 
+def merged(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups that learn alike as one: an optimiser takes its steps group by group."""
+    alike: dict[tuple[float, bool, float], dict[str, Any]] = {}
+    for group in groups:
+        key = (group["weight_decay"], group["decayed"], group["lr_scale"])
+        first = alike.setdefault(key, group | {"params": []})
+        first["params"] = first["params"] + group["params"]
+    return list(alike.values())
+
+
 def freeze_first(model: nn.Module, count: int) -> int:
     """Stop gradients for the embedding and the first ``count`` blocks; how many parameters that froze."""
     layers = layers_of(model)

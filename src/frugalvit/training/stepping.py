@@ -47,7 +47,8 @@ class Stepper:
         self.task, self.module, self.optimizer = task, module, optimizer
         self.plan, self.fabric = plan, fabric
         self.step = 0
-        self.window: dict[str, Tensor] = {}
+        self.window: dict[tuple[str, ...], Tensor] = {}  # sums of values that came together, and how often they came
+        self.once = torch.ones((), device=fabric.device)
         self.guard = guard_of(fabric.device)
         self.undo = Undo(task)
 
@@ -89,9 +90,9 @@ class Stepper:
 
     def _collect(self, values: dict[str, Tensor]) -> None:
         """Sums of this window, kept on the device: reading them every step would make the device wait."""
-        for name, value in values.items():
-            pair = torch.stack([value.detach().float(), torch.ones((), device=value.device)])
-            self.window[name] = self.window[name] + pair if name in self.window else pair
+        row = torch.stack([*(value.detach().float() for value in values.values()), self.once])
+        names = tuple(values)
+        self.window[names] = self.window[names] + row if names in self.window else row
 
 
 def seed_step(seed: int, step: int, process: int) -> None:

@@ -18,7 +18,7 @@ from frugalvit.data.loader import Batch, Batches, eval_batches
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training.averaging import average_into
 from frugalvit.training.localizing import Pairs, Share, draw, loss_at, measure, pair_generator
-from frugalvit.training.parameters import decay_groups, layer_groups
+from frugalvit.training.parameters import decay_groups, layer_groups, merged
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.scores import ClassificationScores
 
@@ -65,27 +65,35 @@ class SupervisedTask(nn.Module):
         """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
         assert batch.targets is not None
         clean = batch.clean if self.settings.images == "clean" else None
-        losses = self.judge(batch.images, batch.targets, clean, self._pairs(batch.images, step))
+        weight = batch.images.new_full((), self.weight.at(step), dtype=torch.float32)
+        losses = self.judge(batch.images, batch.targets, clean, self._pairs(batch.images, step), weight)
         if isinstance(self.localization, DenseLocalization):
             grids = self.backbone.blocks(batch.images if clean is None else clean)
             losses["localization"], losses["localization_error"] = measure(self.localization, grids, step, self.share)
-        total = losses["cross_entropy"]
-        if self.localization is not None:
-            total = total + self.weight.at(step) * losses["localization"]
-        return {"loss": total, **losses}
+            losses["loss"] = losses["loss"] + weight * losses["localization"]
+        return losses
 
-    def judge(self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs) -> dict[str, Tensor]:
+    def judge(
+        self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs, weight: Tensor
+    ) -> dict[str, Tensor]:
         """Network, classifier and losses, all that depends on tensors only: what a compiled step compiles as one.
 
         clean: the images before mixing, where pairs are asked about in them
+        weight: λ, a tensor since a number that changes would be compiled anew
         """
         features = self.backbone(images)
         logits = self.backbone.classify(features.pooled)
-        losses = {"cross_entropy": F.cross_entropy(logits.float(), targets)}
-        if isinstance(self.localization, RelativeLocalization):
-            grid = features.grid if clean is None else self.backbone(clean).grid
-            losses["localization"], losses["localization_error"] = loss_at(self.localization, grid, pairs)
-        return losses
+        cross_entropy = F.cross_entropy(logits.float(), targets)
+        if not isinstance(self.localization, RelativeLocalization):
+            return {"loss": cross_entropy, "cross_entropy": cross_entropy.detach()}
+        grid = features.grid if clean is None else self.backbone(clean).grid
+        localization, error = loss_at(self.localization, grid, pairs)
+        return {
+            "loss": cross_entropy + weight * localization,
+            "cross_entropy": cross_entropy.detach(),
+            "localization": localization.detach(),
+            "localization_error": error,
+        }
 
     def _pairs(self, images: Tensor, step: int) -> Pairs:
         """The pairs of tokens this step asks about."""
@@ -118,7 +126,7 @@ class SupervisedTask(nn.Module):
         if self.localization is not None:
             named = self.localization.named_parameters("localization")
             groups += decay_groups(named, self.weight_decay, self.settings.lr_scale)
-        return groups
+        return merged(groups)
 
     @property
     def result(self) -> Backbone:
