@@ -26,10 +26,14 @@ def last(path: Path, metric: str) -> float:
 
 
 def scores(table: str, setting: str, metric: str) -> list[float]:
-    """The final values of a setting's seeds: what the run said of itself, or its last line where it was cut off."""
-    found, (backbone, *others) = [], sorted((DOCS / "results" / table).iterdir())
-    backbone = backbone if not others else DOCS / "results" / table / "swin_tiny_w7"
-    for log in sorted((backbone / folder_name(setting)).glob("seed_*.jsonl")):
+    """The final values of a setting's seeds: what the run said of itself, or its last line where it was cut off.
+
+    table: with /BACKBONE where it is not the table's only one, or Swin-T
+    """
+    found, (table, _, backbone) = [], table.partition("/")
+    backbones = sorted(folder.name for folder in (DOCS / "results" / table).iterdir())
+    backbone = backbone or (backbones[0] if len(backbones) == 1 else "swin_tiny_w7")
+    for log in sorted((DOCS / "results" / table / backbone / folder_name(setting)).glob("seed_*.jsonl")):
         said = log.with_suffix(".json")
         numbers = json.loads(said.read_text(encoding="utf-8")) if said.exists() else {}
         found.append(numbers[metric] if metric in numbers else last(log, metric))
@@ -136,6 +140,31 @@ def test_defaults_for_small_data() -> None:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         found[name] = next(line["knn"] for line in lines if "knn" in line and line["epoch"] == 24)
     assert f"{found['auto']:.1f} with ours, {found['paper']:.1f} with the paper's" in TEXT
+
+
+def test_one_seed_of_other_backbones() -> None:
+    """What the text says of pairs of runs with the same seed, and how well each learned the task."""
+    gains, errors = {}, {}
+    for backbone in ("t2t_vit_14", "vit_base", "resnet50"):
+        table = f"drloc-flowers/{backbone}"
+        gains[backbone] = scores(table, "with", "top1")[0] - scores(table, "without", "top1")[0]
+        errors[backbone] = statistics.fmean(scores(table, "with", "localization_error"))
+        assert f"{errors[backbone]:.2f} |" in TEXT
+    assert f"gave T2T {gains['t2t_vit_14']:.1f} points, ViT-B −{-gains['vit_base']:.1f} and ResNet-50 nothing" in TEXT
+    assert gains["resnet50"] == pytest.approx(0, abs=0.05)
+    few = [scores("few-labels", setting, "top1")[0] for setting in ("Drloc", "from scratch")]
+    assert "had {:.2f} and a run without it {:.2f}".format(*few) in TEXT
+    early = [
+        json.loads(line)
+        for setting in ("Drloc", "from_scratch")
+        for line in (DOCS / "results" / "best-cifar" / "swin_mini" / setting / "seed_0.jsonl").read_text().splitlines()
+    ]
+    assert (
+        "(at a quarter of the run {:.1f} to {:.1f})".format(
+            *(line["top1"] for line in early if line["step"] == 5000 and "top1" in line)
+        )
+        in TEXT
+    )
 
 
 @pytest.mark.parametrize(
