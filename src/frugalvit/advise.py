@@ -155,8 +155,7 @@ def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[s
     decide_common(settings, facts, decisions)
     with console.hushed():  # what it has to say stands with the reasons
         backbone = setup.make_backbone(settings, len(source.classes))
-    known = Facts(facts.images, facts.classes, facts.side, facts.device, backbone.family)
-    decide_training(settings, known, decisions)
+    decide_training(settings, facts.knowing(backbone), decisions)
     watched = len(source.splits.get("val") or source.splits.get("test") or ())
     plan = commands.make_plan(settings, facts.images, watched, 1)
     proposal = Proposal(f"frugalvit train {shlex.quote(config.data)}{flags}", "", steps=plan.steps, decisions=decisions)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from lightning_fabric import Fabric
+from tiny import TRAIN, write_images
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frugalvit.backbones import create_backbone
@@ -20,7 +23,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.loader import Batch
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training import stepbench
-from frugalvit.training.commands import make_task
+from frugalvit.training.commands import make_task, train
 from frugalvit.training.compiling import GRAPHS, PAYS_FROM, compile_task
 from frugalvit.training.localizing import Share, measure
 from frugalvit.training.schedules import Constant
@@ -40,6 +43,39 @@ def test_a_cpu_compiles_only_when_told() -> None:
     assert compiled() == "not at all"
     assert compiled(compile=False) == "not at all"
     assert compiled(compile=True) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "replayable", "scaler", "accumulate", "told"),
+    [
+        (PAYS_FROM, True, None, 1, GRAPHS),
+        (PAYS_FROM - 1, True, None, 1, "not at all"),
+        (PAYS_FROM, False, None, 1, None),
+        (PAYS_FROM, True, "of fp16", 1, None),
+        (PAYS_FROM, True, None, 2, None),
+    ],
+)
+def test_what_auto_means_on_a_gpu(
+    steps: int, replayable: bool, scaler: Any, accumulate: int, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    answers: list[Any] = ["not at all"]
+    task = SimpleNamespace(compile_with=answers.append, replayable=replayable)
+    strategy = SimpleNamespace(precision=SimpleNamespace(scaler=scaler))
+    fabric: Any = SimpleNamespace(device=torch.device("cuda"), world_size=1, strategy=strategy)
+    plan = Plan(steps, steps, Constant(0.1), accumulate=accumulate)
+    compile_task(task, TrainConfig.parse({"data": "photos"}), plan, fabric)
+    assert answers[-1] == told
+
+
+@pytest.mark.parametrize(
+    ("backbone", "variant", "replayable"),
+    [("swin_nano", "l1", True), ("swin_nano", "dense", False), ("vit_tiny_patch16_224", "l1", False)],
+)
+def test_which_steps_are_known_to_be_replayed(backbone: str, variant: str, replayable: bool) -> None:
+    config = TrainConfig.parse({"data": "photos", "localization": {"weight": 0.5, "variant": variant}, "ema": 0.0})
+    network = create_backbone(backbone, img_size=32, num_classes=3)
+    assert make_task(config, network, Plan(10, 10, Constant(0.1))).replayable == replayable
 
 
 def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,3 +212,16 @@ def test_graphs_train_as_without_them(kind: str, monkeypatch: pytest.MonkeyPatch
         assert bool(replayed) == graphs
     assert curves[0] == pytest.approx(curves[1], rel=0.05)
     assert curves[1][0] != curves[1][-1]
+
+
+@pytest.mark.gpu
+def test_graphs_of_an_earlier_run_give_their_memory_back(tmp_path: Path) -> None:
+    """A comparison makes many runs in one process."""
+    values = TRAIN | {"data": str(write_images(tmp_path / "images")), "device": "cuda", "compile": "graphs"}
+    kept = []
+    for run in range(3):
+        train(TrainConfig.parse(values | {"batch": 24, "img_size": 128, "out": str(tmp_path / f"run{run}")}))
+        gc.collect()
+        torch.cuda.empty_cache()
+        kept.append(torch.cuda.memory_reserved())
+    assert kept[2] <= 1.1 * kept[1]

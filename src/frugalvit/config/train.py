@@ -90,8 +90,8 @@ class RunConfig(Config):
     precision: Literal["auto", "32", "bf16", "fp16"] = option("auto", "auto: bf16 where the hardware has it")
     compile: bool | Literal["auto", "graphs"] = option(
         "auto",
-        "torch.compile; auto: on a GPU, for runs long enough to gain from it; graphs: replay as CUDA graphs, faster "
-        "for small batches on one GPU, with more memory",
+        "torch.compile; auto: on a GPU, for runs long enough to gain from it, supervised Swins with graphs; graphs: "
+        "replay as CUDA graphs, faster for small batches and images on one GPU, with more memory",
     )
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")

@@ -74,8 +74,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
         grid_norm=config.localization.grid == "normed",
         **({} if config.drop_path == "auto" else {"drop_path": config.drop_path}),
     )
-    facts = Facts(facts.images, facts.classes, facts.side, facts.device, backbone.family)
-    decide_training(config, facts, decisions)
+    decide_training(config, facts.knowing(backbone), decisions)
     _check_grid(config, backbone)
     setup.say_decisions(source, decisions)
     setup.record(config, run, decisions, examples, source.classes)

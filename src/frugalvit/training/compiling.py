@@ -6,7 +6,7 @@ that away, for memory that stays reserved.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
@@ -27,9 +27,7 @@ GRAPHS = "reduce-overhead"
 
 def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> None:
     """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough to gain from it."""
-    wanted = config.compile
-    if wanted == "auto":
-        wanted = fabric.device.type == "cuda" and plan.steps >= PAYS_FROM
+    wanted = _chosen(task, config, plan, fabric) if config.compile == "auto" else config.compile
     if not wanted:
         return
     mode = None
@@ -38,8 +36,19 @@ def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> No
         mode = None if reason else GRAPHS
         if reason:
             console.warn(f"compiled without CUDA graphs: {reason}")
+    if mode == GRAPHS:
+        torch.compiler.reset()  # an earlier run's graphs would keep their memory
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
     task.compile_with(mode)
+
+
+def _chosen(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | Literal["graphs"]:
+    """What "auto" means here. Graphs only for steps that have been tried with them, and with no scale to look for."""
+    if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
+        return False
+    scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
+    tried = getattr(task, "replayable", False) and not scaled
+    return "graphs" if tried and not _no_graphs(config, plan, fabric) else True
 
 
 def _no_graphs(config: RunConfig, plan: Plan, fabric: Fabric) -> str:

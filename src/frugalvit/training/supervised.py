@@ -102,6 +102,11 @@ class SupervisedTask(nn.Module):
         size = self.backbone.grid_size((images.shape[2], images.shape[3]))
         return draw(self.localization, size, len(images), self.share, pair_generator(step, self.share, images.device))
 
+    @property
+    def replayable(self) -> bool:
+        """Whether its step is known to do as CUDA graphs: a Swin's, with the plain loss or none."""
+        return self.backbone.family == "swin" and not isinstance(self.localization, DenseLocalization)
+
     def compile_with(self, mode: str | None) -> None:
         """Compile what a step computes; ``mode`` as ``torch.compile`` has it."""
         self.judge = torch.compile(self.judge, dynamic=False, mode=mode)
