@@ -153,7 +153,12 @@ _PRETRAINING = {
         "the same on CIFAR-100's training images at 32 px, a Swin of 7 M parameters",
         "cifar100",
         {"images": "train", "epochs": 100, "batch": 1024, "img_size": 32, "compile": "graphs"},
-        {"L_V": _VIEWS_ONLY, "L_V + L_R": "", "L_V + L_R + Drloc": _ON},
+        {
+            "L_V": _VIEWS_ONLY,
+            "L_V + L_R": "",
+            "L_V + L_R + Drloc": _ON,
+            "mild crops": "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5",
+        },
         kind="pretrain",
         backbones=("swin_mini",),
     ),
