@@ -13,5 +13,6 @@ def average_into(target: nn.Module, source: nn.Module, momentum: float) -> None:
     """Move every parameter of ``target`` towards ``source`` by (1 - momentum); buffers are copied."""
     update_average(target, source, momentum)
     kept = [(mine, other) for mine, other in zip(target.buffers(), source.buffers(), strict=True) if mine.numel()]
-    for mine, other in kept:
-        mine.copy_(other)
+    if kept:
+        mine, others = map(list, zip(*kept, strict=True))
+        torch._foreach_copy_(mine, others)  # pyright: ignore
