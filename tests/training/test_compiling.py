@@ -33,7 +33,7 @@ from frugalvit.training.stepping import Plan
 def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
     """How a task is told to compile itself, "not at all" where it is not."""
     told: list[Any] = ["not at all"]
-    task = SimpleNamespace(compile_with=told.append)
+    task = SimpleNamespace(compile_with=told.append, replayable=False)
     plan, fabric = Plan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
     compile_task(task, kind.parse({"data": "photos", **values}), plan, fabric)
     return told[-1]
@@ -109,6 +109,7 @@ def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> 
         {},
         {"pairs": "all"},
         {"images": "clean"},
+        {"schedule": "ramp"},
         {"variant": "ce"},
         {"variant": "dense"},
         {"variant": "dense", "images": "clean"},
@@ -138,7 +139,7 @@ def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pyt
 
 
 def test_little_of_the_loss_is_queued_one_by_one() -> None:
-    """Outside of what is compiled, a step with Drloc draws its pairs and adds nothing else."""
+    """Outside of what is compiled, a step with Drloc draws its pairs and says λ; without, it does nothing."""
 
     class Counter(TorchDispatchMode):
         operations = 0
@@ -161,7 +162,7 @@ def test_little_of_the_loss_is_queued_one_by_one() -> None:
         with Counter() as counter:
             task(batch, 0)
         counts.append(counter.operations)
-    assert counts[1] - counts[0] <= 1, counts
+    assert counts == [0, 2]
 
 
 def test_every_setting_of_a_long_comparison_is_compiled() -> None:
@@ -224,4 +225,4 @@ def test_graphs_of_an_earlier_run_give_their_memory_back(tmp_path: Path) -> None
         gc.collect()
         torch.cuda.empty_cache()
         kept.append(torch.cuda.memory_reserved())
-    assert kept[2] <= 1.1 * kept[1]
+    assert kept[2] - kept[0] < 2 * 2**20  # bytes; a run's graphs keep twenty times that

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +56,30 @@ def test_the_resumed_optimiser_has_its_moments(tmp_path: Path) -> None:
     )
     torch.testing.assert_close(whole["task"], parts["task"], rtol=0, atol=0)
     torch.testing.assert_close(whole["optimizer"]["state"], parts["optimizer"]["state"], rtol=0, atol=0)
+
+
+def test_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
+    run_toy(tmp_path / "run", ToyTask(), steps=4)
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save({name: value for name, value in state.items() if name != "format"}, path)
+    with pytest.raises(UserError, match=r"an earlier frugalvit.*begin anew"):
+        run_toy(tmp_path / "run", ToyTask(), steps=8)
+
+
+def test_means_of_values_that_do_not_always_come(tmp_path: Path) -> None:
+    """Every third step says something more; each value is averaged over the steps, and parts of steps, that had it."""
+
+    class Talkative(ToyTask):
+        def forward(self, batch: Any, step: int) -> dict[str, torch.Tensor]:
+            more = {"sign": torch.tensor(float(step))} if step % 3 == 0 else {}
+            return super().forward(batch, step) | {"number": torch.tensor(float(step))} | more
+
+    run_toy(tmp_path / "run", Talkative(), steps=6, log_every=6, accumulate=2)
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["number"] == sum(range(6)) / 6
+    assert line["sign"] == (0 + 3) / 2
+    assert line["gradient_norm"] > 0
 
 
 @pytest.mark.parametrize(("scaler", "borne"), [(None, 5), (object(), 21)])

@@ -129,8 +129,10 @@ class BenchStepConfig(Config):
     steps: int = option(30, "timed steps; the median of groups of five counts", ge=5)
     device: Device = option("auto", "where to compute")
     precision: Literal["auto", "32", "bf16", "fp16"] = option("auto", "auto: bf16 where the hardware has it")
-    compile: bool = option(True, "torch.compile what the step computes, on a GPU")
-    graphs: bool = option(False, "replay what is compiled as CUDA graphs: less work for the host, more memory")
+    compile: bool | Literal["auto", "graphs"] = option(
+        "auto",
+        "torch.compile the step, on a GPU; graphs: replay it as CUDA graphs; auto: as a long run would",
+    )
     against: bool = option(False, "time the paper's algorithm as written, too: loops, full softmax, no compiling")
     workers: int = option(2, "worker processes of the usual DataLoader that --against compares the input with", ge=0)
     profile: str | None = option(None, "write where the time goes, by kernel, into this text file")

@@ -126,10 +126,15 @@ _DRLOC = {
 
 _DEFAULTS = {
     "defaults-flowers": Recipe(
-        "500 images: what 'auto' chooses for a supervised run against the paper's batch and learning rate, same epochs",
+        "500 images, a small network: what 'auto' chooses, with and without Drloc, against the paper's values",
         "flowers102",
         {"split": "train+val", "labels": 0.25, "epochs": 100, "img_size": 64, "evaluate_every": 10**6},
-        {"auto": _OFF, "paper": f"{_OFF} batch=1024 lr=0.001 ema=0"},
+        {
+            "auto, with Drloc": _ON,
+            "auto": _OFF,
+            "lr=0.00013": f"{_OFF} lr=0.00013",
+            "paper": f"{_OFF} batch=1024 lr=0.001 ema=0",
+        },
         backbones=("swin_nano",),
     ),
 }

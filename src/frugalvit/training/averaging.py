@@ -13,6 +13,7 @@ def average_into(target: nn.Module, source: nn.Module, momentum: float) -> None:
     """Move every parameter of ``target`` towards ``source`` by (1 - momentum); buffers are copied."""
     update_average(target, source, momentum)
     kept = [(mine, other) for mine, other in zip(target.buffers(), source.buffers(), strict=True) if mine.numel()]
-    if kept:
-        mine, others = map(list, zip(*kept, strict=True))
-        torch._foreach_copy_(mine, others)  # pyright: ignore
+    for counted in (False, True):  # tensors of one kind are copied at once; BatchNorm's counters are of another
+        pairs = [(mine, other) for mine, other in kept if mine.is_floating_point() != counted]
+        if pairs:
+            torch._foreach_copy_([mine for mine, _ in pairs], [other for _, other in pairs])  # pyright: ignore

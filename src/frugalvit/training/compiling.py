@@ -6,6 +6,7 @@ that away, for memory that stays reserved.
 
 from __future__ import annotations
 
+import gc
 from typing import Any, Literal
 
 import torch
@@ -18,18 +19,18 @@ from frugalvit.training.stepping import Plan
 PAYS_FROM = 500
 """Steps from which "auto" compiles: a cold compilation takes one to three minutes."""
 
-DIFFERENT_GRAPHS = 256
+DIFFERENT_GRAPHS = 64
 """A comparison compiles one graph for each of its settings in one process; after 8 torch would go on uncompiled."""
 
 GRAPHS = "reduce-overhead"
 """What torch calls the mode that replays CUDA graphs."""
 
 
-def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> None:
-    """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough to gain from it."""
+def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool:
+    """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough. Whether graphs will be replayed."""
     wanted = _chosen(task, config, plan, fabric) if config.compile == "auto" else config.compile
     if not wanted:
-        return
+        return False
     mode = None
     if wanted == "graphs":
         reason = _no_graphs(config, plan, fabric)
@@ -37,9 +38,10 @@ def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> No
         if reason:
             console.warn(f"compiled without CUDA graphs: {reason}")
     if mode == GRAPHS:
-        torch.compiler.reset()  # an earlier run's graphs would keep their memory
+        forget_graphs()
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
     task.compile_with(mode)
+    return mode == GRAPHS
 
 
 def _chosen(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | Literal["graphs"]:
@@ -47,8 +49,14 @@ def _chosen(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | 
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
     scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
-    tried = getattr(task, "replayable", False) and not scaled
+    tried = task.replayable and not scaled and not config.auto_batch  # which tries without graphs
     return "graphs" if tried and not _no_graphs(config, plan, fabric) else True
+
+
+def forget_graphs() -> None:
+    """Give back the memory that graphs of this process keep. What is compiled is forgotten with them."""
+    torch.compiler.reset()
+    gc.collect()
 
 
 def _no_graphs(config: RunConfig, plan: Plan, fabric: Fabric) -> str:

@@ -67,5 +67,6 @@ def explain_out_of_memory(error: BaseException, images: int, folder: Path) -> st
     return (
         f"The device ran out of memory{size} with {images} images a step. --batch {half} halves what activations take; "
         f"--accumulate 2 keeps the batch and halves its memory; --auto-batch finds such a number by itself; "
-        f"--checkpoint-activations trades time for memory. What {folder} holds is intact."
+        f"--checkpoint-activations trades time for memory, --compile true leaves CUDA graphs out. "
+        f"What {folder} holds is intact."
     )

@@ -187,6 +187,7 @@ class _Loop(Stepper):
         self.saved_at = time.monotonic()
         self.run.save_checkpoint(
             {
+                "format": _FORMAT,
                 "step": self.step,
                 "task": self.task.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
@@ -210,6 +211,11 @@ class _Loop(Stepper):
         if state is None:
             self.run.forget_metrics_after(-1)
             return
+        if state.get("format") != _FORMAT:
+            raise UserError(
+                f"{self.run.folder} was begun by an earlier frugalvit, whose checkpoints are made otherwise: finish it "
+                "with that one, or begin anew in another --out."
+            )
         self.task.load_state_dict(state["task"])
         self.optimizer.load_state_dict(_for_this_machine(state["optimizer"], self.optimizer.param_groups))
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
@@ -292,6 +298,7 @@ def _for_this_machine(state: dict[str, Any], groups: list[dict[str, Any]]) -> di
 _SETTINGS = ("betas", "eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
 
 # What a line of metrics holds besides what the task was shown.
+_FORMAT = 2  # of the checkpoints: other groups of parameters, another window
 _LABELS = ("step", "split", "epoch", "lr", "skipped", "images_per_second")
 
 

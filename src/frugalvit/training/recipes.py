@@ -192,14 +192,14 @@ def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
     )
 
 
-def supervised_lr(batch: int, parameters: int, finetune: bool) -> tuple[float, str]:
+def supervised_lr(batch: int, parameters: int = 0, *, finetune: bool = False) -> tuple[float, str]:
     """AdamW's learning rate scales with the root of the batch; the paper's 1e-3 at 1,024 is the anchor.
 
-    The paper's networks have 20 million parameters and more. ``swin_nano`` on 510 images, from scratch, had 10.4 %
-    right with that rate, 17 with four to eight times as much, 15 with sixteen (docs/RESULTS.md).
+    The paper's networks have 20 million parameters and more. ``swin_nano`` on 510 images, from scratch, learned most
+    with four to eight times that rate (docs/RESULTS.md); fine-tuning keeps its half.
     """
-    small = 0 < parameters < SMALL_NETWORK and not finetune
-    anchor = 5e-4 if finetune else 4e-3 if small else 1e-3
+    small = 0 < parameters < SMALL_NETWORK
+    anchor = (5e-4 if finetune else 1e-3) * (4 if small else 1)
     whose = "four times the paper's, for a small network" if small else "the paper's"
     lr = float(f"{anchor * math.sqrt(batch / 1024):.2g}")
     return lr, f"{anchor:g} at batch 1,024 ({whose}), scaled with the square root to batch {batch}"

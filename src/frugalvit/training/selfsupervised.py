@@ -112,6 +112,8 @@ class PretrainTask(nn.Module):
             losses |= self._signs(student, teacher, temperature, step)
         return {"loss": total, **losses}
 
+    replayable = False  # by itself: graphs take work off the host, and at 224 px the device is the limit
+
     def compile_with(self, mode: str | None) -> None:
         """Compile the networks, one graph for each size of crop, and the localization head."""
         for network in (self.student, self.teacher):

@@ -36,7 +36,7 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
-from frugalvit.training.compiling import GRAPHS
+from frugalvit.training.compiling import GRAPHS, forget_graphs
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.schedules import Constant
@@ -92,18 +92,16 @@ def measure(
 
     operations = _operations(stepper)
     if config.compile and not as_written and device.type == "cuda":
-        stepper.task.compile_with(GRAPHS if config.graphs else None)
+        forget_graphs()
+        graphs = config.compile == "graphs" or (config.compile == "auto" and stepper.task.replayable)
+        stepper.task.compile_with(GRAPHS if graphs else None)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    turns = config.kind == "train" and config.localization and not as_written
     began = time.perf_counter()
     for number in range(_WARM_UP):
         step(number)
     _wait(device)
     warm = time.perf_counter() - began
-    if turns:
-        with _no_drloc(stepper):  # compiled before anything is timed
-            step(0)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds = timed(step, steps or config.steps, device)
@@ -111,6 +109,9 @@ def measure(
     if device.type == "cuda":  # graphs keep their memory reserved, where the allocator does not count it as used
         memory["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         memory["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
+    turns = config.kind == "train" and config.localization and not as_written
+    if turns:
+        _warm_up_without(stepper, step)
     inputs = timed(batches.batch_at, steps or config.steps, device)
     _wait(device)
     began = time.perf_counter()
@@ -157,6 +158,13 @@ def _cost_of_drloc(stepper: Stepper, step: Callable[[int], None], count: int, de
         with nullcontext() if with_it else _no_drloc(stepper):
             seconds[with_it].append(timed(step, _GROUP, device))
     return statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
+
+
+def _warm_up_without(stepper: Stepper, step: Callable[[int], None]) -> None:
+    """Steps without the loss are compiled, and recorded as graphs, before any of them is timed."""
+    with _no_drloc(stepper):
+        for number in range(3):
+            step(number)
 
 
 @contextmanager

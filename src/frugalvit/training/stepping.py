@@ -90,8 +90,8 @@ class Stepper:
 
     def _collect(self, values: dict[str, Tensor]) -> None:
         """Sums of this window, kept on the device: reading them every step would make the device wait."""
-        row = torch.stack([*(value.detach().float() for value in values.values()), self.once])
-        names = tuple(values)
+        names = tuple(sorted(values))
+        row = torch.stack([*(values[name].detach().float() for name in names), self.once])
         self.window[names] = self.window[names] + row if names in self.window else row
 
 

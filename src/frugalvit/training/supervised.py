@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from frugalvit import console
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.swin import SwinTransformer
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, Batches, eval_batches
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
@@ -65,16 +66,19 @@ class SupervisedTask(nn.Module):
         """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
         assert batch.targets is not None
         clean = batch.clean if self.settings.images == "clean" else None
-        weight = batch.images.new_full((), self.weight.at(step), dtype=torch.float32)
+        weight = None
+        if self.localization is not None:
+            weight = batch.images.new_full((), self.weight.at(step), dtype=torch.float32)
         losses = self.judge(batch.images, batch.targets, clean, self._pairs(batch.images, step), weight)
         if isinstance(self.localization, DenseLocalization):
+            assert weight is not None
             grids = self.backbone.blocks(batch.images if clean is None else clean)
             losses["localization"], losses["localization_error"] = measure(self.localization, grids, step, self.share)
             losses["loss"] = losses["loss"] + weight * losses["localization"]
         return losses
 
     def judge(
-        self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs, weight: Tensor
+        self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs, weight: Tensor | None
     ) -> dict[str, Tensor]:
         """Network, classifier and losses, all that depends on tensors only: what a compiled step compiles as one.
 
@@ -84,8 +88,8 @@ class SupervisedTask(nn.Module):
         features = self.backbone(images)
         logits = self.backbone.classify(features.pooled)
         cross_entropy = F.cross_entropy(logits.float(), targets)
-        if not isinstance(self.localization, RelativeLocalization):
-            return {"loss": cross_entropy, "cross_entropy": cross_entropy.detach()}
+        if not isinstance(self.localization, RelativeLocalization) or weight is None:
+            return {"loss": cross_entropy, "cross_entropy": cross_entropy}
         grid = features.grid if clean is None else self.backbone(clean).grid
         localization, error = loss_at(self.localization, grid, pairs)
         return {
@@ -104,8 +108,8 @@ class SupervisedTask(nn.Module):
 
     @property
     def replayable(self) -> bool:
-        """Whether its step is known to do as CUDA graphs: a Swin's, with the plain loss or none."""
-        return self.backbone.family == "swin" and not isinstance(self.localization, DenseLocalization)
+        """Whether its step is known to do as CUDA graphs: one of our Swins', with the plain loss or none."""
+        return isinstance(self.backbone.model, SwinTransformer) and not isinstance(self.localization, DenseLocalization)
 
     def compile_with(self, mode: str | None) -> None:
         """Compile what a step computes; ``mode`` as ``torch.compile`` has it."""
