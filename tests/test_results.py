@@ -73,6 +73,12 @@ def test_the_paired_difference() -> None:
     for found in (paired_difference(first, second), paired_difference(*defaults)):
         text = f"+{found.mean:.2f}, 95 % interval +{found.low:.2f} to +{found.high:.2f}, p = {found.p_value:.3f}"
         assert text in TEXT
+    rates = paired_difference(*(scores("defaults-flowers", setting, "top1") for setting in ("auto", "lr=0.00013")))
+    assert f"by {rates.mean:.1f} points in the mean (95 % interval −{-rates.low:.1f} to +{rates.high:.1f}" in TEXT
+    small = paired_difference(
+        *(scores("defaults-flowers", setting, "top1") for setting in ("auto, with Drloc", "auto"))
+    )
+    assert f"−{-small.mean:.2f}\npoints (−{-small.low:.2f} to +{small.high:.2f})" in TEXT
     few = paired_difference(*(scores("few-labels", setting, "top1") for setting in ("Drloc", "from scratch")))
     assert f"−{-few.mean:.2f} points, 95 % interval −{-few.low:.2f} to\n−{-few.high:.2f}" in TEXT
 
