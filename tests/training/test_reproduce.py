@@ -119,3 +119,11 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no setting 'L_X'"):
         reproduce(ReproduceConfig.parse(small | {"table": "esvit-flowers", "only": ["L_X"]}))
     assert "drloc-flowers" in reproduce(ReproduceConfig()).data["tables"]
+
+
+def test_a_setting_may_have_several_values() -> None:
+    values = assignments(["crops.blur_sigma=0.1,0.3", "crops.jitter=0.1,0.2,0.3,0.4"])
+    crops = PretrainConfig.parse({"data": "x"} | values).crops
+    assert crops.blur_sigma == (0.1, 0.3) and crops.jitter == (0.1, 0.2, 0.3, 0.4)
+    with pytest.raises(UserError, match="2 values"):
+        PretrainConfig.parse({"data": "x"} | assignments(["crops.blur_sigma=0.1"]))

@@ -194,6 +194,11 @@ def pixels(value: Any) -> Any:
 _LARGEST_SIDE = 8192
 
 
+def parted(value: object) -> object:
+    """Several values said as one word, as the settings of a comparison do: ``0.1,2``."""
+    return value.split(",") if isinstance(value, str) else value
+
+
 def rising(value: tuple[float, float]) -> tuple[float, float]:
     """A check for ranges."""
     if value[0] > value[1]:

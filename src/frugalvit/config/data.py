@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from frugalvit.config.base import Config, option, pixels, rising
+from frugalvit.config.base import Config, option, parted, pixels, rising
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -15,8 +15,10 @@ Strength = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Side = Annotated[int, Field(ge=1), AfterValidator(pixels)]
-Range = Annotated[tuple[Share, Share], AfterValidator(rising)]
-Span = Annotated[tuple[Positive, Positive], AfterValidator(rising)]
+Range = Annotated[tuple[Share, Share], BeforeValidator(parted), AfterValidator(rising)]
+Span = Annotated[tuple[Positive, Positive], BeforeValidator(parted), AfterValidator(rising)]
+Hue = Annotated[float, Field(ge=0, le=0.5)]
+Jitter = Annotated[tuple[Strength, Strength, Strength, Hue], BeforeValidator(parted)]
 
 
 class AugmentConfig(Config):
@@ -37,9 +39,7 @@ class AugmentConfig(Config):
     operation_prob: Share = option(0.5, "probability that a drawn RandAugment operation is applied")
     magnitude: float = option(9.0, "RandAugment magnitude", ge=0, le=10)
     magnitude_std: float = option(0.5, "standard deviation of the magnitude; inf draws it uniformly below it", ge=0)
-    jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = option(
-        (0.0, 0.0, 0.0, 0.0), "colour jitter: brightness, contrast, saturation, hue"
-    )
+    jitter: Jitter = option((0.0, 0.0, 0.0, 0.0), "colour jitter: brightness, contrast, saturation, hue")
     jitter_prob: Share = option(0.8, "probability of colour jitter, where it is on")
     grayscale: Share = option(0.0, "probability of a grey image")
     blur: Share = option(0.0, "probability of a Gaussian blur")
@@ -62,9 +62,7 @@ class CropsConfig(Config):
     ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of the crops")
     interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter used to resize crops")
     flip: Share = option(0.5, "probability of a horizontal flip")
-    jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = option(
-        (0.4, 0.4, 0.2, 0.1), "colour jitter: brightness, contrast, saturation, hue"
-    )
+    jitter: Jitter = option((0.4, 0.4, 0.2, 0.1), "colour jitter: brightness, contrast, saturation, hue")
     jitter_prob: Share = option(0.8, "probability of colour jitter")
     grayscale: Share = option(0.2, "probability of a grey crop")
     blur_first: Share = option(1.0, "probability of blur on the first global crop")
