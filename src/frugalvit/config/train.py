@@ -75,7 +75,7 @@ class RunConfig(Config):
     steps: int | None = option(None, "length in optimiser steps instead of epochs", ge=1)
     batch: int | Auto = option("auto", "images a step, over all devices")
     accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
-    lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch, small networks get more")
+    lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch")
     seed: int = option(0, "everything random follows from it", ge=0)
     out: str | None = option(None, "run folder (default: runs/DATE_backbone_data)", short="-o")
     init: str | None = option(None, "start from these weights: a run, a checkpoint, an exported folder")

@@ -6,10 +6,10 @@ from frugalvit.objectives.localization import (
     LOCALIZATION_WEIGHTS,
     DenseLocalization,
     RelativeLocalization,
-    draw_pairs,
     localization_weight_at,
 )
 from frugalvit.objectives.matching import update_center
+from frugalvit.objectives.pairs import draw_pairs
 from frugalvit.objectives.regions import RegionMatching, match_regions, region_loss
 from frugalvit.objectives.views import ViewMatching, view_loss
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frugalvit.errors import UserError, nearest
+from frugalvit.objectives.pairs import draw_pairs
 
 Variant = Literal["l1", "signed", "ce", "reg"]
 Form = Literal["paper", "released"]
@@ -50,41 +51,6 @@ def localization_weight_at(
     if total <= warmup:
         return weight
     return weight * max(0.0, 1.0 - (epoch - warmup) / (total - warmup))
-
-
-def draw_pairs(
-    batch: int,
-    size: tuple[int, int],
-    pairs: int,
-    *,
-    generator: torch.Generator | None = None,
-    device: torch.device | str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """``pairs`` pairs of grid positions per image, uniform and with replacement: two (B, m, 2) tensors of (row, col).
-
-    Drawn on ``device``; with a generator of another device they are drawn there and moved.
-    """
-    source = generator.device if generator is not None else device
-    cells = draw_cells(batch, size, pairs, generator=generator, device=source)
-    first, second = positions(cells, size[1]).to(device=device, non_blocking=True)
-    return first, second
-
-
-def draw_cells(
-    batch: int,
-    size: tuple[int, int],
-    pairs: int,
-    *,
-    generator: torch.Generator | None = None,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """The same pairs as numbers of cells, row by row: (2, B, m). One operation; the rest can be compiled."""
-    return torch.randint(size[0] * size[1], (2, batch, pairs), generator=generator, device=device)
-
-
-def positions(cells: Tensor, width: int) -> Tensor:
-    """Numbers of cells (...) on a grid of this width -> (..., 2), (row, col)."""
-    return torch.stack((cells // width, cells % width), dim=-1)
 
 
 class RelativeLocalization(nn.Module):

@@ -45,12 +45,16 @@ def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bo
 
 
 def _chosen(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | Literal["graphs"]:
-    """What "auto" means here. Graphs only for steps that have been tried with them, and with no scale to look for."""
+    """What "auto" means here."""
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
-    scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
-    tried = task.replayable and not scaled and not config.auto_batch  # which tries without graphs
-    return "graphs" if tried and not _no_graphs(config, plan, fabric) else True
+    fits = not config.auto_batch and not _no_graphs(config, plan, fabric)  # auto-batch tries sizes without graphs
+    return "graphs" if fits and replays_by_itself(task, fabric) else True
+
+
+def replays_by_itself(task: Any, fabric: Fabric) -> bool:
+    """Whether a step has been tried with graphs, and has no scale of fp16 to look for."""
+    return task.replayable and getattr(fabric.strategy.precision, "scaler", None) is None
 
 
 def forget_graphs() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from frugalvit.data.randomness import generator_for
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
-from frugalvit.objectives.localization import draw_cells, positions
+from frugalvit.objectives.pairs import draw_cells, positions
 
 Pairs = Tensor | None
 """The cells of the pairs' first and second tokens, (2, B, m); None where every pair is judged."""
@@ -45,7 +45,7 @@ def draw(
     if head.pairs == "all":
         return None
     size = head.pooled_size(*grid_size)
-    drawn = draw_cells(images * share.world, size, head.pairs, generator=generator, device=generator.device)
+    drawn = draw_cells(images * share.world, size, head.pairs, generator, generator.device)
     if share.world == 1:
         return drawn
     each = images // views

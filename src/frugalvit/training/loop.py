@@ -297,8 +297,10 @@ def _for_this_machine(state: dict[str, Any], groups: list[dict[str, Any]]) -> di
 
 _SETTINGS = ("betas", "eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
 
+# Of checkpoints. 2: parameters that learn alike are one group and values that come together one row of the window.
+_FORMAT = 2
+
 # What a line of metrics holds besides what the task was shown.
-_FORMAT = 2  # of the checkpoints: other groups of parameters, another window
 _LABELS = ("step", "split", "epoch", "lr", "skipped", "images_per_second")
 
 

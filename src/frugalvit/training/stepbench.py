@@ -36,7 +36,7 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
-from frugalvit.training.compiling import GRAPHS, forget_graphs
+from frugalvit.training.compiling import GRAPHS, forget_graphs, replays_by_itself
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.schedules import Constant
@@ -93,7 +93,8 @@ def measure(
     operations = _operations(stepper)
     if config.compile and not as_written and device.type == "cuda":
         forget_graphs()
-        graphs = config.compile == "graphs" or (config.compile == "auto" and stepper.task.replayable)
+        by_itself = config.compile == "auto" and replays_by_itself(stepper.task, fabric)
+        graphs = config.compile == "graphs" or by_itself
         stepper.task.compile_with(GRAPHS if graphs else None)
     if device.type == "cuda":
         torch.cuda.empty_cache()
