@@ -25,9 +25,8 @@ def draw_pairs(
     Drawn on ``device``; with a generator of another device they are drawn there and moved.
     """
     source = generator.device if generator is not None else device
-    first, second = positions(draw_cells(batch, size, pairs, generator, source), size[1]).to(
-        device=device, non_blocking=True
-    )
+    cells = draw_cells(batch, size, pairs, generator, source)
+    first, second = positions(cells, size[1]).to(device=device, non_blocking=True)
     return first, second
 
 
