@@ -137,6 +137,12 @@ _DEFAULTS = {
         },
         backbones=("swin_nano",),
     ),
+    "lr-flowers": Recipe(
+        "all labels, the papers' Swin: learning rates above the one that follows from the paper's",
+        "flowers102",
+        _FLOWERS,
+        {"lr=0.0007": f"{_ON} lr=0.0007", "lr=0.0014": f"{_ON} lr=0.0014", "auto": _ON},
+    ),
 }
 
 _PRETRAINING = {
@@ -218,6 +224,7 @@ _USES = {
         {
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
             "EsViT": f"init={{esvit}} {_OFF}",
+            "Drloc, lr=0.002": f"{_ON} lr=0.002",
             "Drloc": _ON,
             "from scratch": _OFF,
         },
