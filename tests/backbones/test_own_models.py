@@ -7,6 +7,7 @@ import math
 import pytest
 import timm
 import torch
+import torch._inductor.config as inductor
 from hypothesis import given
 from hypothesis import strategies as st
 from timm.models import group_parameters
@@ -18,6 +19,7 @@ import frugalvit.backbones.t2t
 import frugalvit.backbones.vil  # noqa: F401
 from frugalvit.backbones.base import GridModel
 from frugalvit.errors import UserError
+from frugalvit.training.compiling import prepare_compiler
 
 TINY = {
     "cvt_13": {"embed_dim": (8, 12, 16), "depths": (1, 1, 2), "num_heads": (1, 1, 2), "head_dim": 8},
@@ -183,12 +185,14 @@ def test_bf16_on_a_device(name):
 
 @pytest.mark.gpu
 @every_model
+@inductor.patch({"triton.mix_order_reduction": True})  # what prepare_compiler may change, put back
 def test_compiled_on_a_device(name):
     """At a size where torch 2.11 makes one kernel of several sums: gradients keep their shapes, and are the same."""
     torch.manual_seed(0)
     wide = {"embed_dim": (64, 64)} if name.startswith("cvt") else {}
     model = timm.create_model(name, num_classes=5, **MICRO[name] | wide).cuda().train()
     inputs, gradients = images(32, 3, 224, 224).cuda(), []
+    prepare_compiler(model)
     for run in (model, torch.compile(model, dynamic=False)):
         model.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):

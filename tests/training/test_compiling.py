@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
+import torch._inductor.config as inductor
 from lightning_fabric import Fabric
 from tiny import TRAIN, write_images
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +25,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training import stepbench
 from frugalvit.training.commands import make_task, train
-from frugalvit.training.compiling import GRAPHS, PAYS_FROM, compile_task
+from frugalvit.training.compiling import GRAPHS, PAYS_FROM, compile_task, prepare_compiler
 from frugalvit.training.localizing import Share, measure
 from frugalvit.training.schedules import Constant
 from frugalvit.training.stepping import Plan
@@ -33,10 +34,25 @@ from frugalvit.training.stepping import Plan
 def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
     """How a task is told to compile itself, "not at all" where it is not."""
     told: list[Any] = ["not at all"]
-    task = SimpleNamespace(compile_with=told.append, replayable=False)
+    task = SimpleNamespace(compile_with=told.append, replayable=False, parameters=list)
     plan, fabric = Plan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
     compile_task(task, kind.parse({"data": "photos", **values}), plan, fabric)
     return told[-1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "version", "fused"),
+    [((1, 8, 1, 1), "2.11.0+cu130", False), ((8, 1, 1), "2.14.1", False), ((1, 8, 1, 1), "2.15.0+cu132", True)]
+    + [(shape, "2.11.0", True) for shape in [(8,), (8, 4), (1, 1, 8), (1, 1, 1, 1), (8, 4, 1, 1)]],
+)
+def test_gradients_keep_their_shapes(
+    shape: tuple[int, ...], version: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a torch would give back (C,) for (1, C, 1, 1), it is told not to fuse the sums that do so."""
+    monkeypatch.setattr(torch, "__version__", version)
+    with inductor.patch({"triton.mix_order_reduction": True}):
+        prepare_compiler(torch.nn.ParameterList([torch.zeros(shape)]))
+        assert inductor.triton.mix_order_reduction is fused
 
 
 def test_a_cpu_compiles_only_when_told() -> None:
@@ -60,7 +76,7 @@ def test_what_auto_means_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     answers: list[Any] = ["not at all"]
-    task = SimpleNamespace(compile_with=answers.append, replayable=replayable)
+    task = SimpleNamespace(compile_with=answers.append, replayable=replayable, parameters=list)
     strategy = SimpleNamespace(precision=SimpleNamespace(scaler=scaler))
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), world_size=1, strategy=strategy)
     plan = Plan(steps, steps, Constant(0.1), accumulate=accumulate)
@@ -168,8 +184,9 @@ def test_little_of_the_loss_is_queued_one_by_one() -> None:
 def test_every_setting_of_a_long_comparison_is_compiled() -> None:
     """Torch gives up on a function after a few kinds of graphs; a comparison has one for each setting."""
 
-    class Setting:
+    class Setting(torch.nn.Module):
         def __init__(self, width: int) -> None:
+            super().__init__()
             self.width = width
 
         def judge(self, images: torch.Tensor) -> torch.Tensor:

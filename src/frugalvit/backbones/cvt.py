@@ -41,9 +41,7 @@ class ChannelNorm(nn.Module):
         variance = centred.square().mean(1, keepdim=True)
         # The derivative of sqrt is infinite at 0 (a constant column of channels, as from a blank image).
         deviation = variance.clamp_min(torch.finfo(wide.dtype).tiny).sqrt()
-        # Flat: compiled by torch 2.11 for a GPU, the gradients of (1, C, 1, 1) come out as (C,) and are refused.
-        gain, shift = (weight.flatten()[:, None, None] for weight in (self.g, self.b))
-        return (centred / (deviation + self.eps) * gain + shift).to(self.g.dtype)
+        return (centred / (deviation + self.eps) * self.g + self.b).to(self.g.dtype)
 
 
 class ConvProjection(nn.Module):

@@ -10,7 +10,10 @@ import gc
 from typing import Any, Literal
 
 import torch
+import torch._inductor.config as inductor
 from lightning_fabric import Fabric
+from packaging.version import Version
+from torch import nn
 
 from frugalvit import console
 from frugalvit.config.train import RunConfig
@@ -21,6 +24,9 @@ PAYS_FROM = 500
 
 DIFFERENT_GRAPHS = 64
 """A comparison compiles one graph for each of its settings in one process; after 8 torch would go on uncompiled."""
+
+KEEPS_SHAPES = Version("2.15")
+"""The torch from which compiled gradients are known to have their parameters' shapes."""
 
 GRAPHS = "reduce-overhead"
 """What torch calls the mode that replays CUDA graphs."""
@@ -39,9 +45,18 @@ def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bo
             console.warn(f"compiled without CUDA graphs: {reason}")
     if mode == GRAPHS:
         forget_graphs()
-    torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
+    prepare_compiler(task)
     task.compile_with(mode)
     return mode == GRAPHS
+
+
+def prepare_compiler(module: nn.Module) -> None:
+    """What torch's compiler must know before it compiles a step of ``module``."""
+    torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
+    standing = any(p.shape[-1] == 1 and 1 < p.numel() == max(p.shape) for p in module.parameters() if p.ndim > 1)
+    if standing and Version(torch.__version__) < KEEPS_SHAPES:
+        # It makes one kernel of sums over rows and over columns, and gives back gradients of (1, C, 1, 1) as (C,).
+        inductor.triton.mix_order_reduction = False
 
 
 def _chosen(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | Literal["graphs"]:

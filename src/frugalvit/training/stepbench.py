@@ -36,7 +36,7 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
-from frugalvit.training.compiling import GRAPHS, forget_graphs, replays_by_itself
+from frugalvit.training.compiling import GRAPHS, forget_graphs, prepare_compiler, replays_by_itself
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.schedules import Constant
@@ -95,6 +95,7 @@ def measure(
         forget_graphs()
         by_itself = config.compile == "auto" and replays_by_itself(stepper.task, fabric)
         graphs = config.compile == "graphs" or by_itself
+        prepare_compiler(stepper.task)
         stepper.task.compile_with(GRAPHS if graphs else None)
     if device.type == "cuda":
         torch.cuda.empty_cache()
