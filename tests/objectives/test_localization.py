@@ -241,6 +241,35 @@ def test_fp32_inside_autocast(form: dict[str, Any]) -> None:
     torch.testing.assert_close(loss, module.loss_at(grid.float(), first, second))
 
 
+@pytest.mark.parametrize("pairs", [16, 64, "all"])
+@pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: form["variant"])
+def test_hidden_layers_may_follow_the_autocast(form: dict[str, Any], pairs: int | str) -> None:
+    """In bf16 they round as bf16 does; the answers and the loss stay in fp32, and all is in fp32 without autocast."""
+    torch.manual_seed(0)
+    module = RelativeLocalization(16, hidden=32, pairs=pairs, precision="autocast", **form)
+    seen: list[torch.dtype] = []
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    losses, gradients = [], []
+    for enabled, precision in ((True, "autocast"), (False, "autocast"), (True, "fp32")):
+        module.precision = precision
+        grid = torch.randn(2, 16, 7, 7, generator=torch.Generator().manual_seed(1)).bfloat16().float().requires_grad_()
+        seen.clear()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = module(grid, torch.Generator().manual_seed(2))
+        hidden, answers = seen[: -1 - module.classifies], seen[-1 - module.classifies :]
+        rounded = enabled and precision == "autocast"
+        assert set(hidden) == {torch.bfloat16 if rounded else torch.float32} and set(answers) == {torch.float32}
+        losses.append(loss)
+        gradients.append(torch.autograd.grad(loss, grid)[0])
+    assert all(loss.dtype == torch.float32 for loss in losses)
+    assert torch.equal(losses[1], losses[2]) and torch.equal(gradients[1], gradients[2])
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.02, atol=0)
+    assert torch.nn.functional.cosine_similarity(gradients[0].flatten(), gradients[1].flatten(), dim=0) > 0.97
+
+
 def test_dense_form_is_the_sum_over_levels() -> None:
     torch.manual_seed(0)
     dense = DenseLocalization([4, 8], hidden=8)

@@ -14,6 +14,7 @@ the two axes, as the paper does, and average over batch and pairs: their printed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -25,6 +26,7 @@ from frugalvit.objectives.pairs import draw_pairs
 
 Variant = Literal["l1", "signed", "ce", "reg"]
 Form = Literal["paper", "released"]
+Precision = Literal["fp32", "autocast"]
 
 ALPHA = 0.001  # weight of the variance term, Eq. 6
 VARIANCE_FLOOR = 1e-8  # a posterior that has settled on one class must not divide by zero
@@ -67,8 +69,11 @@ class RelativeLocalization(nn.Module):
                ``reg`` have 2k-1 classes (``absolute=True``, its recipe and the default: k classes of |offset|), one
                linear layer more, and log σ² where the paper has log σ; a grid twice as fine is pooled 3×3, stride 2
 
-    Offsets are first minus second, over height and width; each is divided by its own axis' k. The loss is computed
-    in fp32 whatever the autocast; its matrix products follow ``torch.set_float32_matmul_precision``.
+    precision: ``fp32``: everything is computed so, whatever the autocast; matrix products follow
+               ``torch.set_float32_matmul_precision``. ``autocast``: the MLP's hidden layers follow the autocast as the
+               network they end does; its answers and the loss are in fp32 still
+
+    Offsets are first minus second, over height and width; each is divided by its own axis' k.
     Parameters are named as in the released checkpoints: its ``drloc.layers.*`` and ``drloc.unshared.*`` (or
     ``drloc.0.…``) are our ``layers.*`` and ``unshared.*``.
     """
@@ -84,14 +89,17 @@ class RelativeLocalization(nn.Module):
         *,
         absolute: bool | None = None,
         normalize: bool = False,
+        precision: Precision = "fp32",
     ) -> None:
         super().__init__()
         _check_choice("variant", variant, get_args(Variant))
         _check_choice("form", form, get_args(Form))
+        _check_choice("precision", precision, get_args(Precision))
         if pairs != "all" and (not isinstance(pairs, int) or pairs < 1):
             raise UserError(f"pairs={pairs!r}: give a number of pairs per image, at least 1, or 'all'.")
         self.variant: Variant = variant
         self.form: Form = form
+        self.precision: Precision = precision
         self.pairs: int | Literal["all"] = pairs
         self.grid_size = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
         if self.grid_size is not None and min(self.grid_size) < 1:
@@ -187,7 +195,7 @@ class RelativeLocalization(nn.Module):
             size = self.pooled_size(*grid.shape[-2:])
             ends = draw_pairs(len(grid), size, self.pairs, generator=generator, device=grid.device)
             return self._answer_at(grid, *ends, trusted=True)
-        with torch.autocast(grid.device.type, enabled=False):
+        with self._computing(grid.device):
             tokens, size = self._tokens(grid)
             projected = self._project_tokens(tokens).unflatten(1, (-1, 2))  # (B, T, 2, hidden)
             as_first, as_second = projected.unbind(2)
@@ -201,7 +209,7 @@ class RelativeLocalization(nn.Module):
         self, grid: Tensor, first: Tensor, second: Tensor, trusted: bool = False
     ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
         """The MLP's output per axis, the offsets (B, m, 2) and the grid's size."""
-        with torch.autocast(grid.device.type, enabled=False):
+        with self._computing(grid.device):
             tokens, size = self._tokens(grid)
             if not trusted:
                 _check_positions(first, second, len(grid), size)
@@ -218,6 +226,10 @@ class RelativeLocalization(nn.Module):
                 selection = projected.new_zeros(*start.shape, projected.shape[1]).scatter_(2, picked, 1.0)
                 hidden = selection @ projected + self._first.bias
             return self._heads(hidden), first - second, size
+
+    def _computing(self, device: torch.device) -> AbstractContextManager[Any]:
+        """In which precision the hidden layers are computed."""
+        return torch.autocast(device.type, enabled=False) if self.precision == "fp32" else nullcontext()
 
     @property
     def _first(self) -> nn.Linear:
@@ -252,13 +264,13 @@ class RelativeLocalization(nn.Module):
 
     def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The first layer's output (B, m, hidden) -> per axis predictions (B, m) or logits (B, m, C), at least fp32."""
-        output = hidden
-        for layer in list(self.layers)[1:]:
-            output = layer(output)
-        if self.classifies:
-            rows, cols = (head(output) for head in self.unshared)
-        else:
-            rows, cols = output.unbind(-1)
+        layers = list(self.layers)[1:]
+        answers = None if self.classifies else layers.pop()
+        for layer in layers:
+            hidden = layer(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.to(self._first.weight.dtype)
+            rows, cols = answers(hidden).unbind(-1) if answers else (head(hidden) for head in self.unshared)
         precision = torch.promote_types(rows.dtype, torch.float32)
         return rows.to(precision), cols.to(precision)
 
@@ -319,13 +331,15 @@ class DenseLocalization(nn.Module):
         *,
         absolute: bool | None = None,
         normalize: bool = False,
+        precision: Precision = "fp32",
     ) -> None:
         super().__init__()
         sizes = [None] * len(dims) if grid_sizes is None else list(grid_sizes)
         if not dims or len(sizes) != len(dims):
             raise UserError(f"{len(dims)} dims and {len(sizes)} grid_sizes: give one of each per grid, at least one.")
+        more: dict[str, Any] = {"absolute": absolute, "normalize": normalize, "precision": precision}
         self.levels = nn.ModuleList(
-            RelativeLocalization(dim, variant, pairs, hidden, size, form, absolute=absolute, normalize=normalize)
+            RelativeLocalization(dim, variant, pairs, hidden, size, form, **more)
             for dim, size in zip(dims, sizes, strict=True)
         )
 

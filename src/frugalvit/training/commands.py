@@ -34,6 +34,7 @@ from frugalvit.training.evidence import (
     summary_table,
     worst_mistakes,
 )
+from frugalvit.training.localizing import make_head
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.parameters import freeze_first
 from frugalvit.training.recipes import (
@@ -172,11 +173,9 @@ def _localization(config: TrainConfig, backbone: Backbone) -> RelativeLocalizati
         with torch.no_grad():
             blocks = backbone.blocks(torch.zeros(1, backbone.in_chans, *backbone.img_size))
         dims, sizes = [grid.shape[1] for grid in blocks], [settings.grid_size] * len(blocks)
-        return DenseLocalization(dims, "l1", settings.pairs, settings.head_width(backbone.dim), sizes, settings.form)
-    width = settings.head_width(backbone.dim)
-    return RelativeLocalization(
-        backbone.dim, settings.variant, settings.pairs, width, settings.grid_size, settings.form
-    )
+        width = settings.head_width(backbone.dim)
+        return DenseLocalization(dims, "l1", settings.pairs, width, sizes, settings.form, precision="autocast")
+    return make_head(settings, backbone.dim)
 
 
 def _finish(

@@ -1,6 +1,7 @@
-"""Drloc's pairs of one step: drawn for the whole batch, of which a process takes those of its own images.
+"""Drloc in a run: its head, and the pairs of one step.
 
-So N processes judge the very pairs that one process would, and a resumed run the pairs it would have had.
+Pairs are drawn for the whole batch, of which a process takes those of its own images: N processes judge the very pairs
+that one process would, and a resumed run the pairs it would have had.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.randomness import generator_for
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.pairs import draw_cells, positions
@@ -26,6 +28,15 @@ class Share:
     seed: int = 0
     rank: int = 0
     world: int = 1
+
+
+def make_head(settings: LocalizationConfig, dim: int) -> RelativeLocalization:
+    """The loss for a final grid of this width, its hidden layers in the run's precision."""
+    assert settings.variant != "dense"
+    width = settings.head_width(dim)
+    return RelativeLocalization(
+        dim, settings.variant, settings.pairs, width, settings.grid_size, settings.form, precision="autocast"
+    )
 
 
 def pair_generator(step: int, share: Share, device: torch.device) -> torch.Generator:

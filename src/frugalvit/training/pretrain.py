@@ -16,7 +16,7 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.data.augment import MultiCrop
 from frugalvit.data.examples import DataSource, Examples, join
 from frugalvit.errors import UserError
-from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
+from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training import resuming, setup
 from frugalvit.training.autobatch import fit_to_memory
@@ -32,6 +32,7 @@ from frugalvit.training.evidence import (
     summary_table,
 )
 from frugalvit.training.health import Health
+from frugalvit.training.localizing import make_head
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.monitor import FeatureMonitor
 from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, steps_per_epoch, total_steps
@@ -151,14 +152,7 @@ def make_task(config: PretrainConfig, student: Backbone, plan: Plan) -> Pretrain
             raise UserError(
                 "localization.variant dense needs every block's grid; pre-training has the final one. Use l1."
             )
-        localization = RelativeLocalization(
-            student.dim,
-            options.variant,
-            options.pairs,
-            options.head_width(student.dim),
-            options.grid_size,
-            options.form,
-        )
+        localization = make_head(options, student.dim)
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
     return PretrainTask(
         student,

@@ -33,10 +33,11 @@ from frugalvit.data.loader import Batches
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
-from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
+from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training.aswritten import AsWritten
 from frugalvit.training.compiling import GRAPHS, forget_graphs, prepare_compiler, replays_by_itself
+from frugalvit.training.localizing import make_head
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.schedules import Constant
@@ -208,8 +209,7 @@ def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fa
     size = config.img_size
     if config.kind == "train":
         backbone = create_backbone(config.backbone, img_size=size, num_classes=classes)
-        width = LocalizationConfig().head_width(backbone.dim)
-        head = RelativeLocalization(backbone.dim, hidden=width) if config.localization else None
+        head = make_head(LocalizationConfig(), backbone.dim) if config.localization else None
         task: Any = SupervisedTask(backbone, head, LocalizationConfig(), Constant(config.localization), ema=0.999)
         clip, clip_per = 5.0, "global"
     else:
