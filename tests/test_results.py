@@ -148,17 +148,32 @@ def test_defaults_for_small_data() -> None:
     assert f"{found['auto']:.1f} with ours, {found['paper']:.1f} with the paper's" in TEXT
 
 
-def test_one_seed_of_other_backbones() -> None:
-    """What the text says of pairs of runs with the same seed, and how well each learned the task."""
-    gains, errors = {}, {}
-    for backbone in ("t2t_vit_14", "vit_base", "resnet50"):
-        table = f"drloc-flowers/{backbone}"
-        gains[backbone] = scores(table, "with", "top1")[0] - scores(table, "without", "top1")[0]
-        errors[backbone] = statistics.fmean(scores(table, "with", "localization_error"))
-        row = next(line for line in TEXT.splitlines() if f"| {table}, with |" in line)
-        assert f"| {errors[backbone]:.2f} |" in row
-    assert f"gave T2T {gains['t2t_vit_14']:.1f} points, ViT-B −{-gains['vit_base']:.1f} and ResNet-50 nothing" in TEXT
-    assert gains["resnet50"] == pytest.approx(0, abs=0.05)
+def signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+@pytest.mark.parametrize("backbone", ["t2t_vit_14", "vit_base", "resnet50"])
+def test_other_backbones(backbone: str) -> None:
+    """The paired differences, and how well each learned the task."""
+    table = f"drloc-flowers/{backbone}"
+    found = paired_difference(*(scores(table, setting, "top1") for setting in ("with", "without")))
+    error = statistics.fmean(scores(table, "with", "localization_error"))
+    row = next(line for line in TEXT.splitlines() if f"| {table}, with |" in line)
+    assert f"| {error:.2f} | {signed(found.mean)}, {signed(found.low)} to {signed(found.high)} |" in row
+
+
+def test_the_same_seed() -> None:
+    """What the text says of runs with the same seed."""
+    pairs = zip(*(scores("drloc-flowers/t2t_vit_14", setting, "top1") for setting in ("with", "without")), strict=True)
+    gains = [first - second for first, second in pairs]
+    assert "gains with each seed ({:.1f}, {:.1f} and {:.1f} points)".format(*gains) in TEXT
+    swin = {setting: scores("drloc-flowers", setting, "top1")[0] for setting in ("with", "without")}
+    assert f"without the loss has {swin['without']:.2f} and" in TEXT and f"error of 1.20) {swin['with']:.2f}" in TEXT
+    assert f"at 128 with that seed {swin['with']:.2f} and {swin['without']:.2f}" in TEXT
+    assert f"({swin['with']:.2f} with this seed)" in TEXT
+    (ce,), (strong,) = scores("drloc-variants", "ce", "top1"), scores("drloc-weights", "λ=4.0", "top1")
+    assert f"**{ce - swin['without']:.1f} points above the run without the loss**" in TEXT
+    assert f"and {strong - swin['without']:.1f} (λ = 4)" in TEXT
     few = [scores("few-labels", setting, "top1")[0] for setting in ("Drloc", "from scratch")]
     assert "had {:.2f} and a run without it {:.2f}".format(*few) in TEXT
     early = [
