@@ -27,6 +27,7 @@ class Recipe:
 
 
 _ON, _OFF = "localization.weight=0.5", "localization.weight=0"
+_CLASSIFIED = f"{_ON} localization.variant=ce"
 _PAIR = {"with": _ON, "without": _OFF}
 _FLOWERS = {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
 _FEW = {"split": "train+val", "labels": 0.1, "steps": 1000, "batch": 32, "img_size": 224, "evaluate_every": 500}
@@ -57,7 +58,7 @@ _DRLOC = {
         "Drloc from scratch on Quick, Draw! (drawings, 70 of each class)",
         "quickdraw",
         {"split": "given", "epochs": 100, "batch": 256, "img_size": 112, "evaluate_every": 5000},
-        _PAIR,
+        {"with, ce": _CLASSIFIED, **_PAIR},
     ),
     "drloc-forms": Recipe(
         "the paper's normalised targets and constant λ against the released raw targets and ramp; grid before the norm",
@@ -81,6 +82,8 @@ _DRLOC = {
             "all pairs": f"{_ON} localization.pairs=all",
             "fast head": f"{_ON} localization.lr_scale=10",
             "clean images": f"{_ON} localization.images=clean",
+            "λ=4": "localization.weight=4",
+            "ce": _CLASSIFIED,
             "all three": f"{_ON} localization.pairs=all localization.lr_scale=10 localization.images=clean",
             "all three, λ=2": "localization.weight=2 localization.pairs=all localization.lr_scale=10"
             " localization.images=clean",
@@ -92,7 +95,7 @@ _DRLOC = {
         "flowers102",
         _FLOWERS,
         {name: f"{_ON} localization.variant={name}" for name in ("l1", "signed", "ce", "reg", "dense")}
-        | {"without": _OFF},
+        | {"ce, λ=2": "localization.weight=2 localization.variant=ce", "without": _OFF},
     ),
     "drloc-pairs": Recipe(
         "pairs per image (paper, Table 2a)",
@@ -104,7 +107,7 @@ _DRLOC = {
         "the weight λ (paper, Table 2b)",
         "flowers102",
         _FLOWERS,
-        {f"λ={weight}": f"localization.weight={weight}" for weight in (0.1, 0.5, 1.0, 4.0)} | {"λ=0": _OFF},
+        {f"λ={weight}": f"localization.weight={weight}" for weight in (0.1, 0.5, 1.0, 4.0, 16.0)} | {"λ=0": _OFF},
     ),
     "drloc-width": Recipe(
         "width of the head (paper, Table 16)",
@@ -207,7 +210,11 @@ _USES = {
         "all labels after label-free pre-training on the same images, with and without Drloc (the question of Table 5)",
         "flowers102",
         _FLOWERS,
-        {"EsViT + Drloc": f"init={{esvit}} {_ON}", "EsViT": f"init={{esvit}} {_OFF}"},
+        {
+            "EsViT + Drloc, ce": f"init={{esvit}} {_CLASSIFIED}",
+            "EsViT + Drloc": f"init={{esvit}} {_ON}",
+            "EsViT": f"init={{esvit}} {_OFF}",
+        },
         starts=_ESVIT,
     ),
     "best-flowers": Recipe(
@@ -225,6 +232,7 @@ _USES = {
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
             "EsViT": f"init={{esvit}} {_OFF}",
             "Drloc, lr=0.002": f"{_ON} lr=0.002",
+            "Drloc, small batches": f"{_ON} batch=128 lr=0.001 epochs=100",
             "Drloc": _ON,
             "from scratch": _OFF,
         },
