@@ -285,6 +285,17 @@ def test_dense_form_is_the_sum_over_levels() -> None:
     assert torch.isfinite(DenseLocalization([4, 8], "ce", hidden=8, grid_sizes=[(10, 12), 7])(grids))
 
 
+@pytest.mark.parametrize("size", [(7, 7), (3, 5), (14, 2)])
+@pytest.mark.parametrize("variant", ["l1", "signed", "ce"])
+def test_error_of_the_best_constant_answer(variant: str, size: tuple[int, int]) -> None:
+    module = RelativeLocalization(4, variant, hidden=8, grid_size=7)
+    expected = []
+    for cells in module.pooled_size(*size):
+        offsets = [abs(i - j) if variant == "l1" else i - j for i in range(cells) for j in range(cells)]
+        expected.append(min(sum(abs(o - answer) for o in offsets) / len(offsets) for answer in range(-cells, cells)))
+    assert module.guess_error(*size) == pytest.approx(sum(expected) / 2)
+
+
 def test_learns_positions() -> None:
     """Tokens that carry their position: the error in cells falls far below a constant guess."""
     torch.manual_seed(0)

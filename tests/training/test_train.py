@@ -14,6 +14,7 @@ from tiny import TRAIN, differences, read_metrics, write_images
 from frugalvit import cli
 from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.errors import UserError
+from frugalvit.training import localizing, supervised
 from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
 from frugalvit.training.predict import predict
@@ -44,6 +45,24 @@ def test_a_run_leaves_everything_behind(photos: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["classes"] == ["cat", "dog"]
     errors = [line["localization_error"] for line in read_metrics(tmp_path / "run") if "localization_error" in line]
     assert len(errors) > 5 and np.isfinite(errors).all()
+    assert result.data["localization_error"] == errors[-1]
+
+
+@pytest.mark.parametrize(("weight", "error", "told"), [(0.5, 0.9, True), (0.5, 0.6, False), (0.0, 0.9, False)])
+def test_a_task_that_was_hardly_learned_is_said(
+    photos: Path, tmp_path: Path, weight: float, error: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the error of a constant answer; a run without the loss has nothing to say."""
+    measured = localizing.loss_at
+    monkeypatch.setattr(
+        supervised,
+        "loss_at",
+        lambda head, *rest: (measured(head, *rest)[0], torch.tensor(error * head.guess_error(4, 4))),
+    )
+    settings = {"localization": {"weight": weight}, "steps": 2}
+    result = train(config(photos, tmp_path / "run", **settings))
+    assert any("hardly learned" in note for note in result.notes) == told
+    assert ("localization_guess" in result.data) == (weight > 0)
 
 
 def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(

@@ -149,6 +149,15 @@ class RelativeLocalization(nn.Module):
             return height, width
         return min(height, self.grid_size[0]), min(width, self.grid_size[1])
 
+    def guess_error(self, height: int, width: int) -> float:
+        """Mean absolute error in cells of the best constant answer, for a backbone's grid of this size."""
+        errors = []
+        for k in self.pooled_size(height, width):
+            offsets = torch.arange(k)[:, None] - torch.arange(k)
+            offsets = (offsets.abs() if self.absolute else offsets).float()
+            errors.append((offsets - offsets.median()).abs().mean())
+        return float(sum(errors) / 2)
+
     def extra_repr(self) -> str:
         return f"variant={self.variant!r}, pairs={self.pairs!r}, grid_size={self.grid_size}, form={self.form!r}"
 

@@ -237,7 +237,7 @@ _USES = {
             "from scratch": _OFF,
         },
         backbones=("swin_mini",),
-        starts={"esvit": ("esvit-cifar", "L_V + L_R")},
+        starts={"esvit": ("esvit-cifar", "mild crops")},
     ),
     "detect-mask-rcnn": Recipe(
         "Mask R-CNN on a small COCO subset, every object one category, from three starts",

@@ -51,6 +51,8 @@ from frugalvit.training.schedules import Constant, Cosine, Ramp, Schedule, warmu
 from frugalvit.training.session import follow_init, in_run_folder
 from frugalvit.training.supervised import SupervisedTask
 
+HARDLY = 0.8  # of the error of a constant answer, above which Drloc's task counts as hardly learned
+
 
 def train(config: TrainConfig) -> Result:
     """Train or fine-tune a classifier; the run folder holds everything afterwards."""
@@ -202,6 +204,7 @@ def _finish(
         "scored_images": int(scores.confusion.sum()),
         "val_top1": finite(outcome["best"]),
         **kept_weights(outcome, task.watched),
+        **task.localized(),
         **run_facts(config, outcome, task.backbone),
     }
     if run.writer:
@@ -237,11 +240,24 @@ def _result(summary: dict[str, Any]) -> Result:
     notes = [
         f"run folder  {folder}",
         *([f"weights     {summary['weights']}"] if summary.get("weights") else []),
+        *_hardly_localized(summary),
         *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
         f"next        frugalvit predict {folder} IMAGE…",
     ]
     shown = {key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion")}
     return Result(shown, [table], notes)
+
+
+def _hardly_localized(summary: dict[str, Any]) -> list[str]:
+    """A word where Drloc's task was not learned: there the loss did not help either (docs/RESULTS.md)."""
+    error, guess = summary.get("localization_error"), summary.get("localization_guess")
+    if error is None or guess is None or error < HARDLY * guess:
+        return []
+    return [
+        f"drloc       its task was hardly learned: an error of {error:.2f} grid cells, where the same answer for all "
+        f"pairs has {guess:.2f}",
+        "            --localization.variant ce or a larger --localization.weight pulls harder",
+    ]
 
 
 # -- the data of a run
