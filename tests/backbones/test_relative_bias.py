@@ -30,6 +30,12 @@ def test_equals_an_index(plan: WindowPlan) -> None:
         assert torch.equal(relative_bias(table, plan), theirs)
 
 
+def test_a_parameter_finds_what_is_kept() -> None:
+    """The same tensor each time: a network asks with its own table in every block and step."""
+    plan, table = plans()[0], torch.nn.Parameter(torch.zeros(169, 3))
+    assert offsets(plan, table) is offsets(plan, table) is offsets(plan, table.detach())
+
+
 @pytest.mark.parametrize("plan", plans(), ids=str)
 def test_every_pair_is_read_by_its_row_once(plan: WindowPlan) -> None:
     index = offsets(plan, torch.zeros(1)).flatten()

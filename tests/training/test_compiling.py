@@ -43,7 +43,7 @@ def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConf
 @pytest.mark.parametrize(
     ("shape", "version", "fused"),
     [((1, 8, 1, 1), "2.11.0+cu130", False), ((8, 1, 1), "2.14.1", False), ((1, 8, 1, 1), "2.15.0+cu132", True)]
-    + [(shape, "2.11.0", True) for shape in [(8,), (8, 4), (1, 1, 8), (1, 1, 1, 1), (8, 4, 1, 1)]],
+    + [(shape, "2.11.0", True) for shape in [(8,), (8, 1), (8, 4), (1, 1, 8), (1, 1, 1, 1), (8, 4, 1, 1)]],
 )
 def test_gradients_keep_their_shapes(
     shape: tuple[int, ...], version: str, fused: bool, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +53,8 @@ def test_gradients_keep_their_shapes(
     with inductor.patch({"triton.mix_order_reduction": True}):
         prepare_compiler(torch.nn.ParameterList([torch.zeros(shape)]))
         assert inductor.triton.mix_order_reduction is fused
+        prepare_compiler(torch.nn.ParameterList([torch.zeros(shape)]).requires_grad_(False))
+        assert inductor.triton.mix_order_reduction
 
 
 def test_a_cpu_compiles_only_when_told() -> None:
@@ -109,7 +111,7 @@ def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> 
     head = DenseLocalization([5], pairs=pairs, hidden=8) if dense else RelativeLocalization(5, pairs=pairs, hidden=8)
 
     def answer() -> tuple[torch.Tensor, ...]:
-        loss, error = measure(head, [grid] if dense else grid, step=3, share=Share())
+        loss, error = measure(head, [grid] if dense else grid, number=3, share=Share())
         return loss, error, *torch.autograd.grad(loss, grid)
 
     plain, counter = answer(), torch._dynamo.testing.CompileCounter()

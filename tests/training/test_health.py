@@ -55,6 +55,22 @@ def test_each_sign_is_called_by_its_name_once(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("knn", "rank", "said"), [(20, 40, ["stagnation"]), (60, 40, []), (20, 80, [])])
+def test_features_that_get_better_are_no_stagnation(knn: float, rank: float, said: list[str]) -> None:
+    """k-NN and rank come on lines of their own, between those of the losses."""
+    health, flat = Health(K, steps=500, settled=50), healthy(0.5) | {"effective_rank": 40.0}
+    lines = []
+    for t in range(50):
+        lines.append(
+            {name: value for name, value in flat.items() if name not in ("effective_rank", "feature_deviation")}
+        )
+        if t % 5 == 4:
+            share = t / 49
+            lines[-1] = {"knn": 20 + (knn - 20) * share, "effective_rank": 40 + (rank - 40) * share}
+            lines[-1]["feature_deviation"] = 0.6
+    assert feed(health, lines) == said
+
+
 def test_a_beginning_is_not_a_collapse() -> None:
     health = Health(K, steps=500, settled=400)
     assert feed(health, [SIGNS["uniform collapse"](0.0) for _ in range(30)]) == []

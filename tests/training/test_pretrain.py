@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from timm.layers import DropPath
 from tiny import PRETRAIN, TRAIN, read_metrics, write_images
 
+from frugalvit.backbones import swin
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
 from frugalvit.training.pretrain import pretrain
+from frugalvit.training.recipes import Decisions
+from frugalvit.training.session import follow_init
+from frugalvit.training.setup import make_backbone
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +55,46 @@ def test_a_run_is_told_and_its_model_used(photos: Path, tmp_path: Path) -> None:
         TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "t"), "init": str(tmp_path / "run")})
     )
     assert tuned.data["top1"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"), [({}, 0.2), ({"drop_path": 0.4}, 0.4), ({"localization": {"grid": "raw"}}, 0.2)]
+)
+def test_a_run_that_begins_from_it_has_its_own_stochastic_depth(
+    photos: Path, tmp_path: Path, given: dict[str, object], rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A teacher has none, and hands out its network without; the grid is the new run's choice too."""
+    monkeypatch.setitem(swin.NANO, "drop_path_rate", 0.2)
+    pretrain(config(photos, tmp_path / "run", steps=2))
+    values = {
+        "data": str(photos),
+        "out": str(tmp_path / "t"),
+        "init": str(tmp_path / "run"),
+        "steps": 2,
+        "img_size": 16,
+    }
+    run = TrainConfig.parse(values | given)
+    decisions = Decisions()
+    follow_init(run, decisions)
+    keywords = {} if run.drop_path == "auto" else {"drop_path": run.drop_path}
+    backbone = make_backbone(run, 2, grid_norm=run.localization.grid == "normed", **keywords)
+    depths = [module.drop_prob for module in backbone.modules() if isinstance(module, DropPath)]
+    assert max(depths) == pytest.approx(rate) and backbone.grid_norm == (given != {"localization": {"grid": "raw"}})
+    assert backbone.model.embed_dim == 8
+
+
+def test_a_head_that_waits_is_not_worn_away(photos: Path, tmp_path: Path) -> None:
+    """Until L_R begins, weight decay leaves its head alone."""
+    heads = []
+    for steps in (1, 4):
+        waiting = {"steps": steps, "lr": 0.05, "optimizer": {"weight_decay": 0.5}, "matching": {"regions_from": 100.0}}
+        pretrain(config(photos, tmp_path / str(steps), **waiting))
+        state = torch.load(tmp_path / str(steps) / "checkpoints/last.pt", weights_only=True)["task"]
+        heads.append({name: value for name, value in state.items() if name.startswith(("regions.", "views."))})
+    for name, value in heads[0].items():
+        if name.startswith("regions."):
+            assert torch.equal(value, heads[1][name]), name
+    assert any(not torch.equal(value, heads[1][name]) for name, value in heads[0].items() if "views.student" in name)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from PIL import Image
 from tiny import TRAIN, differences, read_metrics, write_images
 
 from frugalvit import cli
+from frugalvit.backbones import create_backbone
 from frugalvit.config.train import PredictConfig, TrainConfig
+from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError
-from frugalvit.training import localizing, supervised
+from frugalvit.training import commands, localizing, supervised
 from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
 from frugalvit.training.predict import predict
@@ -165,6 +167,32 @@ def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) 
     first = train(config(photos, tmp_path / "first", steps=4)).data["run"]
     result = train(config(few, tmp_path / "second", init=first, steps=None, epochs=1, batch=128))
     assert result.data["steps"] >= 1 and TrainConfig.from_yaml(tmp_path / "second/config.yaml").recipe == "finetune"
+
+
+def test_frozen_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> None:
+    values = {"backbone": "resnet10t", "backbone_args": {}, "img_size": 32, "steps": 2, "freeze": 2, "ema": 0}
+    train(config(photos, tmp_path / "run", **values))
+    torch.manual_seed(0)
+    start = create_backbone("resnet10t", img_size=32, num_classes=2).model.state_dict()
+    end = load_model(str(tmp_path / "run")).backbone.model.state_dict()
+    moved = {name for name in start if "running_mean" in name and not torch.equal(start[name], end[name])}
+    assert moved and not any(name.startswith(("conv1", "bn1", "layer1", "layer2")) for name in moved)
+
+
+def test_parts_of_a_step_are_asked_about_other_pairs(photos: Path, tmp_path: Path) -> None:
+    asked: list[torch.Tensor] = []
+
+    class Listening(SupervisedTask):
+        def _pairs(self, batch: Batch) -> torch.Tensor | None:
+            pairs = super()._pairs(batch)
+            assert pairs is not None
+            asked.append(pairs)
+            return pairs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "SupervisedTask", Listening)
+        train(config(photos, tmp_path / "run", steps=2, accumulate=2))
+    assert len(asked) == 4 and all(not torch.equal(a, b) for i, a in enumerate(asked) for b in asked[:i])
 
 
 def make_bad(folder: Path, kind: str) -> list[str]:

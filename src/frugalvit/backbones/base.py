@@ -222,6 +222,10 @@ class Backbone(nn.Module):
             "keywords": dict(self.keywords),
         }
 
+    def lasting_keywords(self) -> dict[str, Any]:
+        """The keywords that shape the network. Stochastic depth and which grid is given are for each run to choose."""
+        return {key: value for key, value in self.keywords.items() if key not in ("drop_path", "grid_norm")}
+
     def timm_config(self) -> dict[str, Any]:
         """config.json for ``timm.create_model("local-dir:…")``; see :mod:`frugalvit.backbones.stock`."""
         from frugalvit.backbones.stock import timm_config

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MASKED = -1e4
 """Added to a forbidden score: exp of it is zero in every precision, and a row with nothing allowed stays finite."""
@@ -155,7 +155,7 @@ _CACHE_ENTRIES = 256
 
 
 def _cached(build: Callable[..., Tensor], arguments: tuple, tokens: Tensor) -> Tensor:
-    if torch.compiler.is_compiling() or type(tokens) is not Tensor or tokens.is_meta:
+    if torch.compiler.is_compiling() or type(tokens) not in (Tensor, nn.Parameter) or tokens.is_meta:
         return build(*arguments, tokens.device)
     key = (build, arguments, tokens.device)
     found = _cache.get(key)

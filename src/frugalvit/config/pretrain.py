@@ -8,7 +8,7 @@ from pydantic import Field
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import Count, CropsConfig, Positive, Rate, Share
-from frugalvit.config.train import Auto, LocalizationConfig, RunConfig
+from frugalvit.config.train import Auto, PairsConfig, RunConfig
 
 
 class MatchingConfig(Config):
@@ -25,7 +25,7 @@ class MatchingConfig(Config):
     )
     bottleneck: int = option(256, "width before the prototypes", ge=1)
     norm_last: bool = option(True, "keep the prototypes' norms at one")
-    hold_last: float = option(1.0, "epochs in which the prototypes do not learn", ge=0)
+    hold_last: float = option(1.0, "epochs in which the prototypes do not learn, at most a tenth of the run", ge=0)
     student_temp: float = option(0.1, "the student's temperature", gt=0)
     teacher_temp: Positive | Auto = option("auto", "the teacher's temperature after its warm-up")
     teacher_temp_start: float = option(0.04, "the teacher's temperature at the start", gt=0)
@@ -55,11 +55,13 @@ class PretrainConfig(RunConfig):
         short="--continue",
     )
     drop_path: Rate | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
-    crops_at_once: int = option(0, "local crops per backward pass; fewer take less memory; 0: all at once", ge=0)
+    crops_at_once: int = option(
+        0, "crops of one size in one pass, recomputed for the gradients: fewer take less memory; 0: all", ge=0
+    )
     weight_decay_end: float = option(0.4, "weight decay rises to this by a cosine", ge=0)
     matching: MatchingConfig = option(default_factory=MatchingConfig)
     crops: CropsConfig = option(default_factory=CropsConfig)
-    localization: LocalizationConfig = option(default_factory=lambda: LocalizationConfig(weight=0.0))
+    localization: PairsConfig = option(default_factory=PairsConfig)
     health: HealthConfig = option(default_factory=HealthConfig)
 
     @classmethod

@@ -13,13 +13,11 @@ from frugalvit.config.recipes import recipe_values
 Auto = Literal["auto"]
 
 
-class LocalizationConfig(Config):
-    """Drloc: the dense relative localization loss."""
+class PairsConfig(Config):
+    """Drloc: the dense relative localization loss, wherever it is added."""
 
-    weight: float | Auto = option("auto", "λ, the weight of the loss; 0 turns it off; auto: the paper's for the family")
-    variant: Literal["l1", "signed", "ce", "reg", "dense"] = option(
-        "l1", "Eq. 2, Eq. 3, Eq. 5, Eq. 6 of the paper, or every block at once (Eq. 7)"
-    )
+    weight: float | Auto = option(0.0, "λ, the weight of the loss; 0 turns it off")
+    variant: Literal["l1", "signed", "ce", "reg"] = option("l1", "Eq. 2, Eq. 3, Eq. 5 or Eq. 6 of the paper")
     form: Literal["paper", "released"] = option(
         "paper", "targets over k as in the paper, or as the released code has it"
     )
@@ -28,14 +26,6 @@ class LocalizationConfig(Config):
         "auto", "width of the head's hidden layers; auto: the paper's 512, less for small models"
     )
     grid_size: int | None = option(7, "a finer grid is pooled to this many cells a side; none keeps it", ge=2)
-    schedule: Literal["constant", "ramp"] = option(
-        "constant", "λ constant (paper) or up and down again (released code)"
-    )
-    images: Literal["mixed", "clean"] = option(
-        "mixed", "localise in the images after mixup and cutmix, or before (a second forward)"
-    )
-    lr_scale: float = option(1.0, "the head's learning rate relative to the backbone's", gt=0)
-    grid: Literal["normed", "raw"] = option("normed", "the tokens after or before the final norm")
 
     def head_width(self, dim: int) -> int:
         """The paper's 512 for its backbones (384 and wider); a head must not outweigh a small backbone."""
@@ -47,6 +37,23 @@ class LocalizationConfig(Config):
         if isinstance(value, float) and value < 0:
             raise ValueError("λ cannot be negative; 0 turns the loss off")
         return value
+
+
+class LocalizationConfig(PairsConfig):
+    """Drloc in supervised training."""
+
+    weight: float | Auto = option("auto", "λ, the weight of the loss; 0 turns it off; auto: the paper's for the family")
+    variant: Literal["l1", "signed", "ce", "reg", "dense"] = option(  # type: ignore[assignment]
+        "l1", "Eq. 2, Eq. 3, Eq. 5, Eq. 6 of the paper, or every block at once (Eq. 7; a second forward)"
+    )
+    schedule: Literal["constant", "ramp"] = option(
+        "constant", "λ constant (paper) or up and down again (released code)"
+    )
+    images: Literal["mixed", "clean"] = option(
+        "mixed", "localise in the images after mixup and cutmix, or before (a second forward)"
+    )
+    lr_scale: float = option(1.0, "the head's learning rate relative to the backbone's", gt=0)
+    grid: Literal["normed", "raw"] = option("normed", "the tokens after or before the final norm")
 
 
 class OptimizerConfig(Config):

@@ -42,6 +42,7 @@ class Batch:
     labels:  (B,) class numbers before mixing, or None.
     index:   (B,) positions in the store, on the CPU.
     clean:   the images before mixing, where the loader was asked to keep them.
+    number:  which of the run's batches it is; a step takes several where gradients are accumulated.
     """
 
     images: Any
@@ -49,6 +50,7 @@ class Batch:
     labels: Tensor | None
     index: Tensor
     clean: Tensor | None = None
+    number: int = 0
 
 
 class Batches:
@@ -105,10 +107,10 @@ class Batches:
         if self.store.labels is not None:
             (labels,) = ship([self.store.labels[index]], images.device)
         if self.mixing is None or labels is None:
-            return Batch(views, labels, labels, index)
+            return Batch(views, labels, labels, index, number=step)
         blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
         mixed, targets = self.mixing.apply(views, labels, blend)
-        return Batch(mixed, targets, labels, index, views if self.keep_clean else None)
+        return Batch(mixed, targets, labels, index, views if self.keep_clean else None, step)
 
     def order(self, step: int) -> Tensor:
         """The store positions of a step's global batch."""

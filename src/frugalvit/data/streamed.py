@@ -123,13 +123,13 @@ class StreamedBatches:
         views = self.augment.apply(images, read.sizes, numbers[self.rank * local : (self.rank + 1) * local])
         index = torch.full((local,), -1)  # a streamed image has no position
         if read.labels is None:
-            return Batch(views, None, None, index)
+            return Batch(views, None, None, index, number=step)
         (labels,) = ship([read.labels], self.device)
         if self.mixing is None:
-            return Batch(views, labels, labels, index)
+            return Batch(views, labels, labels, index, number=step)
         blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
         mixed, targets = self.mixing.apply(views, labels, blend)
-        return Batch(mixed, targets, labels, index, views if self.keep_clean else None)
+        return Batch(mixed, targets, labels, index, views if self.keep_clean else None, step)
 
     def glance(self, step: int) -> Batch:
         """A step's batch, read in this process: for a look that should not start the readers anew."""

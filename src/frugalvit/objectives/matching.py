@@ -177,6 +177,11 @@ class Matching(nn.Module, ABC):
         """Move the teacher's head towards the student's: θ_t <- m θ_t + (1 - m) θ_s."""
         update_average(self.teacher, self.student, momentum)
 
+    def rest(self) -> None:
+        """Drop the head's gradients: with gradients of zero, weight decay would still wear it away."""
+        for parameter in self.student.parameters():
+            parameter.grad = None
+
     def hold_last_layer(self) -> None:
         """Drop the prototypes' gradients: call between backward and step for as long as they shall rest."""
         for parameter in self.student.last_layer.parameters():

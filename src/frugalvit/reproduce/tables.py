@@ -134,6 +134,8 @@ _DEFAULTS = {
         {"split": "train+val", "labels": 0.25, "epochs": 100, "img_size": 64, "evaluate_every": 10**6},
         {
             "auto, with Drloc": _ON,
+            "auto, with Drloc, ce": _CLASSIFIED,
+            "auto, with Drloc, λ=4": "localization.weight=4",
             "auto": _OFF,
             "lr=0.00013": f"{_OFF} lr=0.00013",
             "paper": f"{_OFF} batch=1024 lr=0.001 ema=0",
@@ -213,6 +215,7 @@ _USES = {
         {
             "EsViT + Drloc, ce": f"init={{esvit}} {_CLASSIFIED}",
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
+            "EsViT, gently": f"init={{esvit}} {_OFF} lr=0.00018 optimizer.warmup=10",  # the recipe finetune
             "EsViT": f"init={{esvit}} {_OFF}",
         },
         starts=_ESVIT,

@@ -166,7 +166,7 @@ def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> Supervised
         ema=config.ema,
         weight_decay=config.optimizer.weight_decay,
         layer_decay=config.optimizer.layer_decay,
-    )
+    ).train()
 
 
 def _localization(config: TrainConfig, backbone: Backbone) -> RelativeLocalization | DenseLocalization:
@@ -256,7 +256,8 @@ def _hardly_localized(summary: dict[str, Any]) -> list[str]:
     return [
         f"drloc       its task was hardly learned: an error of {error:.2f} grid cells, where the same answer for all "
         f"pairs has {guess:.2f}",
-        "            --localization.variant ce or a larger --localization.weight pulls harder",
+        "            --localization.variant ce or a larger --localization.weight pulls harder; 'frugalvit compare' "
+        "tells whether that helps",
     ]
 
 

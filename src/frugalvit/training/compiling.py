@@ -28,6 +28,8 @@ DIFFERENT_GRAPHS = 64
 KEEPS_SHAPES = Version("2.15")
 """The torch from which compiled gradients are known to have their parameters' shapes."""
 
+_FUSES_SUMS = inductor.triton.mix_order_reduction  # as torch, or its user, has it
+
 GRAPHS = "reduce-overhead"
 """What torch calls the mode that replays CUDA graphs."""
 
@@ -53,10 +55,11 @@ def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bo
 def prepare_compiler(module: nn.Module) -> None:
     """What torch's compiler must know before it compiles a step of ``module``."""
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
-    standing = any(p.shape[-1] == 1 and 1 < p.numel() == max(p.shape) for p in module.parameters() if p.ndim > 1)
-    if standing and Version(torch.__version__) < KEEPS_SHAPES:
-        # It makes one kernel of sums over rows and over columns, and gives back gradients of (1, C, 1, 1) as (C,).
-        inductor.triton.mix_order_reduction = False
+    learning = (p for p in module.parameters() if p.requires_grad and p.ndim > 2)
+    standing = any(p.shape[-1] == 1 and 1 < p.numel() == max(p.shape) for p in learning)
+    # It makes one kernel of sums over rows and over columns, and gives back gradients of (1, C, 1, 1) as (C,).
+    loses_shapes = standing and Version(torch.__version__) < KEEPS_SHAPES
+    inductor.triton.mix_order_reduction = _FUSES_SUMS and not loses_shapes
 
 
 def _chosen(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | Literal["graphs"]:

@@ -131,12 +131,16 @@ class Health:
         )
 
     def _stagnant(self, step: int) -> Alarm | None:
-        """Over the last third of what has been trained so far, neither the loss nor k-NN got any better."""
-        points = [(at, values) for at, values in self.history if at >= self.settled and "loss" in values]
-        if step < 0.5 * self.steps or len(points) < 9:
+        """From the first to the last third of what has been trained so far, neither loss, k-NN nor rank got better.
+
+        Losses come on lines of their own, more often than k-NN and rank: thirds are thirds of the steps.
+        """
+        points = [(at, values) for at, values in self.history if at >= self.settled]
+        if step < 0.5 * self.steps or sum("loss" in values for _, values in points) < 9:
             return None
-        third = len(points) // 3
-        first, last = points[:third], points[-third:]
+        began, third = points[0][0], (points[-1][0] - points[0][0]) / 3
+        first = [point for point in points if point[0] <= began + third]
+        last = [point for point in points if point[0] >= step - third]
 
         def mean(part: list[tuple[int, dict[str, float]]], name: str) -> float:
             found = [values[name] for _, values in part if name in values]
@@ -151,7 +155,7 @@ class Health:
             return self._clear("stagnation")
         return Alarm(
             "stagnation",
-            f"the loss moved by {100 * change:.2f} % since step {points[0][0]:,}",
+            f"the loss moved by {100 * change:.2f} % since step {began:,}, and the features got no better",
             "Raise --lr, lower matching.momentum, or stop here: more steps will not help",
         )
 

@@ -1,4 +1,4 @@
-"""Drloc in a run: its head, and the pairs of one step.
+"""Drloc in a run: its head, and the pairs of one batch.
 
 Pairs are drawn for the whole batch, of which a process takes those of its own images: N processes judge the very pairs
 that one process would, and a resumed run the pairs it would have had.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frugalvit.config.train import LocalizationConfig
+from frugalvit.config.train import PairsConfig
 from frugalvit.data.randomness import generator_for
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.pairs import draw_cells, positions
@@ -30,18 +30,17 @@ class Share:
     world: int = 1
 
 
-def make_head(settings: LocalizationConfig, dim: int) -> RelativeLocalization:
+def make_head(settings: PairsConfig, dim: int) -> RelativeLocalization:
     """The loss for a final grid of this width, its hidden layers in the run's precision."""
-    assert settings.variant != "dense"
     width = settings.head_width(dim)
     return RelativeLocalization(
         dim, settings.variant, settings.pairs, width, settings.grid_size, settings.form, precision="autocast"
     )
 
 
-def pair_generator(step: int, share: Share, device: torch.device) -> torch.Generator:
-    """What a step's pairs are drawn with."""
-    return torch.Generator(device).manual_seed(generator_for(share.seed, "pairs", step).initial_seed())
+def pair_generator(number: int, share: Share, device: torch.device) -> torch.Generator:
+    """What the pairs of the run's batch of this number are drawn with."""
+    return torch.Generator(device).manual_seed(generator_for(share.seed, "pairs", number).initial_seed())
 
 
 def draw(
@@ -75,14 +74,14 @@ def loss_at(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Ten
 def measure(
     localization: RelativeLocalization | DenseLocalization,
     grids: Tensor | Sequence[Tensor],
-    step: int,
+    number: int,
     share: Share,
     views: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Loss of the grids (views · B, D, h, w), the images of one view after those of another; the last one's error."""
     levels: list[Tensor] = [grids] if isinstance(grids, Tensor) else list(grids)
     heads = [localization] if isinstance(localization, RelativeLocalization) else list(localization.levels)
-    generator = pair_generator(step, share, levels[0].device)
+    generator = pair_generator(number, share, levels[0].device)
     answers = []
     for head, grid in zip(heads, levels, strict=True):
         assert isinstance(head, RelativeLocalization)

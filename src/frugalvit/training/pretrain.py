@@ -20,7 +20,7 @@ from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training import resuming, setup
 from frugalvit.training.autobatch import fit_to_memory
-from frugalvit.training.compiling import compile_task
+from frugalvit.training.compiling import compile_task, forget_graphs
 from frugalvit.training.continuing import carry_over, start_from_heads
 from frugalvit.training.evidence import (
     augmentation_sheet,
@@ -84,11 +84,15 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     task.feed(batches, monitor, health, fabric)
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
-    compile_task(task, config, plan, fabric)
+    graphs = compile_task(task, config, plan, fabric)
     if config.continue_from and not run.has_checkpoint():
         run.save_checkpoint(carry_over(config.continue_from, task, plan.steps))
     with setup.closing_readers(task):
-        outcome = fit(task, plan, run, fabric)
+        try:
+            outcome = fit(task, plan, run, fabric)
+        finally:
+            if graphs:
+                forget_graphs()
         return _finish(config, source, run, task, outcome, decisions, health)
 
 
@@ -145,21 +149,13 @@ def make_task(config: PretrainConfig, student: Backbone, plan: Plan) -> Pretrain
     }
     weight = config.localization.weight
     assert isinstance(weight, float)
-    localization = None
-    if weight > 0:
-        options = config.localization
-        if options.variant == "dense":
-            raise UserError(
-                "localization.variant dense needs every block's grid; pre-training has the final one. Use l1."
-            )
-        localization = make_head(options, student.dim)
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
     return PretrainTask(
         student,
         setup.make_twin(student),
         views=ViewMatching(student.pooled_dim, **heads) if matching.view_weight > 0 else None,
         regions=RegionMatching(student.dim, **heads) if matching.region_weight > 0 else None,
-        localization=localization,
+        localization=make_head(config.localization, student.dim) if weight > 0 else None,
         weights=(matching.view_weight, matching.region_weight, weight),
         teacher_temp=Linear(matching.teacher_temp_start, matching.teacher_temp, warm),
         momentum=Cosine(matching.momentum, 1.0, plan.steps),

@@ -33,7 +33,7 @@ def replay(config: ReplayConfig) -> Result:
     task.load_state_dict(evidence["task"])
     fabric = setup.make_fabric(stored.model_copy(update={"device": config.device, "devices": 1, "nodes": 1}))
     fabric.to_device(task)
-    batch = _batch({name: tensor.to(fabric.device) for name, tensor in evidence["batch"].items()})
+    batch = _batch({name: tensor.to(fabric.device) for name, tensor in evidence["batch"].items()}, evidence["step"])
 
     bad = [("input", name) for name in bad_names(evidence["batch"].items())]
     bad += [("weight", name) for name in bad_names(task.named_parameters())]
@@ -90,11 +90,11 @@ def _rebuild(run: Path, evidence: dict[str, Any]) -> tuple[Any, Any]:
     return commands.make_task(stored, backbone, plan), stored
 
 
-def _batch(tensors: dict[str, Tensor]) -> Batch:
+def _batch(tensors: dict[str, Tensor], number: int) -> Batch:
     views = [tensor for name, tensor in tensors.items() if name.startswith("batch.images.")]
     one = {name: tensors.get(f"batch.{name}") for name in ("images", "targets", "labels", "index", "clean")}
     images = one.pop("images")
-    return Batch(images if images is not None else views, **one)  # type: ignore[arg-type]
+    return Batch(images if images is not None else views, **one, number=number)  # type: ignore[arg-type]
 
 
 def _look(name: str, found: list[str]) -> Any:

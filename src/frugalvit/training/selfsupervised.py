@@ -105,7 +105,7 @@ class PretrainTask(nn.Module):
         if self.localization is not None:
             grids = torch.cat([crop.grid for crop in student[:count]])
             losses["localization"], losses["localization_error"] = measure(
-                self.localization, grids, step, self.share, views=count
+                self.localization, grids, batch.number, self.share, views=count
             )
             total = total + localization_weight * losses["localization"]
         if step % self.health_every == 0:
@@ -151,7 +151,10 @@ class PretrainTask(nn.Module):
     def before_optimizer(self, step: int) -> None:
         """The centres move once a step, by all its parts; for the first steps the prototypes rest."""
         for level in (self.views, self.regions):
-            if level is None or (level is self.regions and step < self.regions_from):
+            if level is None:
+                continue
+            if level is self.regions and step < self.regions_from:
+                level.rest()
                 continue
             level.move_center()
             if step < self.hold_last:

@@ -65,4 +65,4 @@ def follow_init(config: RunConfig, decisions: Decisions) -> None:
     decisions.take(config, "backbone", found.name, f"what {config.init} holds")
     decisions.take(config, "img_size", found.img_size, f"what {config.init} was trained at")
     if not config.backbone_args:
-        config.backbone_args = found.spec()["keywords"]
+        config.backbone_args = found.lasting_keywords()

@@ -179,8 +179,7 @@ def make_backbone(config: RunConfig, num_classes: int, **keywords: Any) -> Backb
         config.backbone,
         img_size=config.img_size,  # type: ignore[arg-type]
         num_classes=num_classes,
-        **config.backbone_args,
-        **keywords,
+        **config.backbone_args | keywords,
     )
     return made_ready(backbone, config)
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from frugalvit import console
 from frugalvit.backbones import Backbone
@@ -57,6 +58,14 @@ class SupervisedTask(nn.Module):
         self.batches, self.evaluated, self.watched, self.fabric = batches, evaluated, watched, fabric
         self.share = Share(batches.seed, batches.rank, batches.world)
 
+    def train(self, mode: bool = True) -> SupervisedTask:
+        """As modules do, but frozen batch norms keep the statistics they have."""
+        super().train(mode)
+        for module in self.backbone.modules():
+            if isinstance(module, _BatchNorm) and module.affine and not module.weight.requires_grad:
+                module.eval()
+        return self
+
     # -- a step
 
     def batch_at(self, step: int) -> Batch:
@@ -70,11 +79,13 @@ class SupervisedTask(nn.Module):
         weight = None
         if self.localization is not None:
             weight = batch.images.new_full((), self.weight.at(step), dtype=torch.float32)
-        losses = self.judge(batch.images, batch.targets, clean, self._pairs(batch.images, step), weight)
+        losses = self.judge(batch.images, batch.targets, clean, self._pairs(batch), weight)
         if isinstance(self.localization, DenseLocalization):
             assert weight is not None
             grids = self.backbone.blocks(batch.images if clean is None else clean)
-            losses["localization"], losses["localization_error"] = measure(self.localization, grids, step, self.share)
+            losses["localization"], losses["localization_error"] = measure(
+                self.localization, grids, batch.number, self.share
+            )
             losses["loss"] = losses["loss"] + weight * losses["localization"]
         return losses
 
@@ -100,12 +111,13 @@ class SupervisedTask(nn.Module):
             "localization_error": error,
         }
 
-    def _pairs(self, images: Tensor, step: int) -> Pairs:
-        """The pairs of tokens this step asks about."""
+    def _pairs(self, batch: Batch) -> Pairs:
+        """The pairs of tokens that are asked about in these images."""
         if not isinstance(self.localization, RelativeLocalization):
             return None
-        size = self.backbone.grid_size((images.shape[2], images.shape[3]))
-        return draw(self.localization, size, len(images), self.share, pair_generator(step, self.share, images.device))
+        size = self.backbone.grid_size((batch.images.shape[2], batch.images.shape[3]))
+        generator = pair_generator(batch.number, self.share, batch.images.device)
+        return draw(self.localization, size, len(batch.images), self.share, generator)
 
     @property
     def replayable(self) -> bool:

@@ -131,8 +131,7 @@ def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) ->
         found, _ = load_model_folder(folder)
         decisions.take(config, "backbone", found.name, f"what {config.init} holds")
         if config.backbone == found.name and not config.backbone_args:
-            kept = {key: value for key, value in found.keywords.items() if key not in ("drop_path", "grid_norm")}
-            config.backbone_args = kept
+            config.backbone_args = found.lasting_keywords()
     decide_input(config, facts, decisions)
     backbone = create_backbone(
         config.backbone,
