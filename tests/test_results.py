@@ -79,9 +79,18 @@ def test_the_paired_difference() -> None:
     small = paired_difference(
         *(scores("defaults-flowers", setting, "top1") for setting in ("auto, with Drloc", "auto"))
     )
-    assert f"−{-small.mean:.2f}\npoints (−{-small.low:.2f} to +{small.high:.2f})" in TEXT
+    assert f"−{-small.mean:.2f} points (−{-small.low:.2f} to +{small.high:.2f})" in PROSE
     few = paired_difference(*(scores("few-labels", setting, "top1") for setting in ("Drloc", "from scratch")))
     assert f"−{-few.mean:.2f} points, 95 % interval −{-few.low:.2f} to\n−{-few.high:.2f}" in TEXT
+
+
+def test_a_small_network_pulled_harder() -> None:
+    plain, paper, strong, ce = (
+        scores("defaults-flowers", f"auto{more}", "top1")[0]
+        for more in ("", ", with Drloc", ", with Drloc, λ=4", ", with Drloc, ce")
+    )
+    assert f"({plain:.2f} without the loss, {paper:.2f} with it) λ = 4 gave {strong:.2f}" in PROSE
+    assert f"took {plain - ce:.1f} points away" in PROSE
 
 
 def test_the_steps_measured_on_the_gpu() -> None:

@@ -179,6 +179,13 @@ def test_frozen_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> Non
     assert moved and not any(name.startswith(("conv1", "bn1", "layer1", "layer2")) for name in moved)
 
 
+def test_a_batch_that_cannot_be_shared_is_said(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config(photos, tmp_path / "run", steps=2, accumulate=3))
+    assert "batch 8 becomes 6: processes (1) and parts of a step (3) share it equally" in capsys.readouterr().err
+
+
 def test_parts_of_a_step_are_asked_about_other_pairs(photos: Path, tmp_path: Path) -> None:
     asked: list[torch.Tensor] = []
 

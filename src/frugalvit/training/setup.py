@@ -33,6 +33,7 @@ from frugalvit.training.processors import tune_for_cpu, tune_for_gpu
 from frugalvit.training.recipes import Decision, Decisions, decide_stream
 from frugalvit.training.resuming import read_facts, stored_config
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
+from frugalvit.training.stepping import Plan
 from frugalvit.training.tracking import make_trackers
 
 C = TypeVar("C", bound=RunConfig)
@@ -197,6 +198,15 @@ def made_ready(backbone: Backbone, config: RunConfig) -> Backbone:
     if config.checkpoint_activations:
         backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
     return backbone
+
+
+def say_batch(config: RunConfig, plan: Plan, fabric: Fabric) -> None:
+    """A word where the batch that was asked for cannot be shared equally."""
+    if plan.images_per_step != config.batch and fabric.is_global_zero:
+        console.say(
+            f"batch {config.batch} becomes {plan.images_per_step}: processes ({fabric.world_size}) and parts of a step "
+            f"({config.accumulate}) share it equally"
+        )
 
 
 def make_twin(backbone: Backbone) -> Backbone:
