@@ -105,6 +105,16 @@ def test_another_image_size_on_loading(tmp_path: Path):
         assert again(torch.rand(1, 3, 96, 96)).grid.shape[2:] == (12, 12)
 
 
+def test_how_images_are_prepared_goes_along(tmp_path: Path):
+    """A folder's own crop and filter, loaded and saved again as an export does."""
+    backbone, _ = made("vit", 3)
+    save_model_folder(backbone, tmp_path / "theirs", meta={"crop_pct": 0.95, "interpolation": "bilinear"})
+    again, meta = load_model_folder(tmp_path / "theirs")
+    save_model_folder(again, tmp_path / "ours", meta=meta)
+    kept = load_model_folder(tmp_path / "ours")[1]
+    assert (kept["crop_pct"], kept["interpolation"]) == (0.95, "bilinear")
+
+
 def test_folders_timm_wrote(tmp_path: Path):
     torch.manual_seed(0)
     model = timm.create_model("resnet10t", num_classes=4).eval()

@@ -10,7 +10,9 @@ import pytest
 from tiny import TRAIN, write_images
 
 from frugalvit.config.compare import CompareConfig
+from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
+from frugalvit.results import Result
 from frugalvit.training import compare as module
 from frugalvit.training.compare import compare
 
@@ -52,6 +54,15 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
     assert json.loads((tmp_path / "c/comparison.json").read_text())["metric"] == "top1"
     with pytest.raises(UserError, match="steps"):
         compare(config(photos, tmp_path / "c", steps=5))
+
+
+def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("")
+    asked = []
+    wanted = TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run"), "devices": 4, "nodes": 2})
+    module.run_once(wanted, lambda run: asked.append(run) or Result({}))
+    assert (asked[0].resume, asked[0].devices, asked[0].nodes) == (str(tmp_path / "run"), 4, 2)
 
 
 def test_a_metric_that_runs_do_not_have_is_said_after_the_first(photos: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -118,6 +119,20 @@ def test_data_that_has_moved_is_named_at_the_resume(
     assert cli.main(["train", str(tmp_path / "there"), "--resume", str(tmp_path / "moved")]) == 0
     assert "have changed" not in capsys.readouterr().err
     assert differences(tmp_path / "whole", tmp_path / "moved") == []
+
+
+def test_predict_goes_on_without_what_cannot_be_read(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And its CSV is read back as it was, whatever a file is called."""
+    train(config(photos, tmp_path / "run", steps=2, seed=99_999_999_999))
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "in" / 'a "good", one.png')
+    (tmp_path / "in" / "bad.png").write_bytes(b"no image")
+    assert cli.main(["predict", str(tmp_path / "run"), str(tmp_path / "in"), "--format", "csv", "--device", "cpu"]) == 0
+    told = capsys.readouterr()
+    rows = list(csv.DictReader(told.out.splitlines()))
+    assert {row["image"] for row in rows} == {str(tmp_path / "in" / 'a "good", one.png')} and "bad.png" in told.err
 
 
 def test_timm_computes_what_predict_says(photos: Path, tmp_path: Path) -> None:

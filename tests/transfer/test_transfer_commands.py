@@ -15,7 +15,9 @@ from PIL import Image
 from frugalvit.cli import main
 from frugalvit.config.transfer import DetectConfig, DetectEvalConfig, SegmentConfig
 from frugalvit.errors import UserError
-from frugalvit.transfer import detect_commands, segment_commands
+from frugalvit.transfer import detect_commands, running, segment_commands
+from frugalvit.transfer.feed import Pictures
+from frugalvit.transfer.using import unique_names
 
 from .samples import edit, make_coco, make_scenes
 
@@ -197,6 +199,63 @@ def test_predict_segment_writes_masks_with_the_datasets_labels(segmenter: Path, 
     mask = np.asarray(Image.open(tmp_path / "found" / "0.png"))
     assert mask.shape == (40, 40) and set(np.unique(mask)) <= {0, 1, 2}
     assert (tmp_path / "found" / "1.jpg").exists()
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_predict_never_writes_over_an_image(
+    kind: str, detector: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "x.jpg")
+    before = (tmp_path / "x.jpg").read_bytes()
+    run = detector if kind == "detect" else segmenter
+    assert main([kind, "predict", str(run), str(tmp_path), "--out", str(tmp_path), "--device", "cpu", "--quiet"]) == 2
+    assert "would be overwritten: choose another --out" in capsys.readouterr().err
+    assert (tmp_path / "x.jpg").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_predict_goes_on_without_what_cannot_be_read(
+    kind: str, detector: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "bad.jpg").write_bytes(b"no image")
+    words = [kind, "predict", str(detector if kind == "detect" else segmenter), str(tmp_path / "in"), "--device", "cpu"]
+    words += ["--out", str(tmp_path / "out"), "--json"]
+    assert main(words) == 2 and "None of the 1 images can be read" in capsys.readouterr().err
+    Image.new("RGB", (32, 32)).save(tmp_path / "in" / "good.jpg")
+    assert main(words) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["unreadable"] == [str(tmp_path / "in" / "bad.jpg")] and "bad.jpg" in told.err
+    assert (tmp_path / "out" / "good.jpg").exists()
+
+
+def test_names_of_results_are_never_given_twice() -> None:
+    paths = [Path(word) for word in ("a/x.jpg", "b/x.jpg", "b/x_2.jpg", "c/x.png", "c/y.png")]
+    assert unique_names(paths) == ["x", "x_3", "x_2", "x_4", "y"]
+
+
+@pytest.mark.parametrize(
+    "given", [{"stream": True}, {"cache": {"size": 64}}, {"cache": {"folder": "here"}}, {"cache": {"where": "disk"}}]
+)
+def test_what_these_tasks_do_not_use_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"detect (keeps whole)|not for detect"):
+        detect_config(tmp_path, tmp_path / "run", **given)
+
+
+@pytest.mark.parametrize("where", ["ram", "off"])
+def test_a_picture_that_is_cut_short_is_found_before_training(where: str, tmp_path: Path) -> None:
+    for name in ("whole.jpg", "short.jpg"):
+        Image.effect_noise((64, 64), 60).save(tmp_path / name)
+    whole = (tmp_path / "short.jpg").read_bytes()
+    (tmp_path / "short.jpg").write_bytes(whole[: len(whole) // 2])
+    pictures = Pictures([tmp_path / "whole.jpg", tmp_path / "short.jpg"], [(64, 64)] * 2, where=where)
+    assert pictures.find_bad(1, max_bad=0.5) == [1]
+
+
+def test_epochs_are_counted_in_steps_of_the_shared_batch(tmp_path: Path) -> None:
+    config = detect_config(tmp_path, tmp_path / "run", steps=None, epochs=4, batch=10, accumulate=4)
+    plan = running.make_plan(config, 100, 1, detect_commands.DetectJob())
+    assert (plan.images_per_step, plan.steps_per_epoch, plan.steps) == (8, 12, 48)
 
 
 def test_init_takes_the_backbone_of_a_run(segmenter: Path, shapes: Path, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def model_config(
     config = backbone.timm_config()
     labels = {"label_names": list(classes)} if classes else {}
     ours = {"interpolation": "bicubic", "crop_pct": crop_share(backbone.img_size), "crop_mode": "center"}
+    ours |= {name: value for name, value in (meta or {}).items() if name in ours and value}  # as it was loaded
     ours["classifier"] = classifier_name(backbone.model)
     if backbone.in_chans != 3:
         # Named, timm would convert the stored weights from three channels to ours once more.

@@ -58,6 +58,12 @@ class TransferConfig(RunConfig):
         for name in ("root", "classes", "auto_batch"):
             if getattr(self, name):
                 raise ValueError(f"--{name.replace('_', '-')} is not for {self.recipe_task()}; leave it out")
+        if self.stream is True:
+            raise ValueError(f"--stream is not for {self.recipe_task()}: its images are files")
+        if self.cache.size != "auto" or self.cache.folder or self.cache.where == "disk":
+            raise ValueError(
+                f"{self.recipe_task()} keeps whole pictures in memory: --cache.where auto, ram, device or off"
+            )
         return self
 
     @classmethod
@@ -151,7 +157,7 @@ class DetectEvalConfig(_UseConfig):
 
     data: str = option(help="a folder with COCO-format JSON files and images, or one JSON file", positional=True)
     split: Literal["train", "val", "test"] = option("val", "which part of the data")
-    out: str | None = option(None, "folder for detections.json and pictures", short="-o")
+    out: str | None = option(None, "folder for pictures and transfer_report.json", short="-o")
 
 
 class DetectPredictConfig(_UseConfig):

@@ -123,7 +123,7 @@ def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Pla
     part = world * config.accumulate * (2 if world > 1 else 1)
     batch = max(part, config.batch // part * part)
     per_epoch = steps_per_epoch(images, batch)
-    steps = total_steps(config, images)
+    steps = total_steps(config, images, batch)
     optimizer = config.optimizer
     every = config.evaluate_every
     return Plan(

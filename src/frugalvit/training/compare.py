@@ -67,7 +67,8 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
         return json.loads(finished.read_text(encoding="utf-8"))
     begun = (folder / "config.yaml").exists()
     console.say(f"{'continuing' if begun else 'starting'} {folder}")
-    result = train(type(config).parse({"resume": str(folder), "device": config.device}) if begun else config)
+    where = {name: getattr(config, name) for name in ("device", "devices", "nodes")}
+    result = train(type(config).parse({"resume": str(folder), **where}) if begun else config)
     if "stopped" in result.data:
         raise KeyboardInterrupt
     return result.data

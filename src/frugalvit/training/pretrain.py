@@ -114,7 +114,7 @@ def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
     part = world * config.accumulate
     batch = max(part, min(config.batch, images) // part * part)
     per_epoch = steps_per_epoch(images, batch)
-    steps = total_steps(config, images)
+    steps = total_steps(config, images, batch)
     optimizer = config.optimizer
     return Plan(
         steps=steps,

@@ -226,9 +226,9 @@ def steps_per_epoch(images: int, batch: int) -> int:
     return max(1, images // batch)
 
 
-def total_steps(config: RunConfig, images: int) -> int:
-    """The length of the run in optimiser steps."""
+def total_steps(config: RunConfig, images: int, batch: int | None = None) -> int:
+    """The length of the run in optimiser steps of ``batch`` images, where they are not as many as configured."""
     if config.steps is not None:
         return config.steps
     assert isinstance(config.batch, int) and not isinstance(config.epochs, str)
-    return max(1, round(config.epochs * steps_per_epoch(images, config.batch)))
+    return max(1, round(config.epochs * steps_per_epoch(images, batch or config.batch)))

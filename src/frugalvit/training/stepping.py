@@ -97,4 +97,4 @@ class Stepper:
 
 def seed_step(seed: int, step: int, process: int) -> None:
     """Dropout and stochastic depth follow from (seed, step, process): nothing to store, nothing to lose."""
-    torch.manual_seed((seed * 1_000_003 + step) * 1_009 + process)
+    torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + process) % 2**63)

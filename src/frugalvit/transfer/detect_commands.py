@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torchvision.ops import box_convert, box_iou
 
-from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.config.transfer import DetectConfig, DetectEvalConfig, DetectPredictConfig
-from frugalvit.data.decode import decode
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
 from frugalvit.results import Result, Table
+from frugalvit.training.given import Given
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.schedules import Schedule, Steps
 from frugalvit.transfer import running
@@ -30,7 +29,7 @@ from frugalvit.transfer.feed import Pictures
 from frugalvit.transfer.pictures import draw_objects, save_picture, side_by_side
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
-from frugalvit.transfer.using import find_images, lone_fabric, out_folder, unique_names
+from frugalvit.transfer.using import lone_fabric, not_over, out_folder, unique_names
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -163,17 +162,16 @@ def predict(config: DetectPredictConfig) -> Result:
     """Objects in images: pictures with boxes and masks, and one COCO-format JSON."""
     began = time.monotonic()
     facts = read_facts(config.model, "detect")
-    paths = find_images(config.images)
-    folder = make_folder(Path(config.out))
+    given = Given(config.images)
+    folder, names = Path(config.out), unique_names(given.paths)
+    not_over(given.paths, [folder / f"{name}.jpg" for name in names])
+    make_folder(folder)
     task = load_task(config.model, facts, config.device, config.batch)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    names = unique_names(paths)
-    for start in console.progress(range(0, len(paths), config.batch), label="detecting"):
-        part = paths[start : start + config.batch]
-        pixels = [decode(path) for path in part]
-        found = task.detect([torch.from_numpy(image).permute(2, 0, 1) for image in pixels])
-        for path, image, objects in zip(part, pixels, found, strict=True):
+    for part in given.batches(config.batch, "detecting"):
+        found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part])
+        for (place, path, image), objects in zip(part, found, strict=True):
             kept = [entry for entry in objects if entry["score"] >= config.threshold]
             number = len(images) + 1
             images.append({"id": number, "file_name": str(path), "height": image.shape[0], "width": image.shape[1]})
@@ -182,12 +180,13 @@ def predict(config: DetectPredictConfig) -> Result:
                 rest = {key: value for key, value in entry.items() if key != "label"}
                 known = {"id": len(annotations) + 1, "image_id": number, "category_id": identity, "iscrowd": 0}
                 annotations.append({**known, **rest, "area": entry["bbox"][2] * entry["bbox"][3]})
-            save_picture(draw_objects(image, kept, facts["classes"]), folder / f"{names[number - 1]}.jpg")
+            save_picture(draw_objects(image, kept, facts["classes"]), folder / f"{names[place]}.jpg")
     categories = [{"id": identity, "name": name} for identity, name in pairs_of(facts)]
     whole = {"images": images, "annotations": annotations, "categories": categories}
     write_text(folder / "detections.json", json.dumps(whole))
     seconds = round(time.monotonic() - began, 2)
     data = {"out": str(folder), "images": len(images), "objects": len(annotations), "seconds": seconds}
+    data["unreadable"] = given.unreadable
     rows = [[image["file_name"], _told(image["id"], annotations, dict(pairs_of(facts)))] for image in images]
     return Result(data, [Table(["image", "found"], rows)], [f"pictures and detections.json in {folder}"])
 

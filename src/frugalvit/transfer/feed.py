@@ -18,7 +18,7 @@ from torch import Tensor
 
 from frugalvit import console
 from frugalvit.data.cache import available_memory
-from frugalvit.data.decode import BadImage, decode
+from frugalvit.data.decode import BadImage, decode, read_header
 from frugalvit.data.randomness import generator_for, uniform
 from frugalvit.errors import UserError
 
@@ -52,13 +52,16 @@ class Pictures:
         return pixels
 
     def find_bad(self, workers: int, max_bad: float) -> list[int]:
-        """Decode what is kept, before training; the places of unreadable pictures, or an error when they are many."""
-        if not self.keeps:
-            return []
+        """The places of unreadable pictures, before training, or an error when they are many.
+
+        What is kept is decoded for it; of what is not, headers and ends are looked at.
+        """
         bad: list[tuple[int, str]] = []
         with ThreadPoolExecutor(workers) as pool:
             found = pool.map(self._fault, range(len(self)))
-            for index, fault in enumerate(console.progress(found, total=len(self), label="decoding images")):
+            for index, fault in enumerate(
+                console.progress(found, total=len(self), label="decoding images" if self.keeps else "looking at images")
+            ):
                 if fault is not None:
                     bad.append((index, fault))
         for _, fault in bad[:10]:
@@ -72,7 +75,10 @@ class Pictures:
 
     def _fault(self, index: int) -> str | None:
         try:
-            self.read(index)
+            if self.keeps:
+                self.read(index)
+            else:
+                read_header(self.paths[index], whole=True)
         except BadImage as error:
             return str(error)
         return None

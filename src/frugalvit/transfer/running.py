@@ -72,6 +72,7 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     truth = Listed(list(dict.fromkeys(item.truth for item in items))).fingerprint()
     setup.record(config, run, decisions, images, data.classes, truth=truth)  # type: ignore[arg-type]
     plan = make_plan(config, len(items), fabric.world_size, job)
+    setup.say_batch(config, plan, fabric)
     task = job.task(config, data, backbone)
     task.to(fabric.device)
     dataset = _dataset(job, items, data, config, task, fabric)
@@ -162,7 +163,7 @@ def make_plan(config: Any, images: int, world: int, job: Job) -> Plan:
     assert isinstance(config.batch, int) and isinstance(config.lr, float)
     parts = world * config.accumulate
     batch = max(parts, config.batch // parts * parts)
-    per_epoch, steps = steps_per_epoch(images, batch), total_steps(config, images)
+    per_epoch, steps = steps_per_epoch(images, batch), total_steps(config, images, batch)
     every = max(per_epoch, -(-steps // 10)) if config.evaluate_every == "auto" else config.evaluate_every
     optimizer = config.optimizer
     return Plan(

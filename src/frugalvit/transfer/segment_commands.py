@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.config.transfer import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
-from frugalvit.data.decode import decode
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
 from frugalvit.results import Result, Table
+from frugalvit.training.given import Given
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.schedules import Polynomial, Schedule
 from frugalvit.transfer import running
@@ -31,7 +30,7 @@ from frugalvit.transfer.scores import Confusion
 from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask
 from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
-from frugalvit.transfer.using import find_images, lone_fabric, out_folder, unique_names
+from frugalvit.transfer.using import lone_fabric, not_over, out_folder, unique_names
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -160,13 +159,15 @@ def predict(config: SegmentPredictConfig) -> Result:
     """The label of every pixel as a PNG with the dataset's own labels, and a picture of it over the image."""
     began = time.monotonic()
     facts = read_facts(config.model, "segment")
-    paths = find_images(config.images)
-    folder = make_folder(Path(config.out))
+    given = Given(config.images)
+    folder, names = Path(config.out), unique_names(given.paths)
+    not_over(given.paths, [folder / f"{name}{kind}" for name in names for kind in (".png", ".jpg")])
+    make_folder(folder)
     task = load_task(config.model, facts, config.device, config.batch)
     labels = np.array(facts["labels"], np.uint8)
     rows: list[list[Any]] = []
-    for path, name in zip(console.progress(paths, label="segmenting"), unique_names(paths), strict=True):
-        pixels = decode(path)
+    for ((place, path, pixels),) in given.batches(1, "segmenting"):
+        name = names[place]
         found = task.predict([torch.from_numpy(pixels).permute(2, 0, 1)], config.test)[0].cpu().numpy()
         save_picture(Image.fromarray(labels[found]), folder / f"{name}.png")
         save_picture(draw_classes(pixels, found), folder / f"{name}.jpg")
@@ -174,7 +175,8 @@ def predict(config: SegmentPredictConfig) -> Result:
         most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
         rows.append([str(path), ", ".join(most)])
     seconds = round(time.monotonic() - began, 2)
-    data = {"out": str(folder), "images": len(paths), "classes": facts["classes"], "seconds": seconds}
+    data = {"out": str(folder), "images": len(rows), "classes": facts["classes"], "seconds": seconds}
+    data["unreadable"] = given.unreadable
     return Result(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
 
 

@@ -1,0 +1,61 @@
+"""Images that a person names on the command line, for commands that look at them one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from frugalvit import console
+from frugalvit.data.decode import BadImage, decode
+from frugalvit.data.listing import list_images
+from frugalvit.errors import UserError
+
+
+class Decoded(NamedTuple):
+    """A readable image: which of those named, where it lies, its pixels (H, W, 3)."""
+
+    place: int
+    path: Path
+    pixels: np.ndarray
+
+
+@dataclass
+class Given:
+    """Image files as named, and those in folders named. One that cannot be read is said and left out of the results."""
+
+    words: list[str]
+    paths: list[Path] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for word in self.words:
+            path = Path(word)
+            if path.is_dir():
+                self.paths += [Path(name) for name in list_images(str(path)).images]
+            elif path.is_file():
+                self.paths.append(path)
+            else:
+                raise UserError(f"There is no image {word}.")
+        if not self.paths:
+            raise UserError(f"{self.words[0]} holds no images.")
+
+    def batches(self, size: int, label: str) -> Iterator[list[Decoded]]:
+        """The readable ones, so many at once; an error where there are none."""
+        waiting: list[Decoded] = []
+        for place, path in enumerate(console.progress(self.paths, label=label)):
+            try:
+                waiting.append(Decoded(place, path, decode(path)))
+            except BadImage as fault:
+                console.warn(str(fault))
+                self.unreadable.append(str(path))
+            if len(waiting) == size:
+                yield waiting
+                waiting = []
+        if waiting:
+            yield waiting
+        if len(self.unreadable) == len(self.paths):
+            raise UserError(f"None of the {len(self.paths)} images can be read.")
