@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torchvision.transforms.v2 import functional
 
 from frugalvit.config.data import AugmentConfig, CropsConfig
 from frugalvit.data.augment import EvalTransform, MultiCrop, TrainAugment, local_crop_size
+from frugalvit.data.decode import decode
 from frugalvit.data.policies import ColorJitter, Step
 from frugalvit.data.randomness import generator_for, ship, uniform
 from frugalvit.errors import UserError
@@ -149,6 +152,36 @@ def test_evaluation_equals_torchvision_and_takes_single_images() -> None:
     assert transform.image(np.array(photo)[..., 0]).shape == (1, 3, 96, 96)
     again = EvalTransform(**transform.spec() | {"out_size": tuple(transform.spec()["out_size"])})
     torch.testing.assert_close(again.image(photo), ours)
+
+
+@pytest.mark.parametrize("kind", ["RGBA", "16-bit", "turned", "palette", "transparent palette"])
+def test_a_picture_is_seen_as_its_file_is(tmp_path: Path, kind: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (20, 30, 4), dtype=np.uint8)
+    colour, options, name = Image.fromarray(noise[..., :3].copy()), {}, "x.png"
+    if kind == "RGBA":
+        picture = Image.fromarray(noise)
+    elif kind == "16-bit":
+        picture = Image.fromarray(noise[..., 0].astype(np.uint16) * 201)
+    elif kind == "turned":
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        picture, options, name = colour, {"exif": exif}, "x.jpg"
+    else:
+        picture = colour.quantize(16)
+        options = {"transparency": 3} if kind == "transparent palette" else {}
+    picture.save(tmp_path / name, **options)
+    transform = EvalTransform(16)
+    with Image.open(tmp_path / name) as opened:
+        assert torch.equal(transform.image(opened), transform.image(decode(tmp_path / name)))
+
+
+def test_arrays_that_are_no_images_are_refused() -> None:
+    transform, grey = EvalTransform(16), np.full((20, 30), 99, dtype=np.uint8)
+    assert torch.equal(transform.image(grey), transform.image(grey[..., None]))
+    assert torch.equal(transform.image(grey), transform.image(np.stack([grey] * 3, 2)))
+    for wrong in (grey / 255, np.stack([grey] * 4, 2), grey[None, ..., None], grey[0], grey[:0], grey.astype(int)):
+        with pytest.raises(UserError, match=r"is no image: give a PIL image, or uint8"):
+            transform.image(wrong)
 
 
 def test_evaluation_up_to_64_pixels_sees_the_whole_image() -> None:

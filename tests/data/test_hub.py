@@ -40,6 +40,43 @@ def test_saved_datasets(tmp_path: Path, prefix: str) -> None:
     assert train.header(0).format == "PNG" and train.stored_size(0) == len(train.raw(0))
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_split_with_hidden_labels_is_left_out(tmp_path: Path, named: bool) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = ["zoo", "ant"] if named else None
+    train, val = hub_dataset(6, names), hub_dataset(4, names)
+    test = hub_dataset(3, names).map(lambda row: {"label": -1})
+    val = val.map(lambda row, i: {"label": -1 if i == 3 else row["label"]}, with_indices=True)
+    parts = {"test": test, "validation": val, "train": train}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "d")
+    source = open_data(tmp_path / "d")
+    assert source.classes == (("ant", "zoo") if named else ("0", "1")) and sizes(source) == {"train": 6, "val": 3}
+    assert source.splits["val"].labels.tolist() == ([1, 0, 1] if named else [0, 1, 0])
+    assert [source.splits["val"].read(i)[0, 0, 0] for i in range(3)] == [0, 1, 2]
+    notes = " ".join(source.notes)
+    assert "3 of 3 rows have no label: left out" in notes and "1 of 4 rows" in notes
+    datasets.DatasetDict(parts | {"test": test.remove_columns("label")}).save_to_disk(tmp_path / "e")
+    assert sizes(open_data(tmp_path / "e")) == {"train": 6, "val": 3}
+
+
+def test_gaps_in_train_leave_no_labels(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = ["zoo", "ant"]
+    gaps = hub_dataset(6, names).map(lambda row, i: {"label": -1 if i == 3 else 0}, with_indices=True)
+    datasets.DatasetDict({"train": gaps, "test": hub_dataset(2, names)}).save_to_disk(tmp_path / "d")
+    source = open_data(tmp_path / "d")
+    assert source.classes is None and sizes(source) == {"train": 6, "test": 2}
+    assert "read as unlabelled" in source.notes[0]
+
+
+def test_classes_of_a_saved_dataset_can_be_chosen(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    hub_dataset(6, ["zoo", "ant"]).save_to_disk(tmp_path / "d")
+    source = open_data(tmp_path / "d", split="given", classes=["zoo"])
+    assert source.classes == ("zoo",) and source.splits["train"].labels.tolist() == [0, 0, 0]
+    assert source.splits["train"].read(1)[0, 0, 0] == 2
+
+
 def test_parquet_and_arrow(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     hub_dataset(4).to_parquet(tmp_path / "d.parquet")

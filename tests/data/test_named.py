@@ -146,6 +146,17 @@ def test_voc_has_several_labels_per_image(home: Path) -> None:
     assert source.splits["train"].targets.tolist() == [[-1, 1, 0]] * 2
     with pytest.raises(UserError, match="several labels per image"):
         check_trainable(source)
+    with pytest.raises(UserError, match="several labels per image: its classes cannot be chosen"):
+        open_data("voc2007", classes=["cat"])
+
+
+def test_classes_of_a_named_dataset_can_be_chosen(home: Path) -> None:
+    lay_food101(home)
+    source = open_data("food101", split="given", classes=["soup"])
+    assert source.classes == ("soup",) and sizes(source) == {"train": 2, "test": 1}
+    assert source.splits["train"].labels.tolist() == [0, 0] and "soup" in source.splits["train"].names[0]
+    with pytest.raises(UserError, match="food101 lacks 1 of the classes asked for: soap"):
+        open_data("food101", classes=["soap"])
 
 
 def test_arrays_from_torchvision(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,6 +231,25 @@ def test_packed_data_are_the_same_data(tmp_path: Path) -> None:
     assert in_order["splits"]["train"][0]["examples"] == 12
 
 
+def test_several_labels_per_image_are_not_packed(tmp_path: Path) -> None:
+    source = open_data(photos(tmp_path / "photos"), split="given")
+    source.splits["test"].targets = np.ones((12, 2), dtype=np.int8)
+    with pytest.raises(UserError, match="shards hold one class per image: use it as it is, or pack its images"):
+        pack(source, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_classes_of_shards_can_be_chosen(tmp_path: Path) -> None:
+    pack(open_data(photos(tmp_path / "photos"), split="given"), tmp_path / "out")
+    source = open_data(tmp_path / "out", split="given", classes=["dog"])
+    assert source.classes == ("dog",) and source.splits["train"].labels.tolist() == [0] * 6
+    whole = open_data(tmp_path / "photos", split="given", classes=["dog"]).splits["train"]
+    shades = [sorted(images.read(i)[0, 0, 0] for i in range(6)) for images in (source.splits["train"], whole)]
+    assert shades[0] == shades[1]
+    source = open_data(write_shards(tmp_path / "plain"), classes=["1"], labels="ignore")
+    assert source.classes is None and len(source) == 6
+
+
 def test_other_tools_can_read_the_shards(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     pack(open_data(photos(tmp_path / "photos"), split="given"), tmp_path / "out")

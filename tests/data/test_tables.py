@@ -114,6 +114,51 @@ def test_tables_from_windows(tmp_path: Path) -> None:
     assert open_data(tmp_path / "o.csv", split="given").splits["train"].names == [str(odd)]
 
 
+def test_val_is_the_same_however_the_table_is_addressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, {"images": 8, "a/.hidden": 8, "a/in": 8, "a2": 8})
+    (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
+    in_full = [str(tmp_path / place) for place in ("a2", "a/in", "link/in")]
+    rows = [f"{place}/{i:03d}.png,x" for place in ("../images", ".hidden", "in", *in_full) for i in range(8)]
+    write_csv(tmp_path / "a", "path,label\n" + "\n".join(rows))
+    expected = ["../images", ".hidden", "in", in_full[0], "in", "in"]
+    for home, where in [
+        (".", "a/t.csv"), ("a", "t.csv"), ("a", "./t.csv"), ("a/in", "../t.csv"), ("a2", "../a/t.csv"),
+        ("images", str(tmp_path / "a/t.csv")), (".", "link/t.csv"), ("a2", str(tmp_path / "link/t.csv")),
+    ]:  # fmt: skip
+        monkeypatch.chdir(tmp_path / home)
+        keys = open_data(where, split="given").splits["train"].keys
+        assert keys == [f"{place}/{i:03d}.png" for place in expected for i in range(8)], (home, where)
+    odd = ["/nowhere\0/x.png 1", "/a" * 3000 + ".png 1", "in/000.png 1"]
+    keys = open_data(write_csv(tmp_path / "a", "\n".join(odd), "odd.txt"), split="given").splits["train"].keys
+    assert keys == [row.removesuffix(" 1") for row in odd]
+
+
+def test_classes_of_a_table_can_be_chosen(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 6})
+    rows = [
+        "000.png,2,train",
+        "001.png,10,train",
+        "002.png,3,train",
+        "003.png,10,val",
+        "004.png,2,val",
+        "005.png,3,test",
+    ]
+    table = write_csv(tmp_path, "path,label,split\n" + "\n".join(rows))
+    (tmp_path / "list.txt").write_text("10 ten\n2\n")
+    for classes in (["10", "2"], tmp_path / "list.txt"):
+        source = open_data(table, classes=classes)
+        assert source.classes == ("2", "10") and sizes(source) == {"train": 2, "val": 2}
+        assert source.splits["train"].labels.tolist() == [0, 1] and source.splits["val"].labels.tolist() == [1, 0]
+        assert source.splits["val"].read(0)[0, 0, 0] == 3 and "Kept the 2 classes" in source.notes[0]
+        assert "test has no image" in source.notes[1]
+    bare = open_data(table, classes=["3"], labels="ignore")
+    assert bare.classes is None and sizes(bare) == {"train": 1, "test": 1} and bare.splits["train"].labels is None
+    with pytest.raises(UserError, match="lacks 1 of the classes asked for: 7"):
+        open_data(table, classes=["2", "7"])
+    with pytest.raises(UserError, match="has no labels, so there are no classes to choose"):
+        open_data(write_csv(tmp_path, "path\n000.png\n", "bare.csv"), classes=["2"])
+
+
 @settings(max_examples=60)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".txt"])

@@ -19,7 +19,7 @@ class DataConfig(Config):
     labels: Literal["auto", "folders", "ignore"] = option(
         "auto", "folders: folder names are classes; ignore: no labels"
     )
-    classes: str | None = option(None, "file with the class folders to keep, one name per line")
+    classes: str | None = option(None, "file with the classes to keep, one name per line")
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")
     decode: Literal["auto", "all", "sample", "headers"] = option(
         "auto",
@@ -39,7 +39,7 @@ class PackConfig(Config):
     labels: Literal["auto", "folders", "ignore"] = option(
         "auto", "folders: folder names are classes; ignore: no labels"
     )
-    classes: str | None = option(None, "file with the class folders to keep, one name per line")
+    classes: str | None = option(None, "file with the classes to keep, one name per line")
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")
     shard_megabytes: float = option(256.0, "size at which a new shard begins", gt=0)
     shuffle: bool = option(True, "mix the classes, as reading in passing needs; the order follows from the seed")

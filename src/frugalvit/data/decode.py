@@ -82,6 +82,12 @@ def decode(
     """
     label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
     image, stream = _open(content, label, max_megapixels)
+    with stream:
+        return pixels_of(image, label, at_least=at_least)
+
+
+def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, int] | None = None) -> np.ndarray:
+    """The pixels of an image that Pillow has opened or made, as ``decode`` gives those of its file."""
     try:
         if at_least is not None:
             height, width = at_least
@@ -94,11 +100,9 @@ def decode(
         # TIFF turns itself while loading and PNG may carry EXIF behind its pixels: ask afterwards.
         turned = _upright(_to_rgb(image), _orientation(image))
     except BadImage as bad:
-        raise BadImage(label, bad.reason) from None
+        raise BadImage(name, bad.reason) from None
     except Exception as error:  # decoders meet hostile bytes in every way there is; the file is bad, not the program
-        raise BadImage(label, _reason(error, image.format)) from None
-    finally:
-        stream.close()
+        raise BadImage(name, _reason(error, image.format)) from None
     # Pillow's memory is read-only and torch warns about that: hand out a whole, writable array.
     return np.array(turned, order="C")
 

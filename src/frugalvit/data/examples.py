@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -98,8 +99,7 @@ class FileExamples(Examples):
     """Images in files of their own."""
 
     def __init__(self, paths: Sequence[str], labels: np.ndarray | None, root: str = "") -> None:
-        root = root.rstrip("/\\")
-        keys = [path[len(root) + 1 :] if root and path.startswith(root) else path for path in paths]
+        keys = _seen_from(root, paths) if root else paths
         keys = [key.replace("\\", "/") for key in keys] if os.sep == "\\" else keys
         super().__init__(paths, labels, keys)
 
@@ -131,6 +131,33 @@ class FileExamples(Examples):
                 yield facts.st_size, facts.st_mtime_ns
             except (OSError, ValueError):
                 yield "missing"
+
+
+def _seen_from(root: str, paths: Sequence[str]) -> list[str]:
+    """The paths without the folder they lie in, however it is written in them; one from elsewhere stays whole."""
+    typed = root.rstrip(f"/{os.sep}") + os.sep
+    real = Path(root).resolve()
+
+    @functools.cache
+    def is_root(folder: Path) -> bool:
+        try:
+            return folder.resolve() == real
+        except (OSError, ValueError, RuntimeError):  # a null character, or links that go round in circles
+            return False
+
+    @functools.cache
+    def above(folder: str) -> str | None:
+        """How a full path spells the root."""
+        return next((str(place) for place in reversed((Path(folder), *Path(folder).parents)) if is_root(place)), None)
+
+    def key(path: str) -> str:
+        if path.startswith(typed):
+            return path[len(typed) :]
+        # A table with full paths may be addressed from its folder, or through a link.
+        spelled = above(path.rpartition(os.sep)[0] or os.sep) if Path(path).is_absolute() else None
+        return path if spelled is None else path[len(spelled) :].lstrip(os.sep)
+
+    return [key(path) for path in paths]
 
 
 class ArrayExamples(Examples):

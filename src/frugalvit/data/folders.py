@@ -186,16 +186,21 @@ def _class_names(trees: dict[str, _Tree], wanted: Sequence[str] | None, classes_
     if not present:
         raise UserError(f"{judged[0].path} has no class folders.")
     if wanted is not None:
-        missing = sorted(set(wanted) - set(present))
-        if missing:
-            hint = nearest(missing[0], present)
-            raise UserError(f"{judged[0].path} lacks {len(missing)} of the classes asked for: {some(missing)}.{hint}")
-        return sorted(set(wanted))
+        return chosen_classes(judged[0].path, present, wanted)
     for split, tree in trees.items():
         unknown = sorted(set(tree.classes) - set(present))
         if unknown:
             raise unknown_classes(tree.path, judged[0].path, unknown, split)
     return present
+
+
+def chosen_classes(place: str, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """The classes asked for, in the order they have there; ``UserError`` when one is not present."""
+    missing = sorted(set(wanted) - set(present))
+    if missing:
+        hint = nearest(missing[0], present)
+        raise UserError(f"{place} lacks {len(missing)} of the classes asked for: {some(missing)}.{hint}")
+    return [name for name in present if name in set(wanted)]
 
 
 def unknown_classes(place: str, train: str, unknown: Sequence[str], split: str) -> UserError:

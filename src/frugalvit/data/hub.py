@@ -160,15 +160,17 @@ def _source(loaded: Any, where: str, name: str) -> DataSource:
         notes.append(f"{where}: not read: {some(left_out)} (not train, val or test, or empty).")
     if not by_split:
         raise UserError(f"{where} has no split that can be used: {some([*map(str, parts)]) or 'none at all'}.")
-    first = next(iter(by_split.values()))
+    first = by_split.get("train", next(iter(by_split.values())))
     column = _image_column(first, where)
     label = next((key for key in _FINE_FIRST if key in first.column_names), None)
     if label is None:
         notes.append(f"{where} has no column of labels ({some(first.column_names, 8)}): read as unlabelled.")
     texts = {split: _labels(rows, label) if label else None for split, rows in by_split.items()}
-    if any(found is not None and None in found for found in texts.values()):
+    judged = [texts["train"]] if "train" in texts else list(texts.values())
+    if any(found is not None and None in found for found in judged):
         notes.append(f"{where}: some rows have no label: read as unlabelled.")
         texts = dict.fromkeys(texts)
+    texts = _without_hidden(texts)
     classes = _classes(first, label, texts.get("train") or next(iter(texts.values())))
     index = {word: number for number, word in enumerate(classes)}
     splits: dict[str, Examples] = {}
@@ -176,12 +178,19 @@ def _source(loaded: Any, where: str, name: str) -> DataSource:
         if split not in by_split:
             continue
         words = texts[split]
+        numbers = None
         if words is not None:
             unknown = class_list(word for word in words if word not in index)
             if unknown:
                 raise unknown_classes(f"{split} in {where}", "train", unknown, split)
-        numbers = None if words is None else np.array([index[word] for word in words if word is not None])
-        splits[split] = HubExamples(_undecoded(by_split[split], column), column, numbers, f"{name}/{split}")
+            numbers = np.array([-1 if word is None else index[word] for word in words])
+        examples: Examples = HubExamples(_undecoded(by_split[split], column), column, numbers, f"{name}/{split}")
+        hidden = 0 if numbers is None else int((numbers < 0).sum())
+        if numbers is not None and hidden:
+            notes.append(f"{split} in {where}: {hidden:,} of {len(numbers):,} rows have no label: left out.")
+            examples = examples.subset(numbers >= 0)
+        if len(examples):
+            splits[split] = examples
     labelled = any(found is not None for found in texts.values())
     return DataSource(name, where, "Hugging Face dataset", tuple(classes) if labelled else None, splits, notes)
 
@@ -209,6 +218,8 @@ def _undecoded(rows: Any, column: str) -> Any:
 
 def _labels(rows: Any, column: str) -> list[str | None] | None:
     """Labels as words; None for a column of lists or numbers that name no classes."""
+    if column not in rows.column_names:  # a split to be judged elsewhere may come without it
+        return [None for _ in range(len(rows))]
     feature, values = rows.features[column], rows[column][:]
     names = getattr(feature, "names", None)
     if names:
@@ -216,6 +227,17 @@ def _labels(rows: Any, column: str) -> list[str | None] | None:
     if any(not isinstance(value, str | int | None) for value in values):
         return None
     return [None if value is None else str(value) for value in values]
+
+
+def _without_hidden(texts: dict[str, list[str | None] | None]) -> dict[str, list[str | None] | None]:
+    """-1 means that a label is kept secret, unless it is a class of train."""
+    train = texts.get("train")
+    if train is None or "-1" in train:
+        return texts
+    return {
+        split: words if words is None else [None if word == "-1" else word for word in words]
+        for split, words in texts.items()
+    }
 
 
 def _classes(rows: Any, column: str | None, words: list[str | None] | None) -> list[str]:

@@ -66,6 +66,11 @@ def pack(
     """
     began = time.monotonic()
     _check_free(out)
+    if any(examples.targets is not None for examples in source.splits.values()):
+        raise UserError(
+            f"{source.location} has several labels per image, and shards hold one class per image: use it as it is, or "
+            "pack its images alone with --labels ignore."
+        )
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     bad: list[dict[str, str]] = []
     notes: list[str] = []

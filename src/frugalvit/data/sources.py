@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from frugalvit.data import folders, splits, tables
-from frugalvit.data.examples import DataSource
+from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.places import local
 from frugalvit.errors import UserError, nearest
 
@@ -33,13 +36,18 @@ def open_data(
         seed: decides which examples a made val holds.
         val_fraction: its share of every class.
         labels: "auto" decides whether folders mean classes, "folders" insists, "ignore" reads none.
-        classes: keep only these class folders: names, or a file with one name per line (ImageNet-100's list).
+        classes: keep only these classes: names, or a file with one name per line (ImageNet-100's list).
         root: where datasets with a name lie; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
     """
     place = str(where)
     if labels not in ("auto", "folders", "ignore"):
         raise UserError(f"labels = '{labels}': choose auto, folders or ignore.")
-    source = _open(place, labels, class_names(classes), root, ("train", "val") if split == "remake" else ("train",))
+    wanted = class_names(classes)
+    # Choosing among classes needs the labels that are forgotten afterwards.
+    read = "auto" if labels == "ignore" and wanted is not None else labels
+    source = _open(place, read, wanted, root, ("train", "val") if split == "remake" else ("train",))
+    if wanted is not None:
+        source = _only_classes(source, wanted, place)
     if labels == "ignore":
         source = without_labels(source)
     return splits.complete(source, split, val_fraction, seed)
@@ -51,6 +59,31 @@ def without_labels(source: DataSource) -> DataSource:
         examples.labels = examples.targets = None
     source.classes = None
     return source
+
+
+def _only_classes(source: DataSource, wanted: Sequence[str], place: str) -> DataSource:
+    """The images of these classes alone; class folders come here with no others left, and stay as they are."""
+    if any(examples.targets is not None for examples in source.splits.values()):
+        raise UserError(f"{place} has several labels per image: its classes cannot be chosen, leave --classes out.")
+    if source.classes is None:
+        raise UserError(f"{place} has no labels, so there are no classes to choose: leave --classes out.")
+    names = folders.chosen_classes(place, source.classes, wanted)
+    if len(names) == len(source.classes):
+        return source
+    new = np.full(len(source.classes), -1)
+    new[[source.classes.index(name) for name in names]] = np.arange(len(names))
+    kept: dict[str, Examples] = {}
+    notes = [*source.notes, f"Kept the {len(names):,} classes asked for."]
+    for split, examples in source.splits.items():
+        assert examples.labels is not None
+        part = examples.subset(new[examples.labels] >= 0)
+        assert part.labels is not None
+        part.labels = new[part.labels]
+        if len(part):
+            kept[split] = part
+        else:
+            notes.append(f"{split} has no image of these classes: left out.")
+    return replace(source, classes=tuple(names), splits=kept, notes=notes)
 
 
 def _open(
