@@ -133,6 +133,9 @@ class FileExamples(Examples):
                 yield "missing"
 
 
+_LONGEST_PATH = 4096  # no system opens a longer one, and each of its folders would be asked for
+
+
 def _seen_from(root: str, paths: Sequence[str]) -> list[str]:
     """The paths without the folder they lie in, however it is written in them; one from elsewhere stays whole."""
     typed = root.rstrip(f"/{os.sep}") + os.sep
@@ -154,7 +157,8 @@ def _seen_from(root: str, paths: Sequence[str]) -> list[str]:
         if path.startswith(typed):
             return path[len(typed) :]
         # A table with full paths may be addressed from its folder, or through a link.
-        spelled = above(path.rpartition(os.sep)[0] or os.sep) if Path(path).is_absolute() else None
+        looked_up = Path(path).is_absolute() and len(path) < _LONGEST_PATH
+        spelled = above(path.rpartition(os.sep)[0] or os.sep) if looked_up else None
         return path if spelled is None else path[len(spelled) :].lstrip(os.sep)
 
     return [key(path) for path in paths]
