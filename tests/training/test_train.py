@@ -65,7 +65,7 @@ def test_a_task_that_was_hardly_learned_is_said(
     settings = {"localization": {"weight": weight}, "steps": 2}
     result = train(config(photos, tmp_path / "run", **settings))
     assert any("hardly learned" in note for note in result.notes) == told
-    assert ("localization_guess" in result.data) == (weight > 0)
+    assert ("constant_answer_error" in result.data) == (weight > 0)
 
 
 def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(

@@ -90,11 +90,11 @@ class RelativeBias(nn.Module):
 
     def local_bias(self, query_rows: Tensor, query_columns: Tensor, key_rows: Tensor, key_columns: Tensor) -> Tensor:
         """(heads, queries, keys) for positions given by row and column; far offsets take the table's edge."""
-        rows = self._row_of_table(query_rows[:, None] - key_rows)
-        columns = self._row_of_table(query_columns[:, None] - key_columns)
+        rows = self._place_in_table(query_rows[:, None] - key_rows)
+        columns = self._place_in_table(query_columns[:, None] - key_columns)
         return self.local_relative_position_bias_table[rows * (2 * self.reach + 1) + columns].permute(2, 0, 1)
 
-    def _row_of_table(self, offsets: Tensor) -> Tensor:
+    def _place_in_table(self, offsets: Tensor) -> Tensor:
         """Offsets -reach to reach as 0 to 2 · reach. Not by ``clamp``: torch 2.11 fails to compile that for a GPU."""
         near = torch.where(offsets > self.reach, self.reach, offsets)
         return torch.where(near < -self.reach, -self.reach, near) + self.reach

@@ -28,7 +28,7 @@ DIFFERENT_GRAPHS = 64
 KEEPS_SHAPES = Version("2.15")
 """The torch from which compiled gradients are known to have their parameters' shapes."""
 
-_FUSES_SUMS = inductor.triton.mix_order_reduction  # as torch, or its user, has it
+_FUSES_SUMS = getattr(inductor.triton, "mix_order_reduction", False)  # as torch, or its user, has it
 
 GRAPHS = "reduce-overhead"
 """What torch calls the mode that replays CUDA graphs."""
@@ -55,11 +55,12 @@ def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bo
 def prepare_compiler(module: nn.Module) -> None:
     """What torch's compiler must know before it compiles a step of ``module``."""
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
+    if Version(torch.__version__) >= KEEPS_SHAPES:
+        return
+    # It makes one kernel of sums over rows and over columns, and gives back gradients of (1, C, 1, 1) as (C,).
     learning = (p for p in module.parameters() if p.requires_grad and p.ndim > 2)
     standing = any(p.shape[-1] == 1 and 1 < p.numel() == max(p.shape) for p in learning)
-    # It makes one kernel of sums over rows and over columns, and gives back gradients of (1, C, 1, 1) as (C,).
-    loses_shapes = standing and Version(torch.__version__) < KEEPS_SHAPES
-    inductor.triton.mix_order_reduction = _FUSES_SUMS and not loses_shapes
+    inductor.triton.mix_order_reduction = _FUSES_SUMS and not standing
 
 
 def _chosen(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | Literal["graphs"]:

@@ -49,7 +49,7 @@ class SupervisedTask(nn.Module):
         self.batches: Batches | None = None
         self.evaluated: Any = None
         self.watched = "val"
-        self.error: float | None = None  # of the localisation task, in grid cells
+        self.last_error: float | None = None  # of the localisation task, in grid cells
         self.fabric: Fabric | None = None
         self.share = Share()
 
@@ -160,17 +160,17 @@ class SupervisedTask(nn.Module):
 
     def watch(self, step: int, metrics: dict[str, float]) -> bool:
         """Supervised runs have no collapse to watch for; how well pairs are localised is remembered."""
-        self.error = metrics.get("localization_error", self.error)
+        self.last_error = metrics.get("localization_error", self.last_error)
         return False
 
     def localized(self) -> dict[str, float]:
         """The last error of the localisation task in grid cells, and that of always giving the same answer."""
         heads = self.localization.levels if isinstance(self.localization, DenseLocalization) else [self.localization]
         head = heads[-1]
-        if self.error is None or not isinstance(head, RelativeLocalization):
+        if self.last_error is None or not isinstance(head, RelativeLocalization):
             return {}
         guess = head.guess_error(*self.backbone.grid_size(self.backbone.img_size))
-        return {"localization_error": self.error, "localization_guess": guess}
+        return {"localization_error": self.last_error, "constant_answer_error": guess}
 
     def scores(self, dataset: Any) -> ClassificationScores:
         """Scores of the exported weights on a dataset, gathered over all processes."""
