@@ -51,7 +51,7 @@ _DRLOC = {
         "Drloc from scratch on CIFAR-100 at 224 px (paper, Table 4)",
         "cifar100",
         _CIFAR | {"epochs": 100, "img_size": 224},
-        {"with": "", "without": _OFF},
+        {"with, ce": _CLASSIFIED, "with": "", "without": _OFF},
         backbones=("swin_tiny_w7", "resnet50"),
     ),
     "drloc-quickdraw": Recipe(
@@ -235,7 +235,7 @@ _USES = {
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
             "EsViT": f"init={{esvit}} {_OFF}",
             "Drloc, lr=0.002": f"{_ON} lr=0.002",
-            "Drloc, small batches": f"{_ON} batch=128 lr=0.001 epochs=100",
+            "Drloc, small batches": f"{_ON} batch=128 lr=0.001 epochs=60",
             "Drloc": _ON,
             "from scratch": _OFF,
         },
