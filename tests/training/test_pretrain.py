@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from timm.layers import DropPath
 from tiny import PRETRAIN, TRAIN, read_metrics, write_images
+from torch import nn
 
 from frugalvit.backbones import swin
 from frugalvit.config.pretrain import PretrainConfig
@@ -18,6 +20,8 @@ from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
 from frugalvit.training.pretrain import pretrain
 from frugalvit.training.recipes import Decisions
+from frugalvit.training.schedules import Constant
+from frugalvit.training.selfsupervised import PretrainTask
 from frugalvit.training.session import follow_init
 from frugalvit.training.setup import make_backbone
 
@@ -95,6 +99,18 @@ def test_a_head_that_waits_is_not_worn_away(photos: Path, tmp_path: Path) -> Non
         if name.startswith("regions."):
             assert torch.equal(value, heads[1][name]), name
     assert any(not torch.equal(value, heads[1][name]) for name, value in heads[0].items() if "views.student" in name)
+
+
+def test_the_teacher_keeps_its_own_statistics() -> None:
+    """Its parameters follow the student; what its BatchNorm saw is not what the student's saw."""
+    teacher, student = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    student.running_mean += 5
+    with torch.no_grad():
+        student.weight += 2
+    task = SimpleNamespace(teacher=teacher, student=student, momentum=Constant(0.5), views=None, regions=None)
+    PretrainTask.after_step(task, 0)  # type: ignore[arg-type]
+    assert teacher.weight.tolist() == [2.0] * 3
+    assert teacher.running_mean is not None and teacher.running_mean.tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,16 @@ import torch
 from torch import nn
 
 from frugalvit.backbones import create_backbone
+from frugalvit.config.train import TrainConfig
 from frugalvit.training.parameters import merged
-from frugalvit.training.recipes import Facts, supervised_batch, supervised_epochs, supervised_lr
+from frugalvit.training.recipes import (
+    Decisions,
+    Facts,
+    decide_training,
+    supervised_batch,
+    supervised_epochs,
+    supervised_lr,
+)
 
 SWIN_T, NANO = 28_000_000, 400_000
 
@@ -41,6 +49,40 @@ def test_batch_and_length(images: int, device: str, batch: int, epochs: int) -> 
     facts = Facts(images, 10, 224, device)
     assert supervised_batch(facts)[0] == batch
     assert supervised_epochs(facts, batch)[0] == epochs
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters", "values", "variant", "grid_size"),
+    [
+        ("swin", SWIN_T, {}, "ce", 7),
+        ("swin", NANO, {}, "l1", 7),
+        ("vit", 86_000_000, {}, "l1", 7),
+        ("swin", SWIN_T, {"init": "runs/pretrained"}, "l1", 7),
+        ("swin", SWIN_T, {"pretrained": True}, "l1", 7),
+        ("swin", SWIN_T, {"recipe": "drloc-paper"}, "l1", 7),
+        ("swin", SWIN_T, {"recipe": "drloc-released"}, "l1", 7),
+        ("swin", SWIN_T, {"localization": {"form": "released"}}, "l1", 7),
+        ("swin", SWIN_T, {"localization": {"grid_size": None}}, "l1", None),
+        ("swin", SWIN_T, {"localization": {"grid_size": 5}}, "ce", 5),
+        ("swin", SWIN_T, {"localization": {"variant": "reg"}}, "reg", 7),
+        ("swin", SWIN_T, {"localization": {"variant": "dense"}}, "dense", None),
+        ("swin", SWIN_T, {"localization": {"variant": "dense", "grid_size": 7}}, "dense", 7),
+    ],
+)
+def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], variant: str, grid_size: int) -> None:
+    """The strong form where it measured best: large Swins from random weights; what is asked for stays."""
+    config, decisions = TrainConfig.parse({"data": "photos"} | values), Decisions()
+    decide_training(config, Facts(2040, 102, 224, "cuda", family, parameters), decisions)
+    assert (config.localization.variant, config.localization.grid_size) == (variant, grid_size)
+    assert [each.name for each in decisions].count("localization.variant") == (
+        0 if "variant" in values.get("localization", {}) or "drloc" in config.recipe else 1
+    )
+
+
+def test_without_drloc_nothing_is_decided_about_it() -> None:
+    config, decisions = TrainConfig.parse({"data": "photos", "localization": {"weight": 0}}), Decisions()
+    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
+    assert not any(each.name.startswith("localization") for each in decisions)
 
 
 def test_groups_that_learn_alike_are_one() -> None:

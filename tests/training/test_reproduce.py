@@ -97,13 +97,13 @@ def test_a_table_that_begins_from_another_one_runs_and_goes_on(
 
 
 def test_epochs_count_where_a_table_says_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 24 images, 12 a step: two steps, not the table's hundred."""
+    """Of 24 images, 12 a step: two steps, not the table's hundred, nor the setting's own nine epochs."""
     write_images(tmp_path / "data" / "flowers102")
-    table = Recipe("table", "flowers102", {"batch": 12, "img_size": 32, "steps": 100}, {"a": "", "b": "ema=0"})
+    table = Recipe("table", "flowers102", {"batch": 12, "img_size": 32, "steps": 100}, {"a": "", "b": "ema=0 epochs=9"})
     monkeypatch.setitem(TABLES, "table", table)
     small = {"data": str(tmp_path / "data"), "out": str(tmp_path / "out"), "backbone": "swin_nano", "epochs": 1}
-    reproduce(ReproduceConfig.parse(small | {"table": "table", "seeds": 1, "only": ["a"]}))
-    summary = tmp_path / "out" / "table" / "swin_nano" / "a" / "seed_0" / "summary.json"
+    reproduce(ReproduceConfig.parse(small | {"table": "table", "seeds": 1, "only": ["b"]}))
+    summary = tmp_path / "out" / "table" / "swin_nano" / "b" / "seed_0" / "summary.json"
     assert json.loads(summary.read_text(encoding="utf-8"))["steps"] == 2
 
 
@@ -116,6 +116,8 @@ def test_mistakes(tmp_path: Path) -> None:
         reproduce(ReproduceConfig(table="drloc-flowers", data=str(tmp_path)))
     with pytest.raises(UserError, match="needs coco_mini"):
         reproduce(ReproduceConfig.parse(small | {"table": "detect-cascade"}))
+    with pytest.raises(UserError, match="which has spaces"):
+        reproduce(ReproduceConfig.parse(small | {"table": "few-labels", "out": str(tmp_path / "my tables")}))
     with pytest.raises(UserError, match="no setting 'L_X'"):
         reproduce(ReproduceConfig.parse(small | {"table": "esvit-flowers", "only": ["L_X"]}))
     assert "drloc-flowers" in reproduce(ReproduceConfig()).data["tables"]

@@ -43,8 +43,13 @@ class LocalizationConfig(PairsConfig):
     """Drloc in supervised training."""
 
     weight: float | Auto = option("auto", "λ, the weight of the loss; 0 turns it off; auto: the paper's for the family")
-    variant: Literal["l1", "signed", "ce", "reg", "dense"] = option(  # type: ignore[assignment]
-        "l1", "Eq. 2, Eq. 3, Eq. 5, Eq. 6 of the paper, or every block at once (Eq. 7; a second forward)"
+    variant: Literal["auto", "l1", "signed", "ce", "reg", "dense"] = option(  # type: ignore[assignment]
+        "auto",
+        "Eq. 2, Eq. 3, Eq. 5, Eq. 6 of the paper, or every block at once (Eq. 7; a second forward); auto: Eq. 5 for "
+        "large Swins from scratch, Eq. 2 otherwise",
+    )
+    grid_size: int | Auto | None = option(  # type: ignore[assignment]
+        "auto", "a finer grid is pooled to this many cells a side; none keeps it; auto: 7, dense keeps every grid"
     )
     schedule: Literal["constant", "ramp"] = option(
         "constant", "λ constant (paper) or up and down again (released code)"
@@ -53,7 +58,14 @@ class LocalizationConfig(PairsConfig):
         "mixed", "localise in the images after mixup and cutmix, or before (a second forward)"
     )
     lr_scale: float = option(1.0, "the head's learning rate relative to the backbone's", gt=0)
-    grid: Literal["normed", "raw"] = option("normed", "the tokens after or before the final norm")
+    grid: Literal["normed", "raw"] = option("normed", "the tokens after or before the final norm (dense: before)")
+
+    @pydantic.field_validator("grid_size")
+    @classmethod
+    def _several_cells(cls, value: int | str | None) -> int | str | None:
+        if isinstance(value, int) and value < 2:
+            raise ValueError("a grid of fewer than 2 cells a side leaves nothing to localise")
+        return value
 
 
 class OptimizerConfig(Config):

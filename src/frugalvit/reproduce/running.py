@@ -32,8 +32,11 @@ def reproduce(config: ReproduceConfig) -> Result:
         folder = Path(config.data) / TABLES[name].data
         if not folder.is_dir():
             raise UserError(f"{name} needs {folder.name}: there is no folder {folder}. Say where it is with --data.")
-    settings = _chosen(recipe, config.only)
-    starts = {name: _start(*start, config) for name, start in recipe.starts.items() if _begins(settings, name)}
+    settings = {name: _as_long_as(values, config) for name, values in _chosen(recipe, config.only).items()}
+    wanted = {name: start for name, start in recipe.starts.items() if _begins(settings, name)}
+    if wanted and len(config.out.split()) != 1:
+        raise UserError(f"{config.table} names runs in {config.out!r}, which has spaces; choose an --out without.")
+    starts = {name: _start(*start, config) for name, start in wanted.items()}
     settings = {name: values.format(**starts) for name, values in settings.items()}
     if recipe.kind == "pretrain":
         return _pretrained(config.table, settings, config)
@@ -49,6 +52,13 @@ def _chosen(recipe: Recipe, only: list[str]) -> dict[str, str]:
             hint, known = nearest(name, recipe.settings), ", ".join(recipe.settings)
             raise UserError(f"The table has no setting '{name}'.{hint} It has: {known}.")
     return {name: values for name, values in recipe.settings.items() if not only or name in only}
+
+
+def _as_long_as(values: str, config: ReproduceConfig) -> str:
+    """A setting's options without its own length, where the user wants another."""
+    if config.epochs is None and config.steps is None:
+        return values
+    return " ".join(value for value in values.split() if not value.startswith(("epochs=", "steps=")))
 
 
 def _begins(settings: dict[str, str], start: str) -> bool:

@@ -26,8 +26,9 @@ class Recipe:
     metric: str = "top1"
 
 
-_ON, _OFF = "localization.weight=0.5", "localization.weight=0"
-_CLASSIFIED = f"{_ON} localization.variant=ce"
+_PAPER, _OFF = "localization.variant=l1", "localization.weight=0"
+_ON = f"localization.weight=0.5 {_PAPER}"
+_CLASSIFIED = "localization.weight=0.5 localization.variant=ce"
 _PAIR = {"with": _ON, "without": _OFF}
 _FLOWERS = {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
 _FEW = {"split": "train+val", "labels": 0.1, "steps": 1000, "batch": 32, "img_size": 224, "evaluate_every": 500}
@@ -44,14 +45,14 @@ _DRLOC = {
         "Drloc from scratch on Flowers-102 (paper, Table 4): with and without, for each backbone",
         "flowers102",
         _FLOWERS,
-        {"with": "", "without": _OFF},
+        {"with": _PAPER, "without": _OFF},
         backbones=("swin_tiny_w7", "t2t_vit_14", "cvt_13", "vit_base", "resnet50"),
     ),
     "drloc-cifar": Recipe(
         "Drloc from scratch on CIFAR-100 at 224 px (paper, Table 4)",
         "cifar100",
         _CIFAR | {"epochs": 100, "img_size": 224},
-        {"with, ce": _CLASSIFIED, "with": "", "without": _OFF},
+        {"with, ce": _CLASSIFIED, "with": _PAPER, "without": _OFF},
         backbones=("swin_tiny_w7", "resnet50"),
     ),
     "drloc-quickdraw": Recipe(
@@ -82,10 +83,10 @@ _DRLOC = {
             "all pairs": f"{_ON} localization.pairs=all",
             "fast head": f"{_ON} localization.lr_scale=10",
             "clean images": f"{_ON} localization.images=clean",
-            "λ=4": "localization.weight=4",
+            "λ=4": f"localization.weight=4 {_PAPER}",
             "ce": _CLASSIFIED,
             "all three": f"{_ON} localization.pairs=all localization.lr_scale=10 localization.images=clean",
-            "all three, λ=2": "localization.weight=2 localization.pairs=all localization.lr_scale=10"
+            "all three, λ=2": f"localization.weight=2 {_PAPER} localization.pairs=all localization.lr_scale=10"
             " localization.images=clean",
             "without": _OFF,
         },
@@ -94,8 +95,16 @@ _DRLOC = {
         "loss variants (paper, Table 6)",
         "flowers102",
         _FLOWERS,
-        {name: f"{_ON} localization.variant={name}" for name in ("l1", "signed", "ce", "reg", "dense")}
-        | {"ce, λ=2": "localization.weight=2 localization.variant=ce", "without": _OFF},
+        {
+            name: f"localization.weight=0.5 localization.variant={name}"
+            for name in ("l1", "signed", "ce", "reg", "dense")
+        }
+        | {
+            "dense, pooled": "localization.weight=0.5 localization.variant=dense localization.grid_size=7",
+            "ce, λ=0.2": "localization.weight=0.2 localization.variant=ce",
+            "ce, λ=2": "localization.weight=2 localization.variant=ce",
+            "without": _OFF,
+        },
     ),
     "drloc-pairs": Recipe(
         "pairs per image (paper, Table 2a)",
@@ -107,7 +116,8 @@ _DRLOC = {
         "the weight λ (paper, Table 2b)",
         "flowers102",
         _FLOWERS,
-        {f"λ={weight}": f"localization.weight={weight}" for weight in (0.1, 0.5, 1.0, 4.0, 16.0)} | {"λ=0": _OFF},
+        {f"λ={weight}": f"localization.weight={weight} {_PAPER}" for weight in (0.1, 0.5, 1.0, 4.0, 16.0)}
+        | {"λ=0": _OFF},
     ),
     "drloc-width": Recipe(
         "width of the head (paper, Table 16)",
@@ -135,7 +145,7 @@ _DEFAULTS = {
         {
             "auto, with Drloc": _ON,
             "auto, with Drloc, ce": _CLASSIFIED,
-            "auto, with Drloc, λ=4": "localization.weight=4",
+            "auto, with Drloc, λ=4": f"localization.weight=4 {_PAPER}",
             "auto": _OFF,
             "lr=0.00013": f"{_OFF} lr=0.00013",
             "paper": f"{_OFF} batch=1024 lr=0.001 ema=0",
@@ -173,7 +183,7 @@ _PRETRAINING = {
             "L_V": _VIEWS_ONLY,
             "L_V + L_R": "",
             "L_V + L_R + Drloc": _ON,
-            "mild crops": "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5",
+            "mild crops": "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5 crops.global_scale=0.7,1",
         },
         kind="pretrain",
         backbones=("swin_mini",),
@@ -224,7 +234,12 @@ _USES = {
         "the best Flowers-102 gives from scratch: label-free pre-training on its images, then a long supervised run",
         "flowers102",
         _FLOWERS | {"epochs": 320, "evaluate_every": 1000},
-        {"long EsViT + Drloc": f"init={{long}} {_ON}", "EsViT + Drloc": f"init={{esvit}} {_ON}", "from scratch": _OFF},
+        {
+            "long EsViT + Drloc": f"init={{long}} {_ON}",
+            "EsViT + Drloc": f"init={{esvit}} {_ON}",
+            "Drloc, ce": _CLASSIFIED,
+            "from scratch": _OFF,
+        },
         starts=_ESVIT | {"long": ("esvit-long", "L_V + L_R")},
     ),
     "best-cifar": Recipe(
@@ -236,6 +251,7 @@ _USES = {
             "EsViT": f"init={{esvit}} {_OFF}",
             "Drloc, lr=0.002": f"{_ON} lr=0.002",
             "Drloc, small batches": f"{_ON} batch=128 lr=0.001 epochs=60",
+            "Drloc, ce": _CLASSIFIED,
             "Drloc": _ON,
             "from scratch": _OFF,
         },

@@ -175,6 +175,7 @@ def _localization(config: TrainConfig, backbone: Backbone) -> RelativeLocalizati
     if settings.variant == "dense":
         with torch.no_grad():
             blocks = backbone.blocks(torch.zeros(1, backbone.in_chans, *backbone.img_size))
+        assert settings.grid_size != "auto"
         dims, sizes = [grid.shape[1] for grid in blocks], [settings.grid_size] * len(blocks)
         width = settings.head_width(backbone.dim)
         return DenseLocalization(dims, "l1", settings.pairs, width, sizes, settings.form, precision="autocast")

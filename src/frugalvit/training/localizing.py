@@ -32,10 +32,10 @@ class Share:
 
 def make_head(settings: PairsConfig, dim: int) -> RelativeLocalization:
     """The loss for a final grid of this width, its hidden layers in the run's precision."""
+    variant, grid_size = settings.variant, settings.grid_size
+    assert variant != "auto" and grid_size != "auto"  # pyright: ignore[reportUnnecessaryComparison]
     width = settings.head_width(dim)
-    return RelativeLocalization(
-        dim, settings.variant, settings.pairs, width, settings.grid_size, settings.form, precision="autocast"
-    )
+    return RelativeLocalization(dim, variant, settings.pairs, width, grid_size, settings.form, precision="autocast")
 
 
 def pair_generator(number: int, share: Share, device: torch.device) -> torch.Generator:

@@ -17,6 +17,7 @@ from frugalvit.data.sizes import input_size, largest_input
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
 
 SMALL_NETWORK = 2_000_000  # parameters below which a network learns faster than the papers'
+LARGE_NETWORK = 10_000_000  # parameters from which a Swin is known to gain from the stronger form of Drloc
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
     decisions.take(config, "lr", lr, reason)
     weight, reason = localization_weight(facts.family)
     decisions.take(config, "localization.weight", weight, reason)
+    if config.localization.weight:
+        decide_localization(config, facts, decisions)
     steps = total_steps(config, facts.images)
     ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
     decisions.take(config, "ema", ema, f"averages about the last twentieth of {steps} steps")
@@ -209,6 +212,27 @@ def localization_weight(family: str) -> tuple[float, str]:
     if family in LOCALIZATION_WEIGHTS:
         return LOCALIZATION_WEIGHTS[family], f"the paper's λ for {family}"
     return 0.1, f"the paper has no λ for {family or 'this family'}; the lower of its two usual values"
+
+
+def decide_localization(config: TrainConfig, facts: Facts, decisions: Decisions) -> None:
+    """Which form of Drloc, and on which grid.
+
+    Swin-T from scratch hardly learns the paper's form (Eq. 2); asked as a classification (Eq. 5) the same question is
+    learned completely, and the network gains 6.6 points where Eq. 2 gives 0.9. After pre-training, and for a small
+    network, Eq. 5 takes points away (docs/RESULTS.md).
+    """
+    settings = config.localization
+    from_scratch = not (config.init or config.pretrained)
+    large_swin = facts.family == "swin" and facts.parameters >= LARGE_NETWORK
+    classify = from_scratch and large_swin and settings.form == "paper" and settings.grid_size is not None
+    if classify:
+        size = f"a Swin of {facts.parameters / 1e6:.0f} M parameters from random weights"
+        decisions.take(config, "localization.variant", "ce", f"{size} learns Drloc's task as a classification (Eq. 5)")
+    decisions.take(config, "localization.variant", "l1", "the paper's choice (Eq. 2)")
+    if settings.variant == "dense":
+        decisions.take(config, "localization.grid_size", None, "every block's own grid (Eq. 7)")
+    elif settings.grid_size == "auto":
+        settings.grid_size = 7  # the paper's, whatever the data
 
 
 def evaluation_interval(steps: int, per_epoch: int, batch: int, watched: int) -> int:

@@ -17,7 +17,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.data.loader import Batch, Batches
 from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
-from frugalvit.training.averaging import average_into
+from frugalvit.objectives.heads import update_average
 from frugalvit.training.health import Health
 from frugalvit.training.localizing import Share, measure
 from frugalvit.training.parameters import decay_groups
@@ -161,9 +161,12 @@ class PretrainTask(nn.Module):
                 level.hold_last_layer()
 
     def after_step(self, step: int) -> None:
-        """θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads."""
+        """θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads.
+
+        Parameters only: the teacher's BatchNorm keeps the statistics of its own activations, not the student's.
+        """
         momentum = self.momentum.at(step)
-        average_into(self.teacher, self.student, momentum)
+        update_average(self.teacher, self.student, momentum)
         for level in (self.views, self.regions):
             if level is not None:
                 level.update_teacher(momentum)

@@ -209,8 +209,9 @@ def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fa
     size = config.img_size
     if config.kind == "train":
         backbone = create_backbone(config.backbone, img_size=size, num_classes=classes)
-        head = make_head(LocalizationConfig(), backbone.dim) if config.localization else None
-        task: Any = SupervisedTask(backbone, head, LocalizationConfig(), Constant(config.localization), ema=0.999)
+        settings = LocalizationConfig(variant="l1", grid_size=7)
+        head = make_head(settings, backbone.dim) if config.localization else None
+        task: Any = SupervisedTask(backbone, head, settings, Constant(config.localization), ema=0.999)
         clip, clip_per = 5.0, "global"
     else:
         student = create_backbone(config.backbone, img_size=size, drop_path=0.1)
