@@ -18,7 +18,7 @@ from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError
 from frugalvit.training import commands, localizing, supervised
-from frugalvit.training.commands import train
+from frugalvit.training.commands import _hardly_localized, train
 from frugalvit.training.models import load_model
 from frugalvit.training.predict import predict
 from frugalvit.training.supervised import SupervisedTask
@@ -66,6 +66,13 @@ def test_a_task_that_was_hardly_learned_is_said(
     result = train(config(photos, tmp_path / "run", **settings))
     assert any("hardly learned" in note for note in result.notes) == told
     assert ("constant_answer_error" in result.data) == (weight > 0)
+
+
+@pytest.mark.parametrize(("variant", "proposed"), [("l1", True), ("ce", False)])
+def test_a_form_that_is_in_use_is_not_proposed(variant: str, proposed: bool) -> None:
+    said = {"localization_error": 2.0, "constant_answer_error": 2.1, "localization_variant": variant}
+    notes = _hardly_localized(said)
+    assert ("--localization.variant ce" in notes[1]) == proposed and "larger --localization.weight" in notes[1]
 
 
 def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(

@@ -255,11 +255,11 @@ def _hardly_localized(summary: dict[str, Any]) -> list[str]:
     error, guess = summary.get("localization_error"), summary.get("constant_answer_error")
     if error is None or guess is None or error < HARDLY * guess:
         return []
+    form = "" if summary.get("localization_variant") == "ce" else "--localization.variant ce or "
     return [
         f"drloc       its task was hardly learned: an error of {error:.2f} grid cells, where the same answer for all "
         f"pairs has {guess:.2f}",
-        "            --localization.variant ce or a larger --localization.weight pulls harder; 'frugalvit compare' "
-        "tells whether that helps",
+        f"            {form}a larger --localization.weight pulls harder; 'frugalvit compare' tells whether that helps",
     ]
 
 

@@ -163,14 +163,15 @@ class SupervisedTask(nn.Module):
         self.last_error = metrics.get("localization_error", self.last_error)
         return False
 
-    def localized(self) -> dict[str, float]:
-        """The last error of the localisation task in grid cells, and that of always giving the same answer."""
+    def localized(self) -> dict[str, float | str]:
+        """The last error of the localisation task in grid cells, that of always giving the same answer, its form."""
         heads = self.localization.levels if isinstance(self.localization, DenseLocalization) else [self.localization]
         head = heads[-1]
         if self.last_error is None or not isinstance(head, RelativeLocalization):
             return {}
         guess = head.guess_error(*self.backbone.grid_size(self.backbone.img_size))
-        return {"localization_error": self.last_error, "constant_answer_error": guess}
+        found = {"localization_error": self.last_error, "constant_answer_error": guess}
+        return found | {"localization_variant": self.settings.variant}
 
     def scores(self, dataset: Any) -> ClassificationScores:
         """Scores of the exported weights on a dataset, gathered over all processes."""
