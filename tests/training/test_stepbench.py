@@ -67,11 +67,17 @@ def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPa
     )  # fmt: skip
     ours, *without, written, usual = stepbench.bench_step(config).data["rows"]
     if kind == "train":
-        assert "drloc_percent" in ours and "drloc_percent" not in without[0]
+        assert "drloc_percent" in ours and "drloc_percent" not in without[0] and ours["drloc"] == "l1"
         assert without[0]["step"] == "without Drloc" and without[0]["gflop_per_image"] <= ours["gflop_per_image"]
     assert ours["images_per_second"] > 0 and ours["gflop_per_image"] > 0
     for row in (written, usual):
         assert row["ratio"] == pytest.approx(ours["images_per_second"] / row["images_per_second"], rel=0.05)
+
+
+@pytest.mark.parametrize(("as_written", "variant"), [(False, "ce"), (True, "l1")])
+def test_drloc_is_measured_in_the_form_that_a_run_chooses(as_written: bool, variant: str) -> None:
+    backbone: Any = SimpleNamespace(family="swin", parameters=lambda: [SimpleNamespace(numel=lambda: 28_000_000)])
+    assert stepbench._localization(BenchStepConfig(kind="train"), backbone, as_written).variant == variant
 
 
 def test_the_cost_of_drloc_is_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,11 @@ from lightning_fabric import Fabric
 from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit import console
-from frugalvit.backbones import create_backbone
+from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.swin_layers import plain_attention
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.config.probe import BenchStepConfig
-from frugalvit.config.train import LocalizationConfig
+from frugalvit.config.train import LocalizationConfig, TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment import MultiCrop, TrainAugment
 from frugalvit.data.cache import build_store
@@ -40,6 +40,7 @@ from frugalvit.training.compiling import GRAPHS, forget_graphs, prepare_compiler
 from frugalvit.training.localizing import make_head
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
+from frugalvit.training.recipes import Decisions, Facts, decide_localization
 from frugalvit.training.schedules import Constant
 from frugalvit.training.selfsupervised import PretrainTask
 from frugalvit.training.setup import pick_device
@@ -131,6 +132,7 @@ def measure(
         row |= {"host_ms": round(1000 * host, 2), **memory, "warm_up_s": round(warm, 1)}
         row["matrix_rate_percent"] = round(100 * operations / seconds / _matrix_rate(device), 1)
     if turns:
+        row["drloc"] = stepper.task.settings.variant
         row["drloc_percent"] = round(100 * _cost_of_drloc(stepper, step, config.steps, device), 2)
     if config.profile and not as_written:
         _profile(step, device, Path(config.profile))
@@ -209,7 +211,7 @@ def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fa
     size = config.img_size
     if config.kind == "train":
         backbone = create_backbone(config.backbone, img_size=size, num_classes=classes)
-        settings = LocalizationConfig(variant="l1", grid_size=7)
+        settings = _localization(config, backbone, as_written)
         head = make_head(settings, backbone.dim) if config.localization else None
         task: Any = SupervisedTask(backbone, head, settings, Constant(config.localization), ema=0.999)
         clip, clip_per = 5.0, "global"
@@ -231,6 +233,15 @@ def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fa
     optimizer = torch.optim.AdamW(task.parameter_groups(), lr=1e-4, fused=fabric.device.type == "cuda")
     module, optimizer = fabric.setup(task.train(), optimizer)
     return Stepper(task, module, optimizer, plan, fabric)
+
+
+def _localization(config: BenchStepConfig, backbone: Backbone, as_written: bool) -> LocalizationConfig:
+    """Drloc in the form that a run from scratch would choose; as written, the paper's."""
+    asked: dict[str, Any] = {"weight": config.localization} | ({"variant": "l1"} if as_written else {})
+    training = TrainConfig.parse({"localization": asked})
+    facts = Facts(_IMAGES, _CLASSES, config.img_size, config.device).knowing(backbone)
+    decide_localization(training, facts, Decisions())
+    return training.localization
 
 
 def _operations(stepper: Stepper) -> int:
