@@ -317,6 +317,27 @@ def test_the_model_card_is_filled_from_the_run(tmp_path: Path):
     assert cards.ModelCard(text).data.license == "mit"
 
 
+@pytest.mark.parametrize("name", ["list.csv", "list.NDJSON", "list.txt", "list.tsv", "one.JPG"])
+def test_an_export_is_checked_on_whatever_data_are_read(name: str, photos: Path):
+    path = photos / name
+    if name.endswith("JPG"):
+        path.write_bytes((photos / "0.jpg").read_bytes())
+    else:
+        rows = {".csv": "path\n0.jpg\n", ".tsv": "path\n0.jpg\n", ".NDJSON": '{"path": "0.jpg"}', ".txt": "0.jpg\n"}
+        path.write_text(rows[path.suffix])
+    assert len(exporting._read(str(path))) == 1
+    (photos / "shard.tgz").write_bytes(b"\x1f\x8b" + bytes(2000))
+    with pytest.raises(UserError, match="compressed"):
+        exporting._read(str(photos / "shard.tgz"))
+
+
+def test_a_damaged_summary_is_said(tmp_path: Path):
+    folder, _ = made(tmp_path / "run", "resnet")
+    (folder.parent / "summary.json").write_text('{"top1": 9')
+    with pytest.raises(UserError, match=r"summary\.json is not readable JSON"):
+        run(model=str(folder.parent), to="hf", out=str(tmp_path / "out"))
+
+
 def test_nothing_is_overwritten_or_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, _ = made(tmp_path, "resnet")
     with pytest.raises(UserError, match="already exists and is kept"):
@@ -334,6 +355,12 @@ def test_what_cannot_be_had_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder, _ = made(tmp_path, "resnet", num_classes=0)
     with pytest.raises(UserError, match="no classifier, so no logits"):
         run(model=str(folder), to="pt2", output="logits", out=str(tmp_path / "out"))
+    for to in ("timm", "hf"):
+        with pytest.raises(UserError, match="--output is for programs"):
+            run(model=str(folder), to=to, output="features", out=str(tmp_path / "out"))
+    for to in ("timm", "onnx", "pt2"):
+        with pytest.raises(UserError, match="--license is written into the model card"):
+            run(model=str(folder), to=to, license="mit", out=str(tmp_path / "out"))
     with pytest.raises(UserError, match="nowhere"):
         run(model=str(folder), images=str(tmp_path / "nowhere"), out=str(tmp_path / "out"))
     monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)

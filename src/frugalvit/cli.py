@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import json
 import sys
 import traceback
 from dataclasses import dataclass
@@ -307,7 +306,7 @@ def _run(words: list[str]) -> int:
     if console.is_secondary():  # of several processes only the first answers
         return 0
     if common.json:
-        print(json.dumps(result.data, ensure_ascii=False))
+        console.print_json(result.data)
     else:
         console.print_result(result)
     return int(result.data.get("exit", 0))

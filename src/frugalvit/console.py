@@ -6,6 +6,7 @@ A live bar appears on a terminal only; elsewhere (files, CI, SLURM logs) plain l
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -95,7 +96,7 @@ class Meter:
     """A bar with rate, time left and a few words: live on a terminal, a plain line every ten seconds elsewhere."""
 
     def __init__(self, total: int | None, label: str = "", start: int = 0) -> None:
-        self.total, self.label, self.start = total, label, start
+        self.total, self.label, self.start = total, printable(label), start
         self.live = sys.stderr.isatty() and not _quiet
         self.began = self.shown = time.monotonic()
         self.open_line = False
@@ -208,12 +209,21 @@ def print_result(result: Result) -> None:
     for table in result.tables:
         print_table(table)
     for note in result.notes:
-        print(note)
+        _print(printable(note))
+
+
+def print_json(data: Any) -> None:
+    """One line of JSON on standard output; what a terminal would obey, or cannot show, is written as JSON escapes."""
+    text = json.dumps(data, ensure_ascii=False)
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
+    print(text if text == _encodable(text) else json.dumps(data))
 
 
 def print_table(table: Table) -> None:
-    cells = [[as_text(value) for value in row] for row in table.rows]
-    widths = [max(len(text) for text in column) for column in zip(table.columns, *cells, strict=True)]
+    columns = [_cell(name) for name in table.columns]
+    cells = [[_cell(as_text(value)) for value in row] for row in table.rows]
+    widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
     numeric = [all(_is_number(row[i]) for row in table.rows) and bool(table.rows) for i in range(len(widths))]
 
     def line(texts: list[str]) -> str:
@@ -221,11 +231,26 @@ def print_table(table: Table) -> None:
         return "  ".join(text.rjust(width) if right else text.ljust(width) for text, width, right in pairs).rstrip()
 
     if table.title:
-        print(_bold(table.title))
-    print(_bold(line(table.columns)))
+        _print(_bold(_cell(table.title)))
+    _print(_bold(line(columns)))
     for row in cells:
-        print(line(row))
-    print()
+        _print(line(row))
+    _print("")
+
+
+def _cell(text: str) -> str:
+    """A name with a line's end in it must not tear its row apart."""
+    return printable(" ".join(text.splitlines()).replace("\t", " "))
+
+
+def _print(text: str) -> None:
+    """On standard output, whatever letters it knows: a result is not lost over a name."""
+    print(_encodable(text))
+
+
+def _encodable(text: str) -> str:
+    encoding = sys.stdout.encoding or "utf-8"  # a stream that a program put in its place may have none
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _is_number(value: Any) -> bool:

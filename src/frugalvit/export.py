@@ -27,7 +27,7 @@ from frugalvit.config.base import read_yaml
 from frugalvit.config.export import ExportConfig
 from frugalvit.errors import UserError
 from frugalvit.features import Features
-from frugalvit.files import make_folder, write_text
+from frugalvit.files import make_folder, read_json, write_text
 from frugalvit.modelcard import write_card
 from frugalvit.results import Result, Table
 
@@ -98,6 +98,7 @@ def load(model: str, device: str = "cpu", *, img_size: int | None = None, backbo
 def export(config: ExportConfig) -> Result:
     """Write the model in the form asked for, after it has proved to compute the same."""
     began = time.monotonic()
+    _check_options(config)
     if config.to == "onnx":
         _need_onnx()
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
@@ -110,7 +111,8 @@ def export(config: ExportConfig) -> Result:
         if config.to in ("timm", "hf"):
             save_model_folder(model.backbone, folder, classes=model.classes, meta=model.meta)
             if config.to == "hf":
-                write_card(folder, model, config.license, *_records(config.model))
+                summary = read_json(Path(config.model) / "summary.json", dict) or {}
+                write_card(folder, model, config.license, summary, _settings(config.model))
             network: nn.Module = model
             run = _timm(folder)
         else:
@@ -278,6 +280,17 @@ def _need_onnx() -> None:
         raise UserError(f'ONNX export needs {" and ".join(missing)}: pip install "frugalvit[export]"')
 
 
+def _check_options(config: ExportConfig) -> None:
+    """An option that this form has no use for is said, not passed over."""
+    if config.output != "auto" and config.to in ("timm", "hf"):
+        raise UserError(
+            f"--output is for programs (--to onnx, --to pt2): a folder for {config.to} holds the whole model, "
+            "its classifier and its features. Leave it out."
+        )
+    if config.license != "unknown" and config.to != "hf":
+        raise UserError(f"--license is written into the model card of --to hf; {config.to} has none. Leave it out.")
+
+
 def _output(config: ExportConfig, model: ReadyModel) -> str:
     if config.output == "logits" and not model.backbone.num_classes:
         raise UserError(f"{config.model} has no classifier, so no logits; export --output features.")
@@ -292,7 +305,7 @@ def _output(config: ExportConfig, model: ReadyModel) -> str:
 def _pictures(config: ExportConfig, model: ReadyModel) -> tuple[Tensor, str]:
     """A batch of preprocessed images, real ones where there are any, and what they are in words."""
     backbone = model.backbone
-    where = config.images or _records(config.model)[1].get("data")
+    where = config.images or _settings(config.model).get("data")
     if where and backbone.in_chans == 3:
         try:
             pixels = _read(str(where))
@@ -309,8 +322,9 @@ def _pictures(config: ExportConfig, model: ReadyModel) -> tuple[Tensor, str]:
 def _read(where: str) -> list[Any]:
     from frugalvit.data import open_data
     from frugalvit.data.decode import BadImage, decode
+    from frugalvit.data.sources import is_dataset_file
 
-    if Path(where).is_file() and not where.endswith((".csv", ".tsv", ".jsonl", ".tar")):
+    if Path(where).is_file() and not is_dataset_file(where):
         return [decode(where)]
     splits = open_data(where, split="given").splits
     examples = next((splits[name] for name in ("test", "val", "train") if len(splits.get(name, ()))), None)
@@ -325,14 +339,10 @@ def _read(where: str) -> list[Any]:
     return pixels
 
 
-def _records(model: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """summary.json and config.yaml of a run; empty for anything that is no run."""
-    folder = Path(model)
-    summary, config = folder / "summary.json", folder / "config.yaml"
-    return (
-        json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {},
-        read_yaml(config) if config.is_file() else {},
-    )
+def _settings(model: str) -> dict[str, Any]:
+    """config.yaml of a run; empty for anything that is no run."""
+    config = Path(model) / "config.yaml"
+    return read_yaml(config) if config.is_file() else {}
 
 
 @contextlib.contextmanager

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self, TypeVar
 
 from frugalvit.errors import UserError
+
+Read = TypeVar("Read", dict[str, Any], list[Any])
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
@@ -59,8 +62,29 @@ def _second_name(path: Path, name: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """``write_atomically`` for a whole text file."""
-    write_atomically(path, lambda handle: handle.write(text.encode("utf-8")))
+    """``write_atomically`` for a whole text file, in UTF-8; what that cannot hold is written as in ``storable``."""
+    write_atomically(path, lambda handle: handle.write(storable(text).encode("utf-8")))
+
+
+def storable(text: str) -> str:
+    """The text in letters that UTF-8 has: a byte of a file's name that means no letter stands there as ``\\udce9``.
+
+    Different names stay different, and JSON reads this as the very character it stands for.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def read_json(path: Path, kind: type[Read]) -> Read | None:
+    """What a JSON file holds, an object or a list; None where there is none, and a clear line where it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not readable JSON ({error}): mend or remove it.") from None
+    if not isinstance(value, kind):
+        raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}: mend or remove it.")
+    return value
 
 
 def make_folder(path: Path) -> Path:

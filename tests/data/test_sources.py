@@ -54,6 +54,21 @@ def test_val_alone_is_enough_to_look_at(tmp_path: Path) -> None:
         check_trainable(source)
 
 
+def test_class_folders_in_no_encoding_have_names_that_files_can_hold(tmp_path: Path) -> None:
+    """Two of them stay two, and either name asks for one."""
+    first, second = (os.fsdecode(name) for name in (b"caf\xe8", b"caf\xe9"))
+    try:
+        fill(tmp_path, {"cat": 3, first: 2, second: 1})
+    except OSError:
+        pytest.skip("this file system has only names in an encoding")
+    source = open_data(tmp_path, split="given")
+    assert source.classes == (r"caf\udce8", r"caf\udce9", "cat")
+    assert np.bincount(source.splits["train"].labels).tolist() == [2, 1, 3]
+    for asked in (second, r"caf\udce9"):
+        chosen = open_data(tmp_path, split="given", classes=["cat", asked])
+        assert chosen.classes == (r"caf\udce9", "cat") and sizes(chosen) == {"train": 4}
+
+
 def test_unlabelled_flat_nested_and_inside_one_folder(tmp_path: Path) -> None:
     flat = fill(tmp_path / "flat", {".": 5})
     assert sizes(open_data(flat)) == {"train": 5} and open_data(flat).classes is None

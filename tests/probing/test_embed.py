@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.embed import embed
+from frugalvit.probing.embed import embed, write_features
+from frugalvit.probing.extract import Embedded
 
 from . import suite_layouts
 
@@ -33,6 +35,13 @@ def test_parquet_and_one_split(squares: Path, tmp_path: Path) -> None:
     rows = parquet.read_table(tmp_path / "f.parquet").to_pylist()
     assert len(rows) == 12 and set(rows[0]) == {"path", "split", "label", "vector"}
     assert all(row["label"] in row["path"] and row["split"] == "test" for row in rows)
+
+
+def test_a_table_holds_names_in_no_encoding(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = Embedded(torch.ones(1, 2), None, None, ["caf\udce9.png"], ["caf\udce9.png"])
+    write_features(tmp_path / "f.parquet", found, ["train"], None)
+    assert parquet.read_table(tmp_path / "f.parquet").to_pylist()[0]["path"] == r"caf\udce9.png"
 
 
 def test_images_without_labels_and_grids(tmp_path: Path) -> None:

@@ -130,3 +130,37 @@ def test_names_cannot_leave_the_json():
     assert block.count("<") == 2 and "\u2028" not in block
     inside = re.search(r">(.*)<", block)
     assert inside is not None and json.loads(inside[1])["name"].startswith("</script>")
+
+
+def test_the_last_number_below_a_chart_lies_inside():
+    texts = re.findall(
+        r'<text x="([\d.]+)" y="195" text-anchor="(\w+)">([\d,]+)</text>', charts.chart(panel([(0, 1), (1e4, 2)]))
+    )
+    assert texts[-1][1:] == ("end", "10,000") and float(texts[-1][0]) <= charts.WIDTH
+    assert {anchor for _, anchor, _ in texts[:-1]} == {"middle"}
+    short = charts.chart(panel([(0, 1), (20, 2)]))
+    assert 'text-anchor="middle">20</text>' in short
+
+
+def test_epochs_and_steps_share_no_axis(tmp_path):
+    records = [read_run(write_run(tmp_path / name, weight=weight)) for name, weight in (("a", 0.0), ("b", 0.5))]
+    records[1].x_label = "step"
+    found = [panel for panel in charts.panels(records) if panel.title == "top1"]
+    assert [(panel.x_label, [line.label for line in panel.series]) for panel in found] == [
+        ("epoch", ["a"]),
+        ("step", ["b"]),
+    ]
+    assert [panel.series[0].style for panel in found] == [0, 1], "a run keeps its colour"
+
+
+def test_headings_and_nameless_metrics_are_only_text(tmp_path):
+    drawn = charts.chart(charts.Panel("<b>", "", "x", [charts.Series("", 0, [(0.0, 1.0)])], False))
+    assert "<b>" not in drawn and "&lt;b&gt;" in drawn
+    record = read_run(write_run(tmp_path / "run"))
+    record.curves[("train", "")] = [(0.0, 1.0)]
+    assert "" in {panel.title for panel in charts.panels([record])}
+
+
+def test_more_lines_than_colours_are_told_apart():
+    drawn = [charts.swatch(style, 22) for style in range(64)]
+    assert len(set(drawn)) == 64 and len({re.search(r"series-\d", line)[0] for line in drawn}) == 8

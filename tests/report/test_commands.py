@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from PIL import Image
 from frugalvit import cli
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.folder import save_model_folder
+from frugalvit.report import commands
+from frugalvit.training.models import load_model
 
 from .samples import write_picture, write_run
 
@@ -139,6 +142,38 @@ def test_mistakes_are_one_line(here, capsys, model):
     assert "There is no model" in complaint(capsys, "look", "attend", "runs/none", "a.png")
 
 
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_a_long_name_is_cut(here, capsys, model, letter):
+    """Systems count bytes, and a letter may have several."""
+    name = letter * (250 // len(letter.encode()))
+    write_picture(here / f"{name}.png", 1)
+    written = here / run(capsys, "look", "explore", model, f"{name}.png")["page"]
+    assert written.is_file() and written.name.startswith(f"explore_{letter * 20}")
+    assert "too long a name" in complaint(capsys, "look", "explore", model, f"{name}.png", "-o", f"{name}.html")
+
+
+def test_the_crop_is_the_models_own(here, capsys, model):
+    """As its folder says: half of the picture where others see all of one this small."""
+    own = shutil.copytree(model, here / "own")
+    config = json.loads((own / "config.json").read_text())
+    config["pretrained_cfg"]["crop_pct"] = 0.5
+    (own / "config.json").write_text(json.dumps(config))
+    write_picture(here / "photo.png", 1, 200, 200)
+    assert "cropped away" in complaint(capsys, "look", "attend", own, "photo.png", "--query", "45,100")
+    assert cli.main(["look", "explore", str(own), "photo.png", "--against", model, "-o", "page.html"]) == 0
+    assert "small is evaluated on another crop; here it looks at that of own" in capsys.readouterr().err
+    assert '"width":100,"height":100' in (here / "page.html").read_text()
+    whole, half = (commands._kept(load_model(str(place))) for place in (model, own))
+    assert (whole, half) == (1.0, 0.5)
+
+
+def test_pairs_are_counted_as_they_are(here, capsys, model):
+    (here / "photos").mkdir()
+    write_picture(here / "photos" / "a.png", 1)
+    assert cli.main(["look", "correspond", model, "--data", "photos", "--top", "100"]) == 0
+    assert "The 64 most similar pairs" in capsys.readouterr().out
+
+
 def test_a_single_region_is_a_clear_error(here, capsys, tmp_path):
     write_picture(here / "a.png", 1)
     sizes = {"embed_dim": 24, "depths": (1,), "num_heads": (2,), "window_size": 4, "patch_size": 16}
@@ -154,6 +189,10 @@ def test_report_of_run_folders(here, capsys):
     assert result["page"] == "runs/one/report.html"
     assert run(capsys, "report", "runs/one")["page"] == "runs/one/report.html"  # our own page is made anew
     assert len(run(capsys, "report", "runs", "-o", "all.html")["runs"]) == 2
+    before = (here / "runs" / "one" / "report.html").read_bytes()
+    assert "name a file for it with --out" in complaint(capsys, "report", "runs/one", "runs/two")
+    assert (here / "runs" / "one" / "report.html").read_bytes() == before
+    assert run(capsys, "report", "runs")["page"] == "runs/report.html"
     (here / "mine.html").write_text("<p>my own notes</p>")
     assert "not a report of frugalvit" in complaint(capsys, "report", "runs/one", "-o", "mine.html")
     assert (here / "mine.html").read_text() == "<p>my own notes</p>"

@@ -69,6 +69,12 @@ def test_without_curves_there_is_a_legend_only_for_numbers(names: list[str]) -> 
     assert len(figure.legends) == (len(names) > 2)
 
 
+def test_more_settings_than_colours_are_told_apart() -> None:
+    (legend,) = drawn([f"setting_{n}" for n in range(20)]).legends
+    styles = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in legend.get_lines()}
+    assert len(styles) == 20
+
+
 def test_a_curve_of_one_point_is_seen() -> None:
     figure = comparison_figure({"a": [1.0], "b": [2.0]}, {"a": [[(5.0, 1.0)]], "b": [[(5.0, 2.0)]]}, "miou")
     assert [line.get_marker() for line in figure.axes[0].get_lines()] == ["o", "o"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frugalvit.lens.explore import Picture, gather
-from frugalvit.report import page
+from frugalvit.report import charts, page
 from lens.stand_ins import PatchFeatures
 
 from .samples import picture, write_run
@@ -140,6 +140,19 @@ def test_charts_read_out_their_values(browser, report):
     assert "train" in first and "val" in first
     browser.move(box[0] + box[2] * 0.8, box[1] + box[3] / 2)
     browser.wait_for(f"{readout} !== {first!r}")
+
+
+def test_a_read_out_has_no_value_beyond_a_runs_end(browser, tmp_path):
+    lines = [charts.Series("short", 0, [(0.0, 1.0), (4.0, 2.0)]), charts.Series("long", 1, [(0.0, 3.0), (10.0, 5.0)])]
+    text = page.render("t", "", charts.chart(charts.Panel("Loss", "loss", "epoch", lines, False)))
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    browser.open(tmp_path / "page.html")
+    browser.value("document.querySelector('figure.chart > svg').focus()")
+    browser.press("ArrowRight")
+    readout = "document.querySelector('figure.chart .readout').textContent"
+    assert browser.value(readout) == "epoch 10short –long 5"
+    browser.press("ArrowLeft")
+    assert browser.value(readout) == "epoch 4short 2long 3"
 
 
 def test_the_theme_can_be_switched(browser, report):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -11,6 +12,7 @@ import pytest
 from frugalvit import console
 from frugalvit.data.decode import BadImage
 from frugalvit.errors import UserError
+from frugalvit.lens.explore import Picture, gather
 from frugalvit.report import page
 from frugalvit.report.records import read_run
 from lens.stand_ins import PatchFeatures
@@ -145,6 +147,7 @@ def test_one_seed_has_no_interval_and_epochs_are_told(tmp_path):
     (tmp_path / "compare" / "comparison.json").write_text(json.dumps(found))
     text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
     assert "+1.50 (one seed: no interval)" in text and "3 epochs" in text
+    assert "71.50" in text and "71.50 ± " not in text
 
 
 def test_alarms_come_first(tmp_path):
@@ -193,3 +196,77 @@ def test_no_run_is_a_clear_error(tmp_path):
 def test_pages_are_the_same_twice(tmp_path):
     run = write_run(tmp_path / "run")
     assert page.report([read_run(run)]) == page.report([read_run(run)])
+
+
+def test_what_was_seen_is_kept_only_with_a_page(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run")
+
+    def broken(*_):
+        raise RuntimeError
+
+    monkeypatch.setattr(page, "report", broken)
+    with pytest.raises(RuntimeError):
+        page.write_report([run], tmp_path / "r.html", model=PatchFeatures(), examples=FewExamples())
+    assert not (run / "lens.json").exists()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_explorer_shows_runs_that_looked_at_the_same_pixels(tmp_path, same):
+    """Two datasets may both have a 0.png; one's similarities do not belong to the other's picture."""
+    runs = [write_run(tmp_path / name, weight=weight) for name, weight in (("a", 0.0), ("b", 0.5))]
+    seen = {
+        run: gather([("m", PatchFeatures())], [Picture("0", picture(0 if same else seed, 60, 80))], second_views=True)
+        for seed, run in enumerate(runs)
+    }
+    text = page.write_report(runs, tmp_path / "r.html", seen=seen).read_text()
+    models = json.loads(re.search(r'class="explorer"><script[^>]*>(.*?)</script>', text)[1])["models"]
+    assert [model["name"] for model in models] == (["a", "b"] if same else ["a"])
+    assert ("b: Not in the explorer" in text) is not same
+
+
+def test_an_unfinished_run_says_so(tmp_path):
+    runs = [write_run(tmp_path / name, seed=seed) for seed, name in enumerate(("done", "killed"))]
+    (runs[1] / "summary.json").unlink()
+    assert "ot finished" not in page.report([read_run(runs[0])])
+    alone, both = (page.report([read_run(run) for run in shown]) for shown in (runs[1:], runs))
+    assert f"This run is not finished. What is shown is how far it came; if it was stopped, --resume {runs[1]}" in alone
+    assert "Not finished: killed. What is shown" in both
+
+
+CURVES = {"curves": {"<b>box": {"IoU 0.50": [1.0, None, 0.5], "x": 5, "y": []}, "mask": 7}}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "noted"),
+    [
+        ("mistakes.json", [1, {"image": "a\0b"}, {"image": "x" * 5000}], "mistakes.json"),
+        ("lens.json", {"x": 1}, "lens.json"),
+        ("lens.json", {"images": [{"name": "a", "src": "http://x"}], "models": [1]}, "lens.json"),
+        ("summary.json", {"classes": ["a"], "confusion": [[1, 2], [3, 4]]}, "confusion"),
+        ("summary.json", {"classes": "ab", "confusion": [[1], 2], "alarms": 5, "auto": {"a": 1}}, "'auto'"),
+        ("summary.json", {"confusion": [[1, -1], [0, 1]]}, "confusion"),
+        ("transfer_report.json", CURVES, "'curves'"),
+        ("transfer_report.json", {"curves": [1], "per_class": {"columns": ["a"], "rows": [1]}}, "'per_class'"),
+        ("transfer_report.json", {"best": [1, {"image": 3}], "worst": {"a": 1}, "per_class": [2]}, "'worst'"),
+        ("metrics.jsonl", {"step": 1, "epoch": math.nan, "loss": 1.0, "split": "val"}, "metrics.jsonl"),
+        ("metrics.jsonl", {"step": 1, "loss": 10**400, "": 1}, ""),
+        ("comparison.json", {"settings": {"a": {"mean": None}, "b": 2}, "differences": {"a": {"mean": 1}}}, ""),
+        ("comparison.json", {"settings": [1], "differences": {}}, ""),
+        ("comparison.json", {"settings": {}, "differences": 3}, ""),
+    ],
+)  # fmt: skip
+def test_sound_json_of_another_shape_is_left_out_and_noted(tmp_path, file, content, noted):
+    run = write_run(tmp_path / "run", extras=False)
+    with (run / file).open("a" if file == "metrics.jsonl" else "w") as handle:
+        handle.write(json.dumps(content) + "\n")
+    reader = Reader(page.write_report([run], tmp_path / "r.html").read_text())
+    assert "b" not in reader.tags and "curves" in reader.ids
+    assert noted in " ".join(reader.texts)
+
+
+def test_seeds_whose_result_is_no_number_have_no_mean(tmp_path):
+    runs = [write_run(tmp_path / f"seed_{seed}", seed=seed) for seed in (0, 1)]
+    summary = json.loads((runs[1] / "summary.json").read_text()) | {"top5": math.nan}
+    (runs[1] / "summary.json").write_text(json.dumps(summary))
+    text = page.write_report(runs, tmp_path / "r.html").read_text()
+    assert "0.785 ± " in text and "nan ±" not in text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html.parser
+import io
+import json
 import sys
 from pathlib import Path
 
@@ -13,9 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from tiny import TRAIN, write_config, write_images
 
 from frugalvit import cli, console
+from frugalvit.errors import UserError
+from frugalvit.results import Result, Table
 from frugalvit.training.runs import new_run_folder
 
 EVIL = ("<script>alert(1)", '"><img src=x onerror=alert(1)>', "{{7*7}}${7*7}'`")
+ESCAPES = "a\x1b]0;title\x07\x1b[31m\x9b2J\udcff"
 
 
 class Tags(html.parser.HTMLParser):
@@ -45,22 +50,82 @@ def report_of(folder: Path, classes: tuple[str, ...]) -> tuple[Tags, str]:
     return found, page
 
 
-def test_classes_with_markup_are_only_text(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("names")
+
+
+@pytest.fixture(scope="module")
+def odd(folder: Path) -> tuple[str, ...]:
+    """Names that are bytes which mean no letters, where the file system has such."""
+    names = ("caf\udce8", "caf\udce9")
+    try:
+        (folder / names[0]).touch()
+    except OSError:
+        return ()
+    return names
+
+
+@pytest.fixture(scope="module")
+def marked(folder: Path, odd: tuple[str, ...]) -> tuple[Tags, str]:
+    return report_of(folder / "marked", EVIL + odd)
+
+
+def test_classes_with_markup_are_only_text(tmp_path: Path, marked: tuple[Tags, str]) -> None:
     plain, _ = report_of(tmp_path / "plain", ("cat", "dog", "horse"))
-    marked, page = report_of(tmp_path / "marked", EVIL)
-    assert marked.tags.count("script") == plain.tags.count("script")
-    assert marked.risky == plain.risky == []
+    found, page = marked
+    assert found.tags.count("script") == plain.tags.count("script")
+    assert found.risky == plain.risky == []
     assert "&lt;script&gt;alert(1)" in page and "<script>alert(1)" not in page
+
+
+def test_names_in_no_encoding_are_shown(
+    folder: Path, odd: tuple[str, ...], marked: tuple[Tags, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Class folders and images: in the report of a run, and when one looks at it."""
+    if not odd:
+        pytest.skip("this file system has only names in an encoding")
+    assert all(name in marked[1] for name in (r"caf\udce8", r"caf\udce9")), "two classes are told apart"
+    monkeypatch.chdir(folder)
+    image = folder / "marked" / "images" / "val" / odd[0] / "0.png"
+    image = image.rename(image.with_name("photo \udce9.png"))
+    run, given = str(folder / "marked" / "run"), ["--device", "cpu", "--quiet"]
+    assert cli.main(["look", "attend", run, str(image), *given]) == 0
+    assert cli.main(["look", "explore", run, str(image), *given]) == 0
+    assert cli.main(["report", run, "--images", str(image), *given]) == 0
+    assert cli.main(["report", run, "--quiet"]) == 0, "what was seen does not harm the run"
+    page = (folder / "marked" / "run" / "report.html").read_text(encoding="utf-8")
+    assert "photo \N{REPLACEMENT CHARACTER}" in page
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp1252"])
+def test_escape_sequences_do_not_reach_standard_output(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result is printed whatever letters the terminal knows; JSON says the very name all the same."""
+    name = f"{ESCAPES}\nünd\t漢字"
+    result = Result({"class": name}, [Table([name, "n"], [[name, 1]], name)], [name])
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict", newline="")
+    monkeypatch.setattr(sys, "stdout", stream)
+    console.print_result(result)
+    stream.flush()
+    shown = stream.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert len(shown.splitlines()) == 6, "a title, the columns, a row, an empty line, and a note of two lines"
+    assert set(shown) <= {letter for letter in shown if letter.isprintable()} | {"\n", "\t"}
+    start = len(stream.buffer.getvalue())  # type: ignore[attr-defined]
+    console.print_json(result.data)
+    stream.flush()
+    text = stream.buffer.getvalue()[start:].decode(encoding)  # type: ignore[attr-defined]
+    assert text.rstrip("\n").isprintable() and json.loads(text) == {"class": name}
 
 
 def test_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither through mistakes, nor through warnings about files; half a letter (a name in no encoding) passes too."""
-    name = "a\x1b]0;title\x07\x1b[31m\udcff.png"
+    name = f"{ESCAPES}.png"
     assert cli.main(["train", name]) == 2
     console.warn(f"left out: {name}")
     console.say(name)
+    print(console.Meter(2, name).line(1, 1.0, ""), file=sys.stderr)
     said = capsys.readouterr().err
-    assert "\x1b" not in said and "\x07" not in said and said.count(".png") >= 3
+    assert "\x1b" not in said and "\x07" not in said and said.count(".png") >= 4
 
 
 @pytest.mark.parametrize("word", ["../../outside", "/etc/passwd", "..", "a\0b", "con\n\x1b[31mred", "~root"])
@@ -68,3 +133,8 @@ def test_a_run_folders_name_stays_inside(word: str, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     folder = new_run_folder(None, word)
     assert folder.resolve().parent == tmp_path / "runs" and folder.name.isprintable()
+
+
+def test_a_run_folders_name_is_text(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not in UTF-8"):
+        new_run_folder(str(tmp_path / "\udce9"), "photos")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,22 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
     assert len(rows) == 4 and {row["seed"] for row in rows} == {"0", "1"}
     assert result.data["differences"]["with"]["count"] == 2 and "\\pm" in (tmp_path / "c/comparison.tex").read_text()
     assert json.loads((tmp_path / "c/comparison.json").read_text())["metric"] == "top1"
+    moved = (tmp_path / "c").rename(tmp_path / "moved")
+    drawn: list[dict[str, list[list[object]]]] = []
+    monkeypatch.setattr("frugalvit.report.comparison.comparison_chart", lambda _, curves, *__: drawn.append(curves))
+    compare(config(photos, moved))
+    assert all(curve for curves in drawn[0].values() for curve in curves), "a moved comparison keeps its curves"
+    (tmp_path / "moved").rename(tmp_path / "c")
     with pytest.raises(UserError, match="steps"):
         compare(config(photos, tmp_path / "c", steps=5))
+
+
+def test_signs_of_tables_are_only_signs() -> None:
+    columns, rows = ["a|b", "x^y~z"], [["c|d", r"50 % \ ±"]]
+    for line in module._markdown(columns, rows).splitlines():
+        assert len(re.findall(r"(?<!\\)\|", line)) == 3
+    written = module._latex(columns, rows)
+    assert r"x\textasciicircum{}y\textasciitilde{}z" in written and r"50 \% \textbackslash{} $\pm$" in written
 
 
 def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None:
@@ -77,6 +92,11 @@ def test_a_metric_that_runs_do_not_have_is_said_after_the_first(photos: Path, tm
         ({"without_settings": []}, "two settings"),
         ({"settings": ["nameless"]}, "name: option=value"),
         ({"settings": ["a: lr=1", "a: lr=2"]}, "'a' twice"),
+        ({"settings": ["with: lr=1"]}, "'with' twice"),
+        *(
+            ({"settings": [f"{name}: lr=1", "b: lr=2"]}, "choose a plain word")
+            for name in ("", "..", "../../escape", "/escape", "a\\b", "a\x1b[31m", "caf\udce9", "TensorBoard")
+        ),
         ({"with_settings": ["recipe=finetune"]}, "cannot change the recipe"),
         ({"with_settings": ["localization.weight"]}, "option=value"),
         ({"with_settings": ["localization.wieght=1"]}, "localization.weight"),

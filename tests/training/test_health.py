@@ -71,6 +71,17 @@ def test_features_that_get_better_are_no_stagnation(knn: float, rank: float, sai
     assert feed(health, lines) == said
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("lines", [range(20, 21), range(20, 30), range(6, 24), range(50)], ids=len)
+def test_what_is_no_number_is_no_sign(bad: float, lines: range) -> None:
+    """One window that is not finite in a run that learns, several, a whole third of it, and nothing else."""
+    health = Health(K, steps=500, settled=50, stop=True)
+    seen = [healthy(t / 50) for t in range(50)]
+    for t in lines:
+        seen[t] = dict.fromkeys(seen[t], bad)
+    assert feed(health, seen) == [] and not health.collapsed
+
+
 def test_a_beginning_is_not_a_collapse() -> None:
     health = Health(K, steps=500, settled=400)
     assert feed(health, [SIGNS["uniform collapse"](0.0) for _ in range(30)]) == []

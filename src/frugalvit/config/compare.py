@@ -32,12 +32,10 @@ class Compared(RunConfig):
             name, colon, rest = text.partition(":")
             if not colon:
                 raise UserError(f"--settings '{text}': write 'name: option=value option=value'.")
-            if name.strip() in found:
-                raise UserError(f"--settings names '{name.strip()}' twice: give each setting a name of its own.")
-            found[name.strip()] = assignments(rest.split())
+            _add(found, _folder_name(name.strip(), text), rest.split())
         for name, words in (("with", self.with_settings), ("without", self.without_settings)):
             if words:
-                found[name] = assignments(words)
+                _add(found, name, words)
         if len(found) < 2:
             raise UserError("A comparison wants two settings, e.g. --with lr=0.001 --without lr=0.0001.")
         same = next((pair for pair in itertools.combinations(found, 2) if found[pair[0]] == found[pair[1]]), None)
@@ -64,6 +62,20 @@ class CompareConfig(Compared, TrainConfig):
     without_settings: list[str] = option(
         default_factory=list, help="options of the second, e.g. localization.weight=0", short="--without"
     )
+
+
+def _add(found: dict[str, dict[str, Any]], name: str, words: list[str]) -> None:
+    if name in found:
+        raise UserError(f"--settings names '{name}' twice: give each setting a name of its own.")
+    found[name] = assignments(words)
+
+
+def _folder_name(name: str, text: str) -> str:
+    """A setting's runs lie in a folder of its name: one that stays inside, and beside what the comparison writes."""
+    taken = name.lower() in ("tensorboard", "report.html") or name.lower().startswith("comparison.")
+    if not name or name in (".", "..") or "/" in name or "\\" in name or not name.isprintable() or taken:
+        raise UserError(f"--settings '{text}': '{name}' cannot name the folder of its runs; choose a plain word.")
+    return name
 
 
 def assignments(words: list[str]) -> dict[str, Any]:

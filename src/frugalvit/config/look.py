@@ -66,6 +66,8 @@ class ReportConfig(Config):
     """One page about one or several runs."""
 
     runs: list[str] = option(help="run folders, or folders of runs", positional=True)
-    out: str | None = option(None, "file to write (default: report.html in the first folder)", short="-o")
+    out: str | None = option(
+        None, "file to write; needed for several folders (default: report.html in the folder)", short="-o"
+    )
     images: list[str] = option(default_factory=list, help="let each run's model look at these images, for the explorer")
     device: Device = option("auto", "where to compute what the models see")

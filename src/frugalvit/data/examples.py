@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from frugalvit.data.decode import BadImage, Header, decode, read_header
+from frugalvit.files import storable
 
 if TYPE_CHECKING:
     from frugalvit.data.packed import Attached
@@ -257,7 +258,8 @@ def join(*parts: Examples) -> Examples:
 class DataSource:
     """What ``open_data`` found: named splits of examples, one sorted list of classes, and what was decided on the way.
 
-    ``splits`` holds some of "train", "val" and "test", in this order. ``classes`` is None for unlabelled images.
+    ``splits`` holds some of "train", "val" and "test", in this order. ``classes`` is None for unlabelled images. Names
+    of classes and datasets go into every file a run writes, so they are kept in letters that those can hold.
     """
 
     name: str
@@ -266,6 +268,11 @@ class DataSource:
     classes: tuple[str, ...] | None
     splits: dict[str, Examples]
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = storable(self.name)
+        if self.classes is not None:
+            self.classes = tuple(storable(name) for name in self.classes)
 
     def __len__(self) -> int:
         return sum(len(examples) for examples in self.splits.values())

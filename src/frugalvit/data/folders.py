@@ -15,6 +15,7 @@ import numpy as np
 from frugalvit.data.examples import DataSource, Examples, FileExamples
 from frugalvit.data.listing import Listing, base, identity_of, list_images, open_root
 from frugalvit.errors import UserError, nearest
+from frugalvit.files import storable
 
 SPLIT_NAMES = {
     "train": "train", "training": "train",
@@ -195,12 +196,16 @@ def _class_names(trees: dict[str, _Tree], wanted: Sequence[str] | None, classes_
 
 
 def chosen_classes(place: str, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """The classes asked for, in the order they have there; ``UserError`` when one is not present."""
-    missing = sorted(set(wanted) - set(present))
+    """The classes asked for, in the order they have there; ``UserError`` when one is not present.
+
+    One whose folder's name is in no encoding may be asked for by that name or as it is shown.
+    """
+    kept, known = {storable(name) for name in wanted}, {storable(name) for name in present}
+    missing = sorted(kept - known)
     if missing:
         hint = nearest(missing[0], present)
         raise UserError(f"{place} lacks {len(missing)} of the classes asked for: {some(missing)}.{hint}")
-    return [name for name in present if name in set(wanted)]
+    return [name for name in present if storable(name) in kept]
 
 
 def unknown_classes(place: str, train: str, unknown: Sequence[str], split: str) -> UserError:

@@ -25,6 +25,7 @@ from frugalvit.data.signatures import EXTENSIONS
 from frugalvit.data.tables import LABEL_COLUMNS, class_list
 from frugalvit.data.tar import BadShard, Member, members
 from frugalvit.errors import UserError
+from frugalvit.files import storable
 
 _MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -261,7 +262,7 @@ def label_of(texts: dict[str, bytes]) -> tuple[str | None, bool]:
         if isinstance(record, dict):
             for key in ("cls", *LABEL_COLUMNS):
                 if isinstance(record.get(key), str | int) and str(record[key]).strip():
-                    return str(record[key]).strip(), False
+                    return storable(str(record[key]).strip()), False
     if "txt" in texts:
         return texts["txt"].decode("utf-8", "replace").strip() or None, True
     return None, False

@@ -14,6 +14,8 @@ from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.places import local
 from frugalvit.errors import UserError, nearest
 
+_ROWS = (".parquet", ".arrow")
+
 
 def open_data(
     where: str | Path,
@@ -126,14 +128,21 @@ def _open_file(path: Path, labels: str, classes_from: Sequence[str]) -> DataSour
     suffix = path.suffix.lower()
     if suffix in tables.SUFFIXES:
         return tables.open_table(str(path), labels, classes_from)
-    if suffix in (".parquet", ".arrow"):
+    if suffix in _ROWS:
         from frugalvit.data import hub
 
         return hub.open_saved(path)
-    known = ", ".join((*tables.SUFFIXES, ".parquet", ".arrow", ".tar"))
+    known = ", ".join((*tables.SUFFIXES, *_ROWS, ".tar"))
     if suffix in (".zip", ".gz", ".tgz", ".rar", ".7z"):
         raise UserError(f"{path} is an archive: unpack it and give the folder.")
     raise UserError(f"{path} is a single file of an unknown kind: give a folder, or a table or shard ({known}).")
+
+
+def is_dataset_file(where: str) -> bool:
+    """Whether a file is one that ``open_data`` reads images from, and not an image itself."""
+    from frugalvit.data import shards
+
+    return shards.is_shards(where) or local(where).suffix.lower() in (*tables.SUFFIXES, *_ROWS)
 
 
 def _kind(path: Path) -> str:

@@ -10,6 +10,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.lens import attention as attention_lens
@@ -39,6 +41,11 @@ class Picture:
 
     name: str
     pixels: np.ndarray
+
+    @classmethod
+    def of(cls, path: str, pixels: np.ndarray) -> Picture:
+        """Under its file's name, in letters that figures and pages can show."""
+        return cls(console.printable(Path(path).stem), pixels)
 
 
 @dataclass(frozen=True)
@@ -64,10 +71,12 @@ def gather(
     *,
     second_views: bool = False,
     seed: int = 0,
+    keep: float | None = None,
 ) -> dict[str, Any]:
     """The explorer's data for named models and pictures, ready for JSON.
 
     ``second_views`` adds the paper's second view of every picture. Models may differ in size, not in proportions.
+    ``keep`` is the share of the short side that they are shown, by default that of the evaluation's usual crop.
     """
     if not pictures:
         raise UserError("The explorer needs at least one image.")
@@ -75,7 +84,7 @@ def gather(
     proportions = {round(shape[0] / shape[1], 3) for shape in shapes}
     if len(proportions) > 1:
         raise UserError("These models see images of different proportions; explore them one by one.")
-    keep = kept_share(shapes[0])
+    keep = kept_share(shapes[0]) if keep is None else keep
     flags = (False, True) if second_views else (False,)
     views = [_View(picture, second) for picture in pictures for second in flags]
     return {

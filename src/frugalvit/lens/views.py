@@ -33,9 +33,12 @@ class Box:
     height: float
 
 
-def kept_share(img_size: tuple[int, int]) -> float:
-    """The share of the short side that the evaluation's crop keeps: 224/256 as in the paper, all of a tiny one."""
-    return 1 / EvalTransform(img_size).resize_ratio
+def kept_share(img_size: tuple[int, int], transform: EvalTransform | None = None) -> float:
+    """The share of the short side that the evaluation's crop keeps.
+
+    As a model's own transform says; without one 224/256 as in the paper, and all of a tiny picture.
+    """
+    return 1 / (transform or EvalTransform(img_size)).resize_ratio
 
 
 def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0) -> Box:

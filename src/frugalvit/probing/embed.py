@@ -14,7 +14,7 @@ from frugalvit.data import DataSource, join, open_data
 from frugalvit.data.decode import BadImage, decode
 from frugalvit.data.examples import Examples
 from frugalvit.errors import UserError
-from frugalvit.files import write_atomically
+from frugalvit.files import storable, write_atomically
 from frugalvit.probing.extract import Embedded, Extractor
 from frugalvit.probing.knn import nearest
 from frugalvit.probing.prepare import make_extractor, open_model, probe_device
@@ -79,7 +79,7 @@ def write_features(path: Path, found: Embedded, splits: list[str], classes: tupl
     import pyarrow
     import pyarrow.parquet
 
-    columns: dict[str, object] = {"path": found.names, "split": splits}
+    columns: dict[str, object] = {"path": [storable(name) for name in found.names], "split": splits}
     if found.labels is not None and classes is not None:
         columns["label"] = [classes[number] for number in found.labels.tolist()]
     elif found.targets is not None and classes is not None:

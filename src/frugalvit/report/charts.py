@@ -17,6 +17,7 @@ from frugalvit.report.records import Curve, Record, mean_curve, thin
 
 WIDTH, HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 30
+_LETTER = 6.5  # width of a digit beside the axes
 
 
 @dataclass(frozen=True)
@@ -74,27 +75,29 @@ def panels(records: list[Record]) -> list[Panel]:
         by_title.setdefault(title, []).append((split, metric))
     found: dict[str, list[Panel]] = {title: [] for title in _ORDER}
     for title, members in by_title.items():
-        series: list[Series] = []
-        for number, (split, metric) in enumerate(members):
-            for index, kind in enumerate(kinds):
-                style = number if len(kinds) == 1 else index
-                series += _series(records, kind, (split, metric), style, len(kinds), len(members))
-        if series:
-            heading = chapter(members[0][1])
-            found[heading].append(Panel(heading, title.replace("_", " "), records[0].x_label, series, len(kinds) == 1))
+        for x_label in dict.fromkeys(record.x_label for record in records):  # epochs and steps share no axis
+            here = [record for record in records if record.x_label == x_label]
+            series: list[Series] = []
+            for number, (split, metric) in enumerate(members):
+                for index, kind in enumerate(kinds):
+                    style = number if len(kinds) == 1 else index
+                    series += _series(here, kind, (split, metric), style, len(kinds), len(members), len(records))
+            if series:
+                heading = chapter(members[0][1])
+                found[heading].append(Panel(heading, title.replace("_", " "), x_label, series, len(kinds) == 1))
     # The sum of the losses before its terms.
-    return [panel for panels in found.values() for panel in sorted(panels, key=lambda p: p.title.split()[0] != "loss")]
+    return [
+        panel for panels in found.values() for panel in sorted(panels, key=lambda p: p.title.split()[:1] != ["loss"])
+    ]
 
 
 def _series(
-    records: list[Record], kind: str, key: tuple[str, str], style: int, kinds: int, splits: int
+    records: list[Record], kind: str, key: tuple[str, str], style: int, kinds: int, splits: int, runs: int
 ) -> list[Series]:
     here = [record for record in records if record.kind() == kind and key in record.curves]
     prefix = f"{key[0]} " if kinds == 1 and splits > 1 else ""
     if len(here) == 1:
-        return [
-            Series(f"{prefix}{here[0].name if len(records) > 1 else ''}".strip() or key[0], style, here[0].curves[key])
-        ]
+        return [Series(f"{prefix}{here[0].name if runs > 1 else ''}".strip() or key[0], style, here[0].curves[key])]
     lines = [Series(f"{prefix}{record.name}", style, record.curves[key], "faint") for record in here]
     if here:
         lines.append(Series(f"{prefix}mean of {len(here)}", style, mean_curve([r.curves[key] for r in here]), "mean"))
@@ -122,7 +125,7 @@ def chart(panel: Panel) -> str:
     parts = _axes(panel, (x0, x1), (y0, y1), across, down, logarithmic)
     for series, curve in curves:
         points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in curve)
-        style = f"--line:var(--series-{series.style % len(palette.SERIES)})"
+        style = f"--line:var(--series-{palette.colour(series.style)})"
         marks = f'stroke-dasharray="{palette.dash(series.style)}"' if palette.dash(series.style) else ""
         if len(curve) == 1:
             x, y = curve[0]
@@ -135,17 +138,17 @@ def chart(panel: Panel) -> str:
         "series": [
             {
                 "label": s.label,
-                "style": s.style % len(palette.SERIES),
+                "style": palette.colour(s.style),
                 "x": [_short(x) for x, _ in c],
                 "y": [_short(y) for _, y in c],
             }
             for s, c in curves
         ],
     }
-    key = _key(panel)
+    key, heading = _key(panel), html.escape(panel.heading)
     title = html.escape(panel.title) + (' <span class="quiet">log scale</span>' if logarithmic else "")
     return (
-        f'<figure class="chart"><figcaption><span class="eyebrow">{panel.heading}</span> {title}{key}</figcaption>'
+        f'<figure class="chart"><figcaption><span class="eyebrow">{heading}</span> {title}{key}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{html.escape(panel.title)}" '
         f'data-frame="{_LEFT} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM}">{"".join(parts)}</svg>'
         f'<p class="readout" aria-live="polite"></p>{json_block(data)}</figure>'
@@ -166,7 +169,7 @@ def _key(panel: Panel) -> str:
 
 def swatch(style: int, width: int) -> str:
     """A short piece of a series' line."""
-    colour = f"--line:var(--series-{style % len(palette.SERIES)})"
+    colour = f"--line:var(--series-{palette.colour(style)})"
     dashes = palette.dash(style) or "none"
     place = f'x1="1" x2="{width - 1}" y1="4" y2="4"'
     return f'<line {place} class="line mean" style="{colour}" stroke-dasharray="{dashes}"/>'
@@ -183,7 +186,10 @@ def _axes(panel: Panel, xs: Any, ys: Any, across: Any, down: Any, logarithmic: b
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
     places = ticks(*xs)
     for place, text in zip(places, tick_texts(places), strict=True):
-        parts.append(f'<text x="{across(place):.1f}" y="{bottom + 15}" text-anchor="middle">{text}</text>')
+        x, anchor = across(place), "middle"
+        if x + _LETTER / 2 * len(text) > WIDTH:  # a part of a long number would stick out
+            x, anchor = WIDTH - 1, "end"
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="{anchor}">{text}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
     label = html.escape(panel.x_label)
     parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 2}" text-anchor="end" class="quiet">{label}</text>')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +29,9 @@ from frugalvit.results import Result, Table
 from frugalvit.training.models import Model, load_model
 from frugalvit.training.setup import pick_device
 
+_LONGEST_NAME, _LONGEST_STEM = 230, 160
+"""Bytes of a file's name, and of what we take of an image's: most systems allow 255, a temporary name is longer."""
+
 
 def correspond(config: CorrespondConfig) -> Result:
     """Draw the best pairs between two views, score them over a dataset, or both."""
@@ -52,7 +55,7 @@ def correspond(config: CorrespondConfig) -> Result:
 def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[Picture], result: Result) -> None:
     rows = []
     for model in models:
-        first, second = (_view(model.backbone, picture, config.fit)[0] for picture in (pictures * 2)[:2])
+        first, second = (_view(model.backbone, picture, config.fit, _kept(model))[0] for picture in (pictures * 2)[:2])
         if len(pictures) == 1:
             second = SecondView()(second[None], torch.Generator().manual_seed(config.seed))[0]
         with at_rest(model.backbone):
@@ -82,7 +85,7 @@ def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[
 def _score_matches(config: CorrespondConfig, models: list[Model], examples: Examples, result: Result) -> None:
     scores = {}
     for model in models:
-        batches = shown_batches(examples, model.backbone, config.batch, model.name)
+        batches = shown_batches(examples, model.backbone, config.batch, model.name, _kept(model))
         scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
     name = Path(config.out).stem + "_scores" if config.out and config.images else "correspond_scores"
     beside = str(Path(config.out).with_stem(name)) if config.out and config.images else config.out
@@ -94,9 +97,9 @@ def _score_matches(config: CorrespondConfig, models: list[Model], examples: Exam
         for name, s in scores.items()
     ]
     columns = ["model", "accuracy", "error (pixels)", "error (cells)", "by guessing", "error by guessing", "images"]
-    result.tables.append(
-        Table(columns, rows, f"The {config.top} most similar pairs, image against mirrored grey image")
-    )
+    tops = sorted({score.top for score in scores.values()})  # a grid may have fewer regions than were asked for
+    count = " or ".join(map(str, tops))
+    result.tables.append(Table(columns, rows, f"The {count} most similar pairs, image against mirrored grey image"))
     result.notes.append(f"chart   {path}")
 
 
@@ -104,7 +107,7 @@ def attend(config: AttendConfig) -> Result:
     """Draw every head's attention from one place."""
     picture = read_picture(config.image)
     model = _models(config, [config.model])[0]
-    image, box = _view(model.backbone, picture, config.fit)
+    image, box = _view(model.backbone, picture, config.fit, _kept(model))
     grid = model.backbone.grid_size((image.shape[1], image.shape[2]))
     size = (picture.pixels.shape[0], picture.pixels.shape[1])
     query = attention_lens.parse_query(config.query, size, box, grid)
@@ -131,7 +134,11 @@ def explore(config: ExploreConfig) -> Result:
     pictures = [read_picture(path) for path in config.images]
     models = _models(config, [config.model, *config.against])
     second = len(pictures) == 1 if config.second_views == "auto" else config.second_views
-    data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed)
+    keep = _kept(models[0])
+    for model in models[1:]:
+        if abs(_kept(model) - keep) > 0.01:
+            console.warn(f"{model.name} is evaluated on another crop; here it looks at that of {models[0].name}")
+    data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed, keep=keep)
     path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
     write_text(path, page.explorer(data, f"{models[0].name}: {', '.join(picture.name for picture in pictures)}"))
     summary = {"page": str(path), "models": [model.name for model in models], "images": len(data["images"])}
@@ -141,26 +148,28 @@ def explore(config: ExploreConfig) -> Result:
 def report(config: ReportConfig) -> Result:
     """Write the page of one or several runs; it is made anew from the runs' files each time."""
     folders = find_runs([Path(run) for run in config.runs])
-    if config.images:
-        pictures = [read_picture(path) for path in config.images]
-        for folder in console.progress(folders, label="looking"):
-            model = load_model(str(folder), pick_device(config.device))
-            seen = gather([(model.name, model.backbone)], pictures, second_views=len(pictures) == 1)
-            write_text(folder / "lens.json", json.dumps(seen))
+    if config.out is None and len(config.runs) > 1:
+        raise UserError("A page of several runs belongs to none of their folders: name a file for it with --out.")
     out = Path(config.out) if config.out else Path(config.runs[0]) / "report.html"
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file in it, for instance {out / 'report.html'}.")
     if out.exists() and page.GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:4000]:
         raise UserError(f"{out} exists and is not a report of frugalvit; choose another --out.")
+    pictures = [read_picture(path) for path in config.images]
     make_folder(out.parent)
-    page.write_report([Path(run) for run in config.runs], out)
+    seen: dict[Path, dict[str, Any]] = {}
+    for folder in console.progress(folders if pictures else [], label="looking"):
+        model = load_model(str(folder), pick_device(config.device))
+        named = [(console.printable(model.name), model.backbone)]
+        seen[folder] = gather(named, pictures, second_views=len(pictures) == 1, keep=_kept(model))
+    page.write_report([Path(run) for run in config.runs], out, seen=seen)
     data = {"page": str(out), "runs": [str(folder) for folder in folders], "bytes": out.stat().st_size}
     return Result(data, [], [f"report  {out}"])
 
 
 def read_picture(path: str) -> Picture:
     """An image file, upright and in RGB; one that is no image is a mistake that is said in one line."""
-    return Picture(Path(path).stem, decode(Path(path)))
+    return Picture.of(path, decode(Path(path)))
 
 
 def _models(config: Any, places: list[str]) -> list[Model]:
@@ -171,17 +180,21 @@ def _models(config: Any, places: list[str]) -> list[Model]:
             console.warn(f"{place} names an architecture: its weights are random")
     names = [model.name for model in models]
     for number, model in enumerate(models):
-        if names.count(model.name) > 1:
-            model.name = f"{model.name} ({places[number]})"
+        name = f"{model.name} ({places[number]})" if names.count(model.name) > 1 else model.name
+        model.name = console.printable(name)
     return models
 
 
-def _view(backbone: Backbone, picture: Picture, fit: str) -> tuple[Tensor, Box]:
+def _kept(model: Model) -> float:
+    return kept_share(model.backbone.img_size, model.transform)
+
+
+def _view(backbone: Backbone, picture: Picture, fit: str, keep: float) -> tuple[Tensor, Box]:
     """A picture as the model is shown it, (3, H, W) in [0, 1], and the part of the original it covers."""
     size = (picture.pixels.shape[0], picture.pixels.shape[1])
     shape = backbone.img_size
     if fit == "crop":
-        box = centre_box(size, shape, kept_share(shape))
+        box = centre_box(size, shape, keep)
     else:
         grid = backbone.grid_size(shape)
         shape = whole_shape(size, shape, (max(1, shape[0] // grid[0]), max(1, shape[1] // grid[1])))
@@ -207,19 +220,25 @@ def spread_evenly(examples: Examples, limit: int) -> Examples:
     return examples.subset([round(i * (len(examples) - 1) / max(count - 1, 1)) for i in range(count)])
 
 
-def shown_batches(examples: Examples, backbone: Backbone, size: int, label: str) -> Iterator[Tensor]:
-    """The examples as the model is shown them; images that cannot be read are left out and counted."""
+def shown_batches(
+    examples: Examples, backbone: Backbone, size: int, label: str, keep: float | None = None
+) -> Iterator[Tensor]:
+    """The examples as the model is shown them; images that cannot be read are left out and counted.
+
+    ``keep`` is the share of the short side that its crop keeps, by default that of the evaluation's usual one.
+    """
+    keep = kept_share(backbone.img_size) if keep is None else keep
     waiting: list[Tensor] = []
     bad = 0
     for index in console.progress(range(len(examples)), label=label):
         try:
-            picture = Picture(examples.names[index], examples.read(index, at_least=_enough(backbone.img_size)))
+            picture = Picture(examples.names[index], examples.read(index, at_least=_enough(backbone.img_size, keep)))
         except BadImage as error:
             bad += 1
             if bad == 1:
                 console.warn(f"left out: {error}")
             continue
-        waiting.append(_view(backbone, picture, "crop")[0])
+        waiting.append(_view(backbone, picture, "crop", keep)[0])
         if len(waiting) == size:
             yield torch.stack(waiting)
             waiting = []
@@ -229,9 +248,9 @@ def shown_batches(examples: Examples, backbone: Backbone, size: int, label: str)
         console.warn(f"{bad} images could not be read and were left out")
 
 
-def _enough(shape: tuple[int, int]) -> tuple[int, int]:
+def _enough(shape: tuple[int, int], keep: float) -> tuple[int, int]:
     """A JPEG need not be decoded finer than twice what the crop shows."""
-    return round(2 * shape[0] / kept_share(shape)), round(2 * shape[1] / kept_share(shape))
+    return round(2 * shape[0] / keep), round(2 * shape[1] / keep)
 
 
 def _new_file(wanted: str | None, stem: str, kind: str) -> Path:
@@ -240,10 +259,12 @@ def _new_file(wanted: str | None, stem: str, kind: str) -> Path:
         path = Path(wanted) if Path(wanted).suffix else Path(f"{wanted}.{kind}")
         if path.suffix != f".{kind}":
             raise UserError(f"--out {wanted} does not end with .{kind}; give --format or another name.")
+        if len(os.fsencode(path.name)) > _LONGEST_NAME:
+            raise UserError(f"--out {wanted} is too long a name for a file; choose a shorter one.")
         if path.exists():
             raise UserError(f"{path} exists already; choose another --out.")
         make_folder(path.parent)
         return path
-    stem = re.sub(r"[^\w.-]+", "-", stem)
+    stem = re.sub(r"[^\w.-]+", "-", stem).encode()[:_LONGEST_STEM].decode("utf-8", "ignore")
     numbered = (Path(f"{stem}{f'_{n}' if n > 1 else ''}.{kind}") for n in range(1, 100_000))
     return next(path for path in numbered if not path.exists())

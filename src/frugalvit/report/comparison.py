@@ -41,7 +41,7 @@ def comparison_figure(values: dict[str, list[float]], curves: dict[str, list[Cur
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     lines = []
     for index, name in enumerate(values):
-        colour, dashes = palette.SERIES[index % 8], palette.DASHES[index % 8] or (None, None)
+        colour, dashes = palette.SERIES[palette.colour(index)], palette.dashes(index) or (None, None)
         for curve in curves[name]:
             if len(curve) > 1:
                 left.plot(*zip(*curve, strict=True), color=colour, linewidth=0.6, alpha=0.35)

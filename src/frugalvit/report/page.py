@@ -3,7 +3,7 @@
 A page is made from files only. What a run folder may hold, every part optional:
 
     metrics.jsonl      one object per line: {"step": 120, "epoch": 1.5, "split": "train", "loss": 2.3, …}; every other
-                       number becomes a curve. health.jsonl: more of the same.
+                       number becomes a curve
     config.yaml        all options
     summary.json       {"task": "train", "top1": 0.71, …,                         single values: the table of results
                         "knn": {"20": 0.6},                                       one level of numbers beneath
@@ -26,7 +26,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -49,21 +49,32 @@ _HEAVIEST_LENS = 6_000_000
 
 
 def write_report(
-    runs: Sequence[Path], out: Path, *, model: Backbone | Any = None, examples: Examples | None = None
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    model: Backbone | Any = None,
+    examples: Examples | None = None,
+    seen: Mapping[Path, dict[str, Any]] | None = None,
 ) -> Path:
     """Write the report of ``runs`` to ``out`` and return it.
 
     model:    a backbone, or anything with a ``.backbone`` (a loaded model): looks at a few of the ``examples`` for the
               explorer; what it saw is saved as lens.json in the first run's folder
     examples: images to look at, usually the validation split
+    seen:     by run folder, what its model saw already (``frugalvit.lens.explore.gather``); saved likewise
     """
     folders = find_runs([Path(run) for run in runs])
+    seen = dict(seen or {})
     if model is not None and examples is not None:
-        _look(folders[0], getattr(model, "backbone", model), examples)
-    records = [read_run(folder) for folder in folders]
+        found = _look(folders[0], model, examples)
+        seen |= {folders[0]: found} if found else {}
+    records = [read_run(folder, seen.get(folder)) for folder in folders]
     name_apart(records)
     compared = next((found for run in runs if (found := read_comparison(Path(run)))), None)
-    write_text(out, report(records, compared))
+    text = report(records, compared)
+    for folder, lens in seen.items():  # once the page is made: what cannot be shown must not stay in the folder
+        write_text(folder / "lens.json", json.dumps(lens))
+    write_text(out, text)
     return out
 
 
@@ -100,7 +111,7 @@ def report(records: list[Record], compared: dict[str, Any] | None = None) -> str
     ]
     notes = [f"{record.name}: {note}" for record in records for note in record.notes]
     tail = "".join(f'<p class="quiet">{escape(note)}</p>' for note in notes)
-    head = sections.tiles(first) if len(records) == 1 else ""
+    head = sections.unfinished(records) + (sections.tiles(first) if len(records) == 1 else "")
     return render(title, _about(records), head + "".join(parts) + tail)
 
 
@@ -144,28 +155,33 @@ def render(title: str, about: str, content: str) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _template("page.html"))
 
 
-def _look(folder: Path, backbone: Backbone, examples: Examples) -> None:
-    """Let the model look at a few examples, spread evenly, and save what it saw."""
+def _look(folder: Path, model: Backbone | Any, examples: Examples) -> dict[str, Any] | None:
+    """What the model sees in a few examples, spread evenly; None where there is nothing to explore."""
     from frugalvit.lens.explore import Picture, gather
+    from frugalvit.lens.views import kept_share
 
     pictures: list[Picture] = []
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES_SHOWN)):
         try:
-            pictures.append(Picture(Path(examples.names[index]).stem, examples.read(index)))
+            pictures.append(Picture.of(examples.names[index], examples.read(index)))
         except UserError:
             continue  # a bad image was named when the data were read; the next one serves as well
         if len(pictures) == _EXAMPLES_SHOWN:
             break
+    backbone = getattr(model, "backbone", model)
+    keep = kept_share(backbone.img_size, getattr(model, "transform", None))
     try:
-        seen = gather([(folder.resolve().name, backbone)], pictures, second_views=True)
+        return gather([(folder.resolve().name, backbone)], pictures, second_views=True, keep=keep)
     except UserError as reason:
         console.say(f"The report has no explorer: {reason}")
-        return
-    write_text(folder / "lens.json", json.dumps(seen))
+        return None
 
 
 def _merge_lens(records: list[Record]) -> dict[str, Any] | None:
-    """One explorer for the runs that looked at the same images: one run of each kind, as many as a page can carry."""
+    """One explorer for the runs that looked at the same images: one run of each kind, as many as a page can carry.
+
+    The same are those of the same pixels: pictures of two datasets may well have one name.
+    """
     kinds: dict[str, Record] = {}
     for record in records:
         if record.lens:
@@ -176,7 +192,8 @@ def _merge_lens(records: list[Record]) -> dict[str, Any] | None:
     for record in kinds.values():
         assert record.lens is not None
         images = images or record.lens["images"]
-        if [image["name"] for image in record.lens["images"]] != [image["name"] for image in images]:
+        if [image["src"] for image in record.lens["images"]] != [image["src"] for image in images]:
+            record.note("Not in the explorer, which shows other pictures than its model looked at (--images).")
             continue
         weight += len(json.dumps(record.lens["models"]))
         if models and weight > _HEAVIEST_LENS:

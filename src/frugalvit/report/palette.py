@@ -40,6 +40,16 @@ def css_variables() -> tuple[str, str]:
     return light, dark
 
 
+def colour(index: int) -> int:
+    """Which of the colours a series takes."""
+    return index % len(SERIES)
+
+
+def dashes(index: int) -> tuple[float, ...]:
+    """The dash pattern of a series: with every round of the colours each gets the next one, so that 64 differ."""
+    return DASHES[(index + index // len(SERIES)) % len(DASHES)]
+
+
 def dash(index: int) -> str:
-    """The SVG dash pattern of a series."""
-    return " ".join(f"{length:g}" for length in DASHES[index % len(DASHES)])
+    """The same as SVG writes it."""
+    return " ".join(f"{length:g}" for length in dashes(index))

@@ -5,19 +5,23 @@ from __future__ import annotations
 import base64
 import io
 import json
-import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from frugalvit import console
 from frugalvit.config.base import read_yaml
 from frugalvit.errors import UserError
+from frugalvit.files import read_json
+from frugalvit.training.runs import read_summary
+from frugalvit.training.statistics import Difference
 
 Curve = list[tuple[float, float]]
 """Points (x, y) in the order of x."""
 
 _NO_METRIC = {"step", "epoch", "split", "time", "seconds", "wall"}
+_LARGEST = 1e300  # sums and differences of what is drawn must not run over
 _DATA_URI = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 
 
@@ -28,6 +32,7 @@ class Record:
     curves:    (split, metric) -> points; x is the epoch where every line has one, else the step
     setting:   the configuration, flattened to dotted names
     summary:   the final result as the run wrote it
+    finished:  whether it wrote one
     """
 
     name: str
@@ -40,6 +45,12 @@ class Record:
     augmentations: str | None = None
     lens: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
+    finished: bool = True
+
+    def note(self, text: str) -> None:
+        """Say something below the page, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     @property
     def seed(self) -> Any:
@@ -68,8 +79,35 @@ def find_runs(places: list[Path]) -> list[Path]:
 
 
 def read_comparison(place: Path) -> dict[str, Any] | None:
-    """What a comparison found, where ``place`` is the folder of one."""
-    return _read_json(place / "comparison.json", dict) if place.is_dir() else None
+    """What a comparison found, where ``place`` is the folder of one; settings without their numbers are left out."""
+    found = read_json(place / "comparison.json", dict)
+    if found is None:
+        return None
+    settings, differences = (found.get(name) for name in ("settings", "differences"))
+    sound = {
+        "settings": {name: values for name, values in _items(settings) if _is_spread(values)},
+        "differences": {name: values for name, values in _items(differences) if _is_difference(values)},
+    }
+    if any(sound[name] != (found.get(name) or {}) for name in sound):
+        console.warn(f"{place / 'comparison.json'} holds settings without their numbers: they are left out")
+    return found | sound
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _is_spread(value: Any) -> bool:
+    numbers = isinstance(value, dict) and all(finite(value.get(name)) is not None for name in ("mean", "deviation"))
+    return numbers and isinstance(value.get("values"), list)
+
+
+def _is_difference(value: Any) -> bool:
+    """With one seed only its mean is a number."""
+    if not isinstance(value, dict) or set(value) != {field.name for field in fields(Difference)}:
+        return False
+    wanted = ("mean", "count") if value["count"] == 1 else value
+    return all(finite(value[name]) is not None for name in wanted)
 
 
 def name_apart(records: list[Record]) -> None:
@@ -87,23 +125,76 @@ def _is_run(place: Path) -> bool:
     return any((place / name).is_file() for name in ("metrics.jsonl", "summary.json"))
 
 
-def read_run(folder: Path) -> Record:
-    """Read what lies in a run folder."""
+def read_run(folder: Path, seen: dict[str, Any] | None = None) -> Record:
+    """Read what lies in a run folder; ``seen`` is what its model saw just now, in place of lens.json."""
     record = Record(folder.resolve().name, folder)
-    for name in ("metrics.jsonl", "health.jsonl"):
-        _read_lines(folder / name, record)
+    _read_lines(folder / "metrics.jsonl", record)
     if (folder / "config.yaml").is_file():
         record.setting = flatten(read_yaml(folder / "config.yaml"))
-    record.summary = _read_json(folder / "summary.json", dict) or {}
-    for mistake in _read_json(folder / "mistakes.json", list) or []:
+    summary = read_summary(folder)
+    record.finished = summary is not None
+    record.summary = _sound_summary(summary or {}, record)
+    for mistake in read_json(folder / "mistakes.json", list) or []:
+        if not isinstance(mistake, dict):
+            record.note(_unlike("mistakes.json", "an entry"))
+            continue
         image = embed(str(mistake.get("image", "")), folder)
         if image is None:
             record.notes.append(f"mistakes.json names an image that is not there: {mistake.get('image')}")
         else:
             record.mistakes.append({**mistake, "image": image})
     record.augmentations = embed("augmentations.jpg", folder, limit=None)
-    record.lens = _read_json(folder / "lens.json", dict)
+    record.lens = seen or _sound_lens(read_json(folder / "lens.json", dict), record)
     return record
+
+
+def _sound_summary(summary: dict[str, Any], record: Record) -> dict[str, Any]:
+    """A summary without the parts that are not what the page takes them for; what goes is noted."""
+    sound = dict(summary)
+    for name in ("alarms", "auto", "classes"):
+        if not isinstance(sound.get(name) or [], list):
+            record.note(_unlike("summary.json", f"'{name}'"))
+            del sound[name]
+    matrix = sound.get("confusion") or []
+    square = isinstance(matrix, list) and all(
+        isinstance(row, list)
+        and len(row) == len(matrix)
+        and all(isinstance(count, int) and count >= 0 for count in row)
+        for row in matrix
+    )
+    names = sound.get("classes") or matrix
+    if not square or len(names) != len(matrix) > 0:
+        record.note(_unlike("summary.json", "'confusion'"))
+        del sound["confusion"]
+    return sound
+
+
+_LENS = {"images": {"name": str, "src": str, "width": int, "height": int},
+         "models": {"name": str, "grid": list, "similarity": dict, "best": dict, "top": dict, "global": list,
+                    "heads": list, "notes": list}}  # fmt: skip
+"""What the explorer asks of every image and every model."""
+
+
+def _sound_lens(lens: dict[str, Any] | None, record: Record) -> dict[str, Any] | None:
+    if lens is None:
+        return None
+    for part, wanted in _LENS.items():
+        members = lens.get(part)
+        if not isinstance(members, list) or not members or not all(_has(member, wanted) for member in members):
+            record.note(_unlike("lens.json", f"'{part}'"))
+            return None
+    if not all(_DATA_URI.fullmatch(image["src"]) for image in lens["images"]):
+        record.note(_unlike("lens.json", "an image"))
+        return None
+    return lens
+
+
+def _has(member: Any, wanted: dict[str, type]) -> bool:
+    return isinstance(member, dict) and all(isinstance(member.get(name), kind) for name, kind in wanted.items())
+
+
+def _unlike(file: str, what: str) -> str:
+    return f"{what} of {file} is not what it should be and is left out."
 
 
 def _read_lines(path: Path, record: Record) -> None:
@@ -115,7 +206,7 @@ def _read_lines(path: Path, record: Record) -> None:
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             bad += 1
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int | float):
@@ -126,12 +217,14 @@ def _read_lines(path: Path, record: Record) -> None:
     record.x_label = "epoch" if with_epochs else "step"
     points: dict[tuple[str, str], dict[float, float]] = {}
     for line in lines:
-        place = float(line[record.x_label])
+        place = finite(line[record.x_label])
+        if place is None:
+            record.note(f"A line of {path.name} without a sound {record.x_label} is left out.")
+            continue
         for name, value in line.items():
-            if name in _NO_METRIC or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            if math.isfinite(value):
-                points.setdefault((str(line.get("split", "train")), name), {})[place] = float(value)
+            number = finite(value)
+            if name not in _NO_METRIC and number is not None:
+                points.setdefault((str(line.get("split", "train")), name), {})[place] = number
     for key, values in points.items():
         record.curves[key] = sorted(values.items())
 
@@ -151,35 +244,28 @@ def embed(image: str, folder: Path, limit: int | None = 192) -> str | None:
     """A data URI as it is, or a picture inside ``folder`` as one, its longer side at most ``limit``; None if absent."""
     if image.startswith("data:"):
         return image if _DATA_URI.fullmatch(image) else None
-    path = (folder / image).resolve()
-    if not image or not path.is_file() or not path.is_relative_to(folder.resolve()):
-        return None
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
+        path = (folder / image).resolve()
+        if not image or not path.is_file() or not path.is_relative_to(folder.resolve()):
+            return None
         with Image.open(path) as picture:
             picture = picture.convert("RGB")
             if limit is not None:
                 picture.thumbnail((limit, limit))
             buffer = io.BytesIO()
             picture.save(buffer, "JPEG", quality=82)
-    except (UnidentifiedImageError, OSError):
+    except (OSError, ValueError, Image.DecompressionBombError):  # no image, no name of a file, or a bomb
         return None
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _read_json(path: Path, kind: type) -> Any:
-    if not path.is_file():
+def finite(value: Any) -> float | None:
+    """A number that can be drawn, or None. JSON may hold NaN, and whole numbers of any length."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} is not readable JSON ({error}); the report cannot show what it does not know."
-        ) from None
-    if not isinstance(value, kind):
-        raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}.")
-    return value
+    return float(value) if abs(value) < _LARGEST else None
 
 
 def thin(curve: Curve, buckets: int = 150) -> Curve:

@@ -13,9 +13,9 @@ from html import escape
 from typing import Any
 
 from frugalvit.report import charts, palette
-from frugalvit.report.records import Record
+from frugalvit.report.records import Record, finite
 from frugalvit.results import as_text
-from frugalvit.training.statistics import Difference
+from frugalvit.training.statistics import Difference, Spread
 
 _LARGEST_TABLE = 30
 """Above so many classes a confusion matrix is a picture, not a table."""
@@ -93,9 +93,24 @@ def comparison(found: dict[str, Any] | None) -> str:
         against = "-"
         if other:
             against = str(Difference(**other))
-        spread = f"{values['mean']:.2f} ± {values['deviation']:.2f}"
-        rows.append([name, spread, len(values["values"]), against])
+        seeds = len(values["values"])
+        rows.append([name, str(Spread(values["mean"], values["deviation"], seeds)), seeds, against])
     return table(["setting", metric, "seeds", "difference from the last, 95 % interval"], rows) if rows else ""
+
+
+def unfinished(records: list[Record]) -> str:
+    """Numbers of a run that was stopped must not be taken for its result."""
+    waiting = [record for record in records if not record.finished]
+    if not waiting:
+        return ""
+    if len(records) == 1:
+        way = f"if it was stopped, --resume {waiting[0].folder} goes on with it"
+        text = f"This run is not finished. What is shown is how far it came; {way}."
+    else:
+        names = ", ".join(record.name for record in waiting)
+        way = "--resume FOLDER goes on with one that was stopped"
+        text = f"Not finished: {names}. What is shown of them is how far they came; {way}."
+    return f'<p class="lead unfinished">{escape(text)}</p>'
 
 
 def tiles(record: Record) -> str:
@@ -260,7 +275,7 @@ def _scalars(summary: dict[str, Any]) -> dict[str, Any]:
 def _mean(key: str, values: list[Any]) -> Any:
     if key == "seed":
         return None
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [number for value in values if (number := finite(value)) is not None]
     if len(numbers) < 2 or len(numbers) != len(values):
         return values[0] if len(set(map(str, values))) == 1 else "-"
     return f"{as_text(statistics.fmean(numbers))} ± {as_text(statistics.stdev(numbers))}"

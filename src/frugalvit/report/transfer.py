@@ -6,38 +6,49 @@ A run leaves transfer_report.json: {"curves": {"box": {"IoU 0.50": [101 precisio
 
 from __future__ import annotations
 
-import json
 from html import escape
 from typing import Any
 
-from frugalvit.errors import UserError
+from frugalvit.files import read_json
 from frugalvit.report import charts
-from frugalvit.report.records import Record, embed
+from frugalvit.report.records import Curve, Record, embed, finite
 from frugalvit.report.sections import table
 
 _WIDEST = 960
 """Pixels of a picture in the page."""
 
 
-def read_material(record: Record) -> dict[str, Any]:
-    path = record.folder / "transfer_report.json"
-    if not path.is_file():
-        return {}
-    try:
-        material = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not readable JSON ({error}).") from None
-    return material if isinstance(material, dict) else {}
+def read_material(record: Record, part: str, kind: type) -> Any:
+    """A part of what the run left for its page; an empty one where it is absent, or not what it should be."""
+    found = (read_json(record.folder / "transfer_report.json", dict) or {}).get(part)
+    if not isinstance(found or kind(), kind):
+        _left_out(record, part)
+        return kind()
+    return found or kind()
+
+
+def _left_out(record: Record, part: str) -> None:
+    record.note(f"'{part}' of transfer_report.json is not all that it should be: something is left out.")
+
+
+def _curves(record: Record, found: Any) -> dict[str, Curve]:
+    """Precisions over their recalls by name; one that is no number leaves a gap."""
+    curves: dict[str, Curve] = {}
+    for name, values in found.items() if isinstance(found, dict) else [("", None)]:
+        numbers = [finite(value) for value in values] if isinstance(values, list) else [None]
+        recalls = (place / max(1, len(numbers) - 1) for place in range(len(numbers)))
+        curves[name] = [(recall, value) for recall, value in zip(recalls, numbers, strict=True) if value is not None]
+        if len(curves[name]) < len(numbers):
+            _left_out(record, "curves")
+    return curves
 
 
 def precision_recall(record: Record) -> str:
     """Precision at every recall, mean over classes, one chart for boxes and one for masks."""
     drawn = legend = ""
-    for kind, curves in read_material(record).get("curves", {}).items():
-        series = [
-            charts.Series(name, style, [(place / max(1, len(values) - 1), value) for place, value in enumerate(values)])
-            for style, (name, values) in enumerate(curves.items())
-        ]
+    for kind, curves in read_material(record, "curves", dict).items():
+        found = _curves(record, curves)
+        series = [charts.Series(name, style, curve) for style, (name, curve) in enumerate(found.items()) if curve]
         if series:
             drawn += charts.chart(charts.Panel(kind, "precision", "recall", series, by_split=False))
             names = "".join(
@@ -50,8 +61,18 @@ def precision_recall(record: Record) -> str:
 
 
 def per_class(record: Record) -> str:
-    found = read_material(record).get("per_class")
-    return table(found["columns"], found["rows"]) if found and found.get("rows") else ""
+    found = read_material(record, "per_class", dict)
+    columns, rows = found.get("columns"), found.get("rows")
+    if not rows:
+        return ""
+    if not (isinstance(columns, list) and isinstance(rows, list) and all(_is_row(row, len(columns)) for row in rows)):
+        _left_out(record, "per_class")
+        return ""
+    return table([str(column) for column in columns], rows)
+
+
+def _is_row(row: Any, columns: int) -> bool:
+    return isinstance(row, list) and len(row) == columns > 0
 
 
 def best(record: Record) -> str:
@@ -64,7 +85,10 @@ def worst(record: Record) -> str:
 
 def _pictures(record: Record, kind: str) -> str:
     items = ""
-    for entry in read_material(record).get(kind, []):
+    for entry in read_material(record, kind, list):
+        if not isinstance(entry, dict):
+            _left_out(record, kind)
+            continue
         image = embed(str(entry.get("image", "")), record.folder, limit=_WIDEST)
         if image is not None:
             caption = escape(str(entry.get("caption", "")))

@@ -17,7 +17,7 @@ from frugalvit.errors import UserError, nearest
 from frugalvit.files import make_folder, write_text
 from frugalvit.results import Result, Table
 from frugalvit.training.evidence import finite
-from frugalvit.training.runs import Run
+from frugalvit.training.runs import Run, read_summary
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
 from frugalvit.training.tracking import TensorBoard, make_trackers
 
@@ -62,9 +62,9 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     """The summary of one run: read if it is finished, resumed if it was begun, else trained."""
     folder = Path(str(config.out))
     _same_question(folder, config)
-    finished = folder / "summary.json"
-    if finished.exists():
-        return json.loads(finished.read_text(encoding="utf-8"))
+    summary = read_summary(folder)
+    if summary is not None:
+        return summary | {"run": str(folder)}  # where it lies now: a comparison may have been moved since
     begun = (folder / "config.yaml").exists()
     console.say(f"{'continuing' if begun else 'starting'} {folder}")
     where = {name: getattr(config, name) for name in ("device", "devices", "nodes")}
@@ -182,9 +182,10 @@ def _curve(run: Path, metric: str) -> list[tuple[float, float]]:
 
 
 def _markdown(columns: list[str], rows: list[list[object]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    def line(cells: Iterable[object]) -> str:
+        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join([line(columns), "|" + " --- |" * len(columns), *map(line, rows)]) + "\n"
 
 
 def _csv(metric: str, scores: Scores) -> str:
@@ -199,7 +200,8 @@ def _csv(metric: str, scores: Scores) -> str:
 
 
 def _latex(columns: list[str], rows: list[list[object]]) -> str:
-    signs = {ord(sign): f"\\{sign}" for sign in "&%$#_{}"} | {ord("\\"): r"\textbackslash{}", ord("±"): r"$\pm$"}
+    words = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "±": r"$\pm$"}
+    signs = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"} | words)
 
     def line(cells: list[str]) -> str:
         return " & ".join(str(cell).translate(signs) for cell in cells) + r" \\"

@@ -72,8 +72,12 @@ class Health:
     counts: dict[str, int] = field(default_factory=dict)
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """Take note of one line of metrics; the alarms that are new."""
-        self.history.append((step, dict(metrics)))
+        """Take note of one line of metrics; the alarms that are new.
+
+        What is no number is no sign: the loop counts bad steps, and stops where there are too many.
+        """
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.history.append((step, metrics))
         if step < self.settled:
             return []
         signs = [self._uniform(metrics), self._one_prototype(metrics), self._diverged(metrics), self._stagnant(step)]
@@ -117,7 +121,7 @@ class Health:
     def _diverged(self, metrics: Mapping[str, float]) -> Alarm | None:
         if "loss" not in metrics:
             return None
-        losses = [values["loss"] for _, values in self.history if math.isfinite(values.get("loss", math.nan))]
+        losses = [values["loss"] for _, values in self.history if "loss" in values]
         if len(losses) < 5:
             return None
         low, now = min(losses), losses[-1]
@@ -147,6 +151,8 @@ class Health:
             return sum(found) / len(found) if found else math.nan
 
         change = abs(mean(first, "loss") - mean(last, "loss")) / max(abs(mean(first, "loss")), 1e-9)
+        if not math.isfinite(change):  # a third without a single loss cannot be compared
+            return None
         gained = mean(last, "knn") - mean(first, "knn")
         rank = (
             mean(last, "effective_rank") / mean(first, "effective_rank") if mean(first, "effective_rank") else math.nan

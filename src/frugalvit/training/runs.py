@@ -24,7 +24,7 @@ import torch
 from frugalvit import console
 from frugalvit.config.base import Config
 from frugalvit.errors import UserError
-from frugalvit.files import FolderLock, make_folder, remove_parts, write_atomically, write_text
+from frugalvit.files import FolderLock, make_folder, read_json, remove_parts, storable, write_atomically, write_text
 from frugalvit.results import Table
 from frugalvit.training.tracking import TensorBoard, Trackers
 
@@ -32,6 +32,8 @@ from frugalvit.training.tracking import TensorBoard, Trackers
 def new_run_folder(out: str | None, *words: str) -> Path:
     """The folder asked for, or ``runs/DATE_words``; never one that already holds a run."""
     if out:
+        if storable(out) != out:  # TensorBoard and the trackers write into folders whose names are text
+            raise UserError(f"--out {out} is not in UTF-8; choose another name.")
         folder = Path(out)
         if (folder / "config.yaml").exists():
             raise UserError(
@@ -274,11 +276,15 @@ def find_run(where: str | Path) -> Path:
 
 def finished_summary(where: str | Path) -> dict[str, Any] | None:
     """The result of a run that has ended, said as such; None while it has not."""
-    path = find_run(where) / "summary.json"
-    if not path.exists():
-        return None
-    console.say(f"{where} is finished; this is its result. Start a new run from its weights with --init {where}.")
-    return json.loads(path.read_text(encoding="utf-8"))
+    summary = read_summary(find_run(where))
+    if summary is not None:
+        console.say(f"{where} is finished; this is its result. Start a new run from its weights with --init {where}.")
+    return summary
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The result that a run wrote when it ended; None where it has not."""
+    return read_json(folder / "summary.json", dict)
 
 
 class Stopwatch:

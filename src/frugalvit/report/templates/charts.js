@@ -36,7 +36,9 @@
       for (const series of data.series) {
         const swatch = document.createElement("i"), value = document.createElement("b");
         swatch.style.setProperty("--line", `var(--series-${series.style})`);
-        value.textContent = number(series.y[nearest(series.x, x)]);
+        // A run that ended earlier, or began later, has no value here.
+        const known = series.x[0] <= x && x <= series.x[series.x.length - 1];
+        value.textContent = known ? number(series.y[nearest(series.x, x)]) : "–";
         readout.append(swatch, data.series.length > 1 ? `${series.label} ` : "", value);
       }
     };
