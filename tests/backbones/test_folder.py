@@ -13,11 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from frugalvit import create_backbone
-from frugalvit.backbones.folder import crop_share, load_model_folder, save_model_folder
+from frugalvit.backbones.folder import class_names, crop_share, load_model_folder, save_model_folder
+from frugalvit.backbones.weights import WEIGHT_FILES, load_weights
 from frugalvit.data.augment import EvalTransform
 from frugalvit.errors import UserError
 
 TINY = {"embed_dim": 24, "depths": (1, 1, 2, 1), "num_heads": (2, 4, 8, 16)}
+NARROW = {"embed_dim": 8, "depths": (1, 1, 1), "num_heads": (1, 2, 2)}
+VIT = {"depth": 1, "embed_dim": 24, "num_heads": 2}
 MODELS = {
     "swin": ("swin_tiny_w7", {"img_size": 224, **TINY}),
     "swin at 32 pixels": ("swin_tiny_w7", {"img_size": 32, **TINY}),
@@ -175,3 +178,88 @@ def test_the_same_weights_are_the_same_file(tmp_path: Path) -> None:
     assert len(files) == 1
     tensors = load_file(tmp_path / "0" / "model.safetensors")
     assert all(torch.equal(tensors[name], value) for name, value in backbone.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "grid"), [("swin_nano", NARROW, 3), ("test_resnet", {}, 3), ("vit_base", VIT, 6)]
+)
+def test_a_smaller_size_keeps_the_network(name: str, keywords: dict, grid: int, tmp_path: Path):
+    """What is made finer is a new network for small images; trained weights want theirs, saved and loaded again too."""
+    backbone = create_backbone(name, num_classes=3, **keywords).eval()
+    save_model_folder(backbone, tmp_path / "224")
+    small, _ = load_model_folder(tmp_path / "224", img_size=96)
+    save_model_folder(small, tmp_path / "96")
+    again, _ = load_model_folder(tmp_path / "96")
+    images = torch.rand(1, 3, 96, 96)
+    for found in (small, again):
+        assert found.grid_size(96) == (grid, grid)
+        assert found.notes == [
+            f"{name} at 96x96: keeps the shape its weights were trained in and ends in {grid}x{grid} tokens"
+        ]
+        with torch.inference_mode():
+            torch.testing.assert_close(found(images).pooled, backbone(images).pooled, atol=1e-5, rtol=1e-5)
+    assert "keep_shape" not in small.timm_config()["model_args"]
+    assert small.timm_config()["architecture"] != "slow_stem"
+    assert create_backbone(name, 96, **keywords).grid_size(96) > (grid, grid)
+
+
+def test_folders_of_timm_keep_their_network_at_small_sizes(tmp_path: Path):
+    model = timm.create_model("test_resnet", num_classes=0).eval()
+    model.pretrained_cfg["input_size"] = (3, 64, 64)
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    backbone, _ = load_model_folder(tmp_path)
+    images = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(backbone(images).pooled, model(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "old", "new"),
+    [
+        ("vit_base", VIT, (224, 112), (256, 128)),
+        ("vit_base", VIT, (112, 448), (224, 224)),  # as many tokens, elsewhere
+        ("vit_base", VIT, (224, 224), (112, 448)),
+        ("swin_nano", NARROW, (64, 128), (128, 64)),
+        ("swin_nano", NARROW, (64, 128), (128, 256)),
+    ],
+)
+def test_tables_of_oblong_images_are_resampled(name: str, keywords: dict, old: tuple, new: tuple, tmp_path: Path):
+    backbone = create_backbone(name, old, **keywords)
+    table = next((t for n, t in backbone.model.named_parameters() if n == "pos_embed"), None)
+    if table is not None:  # a slope from top to bottom, which must be one afterwards
+        slope = torch.linspace(0, 1, old[0] // 16)[:, None].expand(-1, old[1] // 16)
+        table.data[0, 1:] = slope.reshape(-1, 1)
+    save_model_folder(backbone, tmp_path)
+    again, _ = load_model_folder(tmp_path, img_size=new)
+    assert again.grid_size(new) == (new[0] // 16, new[1] // 16)
+    if table is not None:
+        slope = again.model.pos_embed.data[0, 1:, 0].reshape(new[0] // 16, new[1] // 16)
+        assert (slope.diff(dim=0) > 0).all() and slope.diff(dim=1).abs().max() < 1e-5
+
+
+def test_statistics_are_the_backbones_own(tmp_path: Path):
+    """They are among the keywords, so that whatever is built from them sees images as the weights do."""
+    theirs = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.4, 0.5)}
+    model = timm.create_model("test_vit", num_classes=0)
+    model.pretrained_cfg |= theirs
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    backbone, _ = load_model_folder(tmp_path)
+    assert {key: tuple(backbone.lasting_keywords()[key]) for key in theirs} == theirs
+    assert (backbone.mean, backbone.std) == (theirs["mean"], theirs["std"])
+
+
+def test_weights_are_found_by_every_name(tmp_path: Path):
+    backbone = create_backbone("swin_nano", 224, 2, **NARROW)
+    weight = backbone.model.head.fc.weight
+    before = weight.detach().clone()
+    folder = save_model_folder(backbone, tmp_path / "run" / "model", classes=["a", "b"])
+    tensors = load_file(folder / "model.safetensors")
+    for file in WEIGHT_FILES:
+        if not (folder / file).exists():
+            torch.save(tensors, folder / file)
+        for where in (tmp_path / "run", folder, folder / file):
+            weight.data.zero_()
+            assert load_weights(backbone, where).missing == [] and torch.equal(weight, before)
+            assert class_names(where) == ["a", "b"]
+        assert load_model_folder(folder)[0].num_classes == 2
+        (folder / file).unlink()

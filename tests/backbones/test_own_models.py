@@ -257,3 +257,10 @@ def test_impossible_shapes_are_said(name):
     wrong = {"num_heads": 5} if name == "t2t_vit_14" else {"depths": (1, 1)}
     with pytest.raises(UserError, match="num_heads"):
         tiny(name, **wrong)
+
+
+@pytest.mark.parametrize("name", ["t2t_vit_14", "cvt_tiny_w7"])
+@pytest.mark.parametrize("size", [(1, 1), (40, 2)])
+def test_images_smaller_than_a_kernel_are_said(name, size):
+    with pytest.raises(UserError, match=f"{size[0]}x{size[1]} pixels are too few for this network: it needs 3"):
+        tiny(name)(images(1, 3, *size))

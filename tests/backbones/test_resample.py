@@ -11,7 +11,7 @@ from released_files import (
     vit,
 )
 
-from frugalvit.backbones.resample import resample_bias_table, resample_position_embedding
+from frugalvit.backbones.resample import inner_bias_table, resample_bias_table, resample_position_embedding
 from frugalvit.backbones.weights import load_weights
 
 
@@ -95,3 +95,34 @@ def test_other_channels_and_patches():
 
 
 # Refusals
+
+
+@pytest.mark.parametrize(("learned", "taken"), [((14, 14), False), ((7, 28), True), (None, True)])
+def test_a_table_of_as_many_tokens_is_looked_at(learned: tuple[int, int] | None, taken: bool):
+    """A file says no grid. What was learned is smooth, and so tells it; what was not is taken as it is."""
+    torch.manual_seed(0)
+    target = vit(img_size=(112, 448))
+    source = torch.randn(1, 197, 48)
+    if learned:
+        coarse = torch.randn(1, 48, *(max(2, side // 3) for side in learned))
+        smooth = torch.nn.functional.interpolate(coarse, learned, mode="bicubic")
+        source[:, 1:] = smooth.flatten(2).transpose(1, 2)
+    report = load_weights(target, target.state_dict() | {"pos_embed": source})
+    assert torch.equal(target.pos_embed.data, source) is taken
+    assert bool(report.resized) is not taken
+    if learned and not taken:
+        expected = resample_position_embedding(source, (7, 28), 1, learned)
+        torch.testing.assert_close(target.pos_embed.data, expected)
+
+
+def test_a_table_of_no_known_grid_is_said():
+    target = vit(img_size=(112, 224))
+    report = load_weights(target, target.state_dict() | {"pos_embed": torch.randn(1, 1 + 5 * 9, 48)})
+    assert report.missing == ["pos_embed"]
+    assert "position embedding of 46 rows cannot be resampled: of no square grid" in report.notes
+
+
+def test_a_window_that_its_map_makes_smaller_keeps_the_inner_biases():
+    table = torch.arange(13 * 13.0)[:, None]
+    inner = inner_bias_table(table, (5, 3), (13, 13))
+    assert torch.equal(inner[:, 0], table.reshape(13, 13)[4:9, 5:8].flatten())

@@ -30,6 +30,9 @@ SWIN = {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
         ("vit_base", {"depth": 1, "embed_dim": 24, "num_heads": 2}, 32, {"patch_size": 4}, 8),
         ("vit_base", {"depth": 1, "embed_dim": 24, "num_heads": 2}, 96, {"patch_size": 12}, 8),
         ("vit_base", {"depth": 1, "embed_dim": 24, "num_heads": 2}, 128, {}, 8),
+        ("vit_base", {"depth": 1, "embed_dim": 24, "num_heads": 2}, 94, {"patch_size": 13}, 8),
+        ("vit_base", {"depth": 1, "embed_dim": 24, "num_heads": 2}, 97, {"patch_size": 13}, 8),
+        ("vit_base", {"depth": 1, "embed_dim": 24, "num_heads": 2}, 100, {"patch_size": 10}, 10),
         ("test_resnet", {}, 32, {"stem_stride": 1}, 4),
         ("test_resnet", {}, 64, {"stem_stride": 2}, 4),
         ("test_resnet", {}, 128, {}, 4),
@@ -73,6 +76,12 @@ def test_explicit_keywords_win() -> None:
 def test_not_square() -> None:
     backbone = create_backbone("swin_nano", img_size=(32, 64))
     assert backbone.grid_size((32, 64)) == (4, 8)
+
+
+def test_sizes_with_few_divisors_are_padded_instead_of_cut_to_pixels() -> None:
+    backbone = create_backbone("vit_base", img_size=(33, 70), depth=1, embed_dim=24, num_heads=2)
+    assert backbone.grid_size((33, 70)) == (9, 18)
+    assert "patch_size=4 (the published shape would end in 3x5 tokens, this one ends in 9x18)" in backbone.notes[0]
 
 
 def test_a_slower_stem_keeps_the_weights() -> None:

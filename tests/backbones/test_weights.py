@@ -32,6 +32,10 @@ FORMATS = {
     "timm swin": (swin, lambda s: s, "timm", 0),
     "timm swin in state_dict": (swin, lambda s: {"epoch": 3, "state_dict": s, "arch": "swin"}, "timm", 0),
     "timm, compiled and wrapped": (swin, lambda s: {f"_orig_mod.module.{n}": t for n, t in s.items()}, "timm", 0),
+    **{
+        f"timm under {prefix}*": (swin, lambda s, p=prefix: {p + n: t for n, t in s.items()}, "timm", 0)
+        for prefix in ("model._orig_mod.", "model.module.", "student.module.", "module.backbone._orig_mod.module.")
+    },
     "microsoft swin": (swin, lambda s: {"model": microsoft(s), "epoch": 1, "max_accuracy": 81.2}, "swin", 0),
     "vts-drloc swin": (swin, lambda s: {"model": microsoft(s) | drloc("drloc.0.layers.")}, "vts-drloc", 6),
     "deit": (vit, lambda s: {"model": s}, "timm", 0),
@@ -181,6 +185,60 @@ def test_the_wrong_architecture_is_named(target, state, words: str):
 def test_a_dictionary_without_a_network():
     with pytest.raises(UserError, match=r"no network's weights \(its keys: epoch, lr\)"):
         load_weights(swin(), {"epoch": 1, "lr": 0.1})
+
+
+NAME = "layers.0.blocks.0.attn.qkv.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.to(torch.int8), "holds int8 numbers"),
+        (lambda t: t.to(torch.complex64), "complex"),
+        (lambda t: t.to_sparse(), "sparse"),
+        (lambda t: t.to("meta"), "empty"),
+        (lambda t: t.fill_(float("nan")), "infinite or undefined numbers"),
+        (lambda t: t.index_fill(0, torch.tensor([0]), float("inf")), "infinite or undefined numbers"),
+    ],
+)
+def test_numbers_that_are_no_weights_are_refused(change, words: str):
+    target, state = swin(), swin().state_dict()
+    before = target.norm.weight.clone()
+    with pytest.raises(UserError, match=words) as caught:
+        load_weights(target, state | {"norm.weight": before + 1, NAME: change(state[NAME].clone())})
+    assert NAME in str(caught.value) and "\n" not in str(caught.value)
+    assert torch.equal(target.norm.weight, before), "left untouched"
+
+
+def test_tensors_of_odd_shapes_are_left_over():
+    state = swin().state_dict() | {"head.weight": torch.tensor(1.0)}
+    report = load_weights(swin(), {name: tensor for name, tensor in state.items() if "head.fc" not in name})
+    assert report.unexpected == ["head.weight"] and len(report.missing) == 2
+    odd = lucidrains(vit(qkv_bias=False).state_dict())
+    odd["to_patch_embedding.1.weight"] = torch.zeros(48, 100)
+    assert load_weights(vit(), {"model": odd}).missing == ["patch_embed.proj.weight"]
+
+
+def test_a_classifier_may_be_left_out():
+    source, target = swin(), swin()
+    before = target.head.fc.weight.data.zero_().clone()
+    report = load_weights(target, source.state_dict(), classifier=False)
+    assert torch.equal(target.head.fc.weight, before)
+    assert report.left_over == ["head.fc.weight", "head.fc.bias"]
+    assert "classifier of 10 classes left out" in report.notes
+
+
+def test_released_cvts_have_no_biases_and_get_none(golden):
+    from frugalvit import create_backbone
+
+    name, keywords, _ = GOLDEN["d_cvt_norpe"]
+    arrays = golden("d_cvt_norpe")
+    backbone = create_backbone(name, **keywords | {"relative_bias": True}).eval()
+    report = load_weights(backbone, released(arrays))
+    assert report.missing == [] and "8 relative bias tables the file does without set to zero" in report.notes
+    with torch.inference_mode():
+        pooled = backbone(torch.from_numpy(arrays["img96"]).float()).pooled
+    np.testing.assert_allclose(pooled.numpy(), arrays["img96.view"], atol=1e-4)
 
 
 # Ours

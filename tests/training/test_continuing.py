@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import PRETRAIN, read_metrics, write_config, write_images
 
-from frugalvit import cli
-from frugalvit.training.continuing import _renumbered
+from frugalvit import RegionMatching, ViewMatching, cli, create_backbone
+from frugalvit.errors import UserError
+from frugalvit.training.continuing import _renumbered, start_from_heads
+from frugalvit.training.selfsupervised import PretrainTask
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def test_heads_come_along_with_init(views_only: Path, capsys: pytest.CaptureFixt
     write_config(folder / "one.yaml", PRETRAIN, steps=1, lr=1e-12)
     words = ["pretrain", str(folder / "images"), "--config", str(folder / "one.yaml"), "--out", str(folder / "init")]
     assert cli.main([*words, "--init", str(folder / "views"), "--device", "cpu"]) == 0
-    assert "tensors of heads and centres taken from" in capsys.readouterr().err
+    assert "last.pt (view level)" in capsys.readouterr().err
     old, new = state(folder, "views")["task"], state(folder, "init")["task"]
     torch.testing.assert_close(new["views.student.last_layer.weight_v"], old["views.student.last_layer.weight_v"])
 
@@ -111,3 +114,57 @@ def test_moments_follow_their_names() -> None:
     old = {"state": {0: "a", 1: "b"}, "param_groups": [{"params": [0, 1], "param_names": ["x", "y"]}]}
     new = {"state": {}, "param_groups": [{"params": [0, 1, 2], "param_names": ["y", "new", "x"]}]}
     assert _renumbered(old, new)["state"] == {0: "b", 2: "a"}
+
+
+def task_with_regions(view: bool = True) -> PretrainTask:
+    backbone = create_backbone("swin_nano", 16, **PRETRAIN["backbone_args"])  # type: ignore[arg-type]
+    heads = {"prototypes": 16, "hidden": 8, "bottleneck": 4}
+    views = ViewMatching(backbone.dim, **heads) if view else None
+    regions = RegionMatching(backbone.dim, **heads)
+    return SimpleNamespace(views=views, regions=regions)  # type: ignore[return-value]
+
+
+def released_head(**changed: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    head = {f"head.{n}": v.clone() for n, v in task_with_regions().views.student.state_dict().items()}  # type: ignore[union-attr]
+    merged = head | {f"head.{name.replace('__', '.')}": value for name, value in changed.items()}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "words"),
+    [
+        ({"teacher": {"norm.weight": torch.ones(3)}}, "has no projection heads for this run: they begin anew"),
+        ({"teacher": released_head()}, "heads taken from {path}: view level\n"),
+        (
+            {"teacher": released_head(), "dino_loss": {"center": torch.zeros(1, 16)}},
+            "heads taken from {path}: view level with its centre\n",
+        ),
+    ],
+)
+def test_which_heads_were_taken_is_said(
+    checkpoint: dict, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file.pth"
+    torch.save(checkpoint, path)
+    start_from_heads(task_with_regions(), str(path))
+    assert words.format(path=path) in capsys.readouterr().err
+    start_from_heads(task_with_regions(view=False), str(path))
+    assert "no projection heads for this run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("head", "center", "words"),
+    [
+        (released_head(last_layer__weight_v=None), None, r"of another kind \(last_layer.weight_v is not as in ours\)"),
+        (released_head(mlp__6__weight=torch.ones(2, 2)), None, r"of another kind \(mlp.6.weight is not"),
+        (released_head(last_layer__weight_v=torch.ones(16)), None, r"of another kind \(last_layer.weight_v is not"),
+        (released_head(last_layer__weight_v=torch.ones(9, 4)), None, "--matching.prototypes 9 --matching.bottleneck 4"),
+        (released_head(), torch.zeros(1, 5), "a centre of 5 numbers beside heads of 16 prototypes"),
+    ],
+)
+def test_odd_heads_are_refused_in_one_line(head: dict, center: torch.Tensor | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.pth"
+    torch.save({"teacher": head} | ({} if center is None else {"dino_loss": {"center": center}}), path)
+    with pytest.raises(UserError, match=words) as caught:
+        start_from_heads(task_with_regions(), str(path))
+    assert "\n" not in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +14,14 @@ from tiny import PRETRAIN, TRAIN, read_metrics, write_images
 from torch import nn
 
 from frugalvit.backbones import swin
+from frugalvit.config.data import CropsConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.data.augment import MultiCrop
 from frugalvit.errors import UserError
 from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
-from frugalvit.training.pretrain import pretrain
+from frugalvit.training.pretrain import _check_crops, pretrain
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.schedules import Constant
 from frugalvit.training.selfsupervised import PretrainTask
@@ -210,3 +213,25 @@ def test_unlabelled_folder_and_summary(photos: Path, tmp_path: Path) -> None:
     result = pretrain(config(flat, tmp_path / "run", steps=3))
     assert result.data["knn"] is None
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["auto"]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "local", "weight", "said", "refused"),
+    [
+        (32, 32, 1.0, False, False),
+        (32, 16, 1.0, True, False),  # one region is matched like nine
+        (16, 16, 1.0, False, True),
+        (16, 16, 0.0, False, False),  # as the refusal itself advises
+    ],
+)
+def test_crops_of_one_region(
+    pixels: int, local: int, weight: float, said: bool, refused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backbone = SimpleNamespace(name="net", grid_size=lambda size: (size[0] // 16, size[1] // 16))
+    settings = PretrainConfig.parse(
+        {"data": "x", "localization": {"weight": 0.0}, "matching": {"region_weight": weight}}
+    )
+    augment = MultiCrop(CropsConfig(local_size=local), (pixels, pixels))
+    with pytest.raises(UserError, match="no regions to match") if refused else nullcontext():
+        _check_crops(backbone, augment, settings)  # type: ignore[arg-type]
+    assert ("end in one region each" in capsys.readouterr().err) is said

@@ -25,6 +25,9 @@ from frugalvit.backbones.layout import Size, to_grid
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
+NOT_THE_NETWORKS = ("mean", "std", "grid_norm", "drop_path", "keep_shape")
+"""Keywords of a backbone that no network's constructor sees under these names."""
+
 
 @runtime_checkable
 class GridModel(Protocol):
@@ -223,8 +226,12 @@ class Backbone(nn.Module):
         }
 
     def lasting_keywords(self) -> dict[str, Any]:
-        """The keywords that shape the network. Stochastic depth and which grid is given are for each run to choose."""
-        return {key: value for key, value in self.keywords.items() if key not in ("drop_path", "grid_norm")}
+        """The keywords with which other images of any size see the same network, shape and all.
+
+        Stochastic depth and which grid is given are for each run to choose.
+        """
+        lasting = {key: value for key, value in self.keywords.items() if key not in ("drop_path", "grid_norm")}
+        return lasting | {"keep_shape": True}
 
     def timm_config(self) -> dict[str, Any]:
         """config.json for ``timm.create_model("local-dir:…")``; see :mod:`frugalvit.backbones.stock`."""

@@ -37,6 +37,7 @@ from .trunk import (
     Trunk,
     build,
     check_heads,
+    check_pixels,
     drop_path_rates,
     small_normal,
     stage_widths,
@@ -57,6 +58,7 @@ class Embedding(nn.Module):
         self.norm = MapNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_pixels(x, int(self.proj.kernel_size[0]), int(self.proj.padding[0]))
         return self.norm(self.proj(x))
 
 

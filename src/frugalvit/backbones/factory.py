@@ -15,9 +15,9 @@ from timm.models import is_model, load_pretrained, register_model
 from torch import nn
 
 from frugalvit.backbones import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  importing registers them with timm
-from frugalvit.backbones.base import Backbone, GridModel
+from frugalvit.backbones.base import NOT_THE_NETWORKS, Backbone, GridModel
 from frugalvit.backbones.layout import Size, reduction
-from frugalvit.backbones.sizes import Build, adapt, final_grid, set_stem_stride
+from frugalvit.backbones.sizes import Build, adapt, final_grid, kept_shape, set_stem_stride
 from frugalvit.errors import UserError, nearest
 
 OWN = {
@@ -64,6 +64,7 @@ def create_backbone(
     drop_path: float | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    keep_shape: bool = False,
     **keywords: Any,
 ) -> Backbone:
     """A network by name, ready for images of any size.
@@ -74,10 +75,12 @@ def create_backbone(
     grid_norm   False gives the tokens before the final norm as grid (the released Drloc's Swin)
     drop_path   the rate of stochastic depth; None keeps the network's own
     mean, std   of the pixels; None for ImageNet's, or for those the pretrained weights were made with
+    keep_shape  True keeps patches, windows and strides as published or given, however small the images: what weights
+                that were trained so want. False makes a new network finer where its grid would be too small.
     keywords    reach the network: ``embed_dim=24``, ``patch_size=2``, ``padding="zeros"`` … ``stem_stride=1`` slows the
                 stem of a convolutional network
     """
-    size = _image_size(img_size)
+    size = to_size(img_size)
     if num_classes < 0 or in_chans < 1:
         raise UserError(
             f"num_classes={num_classes}, in_chans={in_chans}: classes cannot be negative, channels need one"
@@ -100,8 +103,11 @@ def create_backbone(
     if keywords:
         _refuse_unknown(name, keywords, build)
     extra, notes = adapt(name, size, keywords, build)
-    model = build(extra, device="cpu", weights=pretrained)
     resolved = {**keywords, **extra}
+    if keep_shape and extra:
+        resolved = {**keywords, "keep_shape": True}
+        extra, notes = {}, kept_shape(name, size, build)
+    model = build(extra, device="cpu", weights=pretrained)
     pixel_mean, pixel_std = _statistics(model, in_chans, pretrained, mean, std)
     if (pixel_mean, pixel_std) != _default_statistics(in_chans):
         resolved |= {"mean": list(pixel_mean), "std": list(pixel_std)}
@@ -123,6 +129,14 @@ def create_backbone(
         grid_norm=grid_norm,
         notes=notes,
     )
+
+
+def outline(name: str, img_size: int | Sequence[int], num_classes: int, in_chans: int, **keywords: Any) -> nn.Module:
+    """The network of a backbone's ``spec()`` without its weights, to look at shapes."""
+    architecture, size = _architecture(name), to_size(img_size)
+    shape = {key: value for key, value in keywords.items() if key not in NOT_THE_NETWORKS}
+    shape |= {"num_classes": num_classes, "in_chans": in_chans}
+    return shapes_only(lambda: build_timm(name, architecture, shape, size))
 
 
 def shapes_only(make: Callable[[], nn.Module]) -> nn.Module:
@@ -261,7 +275,8 @@ def _family(model: nn.Module) -> str:
     return _FAMILIES.get(module, module)
 
 
-def _image_size(img_size: int | Sequence[int]) -> Size:
+def to_size(img_size: int | Sequence[int]) -> Size:
+    """(height, width) of pixels, or of a pair."""
     try:
         sides = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
         wrong = min(sides) < 1 or (not isinstance(img_size, int) and len(img_size) != 2)

@@ -17,14 +17,15 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from frugalvit import __version__
-from frugalvit.backbones.weights import classifier_name, load_weights
+from frugalvit.backbones.fitting import classifier_name
+from frugalvit.backbones.weights import WEIGHT_FILES, file_in, load_weights
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_atomically, write_text
 
 if TYPE_CHECKING:
-    from frugalvit.backbones import Backbone
+    from torch import nn
 
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
+    from frugalvit.backbones import Backbone
 
 
 def save_model_folder(
@@ -98,36 +99,79 @@ def load_model_folder(
 ) -> tuple[Backbone, dict[str, Any]]:
     """The backbone in a folder written here, by timm or downloaded from the hub, in eval mode, and what is known of it.
 
+    At another ``img_size`` it stays the network it is, patches, windows and strides; its ``notes`` say where a small
+    size then ends in a small grid.
+
     The second value holds "classes" (names or None), "interpolation", "crop_pct" and whatever was saved as ``meta``.
     """
     from frugalvit.backbones import create_backbone
 
     folder = Path(folder)
     config = _read_config(folder / "config.json")
-    weights = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    weights = file_in(folder)
     if weights is None:
-        raise UserError(f"{folder} has a config.json but no weights ({_WEIGHTS[0]}).")
+        raise UserError(f"{folder} has a config.json but no weights ({WEIGHT_FILES[0]}).")
     name, keywords = _architecture(config, folder)
     if img_size is not None:
         keywords["img_size"] = img_size
+    pretrained = config.get("pretrained_cfg") or {}
+    statistics = {key: pretrained[key] for key in ("mean", "std") if pretrained.get(key)}
+    if {len(values) for values in statistics.values()} == {keywords.get("in_chans", 3)}:
+        keywords |= statistics
     try:
+        keywords["keep_shape"] = True
         backbone = create_backbone(name, **keywords)
     except TypeError as error:
         raise UserError(f"{folder / 'config.json'} has options that '{name}' does not know: {error}.") from None
     report = load_weights(backbone, weights)
     if report.missing:
-        raise UserError(f"{weights} lacks {len(report.missing)} tensors of '{name}', {report.missing[0]} for one.")
-    pretrained = config.get("pretrained_cfg") or {}
-    if len(pretrained.get("mean", ())) == backbone.in_chans == len(pretrained.get("std", ())):
-        backbone.mean, backbone.std = tuple(pretrained["mean"]), tuple(pretrained["std"])
-    labels = config.get("label_names") or pretrained.get("label_names")
+        why = f" ({'; '.join(report.notes)})" if report.notes else ""
+        raise UserError(
+            f"{weights} does not fit '{name}' at {backbone.img_size[0]}x{backbone.img_size[1]} pixels: "
+            f"{len(report.missing)} of its tensors, {report.missing[0]} for one, find nothing in it{why}."
+        )
     meta = {
         **(config.get("frugalvit") or {}).get("meta", {}),
-        "classes": [str(label) for label in labels] if isinstance(labels, list) else None,
+        "classes": _labels(config),
         "interpolation": pretrained.get("interpolation", "bicubic"),
         "crop_pct": pretrained.get("crop_pct", 0.875),
     }
     return backbone.eval(), meta
+
+
+def class_names(where: str | Path) -> list[str] | None:
+    """The names of the classes that the model in a folder tells apart, in order; None where nothing names them."""
+    place = Path(where)
+    folder = find_model_folder(place.parent if place.name in WEIGHT_FILES else place)
+    return None if folder is None else _labels(_read_config(folder / "config.json"))
+
+
+def saved_network(folder: Path, backbone: Backbone | nn.Module) -> nn.Module | None:
+    """The network whose weights lie in a folder, by its shapes alone: it says which grid a table belongs to.
+
+    None where ``backbone`` is the same network for the same images, and where no configuration of ours or timm's says.
+    """
+    from frugalvit.backbones.base import NOT_THE_NETWORKS, Backbone
+    from frugalvit.backbones.factory import outline, to_size
+
+    path = folder / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        name, keywords = _architecture(_read_config(path), folder)
+        size = keywords.pop("img_size", 224)
+        if isinstance(backbone, Backbone) and (backbone.name, backbone.img_size) == (name, to_size(size)):
+            shape = backbone.keywords | {"num_classes": backbone.num_classes, "in_chans": backbone.in_chans}
+            if all(shape.get(key) == value for key, value in keywords.items() if key not in NOT_THE_NETWORKS):
+                return None
+        return outline(name, size, **{"num_classes": 0, "in_chans": 3} | keywords)
+    except UserError:  # somebody else's configuration; the weights beside it stand for themselves
+        return None
+
+
+def _labels(config: dict[str, Any]) -> list[str] | None:
+    labels = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
+    return [str(label) for label in labels] if isinstance(labels, list) else None
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ timm's, so that most layouts need few rules.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -71,9 +72,11 @@ def _next_stage(match: re.Match[str]) -> str:
 
 def _patches_to_convolution(name: str, tensor: Tensor) -> Tensor:
     """VTs-Drloc's ViT embeds flattened patches (p p 3): (D, p p 3) -> (D, 3, p, p)."""
-    if name != "to_patch_embedding.1.weight":
+    if name != "to_patch_embedding.1.weight" or tensor.ndim != 2:
         return tensor
-    side = int((tensor.shape[1] // 3) ** 0.5)
+    side = math.isqrt(tensor.shape[1] // 3)
+    if 3 * side * side != tensor.shape[1]:  # of other channels: it will find no place
+        return tensor
     return tensor.reshape(len(tensor), side, side, 3).permute(0, 3, 1, 2).contiguous()
 
 
@@ -126,6 +129,11 @@ _UNKNOWN = Layout("network of an unknown kind", "timm", "")
 def open_contents(raw: Mapping[str, Any], prefer: str | None = None) -> Contents:
     """Find the network in a checkpoint's dictionary; ``prefer`` names one ("student") before the usual order."""
     found, state = _find_network(raw, prefer)
+    for name, tensor in state.items():
+        kinds = {"sparse": tensor.layout != torch.strided, "quantized": tensor.is_quantized}
+        kinds |= {"complex": tensor.is_complex(), "empty (meta)": tensor.is_meta}
+        if odd := next((kind for kind, is_so in kinds.items() if is_so), None):
+            raise UserError(f"the checkpoint holds {name} as a tensor that is {odd}; save ordinary floating numbers.")
     network, rest = _without_wrappers(state, (f"{prefer}.", *_WRAPPERS) if prefer else _WRAPPERS)
     heads = {name: tensor for name, tensor in (network | rest).items() if _PROJECTION_HEAD.match(name)}
     localization = {name: tensor for name, tensor in network.items() if _LOCALIZATION.match(name)}
@@ -180,7 +188,7 @@ def shape_in_words(contents: Contents) -> str:
         if match:
             depths.setdefault(match[1] or "0", set()).add(match[2])
     first = next((t for name, t in contents.network.items() if name.endswith("blocks.0.norm1.weight")), None)
-    if not depths or first is None:
+    if not depths or first is None or not first.ndim:
         return ""
     return f" (width {len(first)}, depths {'-'.join(str(len(blocks)) for blocks in depths.values())})"
 
@@ -215,9 +223,9 @@ def _find_network(raw: Mapping[str, Any], prefer: str | None) -> tuple[str, Stat
 
 def _without_wrappers(state: State, wrappers: tuple[str, ...]) -> tuple[State, State]:
     """The network's tensors by bare names, and those that stood beside it in a wrapper."""
-    network = {re.sub(r"^(?:module\.|_orig_mod\.)+", "", name): tensor for name, tensor in state.items()}
-    rest: State = {}
+    network, rest = dict(state), {}
     while True:
+        network = {re.sub(r"^(?:module\.|_orig_mod\.)+", "", name): tensor for name, tensor in network.items()}
         inside = next((prefix for prefix in wrappers if any(name.startswith(prefix) for name in network)), None)
         # A wrapper's "model." covers every network tensor; VTs-Drloc's ResNet numbers its parts ("model.4.0.conv1").
         in_model = sum(re.match(r"model\.(?!\d)", name) is not None for name in network)

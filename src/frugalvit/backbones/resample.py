@@ -16,8 +16,12 @@ from timm.models import adapt_input_conv
 from torch import Tensor
 from torch.nn import functional as F
 
+from frugalvit.backbones.layout import Size
 
-def resample_bias_table(table: Tensor, new_sides: tuple[int, int], old_sides: tuple[int, int] | None = None) -> Tensor:
+_CLEARLY = 0.05  # cosine; ten deviations of what two random tables of a small ViT differ by
+
+
+def resample_bias_table(table: Tensor, new_sides: Size, old_sides: Size | None = None) -> Tensor:
     """(rows, heads) with rows = offsets in y times offsets in x -> (new rows, heads), bicubic, every head by itself.
 
     A window of w tokens has 2 w - 1 offsets a side; ``old_sides`` is taken as square when it is not given.
@@ -31,23 +35,51 @@ def resample_bias_table(table: Tensor, new_sides: tuple[int, int], old_sides: tu
     return resized.reshape(heads, -1).T.to(table.dtype).contiguous()
 
 
-def resample_position_embedding(embedding: Tensor, new_grid: tuple[int, int], prefix: int) -> Tensor | None:
-    """(1, P + N, D) -> (1, prefix + h w, D), bicubic over the grid; None where N is no square grid for any P.
+def inner_bias_table(table: Tensor, new_sides: Size, old_sides: Size) -> Tensor:
+    """(rows, heads) -> (new rows, heads): the offsets that a smaller window still has, as they are."""
+    top, left = (old_sides[0] - new_sides[0]) // 2, (old_sides[1] - new_sides[1]) // 2
+    whole = table.unflatten(0, old_sides)
+    return whole[top : top + new_sides[0], left : left + new_sides[1]].flatten(0, 1).contiguous()
+
+
+def resample_position_embedding(
+    embedding: Tensor, new_grid: Size, prefix: int, old_grid: Size | None = None
+) -> Tensor | None:
+    """(1, P + N, D) -> (1, prefix + h w, D), bicubic over the grid; None where N is no grid for any P.
 
     ``prefix`` counts the class and register tokens the model's embedding has a row for. A file with more of them (a
-    distillation token) loses the last, one with fewer gets zeros.
+    distillation token) loses the last, one with fewer gets zeros. ``old_grid`` is taken as square when it is not given.
     """
     for tokens in dict.fromkeys((prefix, 1, 0, 2)):
-        old_grid = square(embedding.shape[1] - tokens)
-        if old_grid is not None:
+        count = embedding.shape[1] - tokens
+        grid = square(count) if old_grid is None or old_grid[0] * old_grid[1] != count else old_grid
+        if grid is not None:
             break
     else:
         return None
     front, patches = embedding[:, :tokens], embedding[:, tokens:]
-    resized = resample_abs_pos_embed(patches, list(new_grid), list(old_grid), num_prefix_tokens=0)
+    resized = resample_abs_pos_embed(patches, list(new_grid), list(grid), num_prefix_tokens=0)
     if tokens < prefix:
         front = torch.cat([front, front.new_zeros(1, prefix - tokens, front.shape[2])], dim=1)
     return torch.cat([front[:, :prefix], resized], dim=1)
+
+
+def likely_grid(embedding: Tensor, grid: Size) -> Size:
+    """The grid that a position embedding (1, P + h w, D) was learned on: ``grid``, or the square of as many tokens.
+
+    A learned table is smooth: tokens below one another are alike. Where those of the square are clearly more alike
+    than those of ``grid``, it is the square's.
+    """
+    other = square(grid[0] * grid[1])
+    if other is None or other == grid:
+        return grid
+    tokens = embedding[0, -grid[0] * grid[1] :].float()
+    tokens = F.normalize(tokens - tokens.mean(0), dim=1)
+
+    def likeness(width: int) -> float:
+        return float((tokens[:-width] * tokens[width:]).sum(1).mean())
+
+    return other if likeness(other[1]) > likeness(grid[1]) + _CLEARLY else grid
 
 
 def fit_first_convolution(weight: Tensor, shape: Sequence[int], patches: bool) -> Tensor | None:
@@ -65,7 +97,7 @@ def fit_first_convolution(weight: Tensor, shape: Sequence[int], patches: bool) -
     return weight
 
 
-def square(count: int) -> tuple[int, int] | None:
+def square(count: int) -> Size | None:
     """(s, s) when ``count`` = s * s with s > 0."""
     side = math.isqrt(count) if count > 0 else 0
     return (side, side) if side and side * side == count else None

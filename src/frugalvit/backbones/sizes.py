@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from frugalvit.backbones.base import GridModel
-from frugalvit.backbones.layout import Size, to_grid
+from frugalvit.backbones.layout import Size, reduction, to_grid
 from frugalvit.errors import UserError
 
 PUBLISHED = 224
@@ -47,11 +47,12 @@ def adapt(name: str, img_size: Size, given: dict[str, Any], build: Build) -> tup
         chosen, grid = _finer(model, img_size, build, wanted, plain, stock)
         if chosen:
             model = build(chosen)
-            reasons.append(
-                f"{_words(chosen)} (the published shape would end in {stock[0]}x{stock[1]} tokens, "
-                f"this one ends in {grid[0]}x{grid[1]})"
-            )
-        if min(grid) < SMALLEST_GRID:
+            before = stock if min(stock) else padded_grid(build({}), img_size)
+            ends = f"would end in {before[0]}x{before[1]} tokens" if min(before) else "does not take this size"
+            reasons.append(f"{_words(chosen)} (the published shape {ends}, this one ends in {grid[0]}x{grid[1]})")
+        elif not min(grid):
+            grid = padded_grid(model, img_size)
+        if 0 < min(grid) < SMALLEST_GRID:
             reasons.append(f"no smaller patch or stride is possible: the final grid stays at {grid[0]}x{grid[1]}")
     window = None if "window_size" in given else _fitting_window(model, name, img_size)
     if window:
@@ -75,6 +76,29 @@ def final_grid(model: nn.Module, img_size: Size) -> Size:
     except (AssertionError, RuntimeError, ValueError, TypeError, IndexError, UserError):
         return 0, 0
     return grid.shape[2], grid.shape[3]
+
+
+def padded_grid(model: nn.Module, img_size: Size) -> Size:
+    """(h, w) of the final grid of an image that is padded where the network wants it so, as a Backbone does."""
+    whole = final_grid(model, img_size)
+    if min(whole):
+        return whole
+    for step in dict.fromkeys((reduction(model) or 32, 32, 64)):
+        fit = (-(-img_size[0] // step) * step, -(-img_size[1] // step) * step)
+        grid = final_grid(model, fit)
+        if min(grid):  # rows and columns of padding alone are not given
+            return -(-img_size[0] * grid[0] // fit[0]), -(-img_size[1] * grid[1] // fit[1])
+    return 0, 0
+
+
+def kept_shape(name: str, img_size: Size, build: Build) -> list[str]:
+    """A sentence where a network that keeps its shape ends in so small a grid that a new one would be made finer."""
+    model = build({})
+    grid = padded_grid(model, img_size)
+    if min(grid) >= (SMALLEST_PLAIN_GRID if _is_plain(model) else SMALLEST_GRID):
+        return []
+    ends = f"ends in {grid[0]}x{grid[1]} tokens" if min(grid) else "may not take this size"
+    return [f"{name} at {img_size[0]}x{img_size[1]}: keeps the shape its weights were trained in and {ends}"]
 
 
 def set_stem_stride(model: nn.Module, stride: int) -> None:
@@ -109,7 +133,8 @@ def _finer(
         # Tables of relative positions, made for a size, break only in arithmetic: look for real where there may be any.
         doubtful = "stem_stride" in option and accepts(model, "img_size")
         try:
-            found = final_grid(build(option, device="cpu" if doubtful else "meta"), img_size)
+            built = build(option, device="cpu" if doubtful else "meta")
+            found = (padded_grid if plain else final_grid)(built, img_size)
         except UserError:
             continue
         if min(found) > min(grid):
@@ -124,7 +149,8 @@ def _options(model: nn.Module, img_size: Size, plain: bool) -> Iterator[dict[str
     if patch and accepts(model, "patch_size"):
         if plain:
             finer = range(min(patch, min(img_size) // SMALLEST_PLAIN_GRID), 0, -1)
-            even = [size for size in finer if not (img_size[0] % size or img_size[1] % size)]
+            # Patches that divide the image, unless they would be so small that tokens abound: then it is padded.
+            even = [size for size in finer if not (img_size[0] % size or img_size[1] % size) and 2 * size > finer[0]]
             yield from ({"patch_size": size} for size in [*even, *finer])
         else:
             yield from ({"patch_size": patch // 2**step} for step in range(1, patch.bit_length()) if patch >= 2**step)

@@ -16,6 +16,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from frugalvit.backbones.base import NOT_THE_NETWORKS
 from frugalvit.backbones.sizes import accepts
 from frugalvit.backbones.swin import SwinTransformer
 
@@ -27,7 +28,8 @@ TOLERANCE = 1e-4
 """Ours may have LayerNorm eps 1e-6, timm's Swin is fixed to 1e-5: the outputs differ by about 1e-5 of their size."""
 
 # What create_backbone takes for itself or asks only to be flexible; timm's constructor must not see it.
-_NOT_FOR_TIMM = ("mean", "std", "grid_norm", "drop_path", "stem_stride", "padding", "norm_eps")
+_NOT_FOR_OURS = (*NOT_THE_NETWORKS, "stem_stride")
+_NOT_FOR_TIMM = (*_NOT_FOR_OURS, "padding", "norm_eps")
 
 
 def timm_config(backbone: Backbone) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def _architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
         return _swin_architecture(backbone, backbone.model, common)
     given = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_TIMM}
     if backbone.own:
-        own = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_TIMM[:5]}
+        own = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_OURS}
         return backbone.architecture, {**own, **common, "img_size": list(backbone.img_size)}
     arguments = {**given, **common}
     if accepts(backbone.model, "img_size"):

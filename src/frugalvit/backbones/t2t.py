@@ -22,7 +22,18 @@ from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
-from .trunk import Mlp, Parts, Trunk, build, check_heads, drop_path_rates, initialise, stochastic_depth, timm_cfg
+from .trunk import (
+    Mlp,
+    Parts,
+    Trunk,
+    build,
+    check_heads,
+    check_pixels,
+    drop_path_rates,
+    initialise,
+    stochastic_depth,
+    timm_cfg,
+)
 
 __all__ = ["T2TViT"]
 
@@ -76,6 +87,7 @@ class SoftSplit:
         return (side + 2 * self.padding - self.kernel) // self.stride + 1
 
     def __call__(self, maps: Tensor) -> Tokens:
+        check_pixels(maps, self.kernel, self.padding)
         windows = F.unfold(maps, self.kernel, stride=self.stride, padding=self.padding)
         return windows.transpose(1, 2), self.steps(maps.shape[2]), self.steps(maps.shape[3])
 

@@ -263,6 +263,13 @@ def check_heads(dim: int, heads: int) -> None:
         raise UserError(f"A width of {dim} cannot be shared by {heads} heads; change embed_dim or num_heads.")
 
 
+def check_pixels(images: Tensor, kernel: int, padding: int) -> None:
+    """A first kernel that hangs over both edges of an image finds no place on it."""
+    height, width, fewest = images.shape[2], images.shape[3], kernel - 2 * padding
+    if height < fewest or width < fewest:
+        raise UserError(f"{height}x{width} pixels are too few for this network: it needs {fewest} along each side.")
+
+
 def build(network: type[Trunk], name: str, stages: int, pretrained: bool, keywords: dict[str, Any], **more: Any) -> Any:
     """A network by timm's builder: weights, another head, and its stages where ``features_only`` asks for them."""
     stages = len(keywords.get("depths", range(stages)))

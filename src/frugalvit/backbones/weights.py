@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from frugalvit.backbones import remap, resample
+from frugalvit.backbones import remap
 from frugalvit.backbones.checkpoint import read_checkpoint, read_with_metadata
+from frugalvit.backbones.fitting import Fitted, fit
 from frugalvit.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,16 +23,25 @@ __all__ = ["Heads", "LoadReport", "load_weights", "read_checkpoint", "read_heads
 
 Source = str | Path | Mapping[str, Any]
 
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
+"""What the weights in a model's folder may be called, here, by timm and on the hub."""
+
 
 @dataclass
 class LoadReport:
-    """What became of a checkpoint. Names are the backbone's in ``matched`` and ``missing``, the file's otherwise."""
+    """What became of a checkpoint.
+
+    Names are the backbone's in ``matched``, ``missing`` and ``resized`` (those of ``matched`` that had another size),
+    the file's in ``unexpected``, which counts the training heads too; ``left_over`` does not.
+    """
 
     kind: str
     matched: list[str]
     missing: list[str]
     unexpected: list[str]
     notes: list[str] = field(default_factory=list)
+    resized: list[str] = field(default_factory=list)
+    left_over: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         counts = f"{len(self.matched)} tensors loaded, {len(self.missing)} missing, {len(self.unexpected)} left over"
@@ -52,19 +62,26 @@ class Heads:
     region_center: Tensor | None
 
 
-def load_weights(backbone: Backbone | nn.Module, source: Source, *, strict: bool = False) -> LoadReport:
+def load_weights(
+    backbone: Backbone | nn.Module, source: Source, *, strict: bool = False, classifier: bool = True
+) -> LoadReport:
     """Load a checkpoint file, a run's or model's folder, or a state dict into ``backbone``.
 
     Reads frugalvit, timm, EsViT, DINO, Microsoft Swin, T2T-ViT, VTs-Drloc and torchvision ResNet files (``.pth`` or
     safetensors). Relative-bias tables, position and patch embeddings of another size are resampled; a classifier of
-    another class count is left out; both are said in ``notes``. Files are never executed.
+    another class count is left out, and so is every classifier with ``classifier=False``; ``notes`` say it all. Files
+    are never executed.
 
-    Raises UserError when the file is unreadable, when most of the backbone finds nothing in it (the wrong
-    architecture), and with ``strict`` when anything is missing or left over, heads aside.
+    Raises UserError when the file is unreadable, when its numbers are no weights (integers, complex or undefined ones),
+    when most of the backbone finds nothing in it (the wrong architecture), and with ``strict`` when anything is missing
+    or left over, heads aside.
     """
+    if not isinstance(source, Mapping):
+        source = weights_in(Path(source))
     contents, where = _open(source)
     model: nn.Module = getattr(backbone, "model", backbone)  # type: ignore[assignment]
-    best = max(_candidates(contents, model), key=lambda fitted: len(fitted.tensors))
+    made = _saved_from(source, backbone)
+    best = max(_candidates(contents, model, made, classifier), key=lambda fitted: len(fitted.tensors))
     wanted = [name for name in model.state_dict() if not remap.is_optional(name)]
     fits = sum(name in best.tensors for name in wanted)
     if fits * 2 < len(wanted):
@@ -77,9 +94,11 @@ def load_weights(backbone: Backbone | nn.Module, source: Source, *, strict: bool
         raise UserError(
             f"{where} does not fit {_name(backbone)} exactly: missing {_some(missing)}; left over {_some(best.unused)}."
         )
+    _check_numbers(best.tensors, model, where)
     model.load_state_dict(best.tensors, strict=False)
     matched = [name for name in model.state_dict() if name in best.tensors]
-    return LoadReport(contents.kind, matched, missing, [*best.unused, *aside], best.notes)
+    unexpected = [*best.unused, *aside]
+    return LoadReport(contents.kind, matched, missing, unexpected, best.notes, best.resized, best.unused)
 
 
 def read_heads(checkpoint: Source, network: str = "teacher") -> Heads:
@@ -98,7 +117,7 @@ def _open(source: Source) -> tuple[remap.Contents, str]:
     if isinstance(source, Mapping):
         raw, where = source, "the given state dict"
     else:
-        source = _weights_in(Path(source))
+        source = weights_in(Path(source))
         raw, metadata = read_with_metadata(source)
         raw, where = {**raw, **({"frugalvit": metadata["frugalvit"]} if "frugalvit" in metadata else {})}, str(source)
     contents = remap.open_contents(raw)
@@ -108,24 +127,46 @@ def _open(source: Source) -> tuple[remap.Contents, str]:
     return contents, where
 
 
-def _weights_in(path: Path) -> Path:
+def weights_in(path: Path) -> Path:
     """The weights of a run's or an exported folder; any other path is itself."""
-    inside = (path / "model" / "model.safetensors", path / "model.safetensors")
-    return next((file for file in inside if path.is_dir() and file.is_file()), path)
+    return file_in(path / "model") or file_in(path) or path
 
 
-@dataclass
-class _Fitted:
-    """Tensors that fit a model, by its names; the file's names that found no place."""
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+def file_in(folder: Path) -> Path | None:
+    """The file of weights that lies in a model's folder."""
+    return next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
 
 
-def _candidates(contents: remap.Contents, model: nn.Module) -> list[_Fitted]:
+def _saved_from(source: Source, backbone: Backbone | nn.Module) -> nn.Module | None:
+    """The network that the weights of a model's folder were saved from; None where nothing beside them says it."""
+    if isinstance(source, Mapping) or Path(source).name not in WEIGHT_FILES:
+        return None
+    from frugalvit.backbones.folder import saved_network
+
+    return saved_network(Path(source).parent, backbone)
+
+
+def _check_numbers(tensors: Mapping[str, Tensor], model: nn.Module, where: str) -> None:
+    target = model.state_dict()
+    for name, tensor in tensors.items():
+        if not target[name].is_floating_point():
+            continue
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{where} holds {kind} numbers ({name}), which no network here computes with; give the weights as they "
+                "were before they were converted."
+            )
+        if not bool(torch.isfinite(tensor.float()).all()):
+            raise UserError(
+                f"{where} holds infinite or undefined numbers ({name}): its training has failed; give an earlier "
+                "checkpoint."
+            )
+
+
+def _candidates(contents: remap.Contents, model: nn.Module, made: nn.Module | None, classifier: bool) -> list[Fitted]:
     """Our own reading of the names first; timm's, for the many formats it knows, where that finds more."""
-    candidates = [_fit(remap.translate(contents), model)]
+    candidates = [fit(remap.translate(contents), model, made, classifier)]
     theirs = getattr(sys.modules.get(type(model).__module__), "checkpoint_filter_fn", None)
     if theirs is not None and candidates[0].unused:
         try:
@@ -133,82 +174,9 @@ def _candidates(contents: remap.Contents, model: nn.Module) -> list[_Fitted]:
         except Exception:  # a foreign filter meeting names it was not written for; our own reading stands
             return candidates
         if isinstance(renamed, dict) and all(isinstance(tensor, Tensor) for tensor in renamed.values()):
-            candidates.append(_fit({name: (name, tensor) for name, tensor in renamed.items()}, model))
+            offered = {name: (name, tensor) for name, tensor in renamed.items()}
+            candidates.append(fit(offered, model, made, classifier))
     return candidates
-
-
-def _fit(offered: Mapping[str, tuple[str, Tensor]], model: nn.Module) -> _Fitted:
-    target = model.state_dict()
-    classifier = classifier_name(model)
-    fitted = _Fitted()
-    changes: Counter[str] = Counter()
-    for name, (source_name, tensor) in offered.items():
-        part = remap.classifier_part(name)
-        if part and name not in target:
-            name = f"{classifier}.{part}"
-        wanted = target.get(name)
-        if wanted is not None and wanted.shape == tensor.shape:
-            fitted.tensors[name] = tensor
-            continue
-        resized, how = (None, "") if wanted is None or part else _resize(name, tensor, wanted, model)
-        if resized is not None:
-            fitted.tensors[name] = resized
-            changes[how] += 1
-            continue
-        if not remap.is_optional(name):
-            fitted.unused.append(source_name)
-        if part == "weight":
-            mine = "" if wanted is None else f" (this model has {len(wanted)})"
-            fitted.notes.append(f"classifier of {len(tensor)} classes left out{mine}")
-    for name, tensor in target.items():
-        if name.endswith("attn.qkv.bias") and name not in fitted.tensors and name[:-4] + "weight" in fitted.tensors:
-            fitted.tensors[name] = tensor.new_zeros(tensor.shape)
-            changes["attention biases the file does without set to zero"] += 1
-    fitted.notes += [f"{count} {how}" for how, count in changes.items()]
-    return fitted
-
-
-def _resize(name: str, tensor: Tensor, wanted: Tensor, model: nn.Module) -> tuple[Tensor | None, str]:
-    """The tensor in the wanted shape and how it came about; None where the two are different things."""
-    owner, _, leaf = name.rpartition(".")
-    if leaf.endswith("relative_position_bias_table") and tensor.ndim == 2 and tensor.shape[1:] == wanted.shape[1:]:
-        old, new = resample.square(len(tensor)), _table_sides(model.get_submodule(owner), len(wanted))
-        if old and new:
-            windows = f"{(old[0] + 1) // 2} -> {(new[0] + 1) // 2}"
-            return resample.resample_bias_table(tensor, new), f"relative bias tables resampled {windows}"
-    elif leaf == "pos_embed" and tensor.ndim == 3 and tensor.shape[2:] == wanted.shape[2:]:
-        grid = _token_grid(model, wanted.shape[1])
-        if grid:
-            resized = resample.resample_position_embedding(tensor, grid, wanted.shape[1] - grid[0] * grid[1])
-            return resized, f"position embedding resampled to {grid[0]} x {grid[1]} tokens"
-    elif name == next((n for n, t in model.state_dict().items() if t.ndim == 4), None):
-        module = model.get_submodule(owner)
-        patches = isinstance(module, nn.Conv2d) and module.stride == module.kernel_size
-        resized = resample.fit_first_convolution(tensor, wanted.shape, patches)
-        return resized, f"first convolution fitted from {_shape(tensor)} to {_shape(wanted)}"
-    return None, ""
-
-
-def _table_sides(attention: nn.Module, rows: int) -> tuple[int, int] | None:
-    window = getattr(attention, "window_size", None)
-    if isinstance(window, tuple) and len(window) == 2 and (2 * window[0] - 1) * (2 * window[1] - 1) == rows:
-        return 2 * window[0] - 1, 2 * window[1] - 1
-    return resample.square(rows)
-
-
-def _token_grid(model: nn.Module, tokens: int) -> tuple[int, int] | None:
-    grid = getattr(getattr(model, "patch_embed", model), "grid_size", None)
-    if grid and 0 <= tokens - grid[0] * grid[1] <= 16:
-        return int(grid[0]), int(grid[1])
-    prefix = int(getattr(model, "num_prefix_tokens", 1))
-    return resample.square(tokens - prefix) or resample.square(tokens)
-
-
-def classifier_name(model: nn.Module) -> str | None:
-    """The name of the linear layer that classifies, None where the model has none."""
-    classifier: Any = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
-    first = classifier[0] if isinstance(classifier, tuple) else classifier
-    return next((name for name, module in model.named_modules() if module is first and name), None)
 
 
 def _wrong_architecture(contents: remap.Contents, where: str, backbone: nn.Module, fits: int, wanted: int) -> str:

@@ -50,7 +50,7 @@ def bench(config: BenchConfig) -> Result:
     rows: list[dict[str, Any]] = []
     for name in names:
         console.say(f"measuring {name}")
-        model = load_model(name, str(device), img_size=config.img_size)
+        model = load_model(name, str(device), img_size=config.img_size, random=True)
         rows.append({"model": name} | measure(model, batch, config.steps, precision, compiled=config.compile))
     relative = _relate(rows, config, device, batch, precision)
     for row in rows:
@@ -193,7 +193,7 @@ def _relate(
     known = next((row for row in rows if row["model"] == config.reference), None)
     if known is None:
         console.say(f"measuring {config.reference}, the reference")
-        model = load_model(config.reference, str(device), img_size=config.img_size)
+        model = load_model(config.reference, str(device), img_size=config.img_size, random=True)
         known = {"model": config.reference} | measure(model, batch, config.steps, precision, compiled=config.compile)
     for row in rows:
         row["relative"] = row["images_per_second"] / known["images_per_second"]

@@ -72,7 +72,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     torch.manual_seed(config.seed)
     backbone = setup.make_backbone(
         config,
-        len(source.classes),
+        source.classes,
         pretrained=config.pretrained and setup.begins_anew(config),
         grid_norm=config.localization.grid == "normed",
         **({} if config.drop_path == "auto" else {"drop_path": config.drop_path}),

@@ -17,6 +17,8 @@ from frugalvit.errors import UserError
 from frugalvit.training.runs import Run, find_run, read_state
 from frugalvit.training.selfsupervised import PretrainTask
 
+_LEVELS = {"views": "view level", "regions": "region level"}
+
 
 def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
     """The last checkpoint of another run as the first of this one: weights, teacher, centres, optimiser, position.
@@ -73,33 +75,70 @@ def start_from_heads(task: PretrainTask, where: str) -> None:
     path = Path(where)
     if path.is_dir():
         checkpoint = path / "checkpoints" / "last.pt"
-        if not checkpoint.exists():
-            return
-        state, fault = read_state(checkpoint)
-        if state is None:
-            raise UserError(f"{checkpoint} is damaged ({fault}); give --init {path}/model for the backbone alone.")
-        ours = {name: value for name, value in state["task"].items() if name.startswith(("views.", "regions."))}
-        fitting = {n: v for n, v in ours.items() if n in task.state_dict() and task.state_dict()[n].shape == v.shape}
-        task.load_state_dict(fitting, strict=False)
-        console.say(f"{len(fitting)} tensors of heads and centres taken from {checkpoint}")
+        if checkpoint.exists():
+            _heads_of_run(task, checkpoint, path)
     elif path.is_file():
-        heads = read_heads(path)
-        for level, tensors, center in (
-            (task.views, heads.view, heads.view_center),
-            (task.regions, heads.region, heads.region_center),
-        ):
-            if level is None or not tensors:
-                continue
-            ours = {name: value.shape for name, value in level.student.state_dict().items()}
-            theirs = {name: value.shape for name, value in tensors.items()}
-            if ours != theirs:
-                prototypes, bottleneck = theirs["last_layer.weight_v"]
-                raise UserError(
-                    f"{path} has heads of another size: give --matching.prototypes {prototypes} --matching.bottleneck "
-                    f"{bottleneck} --matching.hidden {theirs['mlp.0.weight'][0]} and the backbone they belong to."
-                )
-            level.student.load_state_dict(tensors)
-            level.teacher.load_state_dict(tensors)
-            if center is not None:
-                level.center.copy_(center.view_as(level.center))
-        console.say(f"heads and centres taken from {path}")
+        _heads_of_file(task, path)
+
+
+def _heads_of_run(task: PretrainTask, checkpoint: Path, run: Path) -> None:
+    state, fault = read_state(checkpoint)
+    if state is None:
+        raise UserError(f"{checkpoint} is damaged ({fault}); give --init {run}/model for the backbone alone.")
+    theirs = {name: value for name, value in state["task"].items() if name.startswith(("views.", "regions."))}
+    ours = task.state_dict()
+    fitting = {name: value for name, value in theirs.items() if name in ours and ours[name].shape == value.shape}
+    task.load_state_dict(fitting, strict=False)
+    others = sum(name in ours and name not in fitting for name in theirs)
+    said = f"{len(fitting)} tensors of heads and centres taken from {checkpoint}" if fitting else ""
+    levels = [word for name, word in _LEVELS.items() if any(tensor.startswith(f"{name}.") for tensor in fitting)]
+    console.say(
+        (f"{said} ({' and '.join(levels)})" if fitting else f"{checkpoint} has no heads for this run: they begin anew")
+        + (f"; {others} are of another size and begin anew" if others else "")
+    )
+
+
+def _heads_of_file(task: PretrainTask, path: Path) -> None:
+    heads = read_heads(path)
+    taken = []
+    for name, level, tensors, center in (
+        ("views", task.views, heads.view, heads.view_center),
+        ("regions", task.regions, heads.region, heads.region_center),
+    ):
+        if level is None or not tensors:
+            continue
+        _check_head(path, level.student.state_dict(), tensors)
+        if center is not None and center.numel() != level.center.numel():
+            raise UserError(
+                f"{path} has a centre of {center.numel():,} numbers beside heads of {level.center.numel():,} "
+                "prototypes: the file is not whole; take it from its source again."
+            )
+        level.student.load_state_dict(tensors)
+        level.teacher.load_state_dict(tensors)
+        if center is not None:
+            level.center.copy_(center.view_as(level.center))
+        taken.append(f"{_LEVELS[name]}{'' if center is None else ' with its centre'}")
+    if taken:
+        console.say(f"heads taken from {path}: {', '.join(taken)}")
+    else:
+        console.say(f"{path} has no projection heads for this run: they begin anew")
+
+
+def _check_head(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Refuse a head of another kind by name, and one of another size with the options that make ours alike."""
+    shapes = {name: tuple(value.shape) for name, value in theirs.items()}
+    if shapes == {name: tuple(value.shape) for name, value in ours.items()}:
+        return
+    other = sorted(ours.keys() ^ shapes.keys()) + [
+        name for name in ours if len(shapes.get(name, ())) != ours[name].ndim
+    ]
+    if other:
+        raise UserError(
+            f"{path} has projection heads of another kind ({other[0]} is not as in ours): to begin from its backbone "
+            f"alone, make a folder of that first with 'frugalvit export {path} --backbone NAME'."
+        )
+    prototypes, bottleneck = shapes["last_layer.weight_v"]
+    raise UserError(
+        f"{path} has heads of another size: give --matching.prototypes {prototypes} --matching.bottleneck "
+        f"{bottleneck} --matching.hidden {shapes['mlp.0.weight'][0]} and the backbone they belong to."
+    )

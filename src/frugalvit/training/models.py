@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frugalvit import console
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.factory import close_names, is_name
 from frugalvit.backbones.folder import find_model_folder, load_model_folder
-from frugalvit.backbones.weights import load_weights
+from frugalvit.backbones.remap import classifier_part
+from frugalvit.backbones.weights import LoadReport, load_weights
 from frugalvit.data.augment import EvalTransform
 from frugalvit.errors import UserError, nearest
 
@@ -29,12 +31,17 @@ class Model:
 
 
 def load_model(
-    where: str, device: str = "cpu", *, img_size: int | tuple[int, int] | None = None, architecture: str | None = None
+    where: str,
+    device: str = "cpu",
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    architecture: str | None = None,
+    random: bool = False,
 ) -> Model:
     """The model ``where`` names, in eval mode on ``device``.
 
     A bare checkpoint does not say what it belongs to; ``architecture`` then does. An architecture's name alone gives
-    random weights.
+    random weights, which is warned of unless ``random`` says that any will do.
     """
     path = Path(where)
     meta: dict[str, Any] = {}
@@ -47,12 +54,13 @@ def load_model(
         backbone, meta = load_model_folder(folder, img_size=img_size)
         if architecture not in (None, backbone.name):
             raise UserError(f"{path} holds a {backbone.name} and says so itself: leave out --backbone {architecture}.")
+        if img_size is not None:
+            _say_all(backbone.notes)
         name = path.resolve().name
     elif path.is_file():
         if architecture is None:
             raise UserError(f"{path} is a bare checkpoint: say what it belongs to with --backbone NAME.")
-        backbone = create_backbone(architecture, img_size=img_size or 224)
-        load_weights(backbone, path)
+        backbone = _from_file(path, architecture, img_size or 224)
         name = path.stem
     else:
         if "/" in where or where.endswith((".pt", ".pth", ".safetensors")):
@@ -61,11 +69,62 @@ def load_model(
             raise UserError(f"There is no model at {where}.{hint}")
         if not is_name(where):
             raise UserError(f"There is no folder, file or network '{where}'.{close_names(where)} {_HOW}")
+        if not random:
+            _weights_by_chance(where)
         backbone = create_backbone(where, img_size=img_size or 224)
+        _say_all(backbone.notes)
         name = where
     classes = meta.get("classes")
     transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **_preparation(meta))
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
+
+
+def _from_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -> Backbone:
+    """The network a bare file's weights were trained in: the published one, or the one small images are given.
+
+    Nothing in such a file says which; that into which they go as they are, and the published one where both do.
+    """
+    backbone = create_backbone(architecture, img_size=img_size, keep_shape=True)
+    report = load_weights(backbone, path)
+    if report.resized and "keep_shape" in backbone.keywords:
+        finer = create_backbone(architecture, img_size=img_size)
+        as_it_is = load_weights(finer, path)
+        if not as_it_is.resized:
+            backbone, report = finer, as_it_is
+    if report.missing:
+        raise UserError(
+            f"{path} has no {report.missing[0]} and lacks {len(report.missing)} tensors of '{architecture}' in all: "
+            f"name the network it belongs to with --backbone."
+        )
+    _say_all(backbone.notes)
+    _say_report(path, report)
+    return backbone
+
+
+def _say_report(path: Path, report: LoadReport) -> None:
+    odd = [name for name in report.left_over if classifier_part(name) is None]
+    if odd:
+        more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
+        console.warn(f"{path}: {', '.join(odd[:4])}{more} found no place in the network; is it the right --backbone?")
+    if report.notes:
+        console.say(f"{path}: {'; '.join(report.notes)}")
+
+
+def _weights_by_chance(name: str) -> None:
+    architecture, _, tag = name.partition(".")
+    if tag:
+        raise UserError(
+            f"'{name}' names published weights, which are not fetched here: download their folder ('hf download "
+            f"timm/{name} --local-dir FOLDER') and give that, or '{architecture}' for random weights."
+        )
+    console.warn(
+        f"'{name}' is a name alone: its weights are random. {_MODELS[0].upper()}{_MODELS[1:]} for trained ones"
+    )
+
+
+def _say_all(notes: list[str]) -> None:
+    for note in notes:
+        console.say(note)
 
 
 def _preparation(meta: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from frugalvit.training.setup import pick_device
 
 def predict(config: PredictConfig) -> Result:
     """The most probable classes of images, with the names and the preprocessing the model was trained with."""
+    if Path(config.model).is_file():
+        raise UserError(f"{config.model} is a bare file, which names no classes: give its run or an exported folder.")
     model = load_model(config.model, pick_device(config.device))
     if not model.backbone.num_classes:
         raise UserError(

@@ -76,7 +76,7 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     if config.init and setup.begins_anew(config):
         start_from_heads(task, config.init)
     augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
-    _check_crops(student, augment)
+    _check_crops(student, augment, config)
     batches = setup.make_batches(examples, student.img_size, plan, config, fabric, augment=augment)
     monitor = make_monitor(config, source, student, fabric)
     assert isinstance(config.matching.prototypes, int)
@@ -188,13 +188,19 @@ def _sample(examples: Examples, count: int) -> Examples:
     return examples.subset(np.sort(np.random.default_rng(0).permutation(len(examples))[:count]))
 
 
-def _check_crops(backbone: Backbone, augment: MultiCrop) -> None:
+def _check_crops(backbone: Backbone, augment: MultiCrop, config: PretrainConfig) -> None:
+    if config.matching.region_weight == 0 and config.localization.weight == 0:
+        return  # the view level alone looks at no grid
     height, width = backbone.grid_size(augment.out_size)
     if height * width < 2:
         raise UserError(
             f"{backbone.name} ends in a {height}×{width} grid at {augment.out_size[0]}×{augment.out_size[1]} px: "
             "there are no regions to match. Use a larger --img-size, or --matching.region-weight 0."
         )
+    local = augment.local_size
+    if augment.config.local_crops and backbone.grid_size(local) == (1, 1):
+        # One region finds its like among the teacher's as well as nine do; but it tells no place from another.
+        console.say(f"local crops of {local[0]}×{local[1]} px end in one region each; --crops.local-size makes more")
 
 
 def _finish(

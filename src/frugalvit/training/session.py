@@ -56,13 +56,13 @@ def in_run_folder(
 
 def follow_init(config: RunConfig, decisions: Decisions) -> None:
     """Weights from a folder bring their architecture along: what the user left open is taken from there."""
-    if not config.init or config.backbone != "auto":
-        return
-    folder = find_model_folder(config.init)
+    folder = find_model_folder(config.init) if config.init and not config.resume else None
     if folder is None:
         return
     found, _ = load_model_folder(folder)
+    if config.backbone not in ("auto", found.name):
+        return
     decisions.take(config, "backbone", found.name, f"what {config.init} holds")
     decisions.take(config, "img_size", found.img_size, f"what {config.init} was trained at")
-    if not config.backbone_args:
-        config.backbone_args = found.lasting_keywords()
+    statistics = {key: found.keywords[key] for key in ("mean", "std") if key in found.keywords}
+    config.backbone_args = statistics | (config.backbone_args or found.lasting_keywords())

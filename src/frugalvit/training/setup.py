@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ from lightning_fabric import Fabric
 
 from frugalvit import console
 from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.backbones.fitting import classifier_name
+from frugalvit.backbones.folder import class_names as names_in_folder
 from frugalvit.backbones.weights import load_weights
 from frugalvit.config.train import RunConfig
 from frugalvit.data import open_data
@@ -174,30 +176,53 @@ def open_source(config: RunConfig, fabric: Fabric, *, labelled: bool = False) ->
     )
 
 
-def make_backbone(config: RunConfig, num_classes: int, **keywords: Any) -> Backbone:
-    """The backbone with its weights, as the configuration says; what "auto" chose for its size is said."""
+def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: Any) -> Backbone:
+    """The backbone with its weights, as the configuration says; what "auto" chose for its size is said.
+
+    classes: the names of what it shall tell apart, or only how many; a classifier of ``--init`` that names its own
+             classes is taken for the same names alone
+    """
     backbone = create_backbone(
         config.backbone,
         img_size=config.img_size,  # type: ignore[arg-type]
-        num_classes=num_classes,
+        num_classes=classes if isinstance(classes, int) else len(classes),
         **config.backbone_args | keywords,
     )
-    return made_ready(backbone, config)
+    return made_ready(backbone, config, () if isinstance(classes, int) else classes)
 
 
-def made_ready(backbone: Backbone, config: RunConfig) -> Backbone:
-    """A new backbone with the weights of ``--init``; what was decided and taken is said."""
+def made_ready(backbone: Backbone, config: RunConfig, classes: Sequence[str] = ()) -> Backbone:
+    """A new backbone with the weights of ``--init``; what was decided, taken and left is said."""
     for note in backbone.notes:
         console.say(note)
     if config.init and begins_anew(config):
-        report = load_weights(backbone, config.init)
-        console.say(
-            f"{config.init}: {report.kind}, {len(report.matched)} tensors taken, {len(report.missing)} missing"
-            + (f" ({', '.join(report.missing[:4])}…)" if report.missing else "")
-        )
+        _take_weights(backbone, config.init, classes)
     if config.checkpoint_activations:
         backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
     return backbone
+
+
+def _take_weights(backbone: Backbone, init: str, classes: Sequence[str]) -> None:
+    theirs = names_in_folder(init)
+    same = theirs is None or theirs == list(classes)
+    report = load_weights(backbone, init, classifier=same)
+    counts = (
+        f"{len(report.matched)} tensors taken",
+        f"{len(report.missing)} missing{_in_brackets(report.missing)}",
+        f"{len(report.left_over)} left over{_in_brackets(report.left_over)}",
+    )
+    console.say(f"{init}: {report.kind}, {', '.join(counts)}" + "".join(f"; {note}" for note in report.notes))
+    if not backbone.num_classes:
+        return
+    if theirs is not None and not same:
+        console.say(f"{init}: its classes are others{_in_brackets(theirs)}, so the classifier begins anew")
+    elif theirs is None and f"{classifier_name(backbone.model)}.weight" in report.matched:
+        console.say(f"{init}: its classifier is taken as it is, for the file does not name its classes")
+
+
+def _in_brackets(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:4]) + ("…" if len(names) > 4 else "")
+    return f" ({shown})" if names else ""
 
 
 def say_batch(config: RunConfig, plan: Plan, fabric: Fabric) -> None:
