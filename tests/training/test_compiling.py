@@ -17,7 +17,7 @@ from lightning_fabric import Fabric
 from tiny import TRAIN, write_images
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from frugalvit.backbones import create_backbone
+from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
@@ -27,8 +27,10 @@ from frugalvit.training import stepbench
 from frugalvit.training.commands import make_task, train
 from frugalvit.training.compiling import GRAPHS, PAYS_FROM, compile_task, prepare_compiler
 from frugalvit.training.localizing import Share, measure
+from frugalvit.training.recipes import Decisions, Facts, decide_localization
 from frugalvit.training.schedules import Constant
 from frugalvit.training.stepping import Plan
+from frugalvit.training.supervised import SupervisedTask
 
 
 def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
@@ -38,6 +40,13 @@ def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConf
     plan, fabric = Plan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
     compile_task(task, kind.parse({"data": "photos", **values}), plan, fabric)
     return told[-1]
+
+
+def task_of(backbone: Backbone, **localization: Any) -> SupervisedTask:
+    """As a run makes it, once it has decided what was left open."""
+    config = TrainConfig.parse({"data": "photos", "localization": {"weight": 0.5} | localization, "ema": 0.0})
+    decide_localization(config, Facts(8, 3, 32, "cpu").knowing(backbone), Decisions())
+    return make_task(config, backbone, Plan(10, 10, Constant(0.1)))
 
 
 @pytest.mark.parametrize(
@@ -91,9 +100,8 @@ def test_what_auto_means_on_a_gpu(
     [("swin_nano", "l1", True), ("swin_nano", "dense", False), ("vit_tiny_patch16_224", "l1", False)],
 )
 def test_which_steps_are_known_to_be_replayed(backbone: str, variant: str, replayable: bool) -> None:
-    config = TrainConfig.parse({"data": "photos", "localization": {"weight": 0.5, "variant": variant}, "ema": 0.0})
     network = create_backbone(backbone, img_size=32, num_classes=3)
-    assert make_task(config, network, Plan(10, 10, Constant(0.1))).replayable == replayable
+    assert task_of(network, variant=variant).replayable == replayable
 
 
 def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,12 +143,11 @@ def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> 
 )
 def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Network, classifier and losses are compiled as one, without a break, and say what they say otherwise."""
-    config = TrainConfig.parse({"data": "photos", "localization": {"weight": 0.5} | values, "ema": 0.0})
     torch.manual_seed(0)
     backbone = create_backbone(
         "swin_nano", img_size=32, num_classes=3, embed_dim=24, depths=(1, 1), num_heads=(2, 4), drop_path=0.0
     )
-    task = make_task(config, backbone, Plan(10, 10, Constant(0.1)))
+    task = task_of(backbone, **values)
     images, clean = torch.randn(2, 4, 3, 32, 32)
     batch = Batch(images, torch.rand(4, 3).softmax(1), None, torch.arange(4), clean)
     plain = task(batch, 3)
@@ -168,11 +175,10 @@ def test_little_of_the_loss_is_queued_one_by_one() -> None:
 
     counts = []
     for weight in (0.0, 0.5):
-        config = TrainConfig.parse({"data": "photos", "localization": {"weight": weight}, "ema": 0.0})
         backbone = create_backbone(
             "swin_nano", img_size=32, num_classes=3, embed_dim=24, depths=(1, 1), num_heads=(2, 4)
         )
-        task: Any = make_task(config, backbone, Plan(10, 10, Constant(0.1)))
+        task: Any = task_of(backbone, weight=weight)
         assert len(task.parameter_groups()) == 2
         batch = Batch(torch.randn(4, 3, 32, 32), torch.rand(4, 3), None, torch.arange(4))
         losses = task(batch, 0)
