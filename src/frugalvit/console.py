@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -74,9 +75,12 @@ def printable(text: str) -> str:
     """Names are somebody else's: an escape sequence in one must not reach the terminal, nor half a letter stop us."""
     if text.isprintable():
         return text
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )
+    return "".join(letter if _harmless(letter) else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _harmless(letter: str) -> bool:
+    """Python calls every space but one unprintable, and the joiners that Persian and emoji are written with."""
+    return letter.isprintable() or letter in "\n\t\u200c\u200d" or unicodedata.category(letter) == "Zs"
 
 
 def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:

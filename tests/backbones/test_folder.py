@@ -237,6 +237,47 @@ def test_tables_of_oblong_images_are_resampled(name: str, keywords: dict, old: t
         assert (slope.diff(dim=0) > 0).all() and slope.diff(dim=1).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("size", [(32, 128), (64, 256)])
+def test_a_folder_at_its_own_size_is_taken_to_the_bit(size: tuple, tmp_path: Path):
+    """Also a table whose rows differ and whose columns look alike, as those of spectrograms do."""
+    backbone = create_backbone("vit_base", size, patch_size=16, **VIT)
+    grid = (size[0] // 16, size[1] // 16)
+    rows = torch.randn(grid[0], 1, backbone.dim).expand(*grid, -1) + 0.1 * torch.randn(*grid, backbone.dim)
+    backbone.model.pos_embed.data[0, 1:] = rows.flatten(0, 1)
+    save_model_folder(backbone, tmp_path)
+    again, _ = load_model_folder(tmp_path)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in backbone.state_dict().items())
+
+
+@pytest.mark.parametrize("broken", [{"input_size": [3]}, "x"])
+def test_a_damaged_configuration_is_said(broken: object, tmp_path: Path):
+    backbone = create_backbone("swin_nano", 64, **NARROW)
+    save_model_folder(backbone, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"pretrained_cfg": broken}))
+    with pytest.raises(UserError, match="is not as timm writes it"):
+        load_model_folder(tmp_path)
+    assert not load_weights(backbone, tmp_path / "model.safetensors").missing
+
+
+def test_a_run_used_at_half_its_size_is_the_same_network(tmp_path: Path):
+    """Where maps make windows smaller, tables that were smaller already are cut again, not bent."""
+    backbone = create_backbone("swin_nano", 112, keep_shape=True, window_size=7, **NARROW)
+    save_model_folder(backbone, tmp_path)
+    again, _ = load_model_folder(tmp_path, img_size=56)
+    tables = [
+        {name: value for name, value in model.named_parameters() if name.endswith("relative_position_bias_table")}
+        for model in (backbone.model, again.model)
+    ]
+    smaller = [name for name in tables[0] if tables[0][name].shape != tables[1][name].shape]
+    assert smaller
+    for name in smaller:
+        was, now = (round(len(table[name]) ** 0.5) for table in tables)
+        edge = (was - now) // 2
+        whole = tables[0][name].unflatten(0, (was, was))
+        assert torch.equal(whole[edge : edge + now, edge : edge + now].flatten(0, 1), tables[1][name])
+
+
 def test_statistics_are_the_backbones_own(tmp_path: Path):
     """They are among the keywords, so that whatever is built from them sees images as the weights do."""
     theirs = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.4, 0.5)}

@@ -117,6 +117,14 @@ def test_escape_sequences_do_not_reach_standard_output(encoding: str, monkeypatc
     assert text.rstrip("\n").isprintable() and json.loads(text) == {"class": name}
 
 
+@pytest.mark.parametrize(
+    "name", ["Bildschirmfoto 9.41\u202fPM", "a\u00a0b", "می\u200cخواهم", "\U0001f469\u200d\U0001f33e"]
+)
+def test_spaces_and_joiners_are_letters(name: str) -> None:
+    assert console.printable(name) == name
+    assert console.printable(f"{name}\x1b[31m\u202e") == f"{name}\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}"
+
+
 def test_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither through mistakes, nor through warnings about files; half a letter (a name in no encoding) passes too."""
     name = f"{ESCAPES}.png"

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import TRAIN, write_images
@@ -15,7 +16,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.results import Result
 from frugalvit.training import compare as module
-from frugalvit.training.compare import compare
+from frugalvit.training.compare import asked_otherwise, compare
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +107,25 @@ def test_mistakes(photos: Path, tmp_path: Path, values: dict[str, object], messa
     with pytest.raises(UserError, match=message):
         compare(config(photos, tmp_path / "c", **values))
     assert not list(tmp_path.rglob("config.yaml"))
+
+
+OLD = {"variant": "l1", "grid_size": 7}
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted", "same"),
+    [
+        ({"weight": 0.0} | OLD, {"weight": 0.0}, True),
+        ({"weight": 0.5} | OLD, {"weight": 0.5, "variant": "l1"}, True),
+        ({"weight": 0.5} | OLD, {"weight": 0.5}, False),
+        ({"weight": 0.5, "variant": "dense", "grid_size": 7}, {"weight": 0.5, "variant": "dense"}, False),
+        ({"weight": 0.5} | OLD, {"weight": 0.1, "variant": "l1"}, False),
+    ],
+)
+def test_what_makes_no_difference_is_no_other_question(
+    asked: dict[str, Any], wanted: dict[str, Any], same: bool, tmp_path: Path
+) -> None:
+    """A comparison that was begun before a value was left to itself goes on, if that comes to the same."""
+    before, now = (TrainConfig.parse({"data": "x", "localization": values}) for values in (asked, wanted))
+    (tmp_path / "asked.json").write_text(json.dumps(before.model_dump(mode="json")))
+    assert (asked_otherwise(tmp_path, now) == "") is same

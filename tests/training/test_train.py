@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,6 +192,15 @@ def test_same_seed_same_run_and_same_start_with_and_without(photos: Path, tmp_pa
     assert read_metrics(Path(runs[0])) == read_metrics(Path(runs[1]))
 
 
+def test_a_run_of_another_network_is_not_gone_on_with(photos: Path, tmp_path: Path) -> None:
+    train(config(photos, tmp_path / "run", steps=2))
+    (tmp_path / "run" / "summary.json").unlink()
+    stored = tmp_path / "run" / "config.yaml"
+    stored.write_text(stored.read_text().replace("backbone_args:\n", "backbone_args:\n  mlp_ratio: 3.0\n"))
+    with pytest.raises(UserError, match="was begun with another network"):
+        train(TrainConfig.parse({"resume": str(tmp_path / "run")}))
+
+
 def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) -> None:
     few = write_images(tmp_path / "few", train=2, val=1)
     first = train(config(photos, tmp_path / "first", steps=4)).data["run"]
@@ -312,6 +322,45 @@ def test_init_brings_its_network_and_says_what_did_not_fit(
 
 
 @pytest.mark.parametrize(
+    ("given", "brought"),
+    [
+        ({}, {"patch_size", "window_size", "mean", "std", "keep_shape"}),
+        ({"backbone": "swin_nano"}, {"patch_size", "mean", "std", "keep_shape"}),
+        ({"backbone": "swin_nano", "backbone_args": {"attn_drop": 0.1}}, {"patch_size", "mean", "attn_drop"}),
+        ({"backbone": "swin_tiny_w7"}, {"mean", "std"}),
+    ],
+)
+def test_what_a_folder_brings_along(given: dict[str, Any], brought: set[str], tmp_path: Path) -> None:
+    """All that shapes its network where that is wanted, its pixels' statistics in any case; the user's word is last."""
+    made = create_backbone("swin_nano", 32, 3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), **NARROW)
+    save_model_folder(made, tmp_path)
+    run = TrainConfig.parse({"data": "x", "init": str(tmp_path)} | given)
+    follow_init(run, Decisions())
+    wanted = brought & ({*made.keywords, "keep_shape", "attn_drop"})
+    assert wanted <= set(run.backbone_args)
+    assert ("embed_dim" in run.backbone_args) == (run.backbone == "swin_nano")
+    assert (run.img_size == (32, 32)) == (run.backbone == "swin_nano")
+
+
+def test_a_run_that_goes_on_has_brought_its_network_along_already(tmp_path: Path) -> None:
+    save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
+    run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "resume": "runs/begun", "backbone": "swin_nano"})
+    follow_init(run, Decisions())
+    assert run.backbone_args == {} and run.img_size == "auto"
+
+
+def test_a_folder_of_somebody_else_needs_the_networks_name(tmp_path: Path) -> None:
+    save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["SwinModel"]}')
+    run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone": "swin_nano", "backbone_args": NARROW})
+    run.img_size = 32
+    follow_init(run, Decisions())
+    assert make_backbone(run, ("a", "b", "c")).num_classes == 3
+    with pytest.raises(UserError, match="names no architecture"):
+        follow_init(TrainConfig.parse({"data": "x", "init": str(tmp_path)}), Decisions())
+
+
+@pytest.mark.parametrize(
     ("where", "more", "words"),
     [
         ("test_vit", {"img_size": 160}, "warning: 'test_vit' is a name alone: its weights are random"),
@@ -344,7 +393,7 @@ def test_what_a_model_is_made_of_is_said(
     ("where", "architecture", "words"),
     [
         ("vit_tiny_patch16_224.augreg_in21k", None, "names published weights, which are not fetched here"),
-        ("half.pth", "swin_nano", r"lacks \d+ tensors of 'swin_nano' in all"),
+        ("half.pth", "swin_nano", r"lacks \d+ tensors of 'swin_nano' .*is it the right"),
     ],
 )
 def test_models_without_their_weights_are_refused(

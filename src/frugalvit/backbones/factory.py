@@ -85,7 +85,7 @@ def create_backbone(
         raise UserError(
             f"num_classes={num_classes}, in_chans={in_chans}: classes cannot be negative, channels need one"
         )
-    architecture = _architecture(name)
+    architecture = architecture_of(name)
     keywords = {key: value for key, value in keywords.items() if value is not None}
     fixed: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
     if drop_path is not None:
@@ -133,7 +133,7 @@ def create_backbone(
 
 def outline(name: str, img_size: int | Sequence[int], num_classes: int, in_chans: int, **keywords: Any) -> nn.Module:
     """The network of a backbone's ``spec()`` without its weights, to look at shapes."""
-    architecture, size = _architecture(name), to_size(img_size)
+    architecture, size = architecture_of(name), to_size(img_size)
     shape = {key: value for key, value in keywords.items() if key not in NOT_THE_NETWORKS}
     shape |= {"num_classes": num_classes, "in_chans": in_chans}
     return shapes_only(lambda: build_timm(name, architecture, shape, size))
@@ -233,7 +233,7 @@ def list_models(pattern: str = "") -> list[ModelInfo]:
 
 def describe(name: str) -> ModelInfo:
     """Parameters (without classifier), family and final grid of a network, without allocating it."""
-    architecture = _architecture(name)
+    architecture = architecture_of(name)
     model = shapes_only(lambda: timm.create_model(architecture, num_classes=0))
     configuration: Any = model.pretrained_cfg
     size: Size = tuple(configuration["input_size"][-2:])
@@ -252,7 +252,8 @@ def describe(name: str) -> ModelInfo:
     )
 
 
-def _architecture(name: str) -> str:
+def architecture_of(name: str) -> str:
+    """timm's name of a network, with the tag of its weights where there is one."""
     if not is_name(name):
         raise UserError(f"no network is named {name!r}.{close_names(name)} See: frugalvit list models")
     return OWN.get(name, name)

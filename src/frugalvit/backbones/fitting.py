@@ -43,6 +43,7 @@ def fit(
         fits = wanted is not None and wanted.shape == tensor.shape and (classifier or not part)
         if fits and not _lies_otherwise(name, tensor, model, made):
             fitted.tensors[name] = tensor
+            fitted.notes += _doubt(name, tensor, model, made)
             continue
         resized, how = (None, "") if wanted is None or part else _resize(name, tensor, wanted, model, made)
         if resized is not None:
@@ -83,20 +84,24 @@ def _fill_what_files_do_without(fitted: Fitted, model: nn.Module, changes: Count
 
 def _lies_otherwise(name: str, tensor: Tensor, model: nn.Module, made: nn.Module | None) -> bool:
     """Whether a table of the wanted length is one of another grid: 14 x 14 tokens are as many as 7 x 28."""
+    if made is None:
+        return False
     if name.endswith("relative_position_bias_table"):
         theirs, ours = _owner(made, name), _owner(model, name)
         return theirs is not None and _table_sides(theirs, len(tensor)) != _table_sides(ours, len(tensor))
     if name.rpartition(".")[2] != "pos_embed" or tensor.ndim != 3:
         return False
+    return _token_grid(made, tensor.shape[1]) not in (None, _token_grid(model, tensor.shape[1]))
+
+
+def _doubt(name: str, tensor: Tensor, model: nn.Module, made: nn.Module | None) -> list[str]:
+    """A word where nothing says on which grid a position table was learned, and it may have been a square one."""
+    if made is not None or name.rpartition(".")[2] != "pos_embed" or tensor.ndim != 3:
+        return []
     grid = _token_grid(model, tensor.shape[1])
-    if grid is None:
-        return False
-    if made is not None:
-        return _token_grid(made, tensor.shape[1]) not in (None, grid)
-    parameter = dict(model.named_parameters()).get(name)
-    if parameter is None or not parameter.requires_grad:  # fixed ones are not learned where they lie
-        return False
-    return resample.likely_grid(tensor, grid) != grid
+    if grid is None or grid[0] == grid[1] or resample.square(grid[0] * grid[1]) is None:
+        return []
+    return [f"position embedding taken as one of {grid[0]} x {grid[1]} tokens: the file does not say of which grid"]
 
 
 def _resize(
@@ -106,7 +111,7 @@ def _resize(
     owner, _, leaf = name.rpartition(".")
     if leaf.endswith("relative_position_bias_table") and tensor.ndim == 2 and tensor.shape[1:] == wanted.shape[1:]:
         old, new = _table_sides(_owner(made, name), len(tensor)), _table_sides(_owner(model, name), len(wanted))
-        if old and new and _is_clamped(model, old, new):
+        if old and new and _is_clamped(model, made, old, new):
             return resample.inner_bias_table(tensor, new, old), f"relative bias tables cut to maps of {_window(new)}"
         if old and new:
             resized = resample.resample_bias_table(tensor, new, old)
@@ -141,11 +146,17 @@ def _table_sides(attention: nn.Module | None, rows: int) -> Size | None:
     return resample.square(rows)
 
 
-def _is_clamped(model: nn.Module, old: Size, new: Size) -> bool:
+def _is_clamped(model: nn.Module, made: nn.Module | None, old: Size, new: Size) -> bool:
     """Whether a window is smaller only because its map is: the network computes with the inner offsets of its table."""
-    window = getattr(model, "window_size", None)
-    whole = isinstance(window, tuple) and len(window) == 2 and (2 * window[0] - 1, 2 * window[1] - 1) == old
-    return whole and new[0] <= old[0] and new[1] <= old[1]
+    theirs = ((old[0] + 1) // 2, (old[1] + 1) // 2) if made is None else _largest_window(made)
+    return _largest_window(model) == theirs and new[0] <= old[0] and new[1] <= old[1]
+
+
+def _largest_window(model: nn.Module) -> Size | None:
+    """The window a network was made with: maps that are smaller make theirs smaller, never larger."""
+    attentions = [module for module in model.modules() if hasattr(module, "relative_position_bias_table")]
+    windows = [module.window_size for module in attentions if isinstance(module.window_size, tuple)]
+    return (max(height for height, _ in windows), max(width for _, width in windows)) if windows else None
 
 
 def _token_grid(model: nn.Module, tokens: int) -> Size | None:

@@ -143,13 +143,17 @@ def class_names(where: str | Path) -> list[str] | None:
     """The names of the classes that the model in a folder tells apart, in order; None where nothing names them."""
     place = Path(where)
     folder = find_model_folder(place.parent if place.name in WEIGHT_FILES else place)
-    return None if folder is None else _labels(_read_config(folder / "config.json"))
+    try:
+        return None if folder is None else _labels(_read_config(folder / "config.json"))
+    except UserError:  # somebody else's configuration
+        return None
 
 
 def saved_network(folder: Path, backbone: Backbone | nn.Module) -> nn.Module | None:
     """The network whose weights lie in a folder, by its shapes alone: it says which grid a table belongs to.
 
-    None where ``backbone`` is the same network for the same images, and where no configuration of ours or timm's says.
+    That of ``backbone`` itself where it is the same for the same images; None where no configuration of ours or timm's
+    says.
     """
     from frugalvit.backbones.base import NOT_THE_NETWORKS, Backbone
     from frugalvit.backbones.factory import outline, to_size
@@ -163,14 +167,14 @@ def saved_network(folder: Path, backbone: Backbone | nn.Module) -> nn.Module | N
         if isinstance(backbone, Backbone) and (backbone.name, backbone.img_size) == (name, to_size(size)):
             shape = backbone.keywords | {"num_classes": backbone.num_classes, "in_chans": backbone.in_chans}
             if all(shape.get(key) == value for key, value in keywords.items() if key not in NOT_THE_NETWORKS):
-                return None
+                return backbone.model
         return outline(name, size, **{"num_classes": 0, "in_chans": 3} | keywords)
     except UserError:  # somebody else's configuration; the weights beside it stand for themselves
         return None
 
 
 def _labels(config: dict[str, Any]) -> list[str] | None:
-    labels = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
+    labels = config.get("label_names") or config.get("pretrained_cfg", {}).get("label_names")
     return [str(label) for label in labels] if isinstance(labels, list) else None
 
 
@@ -183,7 +187,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())}).") from None
     if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
         raise UserError(f"{path} names no architecture; it was not written by frugalvit or timm.")
-    return config
+    pretrained = config.get("pretrained_cfg") or {}
+    if not isinstance(pretrained, dict) or len(pretrained.get("input_size") or (3, 224, 224)) != 3:
+        raise UserError(f"{path} is damaged: 'pretrained_cfg' is not as timm writes it.")
+    return config | {"pretrained_cfg": pretrained}
 
 
 def _architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:

@@ -18,8 +18,6 @@ from torch.nn import functional as F
 
 from frugalvit.backbones.layout import Size
 
-_CLEARLY = 0.05  # cosine; ten deviations of what two random tables of a small ViT differ by
-
 
 def resample_bias_table(table: Tensor, new_sides: Size, old_sides: Size | None = None) -> Tensor:
     """(rows, heads) with rows = offsets in y times offsets in x -> (new rows, heads), bicubic, every head by itself.
@@ -62,24 +60,6 @@ def resample_position_embedding(
     if tokens < prefix:
         front = torch.cat([front, front.new_zeros(1, prefix - tokens, front.shape[2])], dim=1)
     return torch.cat([front[:, :prefix], resized], dim=1)
-
-
-def likely_grid(embedding: Tensor, grid: Size) -> Size:
-    """The grid that a position embedding (1, P + h w, D) was learned on: ``grid``, or the square of as many tokens.
-
-    A learned table is smooth: tokens below one another are alike. Where those of the square are clearly more alike
-    than those of ``grid``, it is the square's.
-    """
-    other = square(grid[0] * grid[1])
-    if other is None or other == grid:
-        return grid
-    tokens = embedding[0, -grid[0] * grid[1] :].float()
-    tokens = F.normalize(tokens - tokens.mean(0), dim=1)
-
-    def likeness(width: int) -> float:
-        return float((tokens[:-width] * tokens[width:]).sum(1).mean())
-
-    return other if likeness(other[1]) > likeness(grid[1]) + _CLEARLY else grid
 
 
 def fit_first_convolution(weight: Tensor, shape: Sequence[int], patches: bool) -> Tensor | None:

@@ -175,9 +175,6 @@ def read_picture(path: str) -> Picture:
 def _models(config: Any, places: list[str]) -> list[Model]:
     device = pick_device(config.device)
     models = [load_model(place, device, img_size=config.img_size, architecture=config.backbone) for place in places]
-    for place in places:
-        if not Path(place).exists():
-            console.warn(f"{place} names an architecture: its weights are random")
     names = [model.name for model in models]
     for number, model in enumerate(models):
         name = f"{model.name} ({places[number]})" if names.count(model.name) > 1 else model.name

@@ -86,11 +86,23 @@ def _same_question(folder: Path, wanted: RunConfig) -> None:
 def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
     """What a folder's run was asked that is not what is wanted, in words; nothing where it was asked the same."""
     asked = folder / _ASKED
-    question = wanted.model_dump(mode="json", exclude=NO_MATTER)
-    for name, value in json.loads(asked.read_text(encoding="utf-8")).items() if asked.exists() else ():
+    question = _that_matters(wanted.model_dump(mode="json", exclude=NO_MATTER))
+    for name, value in _that_matters(json.loads(asked.read_text(encoding="utf-8"))).items() if asked.exists() else ():
         if name not in NO_MATTER and question.get(name) != value:
             return f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted"
     return ""
+
+
+def _that_matters(question: dict[str, Any]) -> dict[str, Any]:
+    """A question without what makes no difference: how a loss of no weight is computed, and a grid left to itself."""
+    localization = question.get("localization")
+    if not isinstance(localization, dict):
+        return question
+    if localization.get("weight") == 0:
+        localization = {"weight": 0}
+    elif localization.get("grid_size") == "auto":
+        localization = localization | {"grid_size": None if localization["variant"] == "dense" else 7}
+    return question | {"localization": localization}
 
 
 # -- the tables

@@ -216,7 +216,14 @@ class _Loop(Stepper):
                 f"{self.run.folder} was begun by an earlier frugalvit, whose checkpoints are made otherwise: finish it "
                 "with that one, or begin anew in another --out."
             )
-        self.task.load_state_dict(state["task"])
+        try:
+            self.task.load_state_dict(state["task"])
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{self.run.folder} was begun with another network than its configuration makes here ({reason}…): finish "
+                "it with the frugalvit that began it, or begin anew in another --out."
+            ) from None
         self.optimizer.load_state_dict(_for_this_machine(state["optimizer"], self.optimizer.param_groups))
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]

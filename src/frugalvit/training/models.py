@@ -92,11 +92,17 @@ def _from_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -
         if not as_it_is.resized:
             backbone, report = finer, as_it_is
     if report.missing:
+        lacking = ", ".join(report.missing[:4]) + ("…" if len(report.missing) > 4 else "")
         raise UserError(
-            f"{path} has no {report.missing[0]} and lacks {len(report.missing)} tensors of '{architecture}' in all: "
-            f"name the network it belongs to with --backbone."
+            f"{path} lacks {len(report.missing)} tensors of '{architecture}' ({lacking}): is it the right --backbone?"
         )
-    _say_all(backbone.notes)
+    if "keep_shape" in backbone.keywords:
+        console.say(
+            f"{path} does not say how its network was made for small images: the published {architecture} is taken. A "
+            "run's or an exported folder does."
+        )
+    else:
+        _say_all(backbone.notes)
     _say_report(path, report)
     return backbone
 

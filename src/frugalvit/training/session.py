@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from lightning_fabric import Fabric
 
 from frugalvit import console
+from frugalvit.backbones.factory import architecture_of
 from frugalvit.backbones.folder import find_model_folder, load_model_folder
 from frugalvit.config.train import RunConfig
 from frugalvit.errors import UserError
@@ -54,15 +55,25 @@ def in_run_folder(
         run.close()
 
 
-def follow_init(config: RunConfig, decisions: Decisions) -> None:
-    """Weights from a folder bring their architecture along: what the user left open is taken from there."""
+def follow_init(config: RunConfig, decisions: Decisions, *, with_size: bool = True) -> None:
+    """Weights from a folder bring their network along: what the user left open is taken from there.
+
+    with_size: the input size too
+    """
     folder = find_model_folder(config.init) if config.init and not config.resume else None
     if folder is None:
         return
-    found, _ = load_model_folder(folder)
-    if config.backbone not in ("auto", found.name):
-        return
+    try:
+        found, _ = load_model_folder(folder)
+    except UserError:
+        if config.backbone == "auto":
+            raise
+        return  # somebody else's folder, whose network the user names: its weights will show whether they fit
     decisions.take(config, "backbone", found.name, f"what {config.init} holds")
-    decisions.take(config, "img_size", found.img_size, f"what {config.init} was trained at")
-    statistics = {key: found.keywords[key] for key in ("mean", "std") if key in found.keywords}
-    config.backbone_args = statistics | (config.backbone_args or found.lasting_keywords())
+    theirs = {key: found.keywords[key] for key in ("mean", "std") if key in found.keywords}
+    asked, held = (architecture_of(name).partition(".")[0] for name in (config.backbone, found.name))
+    if asked == held:
+        theirs = found.lasting_keywords()
+        if with_size:
+            decisions.take(config, "img_size", found.img_size, f"what {config.init} was trained at")
+    config.backbone_args = theirs | config.backbone_args

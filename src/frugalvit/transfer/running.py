@@ -16,7 +16,7 @@ from lightning_fabric import Fabric
 
 from frugalvit import console
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.folder import find_model_folder, load_model_folder, save_model_folder
+from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.transfer import TransferConfig
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
@@ -26,7 +26,7 @@ from frugalvit.training.loop import Plan, fit
 from frugalvit.training.recipes import Decisions, Facts, steps_per_epoch, total_steps
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Constant, Schedule
-from frugalvit.training.session import in_run_folder
+from frugalvit.training.session import follow_init, in_run_folder
 from frugalvit.transfer.decide import decide_drop_path, decide_input, decide_length, short_side
 from frugalvit.transfer.feed import Feed, Pictures, worker_count
 
@@ -127,12 +127,7 @@ def choose_splits(splits: dict[str, list[Any]], where: str) -> tuple[list[Any], 
 def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) -> Backbone:
     """The backbone with its weights; a pre-trained folder says itself which network it is and how it was cut."""
     keywords: dict[str, Any] = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
-    folder = find_model_folder(config.init) if config.init else None
-    if folder is not None:
-        found, _ = load_model_folder(folder)
-        decisions.take(config, "backbone", found.name, f"what {config.init} holds")
-        if config.backbone == found.name and not config.backbone_args:
-            config.backbone_args = found.lasting_keywords()
+    follow_init(config, decisions, with_size=False)
     decide_input(config, facts, decisions)
     backbone = create_backbone(
         config.backbone,
