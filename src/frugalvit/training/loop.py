@@ -221,8 +221,8 @@ class _Loop(Stepper):
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"{self.run.folder} was begun with another network than its configuration makes here ({reason}…): finish "
-                "it with the frugalvit that began it, or begin anew in another --out."
+                f"{self.run.folder} was begun with another network than its configuration makes here ({reason}…): "
+                "finish it with the frugalvit that began it, or begin anew in another --out."
             ) from None
         self.optimizer.load_state_dict(_for_this_machine(state["optimizer"], self.optimizer.param_groups))
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
