@@ -187,6 +187,9 @@ def test_the_same_seed() -> None:
     assert f"without the loss has {swin['without']:.2f} and" in PROSE and f"error of 1.20) {swin['with']:.2f}" in PROSE
     assert f"at 128 with that seed {swin['with']:.2f} and {swin['without']:.2f}" in PROSE
     assert f"({swin['with']:.2f} with this seed)" in PROSE
+    forms = (scores("drloc-variants", "ce", "top1"), scores("drloc-flowers", "without", "top1"))
+    gains = [ce - without for ce, without in zip(*forms, strict=True)]
+    assert "which chose nothing, gave +{1:.1f} and +{2:.1f}".format(*gains) in PROSE
     for backbone in ("t2t_vit_14", "vit_base"):
         (ce,) = scores(f"drloc-variants/{backbone}", "ce", "top1")
         paper, without = (scores(f"drloc-flowers/{backbone}", setting, "top1")[0] for setting in ("with", "without"))
