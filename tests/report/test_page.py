@@ -270,3 +270,13 @@ def test_seeds_whose_result_is_no_number_have_no_mean(tmp_path):
     (runs[1] / "summary.json").write_text(json.dumps(summary))
     text = page.write_report(runs, tmp_path / "r.html").read_text()
     assert "0.785 ± " in text and "nan ±" not in text
+
+
+def test_words_that_all_runs_share_stand_once(tmp_path):
+    runs = [write_run(tmp_path / f"seed_{seed}", seed=seed) for seed in (0, 1)]
+    for run, device in zip(runs, ("cpu", "cuda"), strict=True):
+        summary = json.loads((run / "summary.json").read_text()) | {"weights": "those of the <last> step", "on": device}
+        (run / "summary.json").write_text(json.dumps(summary))
+    text = page.write_report(runs, tmp_path / "r.html").read_text()
+    assert text.count("weights: those of the &lt;last&gt; step") == 1 and "<last>" not in text
+    assert "<td>cpu</td>" in text and "<td>cuda</td>" in text and "on: cpu" not in text

@@ -63,7 +63,10 @@ def legend(records: list[Record]) -> str:
 
 
 def results(records: list[Record]) -> str:
-    """One row per run with every single value of its summary; a row of means where several seeds ran."""
+    """One row per run with every single value of its summary; a row of means where several seeds ran.
+
+    Words that are the same for all runs stand below, once.
+    """
     keys = dict.fromkeys(key for record in records for key in _scalars(record.summary))
     ordered = sorted(keys, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), list(keys).index(key)))
     if not ordered:
@@ -71,6 +74,9 @@ def results(records: list[Record]) -> str:
     if len(records) == 1:
         values = _scalars(records[0].summary)
         return table(["", ""], [[key.replace("_", " "), as_text(values[key])] for key in ordered])
+    words = {key: [_scalars(record.summary).get(key) for record in records] for key in ordered}
+    common = {key: found[0] for key, found in words.items() if isinstance(found[0], str) and len(set(found)) == 1}
+    ordered = [key for key in ordered if key not in common]
     rows: list[list[Any]] = []
     for kind in dict.fromkeys(record.kind() for record in records):
         members = [record for record in records if record.kind() == kind]
@@ -78,7 +84,9 @@ def results(records: list[Record]) -> str:
             name = f"mean of {len(members)}: {members[0].name} …"
             rows.append([name, *(_mean(key, [_scalars(m.summary).get(key) for m in members]) for key in ordered)])
     rows += [[record.name, *(_scalars(record.summary).get(key) for key in ordered)] for record in records]
-    return table(["run", *(key.replace("_", " ") for key in ordered)], rows)
+    below = " · ".join(f"{key.replace('_', ' ')}: {value}" for key, value in common.items())
+    shown = table(["run", *(key.replace("_", " ") for key in ordered)], rows)
+    return shown + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "")
 
 
 def comparison(found: dict[str, Any] | None) -> str:
