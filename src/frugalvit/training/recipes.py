@@ -225,10 +225,11 @@ def decide_localization(config: TrainConfig, facts: Facts, decisions: Decisions)
     from_scratch = not (config.init or config.pretrained)
     large_swin = facts.family == "swin" and facts.parameters >= LARGE_NETWORK
     classify = from_scratch and large_swin and settings.form == "paper" and settings.grid_size is not None
+    variant, reason = "l1", "the paper's choice (Eq. 2)"
     if classify:
         size = f"a Swin of {facts.parameters / 1e6:.0f} M parameters from random weights"
-        decisions.take(config, "localization.variant", "ce", f"{size} learns Drloc's task as a classification (Eq. 5)")
-    decisions.take(config, "localization.variant", "l1", "the paper's choice (Eq. 2)")
+        variant, reason = "ce", f"{size} learns Drloc's task as a classification (Eq. 5)"
+    decisions.take(config, "localization.variant", variant, reason)
     if settings.variant == "dense":
         decisions.take(config, "localization.grid_size", None, "every block's own grid (Eq. 7)")
     elif settings.grid_size == "auto":
