@@ -123,6 +123,15 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "drloc-flowers" in reproduce(ReproduceConfig()).data["tables"]
 
 
+def test_keywords_of_the_model_are_numbers_not_text() -> None:
+    values = assignments(["backbone_args.window_size=4", "backbone_args.depths=[1,1]", "backbone_args.act=gelu"])
+    assert TrainConfig.parse({"data": "x"} | values).backbone_args == {
+        "window_size": 4,
+        "depths": [1, 1],
+        "act": "gelu",
+    }
+
+
 def test_a_setting_may_have_several_values() -> None:
     values = assignments(["crops.blur_sigma=0.1,0.3", "crops.jitter=0.1,0.2,0.3,0.4"])
     crops = PretrainConfig.parse({"data": "x"} | values).crops

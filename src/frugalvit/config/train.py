@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, merge, option, pixels, positive
+from frugalvit.config.base import Config, merge, option, pixels, positive, read_yaml_text
 from frugalvit.config.data import AugmentConfig, CacheConfig, Count, MixingConfig, Rate, Whole
 from frugalvit.config.recipes import recipe_values
 
@@ -135,6 +135,12 @@ class RunConfig(Config):
     _positive = pydantic.field_validator("epochs", "batch", "lr", "img_size")(positive)
     _pixels = pydantic.field_validator("img_size")(pixels)
     _given: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
+
+    @pydantic.field_validator("backbone_args")
+    @classmethod
+    def _as_yaml(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """A model's keyword has no type here: the 4 of ``backbone_args.window_size=4`` came as text."""
+        return {name: read_yaml_text(given) if isinstance(given, str) else given for name, given in value.items()}
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Any:
