@@ -25,7 +25,7 @@ SWIN = {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
         ("swin_nano", {}, 32, {"patch_size": 2, "window_size": 8}, 4),
         ("swin_nano", {}, 64, {"patch_size": 4, "window_size": 8}, 4),
         ("swin_nano", {}, 224, {}, 7),
-        ("swin_mini", {}, 32, {"patch_size": 2, "window_size": 8}, 4),
+        ("swin_mini", {}, 32, {"patch_size": 2}, 4),
         ("vit_base", {"depth": 1, "embed_dim": 24, "num_heads": 2}, 28, {"patch_size": 4}, 7),
         ("vit_base", {"depth": 1, "embed_dim": 24, "num_heads": 2}, 32, {"patch_size": 4}, 8),
         ("vit_base", {"depth": 1, "embed_dim": 24, "num_heads": 2}, 96, {"patch_size": 12}, 8),
