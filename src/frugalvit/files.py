@@ -80,7 +80,7 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error}): mend or remove it.") from None
     if not isinstance(value, kind):
         raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}: mend or remove it.")
@@ -99,15 +99,24 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+class CannotLock(UserError):
+    """The lock itself may not be written: it is another person's, or the disk takes no files."""
+
+
 class FolderLock:
     """One process at a time in a folder. The operating system frees the lock when the process ends, however it ends."""
 
-    def __init__(self, folder: Path, owner: str) -> None:
-        self.path, self.owner = folder / ".lock", owner
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / ".lock"
         self._handle: IO[str] | None = None
 
     def __enter__(self) -> Self:
-        self._handle = self.path.open("a+")
+        try:
+            self._handle = self.path.open("a+")
+        except OSError as error:
+            raise CannotLock(
+                f"{self.path} cannot be written ({error.strerror}): is it another person's? Choose another --out."
+            ) from None
         try:
             _lock(self._handle)
         except OSError:

@@ -75,6 +75,18 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(format_name: str) -> None:
     assert pixels.max() == 255 and len(np.unique(pixels)) > 200
 
 
+def test_sixteen_bit_grey_with_a_transparent_value() -> None:
+    """A tRNS chunk names one value; the others are scaled as without it."""
+    wide = np.linspace(0, 65535, 240).reshape(12, 20).astype(np.uint16)
+    content = encode(Image.fromarray(wide))
+    chunk = b"tRNS" + struct.pack(">H", int(wide[3, 4]))
+    at = content.index(b"IDAT") - 4
+    marked = content[:at] + struct.pack(">I", 2) + chunk + struct.pack(">I", zlib.crc32(chunk)) + content[at:]
+    expected = decode(content).copy()
+    expected[3, 4] = 255
+    np.testing.assert_array_equal(decode(marked), expected)
+
+
 def test_dark_sixteen_bit_stays_dark() -> None:
     dark = np.full((4, 4), 200, dtype=np.uint16)
     assert decode(encode(Image.fromarray(dark))).max() == 1

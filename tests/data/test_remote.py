@@ -61,6 +61,15 @@ def test_what_is_not_there_is_asked_for_once(tmp_path: Path) -> None:
         assert len(server.asked) == 1
 
 
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "taken").write_text("a file where the cache should be")
+    monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path / "taken"))
+    with serving(tmp_path) as (address, server):
+        with pytest.raises(UserError, match=r"cannot be kept in .*set FRUGALVIT_CACHE"):
+            fetch(f"{address}/a.tar")
+        assert not server.asked
+
+
 def test_a_query_is_part_of_the_file(tmp_path: Path) -> None:
     """Found by reading: shards that differ in their query only were one file in the cache."""
     write_tar(tmp_path / "a.tar", {"1.png": b"x"})

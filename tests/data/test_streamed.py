@@ -173,6 +173,18 @@ def test_other_batch_sizes_and_a_glance(tmp_path: Path) -> None:
     assert len(halves) == 12 and numbers(halves.batch_at(0).images) == numbers(first.images)[:2]
 
 
+def test_a_glance_has_its_own_books(tmp_path: Path) -> None:
+    """A run within its allowance died of the look at its first batch: all its bad images, the allowance of step 0."""
+    loader = batches(write_shards(tmp_path, bad=(3, 9, 15)), max_bad=0.3)
+    [loader.batch_at(step) for step in range(6)]
+    assert len(loader.bad) == 3
+    loader.glance(0)
+    assert len(loader.bad) == 3 and loader.max_bad == 0.3
+    Path(loader.stream.shards[0]).unlink()
+    loader.glance(0)
+    assert not loader.damaged
+
+
 @pytest.mark.parametrize("counted", [True, False])
 def test_resuming_epochs_later_is_exact(tmp_path: Path, counted: bool) -> None:
     """Shards of different lengths, two readers, a batch that no epoch is a multiple of."""

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from frugalvit.data.decode import decode
 from frugalvit.errors import UserError
 from frugalvit.transfer.coco import find_annotations, masks_of, open_coco
+from frugalvit.transfer.places import upright_size
 
 from .samples import annotation, draw, edit, make_coco
 
@@ -87,6 +89,29 @@ def test_objects_without_a_usable_mask_are_left_out_where_others_have_one(data: 
     assert any("2 objects without a usable mask left out" in note for note in found.notes)
 
 
+EMPTY = {
+    "outside": [[-30, -30, -20, -30, -20, -20, -30, -20]],
+    "a point": [[5, 5, 5, 5, 5, 5]],
+    "zeros alone": {"size": [64, 64], "counts": [64 * 64]},
+}
+
+
+@pytest.mark.parametrize("boxed", [True, False])
+@pytest.mark.parametrize("kind", EMPTY)
+def test_objects_whose_mask_is_empty_are_left_out(data: Path, kind: str, boxed: bool) -> None:
+    def empty(content: dict[str, Any]) -> None:
+        content["annotations"][0]["segmentation"] = EMPTY[kind]
+        if not boxed:
+            del content["annotations"][0]["bbox"]
+
+    edit(data, "train", empty)
+    found = open_coco(str(data))
+    assert len(found.splits["train"][0].objects) == 1
+    assert any("1 objects without a usable mask left out" in note for note in found.notes)
+    for image in found.splits["train"]:
+        assert masks_of(image.objects, image.height, image.width).any((1, 2)).all()
+
+
 def test_boxes_alone_are_a_dataset_too(data: Path) -> None:
     def strip(content: dict[str, Any]) -> None:
         for entry in content["annotations"]:
@@ -151,6 +176,11 @@ MISTAKES = {
     "mask size": (lambda c: c["annotations"][1]["segmentation"].update(size=[9, 9]), "is 9×9 px, its image"),
     "no box": (lambda c: c["annotations"][1].update(bbox=[1, 2]), "has no bbox"),
     "twice": (lambda c: c["images"][1].update(id=5), "two images with the id 5"),
+    "one id twice": (
+        lambda c: c["categories"].append({"id": 3, "name": "ring"}),
+        "'square' and 'ring' both have the category id 3",
+    ),
+    "a category without a name": (lambda c: c["categories"][0].pop("name"), "needs a number 'id' and a 'name'"),
     "no categories": (lambda c: c.update(categories=[]), "names no categories"),
     "no images": (lambda c: c.update(images=[]), "names no images"),
     "not coco": (lambda c: c.pop("annotations"), "no list 'annotations'"),
@@ -219,3 +249,52 @@ def test_categories_can_be_merged(data: Path) -> None:
 def test_supercategories_must_be_there(data: Path) -> None:
     with pytest.raises(UserError, match="'square' has no supercategory; use --categories own or one"):
         open_coco(str(data), categories="super")
+
+
+def renumber(content: dict[str, Any]) -> None:
+    """The ids of the two categories the other way round, in categories and annotations."""
+    other = {3: 17, 17: 3}
+    for entry in content["categories"]:
+        entry["id"] = other[entry["id"]]
+    for entry in content["annotations"]:
+        entry["category_id"] = other[entry["category_id"]]
+
+
+@pytest.mark.parametrize("categories", ["own", "super"])
+def test_files_that_number_their_categories_otherwise_are_read_by_name(data: Path, categories: str) -> None:
+    for split in ("train", "val"):
+        edit(data, split, lambda c: [entry.update(supercategory=entry["name"] + "s") for entry in c["categories"]])
+    same = open_coco(str(data), categories=categories)
+    edit(data, "val", renumber)
+    found = open_coco(str(data), categories=categories)
+    assert found.classes == same.classes and found.category_ids == same.category_ids
+    for before, after in zip(same.splits["val"], found.splits["val"], strict=True):
+        assert before.objects == after.objects
+    assert any("instances_val.json numbers its categories otherwise than" in note for note in found.notes)
+    assert not any("otherwise" in note for note in same.notes)
+
+
+def test_a_category_that_only_val_has_is_a_mistake_where_it_is_used(data: Path) -> None:
+    edit(data, "val", lambda content: content["categories"].append({"id": 4, "name": "ring"}))
+    assert open_coco(str(data)).classes == ("square", "disc")
+    edit(data, "val", lambda content: content["annotations"][0].update(category_id=4))
+    with pytest.raises(UserError, match=r"objects of category 4 'ring', which instances_train.json does not have"):
+        open_coco(str(data))
+
+
+def test_a_name_that_several_categories_have_decides_nothing(data: Path) -> None:
+    edit(data, "train", lambda content: content["categories"].append({"id": 20, "name": "square"}))
+    assert open_coco(str(data)).category_ids == (3, 17, 20)
+    edit(data, "val", renumber)
+    with pytest.raises(UserError, match=r"'square', which instances_train.json calls several so"):
+        open_coco(str(data))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("ending", ["jpg", "png", "tiff", "webp"])
+def test_upright_sizes_are_those_of_the_decoded_picture(tmp_path: Path, ending: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"turned.{ending}"
+    Image.new("RGB", (20, 12), (90, 120, 30)).save(path, exif=exif)
+    assert upright_size(path) == decode(path).shape[:2]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from frugalvit.config.transfer import DetectConfig, SegmentConfig
+from frugalvit.config.transfer import DetectConfig, SegmentConfig, TransferConfig
+from frugalvit.errors import UserError
 from frugalvit.training.recipes import Decisions, Facts
 from frugalvit.transfer.decide import (
+    check_size,
     decide_detector,
     decide_drop_path,
     decide_input,
@@ -70,6 +72,14 @@ def test_given_values_stay() -> None:
     decide_length(config, facts, decisions)
     assert (config.img_size, config.lr, config.epochs) == (320, 3e-4, "auto")
     assert config.batch == 5 and decisions[-1].reason == "there are no more training images than that"
+
+
+@pytest.mark.parametrize(("kind", "words"), [(DetectConfig, "short side"), (SegmentConfig, "side of the crops")])
+def test_height_and_width_are_one_number_here(kind: type[TransferConfig], words: str) -> None:
+    with pytest.raises(UserError, match=rf"--img-size 480,640 is not for \w+: give one number, the {words}"):
+        check_size(kind.parse({"data": "x", "img_size": (480, 640)}))
+    for size in ("auto", 480, (480, 480)):
+        check_size(kind.parse({"data": "x", "img_size": size}))
 
 
 def test_a_cpu_gets_a_few_hundred_steps() -> None:

@@ -18,8 +18,9 @@ from frugalvit.data.randomness import generator_for, uniform
 from frugalvit.transfer.coco import masks_of, open_coco
 from frugalvit.transfer.detect_data import ObjectPictures, Objects, View, lay_out, make_targets, shifted, unpack
 from frugalvit.transfer.detect_task import DetectTask
-from frugalvit.transfer.detection import Detector, DetectorSpec
+from frugalvit.transfer.detection import Detector
 from frugalvit.transfer.feed import Feed
+from frugalvit.transfer.parts import DetectorSpec
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.running import open_pictures
 

@@ -11,7 +11,8 @@ from torchvision.models.detection.image_list import ImageList
 from frugalvit import create_backbone
 from frugalvit.transfer.cascade import OVERLAPS, CascadeHeads
 from frugalvit.transfer.detect_data import View
-from frugalvit.transfer.detection import Detector, DetectorSpec, FloatAnchors
+from frugalvit.transfer.detection import Detector
+from frugalvit.transfer.parts import DetectorSpec, FloatAnchors
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.regions import own, pad_objects
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,67 @@ def test_class_names_are_read_and_void_is_ignored(tmp_path: Path) -> None:
     assert found.classes == ("ground", "square", "disc")
     assert found.table[3] == IGNORED
     assert any("nor does 3: it is called 'void'" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"2": "disc", "10": "void", "0": "ground", "1": "square"} | {str(n): f"n{n}" for n in range(3, 10)},
+        {"disc": 2, "void": 10, "ground": 0, "square": 1} | {f"n{n}": n for n in range(3, 10)},
+        ["ground", "square", "disc", *(f"n{n}" for n in range(3, 10)), "void"],
+    ],
+)
+def test_names_in_json_are_placed_by_their_labels(tmp_path: Path, names: object) -> None:
+    data = make_scenes(tmp_path / "shapes", border=10)
+    (data / "class_names.json").write_text(json.dumps(names))
+    found = open_scenes(str(data))
+    assert found.classes == ("ground", "square", "disc", *(f"n{n}" for n in range(3, 10)))
+    assert found.ignored == 10 and found.table[:3].tolist() == [0, 1, 2]
+
+
+def test_a_name_for_255_may_stand_apart(data: Path) -> None:
+    (data / "classes.json").write_text('{"0": "ground", "1": "square", "2": "disc", "255": "border"}')
+    assert open_scenes(str(data)).classes == ("ground", "square", "disc")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("5", "must be a list of names"),
+        ('"abc"', "must be a list of names"),
+        ("{}", "must be a list of names"),
+        ('[["a"], ["b"], ["c"]]', "must be a list of names"),
+        ('{"a": 0, "b": "c"}', "must be a list of names"),
+        ('{"a": 0, "b": 1, "void": -1}', "must be a list of names"),
+        ('{"0": "a", "1": ["b"]}', "must be a list of names"),
+        ('{"0": "a", "2": "c"}', "no name for the label 1"),
+        ('{"a": 1, "b": 2}', "no name for the label 0"),
+        ('{"a": 0, "b": 0}', "two names for one label"),
+        ("{", "not readable JSON"),
+        (json.dumps([str(n) for n in range(257)]), "names 257 classes"),
+    ],
+)
+def test_names_that_fit_no_labels_are_one_line(data: Path, content: str, words: str) -> None:
+    (data / "class_names.json").write_text(content)
+    with pytest.raises(UserError, match=words) as error:
+        open_scenes(str(data))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"count": 300}, "--label-count 300 is not possible"),
+        ({"count": 257}, "--label-count 257"),
+        ({"count": 0}, "--label-count 0"),
+        ({"ignore": 300}, "--ignore-index 300 is no label"),
+        ({"ignore": -1}, "--ignore-index -1"),
+    ],
+)
+def test_labels_are_bytes(data: Path, given: dict[str, int], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        open_scenes(str(data), **given)
+    assert len(open_scenes(str(data), count=256, ignore=255).classes) == 255
 
 
 def test_an_ignored_label_in_the_middle_moves_the_others_up(data: Path) -> None:

@@ -29,7 +29,7 @@ from frugalvit.data.lazy import LazyStore, squeeze
 from frugalvit.data.places import cache_root, local
 from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
-from frugalvit.files import FolderLock
+from frugalvit.files import CannotLock, FolderLock, remove_parts
 
 Where = Literal["auto", "device", "ram", "disk", "off"]
 _ENLARGED = 256 / 224  # a stored image is this much larger than the input, as the usual evaluation resize
@@ -88,11 +88,21 @@ def build_store(
     if packed is not None and (place != "disk" or packed.mapped):
         found = packed
     elif place == "disk" or (seconds > _WORTH_WRITING and _writable(folder, volume)):
-        found = _through_file(examples, rectangle, folder, threads, limit, packed)
+        try:
+            found = _through_file(examples, rectangle, folder, threads, limit, packed)
+        except cachefile.CannotWrite as error:
+            if place == "disk":
+                raise
+            console.warn(f"{error} Decoding for this run alone.")
+            found = _in_memory(examples, rectangle, threads, limit)
     else:
-        images = torch.empty((len(examples), 3, *rectangle), dtype=torch.uint8)
-        found = cachefile.Decoded(images, *decode_all(examples, rectangle, images, threads, limit))
+        found = _in_memory(examples, rectangle, threads, limit)
     return _as_store(examples, found, place, device)
+
+
+def _in_memory(examples: Examples, rectangle: tuple[int, int], threads: int, limit: int) -> cachefile.Decoded:
+    images = torch.empty((len(examples), 3, *rectangle), dtype=torch.uint8)
+    return cachefile.Decoded(images, *decode_all(examples, rectangle, images, threads, limit))
 
 
 def packed_images(
@@ -260,21 +270,23 @@ def _through_file(
 ) -> cachefile.Decoded:
     """The images from the cache file, decoded into it first where it is missing, damaged or of another source.
 
-    With ``packed`` they are decoded already and only copied.
+    With ``packed`` they are decoded already and only copied. A whole file is taken without the lock: its entry may
+    belong to another person, who lets us read it and no more.
     """
     fingerprint = examples.fingerprint()
     place = folder / "images" / f"{fingerprint}_{rectangle[0]}x{rectangle[1]}"
     path = place / "images.bin"
+    looked_at = _mark_of(path)
+    if looked_at is not None and (found := _found(path, fingerprint, limit)) is not None:
+        return found
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
+        raise cachefile.CannotWrite(
             f"The cache folder {folder} cannot be written ({error.strerror}); see --cache.folder."
         ) from None
     with _alone_in(place):
-        found = cachefile.open_file(path, fingerprint)
-        if found is not None and len(found.bad) <= limit:
-            console.say(f"decoded images found in {place}")
+        if _mark_of(path) != looked_at and (found := _found(path, fingerprint, limit)) is not None:
             return found
 
         def fill(images: Tensor) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
@@ -291,30 +303,64 @@ def _through_file(
     return found
 
 
+def _found(path: Path, fingerprint: str, limit: int) -> cachefile.Decoded | None:
+    found = cachefile.open_file(path, fingerprint)
+    if found is None or len(found.bad) > limit:
+        return None
+    console.say(f"decoded images found in {path.parent}")
+    return found
+
+
+def _mark_of(path: Path) -> tuple[int, int] | None:
+    """What changes when another file takes the place of this one; None where there is none."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
+
+
 @contextlib.contextmanager
 def _alone_in(place: Path) -> Iterator[None]:
     """Hold the entry's lock; wait while another process decodes into it.
 
-    A lock that nobody works under (file systems without locks) is ignored after a while: writing is atomic anyway.
+    A lock that nobody works under (file systems without locks) is ignored after a while, and one that may not be
+    touched at once: writing is atomic anyway.
     """
-    lock, quiet_since = FolderLock(place, "cache"), time.monotonic()
+    lock, quiet_since = FolderLock(place), time.monotonic()
+    parts = _parts_in(place)
     said = held = False
     while not held and time.monotonic() - quiet_since < _PATIENCE:
         try:
             lock.__enter__()
             held = True
+        except CannotLock:
+            break
         except UserError:
-            if any(place.glob(".*.part")):
+            before, parts = parts, _parts_in(place)
+            if parts - before:  # a part that stays as it is was left by a killed process
                 quiet_since = time.monotonic()
             if not said:
                 console.say("another process is decoding these images; waiting for it")
                 said = True
             time.sleep(0.1)
     try:
+        if held:
+            with contextlib.suppress(OSError):  # another person's
+                remove_parts(place)
         yield
     finally:
         if held:
             lock.__exit__(None, None, None)
+
+
+def _parts_in(place: Path) -> set[tuple[Path, int]]:
+    """Half-written files with the time somebody last worked on them."""
+    found = set()
+    for part in place.glob(".*.part"):
+        with contextlib.suppress(OSError):  # finished in this moment
+            found.add((part, part.stat().st_mtime_ns))
+    return found
 
 
 def _as_store(examples: Examples, found: cachefile.Decoded, place: str, device: torch.device) -> ImageStore:

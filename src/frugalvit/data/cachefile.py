@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +28,12 @@ _MAGIC = b"frugal1\n"
 _PAGE = 4096
 _WHOLE = 256 << 20  # larger files are checked in evenly spaced pieces
 _PIECES, _PIECE = 64, 1 << 20
+_BEAT = 5.0  # seconds between the signs of life of a process that fills a file
 Fill = Callable[[Tensor], tuple[Tensor, Tensor, list[tuple[str, str]]]]
+
+
+class CannotWrite(UserError):
+    """The cache takes no file: no permission, no room, a failing disk."""
 
 
 class Decoded(NamedTuple):
@@ -47,7 +54,8 @@ def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill)
         with temporary.open("wb") as handle:
             _reserve(handle, room + int(np.prod(shape)))
         pixels = np.memmap(temporary, dtype=np.uint8, mode="r+", offset=room, shape=shape)
-        sizes, kept, bad = fill(torch.from_numpy(pixels))
+        with _alive(temporary):
+            sizes, kept, bad = fill(torch.from_numpy(pixels))
         pixels.flush()
         del pixels
         length = room + len(kept) * int(np.prod(shape[1:]))
@@ -72,7 +80,7 @@ def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill)
             os.fsync(handle.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise UserError(
+        raise CannotWrite(
             f"The image cache cannot be written to {path.parent} ({error.strerror or error}). "
             "Choose another place with --cache.folder, or --cache.where ram."
         ) from None
@@ -118,6 +126,28 @@ def open_file(path: Path, fingerprint: str) -> Decoded | None:
     # Copy on write: torch wants writable memory, and nothing ever writes.
     pixels = np.memmap(path, dtype=np.uint8, mode="c", offset=offset, shape=shape)
     return Decoded(torch.from_numpy(pixels), torch.from_numpy(sizes), torch.from_numpy(kept), bad, mapped=True)
+
+
+@contextmanager
+def _alive(part: Path) -> Iterator[None]:
+    """Give the file a new time now and then: those who wait see that it is worked on, not left by a killed process.
+
+    Writing to mapped memory does not tell: whether and when that changes a file's time differs between file systems.
+    """
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(_BEAT):
+            with suppress(OSError):
+                os.utime(part)
+
+    thread = threading.Thread(target=beat, name="cache", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _header_room(count: int) -> int:

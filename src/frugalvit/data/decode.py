@@ -206,6 +206,8 @@ def _is_cut_short(stream: IO[bytes], format_name: str) -> bool:
 def _to_rgb(image: Image.Image) -> np.ndarray:
     """(H, W, 3) uint8 from any mode that Pillow can give."""
     mode = image.mode
+    if mode == "I" or mode.startswith("I;16"):  # before transparency: as RGBA these would be clipped
+        return _grey(_from_integers(image))
     if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         coloured = image.convert("RGBA")
         white = Image.new("RGBA", coloured.size, (255, 255, 255, 255))
@@ -214,13 +216,6 @@ def _to_rgb(image: Image.Image) -> np.ndarray:
         return np.asarray(image)
     if mode in ("L", "1"):
         return _grey(np.asarray(image.convert("L")))
-    if mode.startswith("I;16"):
-        return _grey(_from_16_bit(np.asarray(image).astype(np.float32)))
-    if mode == "I":
-        # Pillow gives 16-bit PNG and PPM this mode, scaled to 65535; a wider TIFF is stretched over its own range.
-        values = np.asarray(image).astype(np.float64)
-        fits = image.format in ("PNG", "PPM") or (values.min() >= 0 and values.max() <= 65535)
-        return _grey(_from_16_bit(values) if fits else _stretch(values))
     if mode == "F":
         return _grey(_from_float(np.asarray(image)))
     if mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
@@ -233,6 +228,16 @@ def _to_rgb(image: Image.Image) -> np.ndarray:
 
 def _grey(values: np.ndarray) -> np.ndarray:
     return np.repeat(values[:, :, None], 3, axis=2)
+
+
+def _from_integers(image: Image.Image) -> np.ndarray:
+    """16-bit grey from its full range; the one value a PNG may name as transparent is white, as it lies on white."""
+    values = np.asarray(image).astype(np.float64)
+    # Pillow gives some 16-bit PNG and PPM the mode I, scaled to 65535; a wider TIFF is stretched over its own range.
+    fits = image.mode != "I" or image.format in ("PNG", "PPM") or (values.min() >= 0 and values.max() <= 65535)
+    grey = _from_16_bit(values) if fits else _stretch(values)
+    clear = image.info.get("transparency")
+    return np.where(values == clear, np.uint8(255), grey) if isinstance(clear, int) else grey
 
 
 def _from_16_bit(values: np.ndarray) -> np.ndarray:

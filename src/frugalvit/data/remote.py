@@ -178,13 +178,19 @@ def fetch(url: str) -> Path:
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     plain = "shard.tar" if is_pipe(url) else re.sub(r"[^\w.-]+", "-", name).lstrip(".") or "shard.tar"
     target = cache_root() / "shards" / digest / plain
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        if target.exists():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = part.open("wb")
+    except OSError as error:
+        raise UserError(
+            f"{url} cannot be kept in {target.parent} ({error.strerror}): set FRUGALVIT_CACHE to a folder of yours."
+        ) from None
     console.say(f"fetching {url}")
     try:
-        with open_remote(url) as source, part.open("wb") as file:
+        with file, open_remote(url) as source:
             shutil.copyfileobj(source, file, 1 << 20)
         part.replace(target)
     except FAULTS as error:

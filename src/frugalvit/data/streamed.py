@@ -132,9 +132,13 @@ class StreamedBatches:
         return Batch(mixed, targets, labels, index, views if self.keep_clean else None, step)
 
     def glance(self, step: int) -> Batch:
-        """A step's batch, read in this process: for a look that should not start the readers anew."""
+        """A step's batch, read in this process: for a look that should not start the readers anew.
+
+        What it meets counts for nothing: the run has its own books, and its allowance is that of its own steps.
+        """
         here = copy.copy(self)
         here.workers, here.sources, here.next_step = 0, [], None
+        here.bad, here.damaged, here.max_bad = [], dict(self.damaged), 1.0
         return here.batch_at(step)
 
     def with_batch(self, batch: int) -> StreamedBatches:

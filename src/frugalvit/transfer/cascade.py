@@ -8,8 +8,6 @@ One mask head learns from the first head's objects and looks at the final boxes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,6 +16,8 @@ from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.roi_heads import maskrcnn_inference
 from torchvision.ops import batched_nms, clip_boxes_to_image, remove_small_boxes
 
+from frugalvit.transfer.parts import DetectorSpec, mask_parts, roi_align
+from frugalvit.transfer.pyramid import FeaturePyramid
 from frugalvit.transfer.regions import (
     choose,
     goals_of,
@@ -52,10 +52,8 @@ class BoxStage(nn.Module):
 class CascadeHeads(nn.Module):
     """Takes the place of torchvision's RoIHeads: (features, proposals, sizes, targets) -> detections, losses."""
 
-    def __init__(self, spec: Any, features: Any) -> None:
+    def __init__(self, spec: DetectorSpec, features: FeaturePyramid) -> None:
         super().__init__()
-        from frugalvit.transfer.detection import mask_parts, roi_align
-
         self.spec = spec
         self.crop = roi_align(spec, features, 7)
         self.stages = nn.ModuleList(BoxStage(spec.channels, spec.hidden, spec.classes) for _ in OVERLAPS)

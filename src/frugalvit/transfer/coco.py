@@ -75,7 +75,10 @@ def open_coco(where: str, split: str = "auto", val_fraction: float = 0.1, catego
     contents = {name: _read(path) for name, path in files.items()}
     first = "train" if "train" in contents else next(iter(contents))
     named = _categories(contents[first], files[first])
-    splits = {name: _images(files[name], Path(where), contents[name], named, notes) for name in contents}
+    splits = {}
+    for name, content in contents.items():
+        numbers = _numbers(content, files[name], named, files[first], notes)
+        splits[name] = _images(files[name], Path(where), content, numbers, notes)
     if categories != "own":
         named = _merge(splits, _groups(contents[first], files[first], categories))
     root = Path(where) if Path(where).is_dir() else Path(where).parent
@@ -167,13 +170,53 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _categories(content: dict[str, Any], path: Path) -> dict[int, str]:
     """Category id -> name, in the order of the ids."""
-    try:
-        categories = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: every category needs a number 'id' and a 'name'.") from None
+    categories: dict[int, str] = {}
+    for entry in content["categories"]:
+        if "name" not in entry:
+            raise UserError(f"{path}: every category needs a number 'id' and a 'name'.")
+        if entry["id"] in categories:
+            raise UserError(
+                f"{path}: '{categories[entry['id']]}' and '{entry['name']}' both have the category id {entry['id']}: "
+                "give each its own."
+            )
+        categories[entry["id"]] = str(entry["name"])
     if not categories:
         raise UserError(f"{path} names no categories.")
     return dict(sorted(categories.items()))
+
+
+def _numbers(
+    content: dict[str, Any], path: Path, known: dict[int, str], first: Path, notes: list[str]
+) -> dict[int, int]:
+    """A file's category id -> the id that means the same in the first file, ``known``: the same name decides.
+
+    A category the first file lacks has none; that is a mistake only where an annotation is of it.
+    """
+    own = _categories(content, path)
+    numbers: dict[int, int] = {}
+    for identity, name in own.items():
+        same = [other for other, called in known.items() if called == name]
+        if known.get(identity) == name:
+            numbers[identity] = identity
+        elif len(same) == 1:
+            numbers[identity] = same[0]
+    used = {entry["category_id"] for entry in content["annotations"]}
+    absent = sorted(own.keys() & used - numbers.keys())
+    if absent:
+        name = own[absent[0]]
+        what = "calls several so" if name in known.values() else "does not have"
+        raise UserError(
+            f"{path.name} has objects of category {absent[0]} '{name}', which {first.name} {what}: both files must "
+            "call the same things the same."
+        )
+    moved = [(identity, number) for identity, number in numbers.items() if identity != number and identity in used]
+    if moved:
+        identity, number = moved[0]
+        notes.append(
+            f"{path.name} numbers its categories otherwise than {first.name}: names decide ('{own[identity]}' is "
+            f"{identity} there, {number} here)"
+        )
+    return numbers
 
 
 def _groups(content: dict[str, Any], path: Path, categories: str) -> dict[int, str]:
@@ -195,13 +238,9 @@ def _merge(splits: dict[str, list[CocoImage]], groups: dict[int, str]) -> dict[i
 
 
 def _images(
-    path: Path, where: Path, content: dict[str, Any], categories: dict[int, str], notes: list[str]
+    path: Path, where: Path, content: dict[str, Any], numbers: dict[int, int], notes: list[str]
 ) -> list[CocoImage]:
-    names = []
-    for entry in content["images"]:
-        if not isinstance(entry, dict) or "id" not in entry or "file_name" not in entry:
-            raise UserError(f"{path}: every image needs an 'id' and a 'file_name'; one has {entry!r:.80}.")
-        names.append(str(entry["file_name"]))
+    names = [entry["file_name"] for entry in content["images"]]
     if not names:
         raise UserError(f"{path} names no images.")
     root = find_folder(where if where.is_dir() else path.parent, path, names)
@@ -225,18 +264,29 @@ def _images(
             raise UserError(
                 f"{path.name}: annotation {entry.get('id')} is of image {entry.get('image_id')}, not listed."
             )
-        if entry.get("category_id") not in categories:
+        if entry["category_id"] not in numbers:
             raise UserError(
-                f"{path.name}: annotation {entry.get('id')} has category {entry.get('category_id')}, which is none of "
-                f"the {len(categories)} categories."
+                f"{path.name}: annotation {entry.get('id')} has category {entry['category_id']}, which is none of "
+                f"the {len(content['categories'])} categories."
             )
         cleaned, reason = _clean(entry, image, path, any_mask)
         if cleaned is None:
             left_out[reason] += 1
         else:
-            image.objects.append(cleaned)
+            image.objects.append(cleaned | {"category_id": numbers[entry["category_id"]]})
     notes += [f"{path.name}: {count} {what} left out" for what, count in left_out.items() if count]
     return list(images.values())
+
+
+def _plainly_seen(segmentation: Any, image: CocoImage) -> bool:
+    """Whether a polygon lies inside the image and is a pixel thick on average: it need not be drawn to be known."""
+    for part in segmentation if isinstance(segmentation, list) else []:
+        x, y = np.asarray(part, dtype=float).reshape(-1, 2).T
+        inside = x.min() >= 0 and y.min() >= 0 and x.max() <= image.width and y.max() <= image.height
+        area = abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) / 2
+        if inside and area > 2 and area >= max(np.ptp(x), np.ptp(y)):
+            return True
+    return False
 
 
 def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> tuple[dict[str, Any] | None, str]:
@@ -253,8 +303,14 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
     else:
         check_runs(segmentation, image.height, image.width, f"{path.name}: annotation {entry.get('id')}")
     box = entry.get("bbox")
-    if not box and segmentation:
-        box = run_length.toBbox(rle({"segmentation": segmentation}, image.height, image.width)).tolist()
+    if segmentation and not (box and _plainly_seen(segmentation, image)):
+        mask = rle({"segmentation": segmentation}, image.height, image.width)
+        if not run_length.area(mask):  # outside the image, thinner than a pixel, or run lengths of zeros alone
+            segmentation = []
+        elif not box:
+            box = run_length.toBbox(mask).tolist()
+    if not box and not segmentation and entry.get("segmentation"):
+        return None, "objects without a usable mask"
     if not isinstance(box, list) or len(box) != 4:
         raise UserError(f"{path.name}: annotation {entry.get('id')} has no bbox [left, top, width, height].")
     left, top, width, height = (float(value) for value in box)
@@ -265,7 +321,6 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
     if masks and not segmentation:
         return None, "objects without a usable mask"
     cleaned = {
-        "category_id": entry["category_id"],
         "bbox": [left, top, right - left, bottom - top],
         "area": float(entry.get("area") or (right - left) * (bottom - top)),
         "iscrowd": int(entry.get("iscrowd") or 0),

@@ -24,8 +24,9 @@ from frugalvit.transfer.coco import CocoData, CocoImage, open_coco, rle
 from frugalvit.transfer.decide import decide_detector, short_side
 from frugalvit.transfer.detect_data import ObjectPictures, View
 from frugalvit.transfer.detect_task import DetectTask, summary_of
-from frugalvit.transfer.detection import Detector, DetectorSpec
+from frugalvit.transfer.detection import Detector
 from frugalvit.transfer.feed import Pictures
+from frugalvit.transfer.parts import DetectorSpec
 from frugalvit.transfer.pictures import draw_objects, save_picture, side_by_side
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
@@ -89,9 +90,7 @@ class DetectJob:
         lr = float(config.lr)
         return Steps(lr, falls, config.optimizer.factor, warmup, warmup_from=lr * 1e-3)
 
-    def score(
-        self, config: DetectConfig | None, task: DetectTask, dataset: ObjectPictures, folder: Path | None
-    ) -> dict[str, Any]:
+    def score(self, task: DetectTask, dataset: ObjectPictures, folder: Path | None) -> dict[str, Any]:
         """COCO's scores; with a folder also curves, the table of classes, and the best and worst pictures."""
         found = task.find(dataset)
         scores = task.scores(dataset, found)
@@ -146,7 +145,7 @@ def evaluate(config: DetectEvalConfig) -> Result:
     task = load_task(config.model, facts, config.device, config.batch)
     dataset = ObjectPictures(images, data, running.open_pictures(images), task.net.spec.masks)
     folder = out_folder(config.out)
-    scores = DetectJob().score(None, task, dataset, folder)
+    scores = DetectJob().score(task, dataset, folder)
     seconds = round(time.monotonic() - began, 2)
     summary = {
         "run": config.model,

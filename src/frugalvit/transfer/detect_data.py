@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frugalvit.transfer.coco import CocoData, CocoImage, masks_of
-from frugalvit.transfer.detection import Target
 from frugalvit.transfer.feed import Pictures, send
+from frugalvit.transfer.parts import Target
 
 _SIZES_TRIED = 11
 """Short sides in training: 480, 512, …, 800 in the papers."""

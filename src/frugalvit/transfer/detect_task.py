@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from faster_coco_eval.core import mask as run_length
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from frugalvit import console
 from frugalvit.transfer.detect_data import ObjectPictures, Objects, View, lay_out, make_targets
-from frugalvit.transfer.detection import Detector, Target
+from frugalvit.transfer.detection import Detector
 from frugalvit.transfer.feed import Feed, share
+from frugalvit.transfer.parts import Target
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scores import AveragePrecision, average_precision
 from frugalvit.transfer.tasks import TransferTask
@@ -33,18 +33,12 @@ class DetectTask(TransferTask):
     """A detector and its losses."""
 
     score = "box_ap"
+    feeding: Feed[tuple[Tensor, Objects]] | None
+    evaluated: ObjectPictures | None
 
     def __init__(self, net: Detector, view: View, **settings: Any) -> None:
         super().__init__(net.features.pyramid.backbone, **settings)
         self.net, self.view = net, view
-        self.feeding: Feed[tuple[Tensor, Objects]] | None = None
-        self.evaluated: ObjectPictures | None = None
-
-    def feed(
-        self, feeding: Feed[tuple[Tensor, Objects]], evaluated: ObjectPictures, watched: str, fabric: Fabric, batch: int
-    ) -> None:
-        self.feeding, self.evaluated, self.watched = feeding, evaluated, watched
-        self.fabric, self.eval_batch = fabric, batch
 
     @property
     def pyramid(self) -> Pyramid:
@@ -63,9 +57,8 @@ class DetectTask(TransferTask):
         images = lay_out(pictures, sizes, flips, self.mean, self.std)
         return DetectionBatch(images, sizes, make_targets(objects, before, sizes, flips, self.device))
 
-    def forward(self, batch: DetectionBatch, step: int) -> dict[str, Tensor]:
-        losses = self.net(batch.images, batch.sizes, batch.targets)
-        return {"loss": torch.stack(list(losses.values())).sum(), **losses}
+    def losses(self, batch: DetectionBatch) -> dict[str, Tensor]:
+        return self.net(batch.images, batch.sizes, batch.targets)
 
     # -- scores
 

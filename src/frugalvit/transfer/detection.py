@@ -1,46 +1,32 @@
 """Mask R-CNN (He et al. 2017) on any of our pyramids, from torchvision's parts.
 
 Images arrive resized and normalised (see detect_data.py), so what is left of torchvision's model is the pyramid, the
-region proposals and the heads. Whatever a matrix product gives in half precision is turned into float32 before boxes
-are made of it: bfloat16 knows a place in a large image to four pixels only.
+region proposals and the heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
-from torchvision.models.detection.rpn import RPNHead
-from torchvision.ops import MultiScaleRoIAlign
 
+from frugalvit.transfer.cascade import CascadeHeads
+from frugalvit.transfer.parts import (
+    DetectorSpec,
+    FloatAnchors,
+    FloatPredictor,
+    FloatProposals,
+    Target,
+    mask_parts,
+    roi_align,
+)
 from frugalvit.transfer.pyramid import FeaturePyramid, Pyramid
 from frugalvit.transfer.regions import Heads, Proposals
-
-Target = dict[str, Tensor]
-"""boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class; masks (n, H, W) where there are any."""
-
-
-@dataclass(frozen=True)
-class DetectorSpec:
-    """All sizes of a detector, the resolved "auto" ones included: what it takes to build the same one again."""
-
-    classes: int  # without the background
-    head: str = "mask-rcnn"
-    masks: bool = True
-    channels: int = 256
-    hidden: int = 1024
-    anchors: float = 8.0  # anchor size in strides
-    proposals: int = 1000
-    samples: int = 512
-    detections: int = 100
 
 
 class Detector(nn.Module):
@@ -69,8 +55,6 @@ class Detector(nn.Module):
             nms_thresh=0.7,
         )
         if spec.head == "cascade":
-            from frugalvit.transfer.cascade import CascadeHeads
-
             self.heads: nn.Module = CascadeHeads(spec, self.features)
         else:
             self.heads = Heads(
@@ -108,50 +92,3 @@ class Detector(nn.Module):
                 pasted = paste_masks_in_image(objects["masks"].float(), objects["boxes"], (height, width))
                 objects["masks"] = pasted[:, 0] > 0.5
         return found
-
-
-class FloatAnchors(AnchorGenerator):
-    """torchvision's anchors, in float32 whatever the maps are: they are places too. All images share one tensor."""
-
-    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        first = ImageList(image_list.tensors, image_list.image_sizes[:1])
-        return super().forward(first, [grid[:, :1].float() for grid in feature_maps]) * len(image_list.image_sizes)
-
-
-class FloatProposals(RPNHead):
-    """torchvision's head of region proposals, with float32 results."""
-
-    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        scores, boxes = super().forward(x)
-        return [part.float() for part in scores], [part.float() for part in boxes]
-
-
-class FloatPredictor(FastRCNNPredictor):
-    """torchvision's class and box predictor, with float32 results."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        scores, boxes = super().forward(x)
-        return scores.float(), boxes.float()
-
-
-class FloatMasks(MaskRCNNPredictor):
-    """torchvision's mask predictor, with float32 results."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).float()
-
-
-def roi_align(spec: DetectorSpec, features: FeaturePyramid, side: int) -> MultiScaleRoIAlign:
-    """Crops of ``side`` cells from the level that fits a region: 224 px on stride 16 with anchors of 8 strides."""
-    return MultiScaleRoIAlign(features.names, side, sampling_ratio=2, canonical_scale=round(28 * spec.anchors))
-
-
-def mask_parts(spec: DetectorSpec, features: FeaturePyramid) -> dict[str, nn.Module]:
-    """He et al.'s mask head: four convolutions on 14 × 14 cells, doubled to 28 × 28; nothing without masks."""
-    if not spec.masks:
-        return {}
-    return {
-        "mask_roi_pool": roi_align(spec, features, 14),
-        "mask_head": MaskRCNNHeads(spec.channels, (spec.channels,) * 4, 1),
-        "mask_predictor": FloatMasks(spec.channels, spec.channels, spec.classes + 1),
-    }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from frugalvit import console
 from frugalvit.data.decode import known_formats
@@ -16,7 +17,7 @@ from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 
 _TURNED = range(5, 9)  # EXIF orientations that swap width and height
-_ORIENTATION = 0x0112
+_WIDTH, _HEIGHT, _ORIENTATION = 0x0100, 0x0101, 0x0112  # tags of TIFF and EXIF
 UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
 """What opening a file that is no picture, or too large a one, raises."""
 
@@ -53,6 +54,8 @@ def upright_size(path: Path) -> tuple[int, int]:
     try:
         with Image.open(path, formats=known_formats()) as picture:
             width, height = picture.size
+            if isinstance(picture, TiffImageFile):  # newer Pillows give the turned size, older ones the stored one
+                width, height = int(picture.tag_v2[_WIDTH]), int(picture.tag_v2[_HEIGHT])
             turned = picture.getexif().get(_ORIENTATION) in _TURNED
     except FileNotFoundError:
         raise UserError(f"There is no file {path}.") from None

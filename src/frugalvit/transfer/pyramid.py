@@ -52,7 +52,6 @@ class FeaturePyramid(nn.Module):
     def __init__(self, pyramid: Pyramid, channels: int) -> None:
         super().__init__()
         self.pyramid = pyramid
-        self.out_channels = channels
         self.fpn = FeaturePyramidNetwork(pyramid.channels, channels, extra_blocks=LastLevelMaxPool())
         self.strides = [*pyramid.strides, pyramid.strides[-1] * 2]
         self.names = [str(level) for level in range(len(pyramid.strides))]

@@ -27,7 +27,7 @@ from frugalvit.training.recipes import Decisions, Facts, steps_per_epoch, total_
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Constant, Schedule
 from frugalvit.training.session import follow_init, in_run_folder
-from frugalvit.transfer.decide import decide_drop_path, decide_input, decide_length, short_side
+from frugalvit.transfer.decide import check_size, decide_drop_path, decide_input, decide_length, short_side
 from frugalvit.transfer.feed import Feed, Pictures, worker_count
 
 
@@ -42,7 +42,7 @@ class Job(Protocol):
     def task(self, config: Any, data: Any, backbone: Backbone) -> Any: ...
     def dataset(self, items: list[Any], data: Any, pictures: Pictures, task: Any) -> Any: ...
     def schedule(self, config: Any, steps: int) -> Schedule: ...
-    def score(self, config: Any, task: Any, dataset: Any, folder: Path | None) -> dict[str, Any]: ...
+    def score(self, task: Any, dataset: Any, folder: Path | None) -> dict[str, Any]: ...
     def facts(self, config: Any, data: Any, task: Any) -> dict[str, Any]: ...
     def result(self, summary: dict[str, Any]) -> Result: ...
 
@@ -51,6 +51,7 @@ def train(config: Any, job: Job) -> Result:
     """Train on a backbone; the run folder holds everything afterwards."""
     if config.data is None and config.resume is None:
         raise UserError(f"What should be trained on? Give a folder: 'frugalvit {job.verb} train DATA'.")
+    check_size(config)
     body = functools.partial(_train, job)
     return in_run_folder(config, f"{job.verb} train", lambda settings, _: job.open(settings), body, job.result)
 
@@ -175,6 +176,7 @@ def make_plan(config: Any, images: int, world: int, job: Job) -> Plan:
         log_every=min(config.log_every, max(1, steps // 10)),
         evaluate_every=every,
         save_every=config.save_every,
+        patience_for_peers=config.peer_timeout,
     )
 
 
@@ -199,7 +201,7 @@ def _finish(
     best = run.load_best()
     if best is not None:
         task.load_state_dict(best["task"])
-    scores = job.score(config, task, final, run.folder if run.writer else None)
+    scores = job.score(task, final, run.folder if run.writer else None)
     summary: dict[str, Any] = {"run": str(run.folder), "task": job.verb, **scores}
     summary |= {
         "scored_on": scored_on,

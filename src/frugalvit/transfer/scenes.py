@@ -29,6 +29,7 @@ from frugalvit.transfer.scores import IGNORED
 
 _SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 _MASK_FOLDERS = ("masks", "annotations", "labels", "annotation", "mask", "label")
+_MOST = 256  # labels are bytes
 _VOID = {"void", "unlabelled", "unlabeled", "ignore", "ignored"}
 _CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 _VOC = (
@@ -77,10 +78,14 @@ def open_scenes(
     if not root.is_dir():
         raise UserError(f"There is no folder {root}.")
     pairs, layout = find_pairs(root)
+    if ignore != "auto" and not 0 <= int(ignore) <= IGNORED:
+        raise UserError(f"--ignore-index {ignore} is no label: labels are numbers from 0 to 255.")
+    if count != "auto" and not 1 <= int(count) <= _MOST:
+        raise UserError(f"--label-count {count} is not possible: labels are numbers from 0 to 255, {_MOST} at most.")
     notes: list[str] = []
     splits = {name: _scenes(found) for name, found in pairs.items()}
     names = class_names(root, layout)
-    ignored, reason = choose_ignored(ignore, root, layout, names)
+    ignored, reason = choose_ignored(ignore, layout, names)
     notes.append(f"label {IGNORED} counts nowhere" + (f", nor does {ignored}: {reason}" if ignored != IGNORED else ""))
     present = _labels(splits)
     highest, kept_names = _count(count, names, present, ignored)
@@ -203,21 +208,54 @@ def class_names(root: Path, layout: str) -> tuple[str, ...]:
     """Names by label from classes.txt or class_names.json, or those of a known dataset; empty where there are none."""
     for name in ("classes.txt", "class_names.txt", "labels.txt"):
         if (root / name).is_file():
-            return tuple(
-                line.strip() for line in (root / name).read_text(encoding="utf-8").splitlines() if line.strip()
-            )
+            lines = (root / name).read_text(encoding="utf-8").splitlines()
+            return _not_too_many(root / name, [line.strip() for line in lines if line.strip()])
     for name in ("classes.json", "class_names.json"):
         if (root / name).is_file():
-            try:
-                names = json.loads((root / name).read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise UserError(f"{root / name} is not readable JSON ({error}).") from None
-            names = list(names.values()) if isinstance(names, dict) else names
-            return tuple(str(entry) for entry in names)
+            return _not_too_many(root / name, _names_in(root / name))
     return {"voc": _VOC, "camvid": (*_CAMVID, "void")}.get(layout, ())
 
 
-def choose_ignored(wanted: int | str, root: Path, layout: str, names: tuple[str, ...]) -> tuple[int, str]:
+def _not_too_many(path: Path, names: list[str]) -> tuple[str, ...]:
+    if len(names) > _MOST:
+        raise UserError(f"{path} names {len(names)} classes; labels are numbers from 0 to 255, {_MOST} at most.")
+    return tuple(names)
+
+
+def _names_in(path: Path) -> list[str]:
+    """Names by label from a JSON file: a list in the order of the labels, {label: name} or {name: label}."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not readable JSON ({error}).") from None
+    if isinstance(content, list) and all(isinstance(name, str | int) for name in content):
+        return [str(name) for name in content]
+    labels: list[tuple[int, str]] = []
+    if isinstance(content, dict) and all(_is_label(label) and isinstance(name, str) for label, name in content.items()):
+        labels = [(int(label), name) for label, name in content.items()]
+    elif isinstance(content, dict) and all(_is_label(label) for label in content.values()):
+        labels = [(int(label), name) for name, label in content.items()]
+    if not labels:
+        raise UserError(
+            f'{path} must be a list of names in the order of the labels, {{"0": name, "1": name, …}} or '
+            "{name: 0, name: 1, …}."
+        )
+    names = dict(labels)
+    highest = max((label for label in names if label != IGNORED), default=-1)  # 255 counts nowhere: it may stand apart
+    gap = next((label for label in range(highest + 1) if label not in names), None)
+    if gap is not None or len(names) < len(labels):
+        what = f"no name for the label {gap}" if gap is not None else "two names for one label"
+        raise UserError(f"{path} has {what}: every label from 0 to {highest} needs one name.")
+    return [names[label] for label in range(highest + 1)]
+
+
+def _is_label(value: object) -> bool:
+    if isinstance(value, str):
+        return value.isdecimal()
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def choose_ignored(wanted: int | str, layout: str, names: tuple[str, ...]) -> tuple[int, str]:
     """The label that counts nowhere beside 255, and why."""
     if wanted != "auto":
         return int(wanted), "--ignore-index"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from dataclasses import asdict
@@ -68,6 +69,7 @@ class SegmentJob:
             scales=config.scales,
             photometric=config.photometric,
             largest_share=config.largest_share,
+            test=config.test,
             weight_decay=config.optimizer.weight_decay,
             layer_decay=config.optimizer.layer_decay,
             steady=bool(config.init or config.pretrained),
@@ -81,26 +83,20 @@ class SegmentJob:
         warmup = running.warmup_of(config, steps)
         return Polynomial(lr, steps, optimizer.power, lr * optimizer.min_lr, warmup, warmup_from=lr * 1e-3)
 
-    def score(
-        self,
-        config: SegmentConfig | SegmentEvalConfig,
-        task: SegmentTask,
-        dataset: LabelledPictures,
-        folder: Path | None,
-    ) -> dict[str, Any]:
+    def score(self, task: SegmentTask, dataset: LabelledPictures, folder: Path | None) -> dict[str, Any]:
         """mIoU and mean accuracy; with a folder also the table of classes, and the best and worst pictures.
 
         With multi-scale testing ``miou`` is that, and ``single_scale_miou`` what one look gives.
         """
-        confusion, shares = task.scores(dataset, config.test)
+        confusion, shares = task.scores(dataset, task.test)
         scores = confusion.summary()
-        if config.test.multi_scale:
+        if task.test.multi_scale:
             scores["single_scale_miou"] = task.scores(dataset, TestConfig())[0].summary()["miou"]
         if folder is not None:
             make_folder(folder / "pictures")
             material = {
                 "per_class": _per_class(confusion, dataset),
-                **_pictures(task, dataset, config.test, shares, folder),
+                **_pictures(task, dataset, shares, folder),
             }
             write_text(folder / "transfer_report.json", json.dumps(material, indent=1, ensure_ascii=False))
         return scores
@@ -140,10 +136,10 @@ def evaluate(config: SegmentEvalConfig) -> Result:
     scenes = data.splits.get(config.split)
     if not scenes:
         raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
-    task = load_task(config.model, facts, config.device, config.batch)
+    task = load_task(config, facts)
     dataset = LabelledPictures(scenes, data, running.open_pictures(scenes))
     folder = out_folder(config.out)
-    scores = SegmentJob().score(config, task, dataset, folder)
+    scores = SegmentJob().score(task, dataset, folder)
     seconds = round(time.monotonic() - began, 2)
     summary = {
         "run": config.model,
@@ -163,28 +159,32 @@ def predict(config: SegmentPredictConfig) -> Result:
     folder, names = Path(config.out), unique_names(given.paths)
     not_over(given.paths, [folder / f"{name}{kind}" for name in names for kind in (".png", ".jpg")])
     make_folder(folder)
-    task = load_task(config.model, facts, config.device, config.batch)
+    task = load_task(config, facts)
     labels = np.array(facts["labels"], np.uint8)
     rows: list[list[Any]] = []
-    for ((place, path, pixels),) in given.batches(1, "segmenting"):
-        name = names[place]
-        found = task.predict([torch.from_numpy(pixels).permute(2, 0, 1)], config.test)[0].cpu().numpy()
-        save_picture(Image.fromarray(labels[found]), folder / f"{name}.png")
-        save_picture(draw_classes(pixels, found), folder / f"{name}.jpg")
-        shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
-        most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
-        rows.append([str(path), ", ".join(most)])
+    parts = given.batches(config.batch, "segmenting")
+    # A batch is one block of pixels: neighbours of one size are looked at together.
+    groups = (list(same) for part in parts for _, same in itertools.groupby(part, key=lambda one: one.pixels.shape))
+    for group in groups:
+        predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
+        for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
+            save_picture(Image.fromarray(labels[found]), folder / f"{names[place]}.png")
+            save_picture(draw_classes(pixels, found), folder / f"{names[place]}.jpg")
+            shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
+            most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
+            rows.append([str(path), ", ".join(most)])
     seconds = round(time.monotonic() - began, 2)
     data = {"out": str(folder), "images": len(rows), "classes": facts["classes"], "seconds": seconds}
     data["unreadable"] = given.unreadable
     return Result(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
 
 
-def load_task(where: str, facts: dict[str, Any], device: str, batch: int) -> SegmentTask:
+def load_task(config: SegmentEvalConfig | SegmentPredictConfig, facts: dict[str, Any]) -> SegmentTask:
     """A trained segmenter, ready to look at pictures."""
-    task = SegmentTask(Segmenter(Pyramid(rebuild_backbone(facts)), SegmenterSpec(**facts["spec"])), facts["side"])
-    fill(task, where)
-    task.fabric, task.eval_batch = lone_fabric(device), batch
+    net = Segmenter(Pyramid(rebuild_backbone(facts)), SegmenterSpec(**facts["spec"]))
+    task = SegmentTask(net, facts["side"], test=config.test)
+    fill(task, config.model)
+    task.fabric, task.eval_batch = lone_fabric(config.device), config.batch
     return task.to(task.fabric.device).eval()
 
 
@@ -197,7 +197,7 @@ def _per_class(confusion: Confusion, dataset: LabelledPictures) -> dict[str, Any
 
 
 def _pictures(
-    task: SegmentTask, dataset: LabelledPictures, test: TestConfig, shares: list[tuple[int, float]], folder: Path
+    task: SegmentTask, dataset: LabelledPictures, shares: list[tuple[int, float]], folder: Path
 ) -> dict[str, list[dict[str, str]]]:
     """The images with the largest and the smallest share of right pixels: image, truth, prediction."""
     ranked = sorted(shares, key=lambda pair: pair[1])
@@ -206,7 +206,7 @@ def _pictures(
         shown[kind] = []
         for number, (place, right) in enumerate(chosen, 1):
             picture = dataset.pictures.read(place)
-            found = task.predict([picture], test)[0].cpu().numpy()
+            found = task.predict([picture], task.test)[0].cpu().numpy()
             pixels = picture.cpu().permute(1, 2, 0).numpy()
             parts = [Image.fromarray(pixels), draw_classes(pixels, dataset.labels(place).numpy())]
             name = f"pictures/{kind}_{number}.jpg"

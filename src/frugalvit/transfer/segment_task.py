@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -103,9 +102,15 @@ def distort(images: Tensor, numbers: Tensor) -> Tensor:
 
 
 class SegmentTask(TransferTask):
-    """A segmenter and its losses. ``side`` is that of the training crops, and of images' short side at test."""
+    """A segmenter and its losses.
+
+    side: that of the training crops, and of images' short side at test
+    test: how images are looked at for the scores at the end; while training every image is looked at once
+    """
 
     score = "miou"
+    feeding: Feed[tuple[Tensor, Tensor]] | None
+    evaluated: LabelledPictures | None
 
     def __init__(
         self,
@@ -115,24 +120,13 @@ class SegmentTask(TransferTask):
         scales: tuple[float, float] = (0.5, 2.0),
         photometric: bool = True,
         largest_share: float = 0.75,
+        test: TestConfig | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(net.pyramid.backbone, **settings)
         self.net, self.side = net, side
         self.scales, self.photometric, self.largest_share = scales, photometric, largest_share
-        self.feeding: Feed[tuple[Tensor, Tensor]] | None = None
-        self.evaluated: LabelledPictures | None = None
-
-    def feed(
-        self,
-        feeding: Feed[tuple[Tensor, Tensor]],
-        evaluated: LabelledPictures,
-        watched: str,
-        fabric: Fabric,
-        batch: int,
-    ) -> None:
-        self.feeding, self.evaluated, self.watched = feeding, evaluated, watched
-        self.fabric, self.eval_batch = fabric, batch
+        self.test = test or TestConfig()
 
     @property
     def pyramid(self) -> Pyramid:
@@ -175,9 +169,8 @@ class SegmentTask(TransferTask):
             images[place, :, :, width:] = 0
         return SegmentBatch(images, labels)
 
-    def forward(self, batch: SegmentBatch, step: int) -> dict[str, Tensor]:
-        losses = self.net.losses(batch.images, batch.labels)
-        return {"loss": torch.stack(list(losses.values())).sum(), **losses}
+    def losses(self, batch: SegmentBatch) -> dict[str, Tensor]:
+        return self.net.losses(batch.images, batch.labels)
 
     # -- scores
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
 from frugalvit.training.parameters import decay_groups, layer_groups
+from frugalvit.transfer.feed import Feed
 
 
 class TransferTask(nn.Module):
@@ -32,9 +33,16 @@ class TransferTask(nn.Module):
         self.weight_decay, self.layer_decay, self.steady = weight_decay, layer_decay, steady
         self.register_buffer("mean", torch.tensor(backbone.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(backbone.std)[:, None, None], persistent=False)
+        self.feeding: Feed[Any] | None = None
+        self.evaluated: Any = None
         self.watched = "val"
         self.eval_batch = 1
         self.fabric: Fabric | None = None
+
+    def feed(self, feeding: Feed[Any], evaluated: Any, watched: str, fabric: Fabric, batch: int) -> None:
+        """Where the steps' pictures come from; those that are scored, and what their split is called."""
+        self.feeding, self.evaluated, self.watched = feeding, evaluated, watched
+        self.fabric, self.eval_batch = fabric, batch
 
     @property
     def backbone(self) -> Backbone:
@@ -57,6 +65,14 @@ class TransferTask(nn.Module):
         return self
 
     # -- the loop's questions
+
+    def losses(self, batch: Any) -> dict[str, Tensor]:
+        """The losses of a step by name; their sum is what is learnt."""
+        raise NotImplementedError
+
+    def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
+        losses = self.losses(batch)
+        return {"loss": torch.stack(list(losses.values())).sum(), **losses}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if self.layer_decay == 1:

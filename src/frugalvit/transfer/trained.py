@@ -13,7 +13,7 @@ from safetensors.torch import save as tensor_bytes
 from frugalvit import __version__
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.errors import UserError
-from frugalvit.files import write_atomically, write_text
+from frugalvit.files import read_json, write_atomically, write_text
 from frugalvit.transfer.tasks import TransferTask
 
 WEIGHTS, FACTS = "transfer.safetensors", "transfer.json"
@@ -32,14 +32,12 @@ def save_trained(folder: Path, task: TransferTask, facts: dict[str, Any]) -> Non
 def read_facts(where: str, kind: str) -> dict[str, Any]:
     """What transfer.json says of a trained ``kind`` ("detect" or "segment")."""
     folder = Path(where)
-    path = folder / FACTS
-    if not path.is_file():
+    facts = read_json(folder / FACTS, dict)
+    if facts is None:
         if (folder / "config.yaml").is_file():
-            raise UserError(
-                f"{folder} holds no trained {kind}or yet; is it a finished run of 'frugalvit {kind} train'?"
-            )
+            name = {"detect": "detector", "segment": "segmenter"}[kind]
+            raise UserError(f"{folder} holds no trained {name} yet; is it a finished run of 'frugalvit {kind} train'?")
         raise UserError(f"There is no run at {folder}; give the folder that 'frugalvit {kind} train' printed.")
-    facts = json.loads(path.read_text(encoding="utf-8"))
     if facts.get("kind") != kind:
         raise UserError(f"{folder} is a run of 'frugalvit {facts.get('kind')}', not of '{kind}'.")
     return facts
