@@ -255,6 +255,19 @@ def test_pt2_has_a_free_batch(name: str, tmp_path: Path):
     assert config["label_names"] == list(CLASSES)
 
 
+def test_a_program_of_logits_returns_them_and_is_no_model_to_load(tmp_path: Path):
+    folder, backbone = made(tmp_path, "resnet")
+    run(model=str(folder), to="pt2", out=str(tmp_path / "out"))
+    images = torch.rand(2, 3, *backbone.img_size)
+    logits = torch.export.load(tmp_path / "out" / "model.pt2").module()(images)
+    assert isinstance(logits, torch.Tensor) and logits.shape == (2, len(CLASSES))
+    with pytest.raises(UserError, match="out holds a pt2 program"):
+        fv.load(str(tmp_path / "out"))
+    (tmp_path / "out" / "model.pt2").rename(tmp_path / "out" / "model.onnx")
+    with pytest.raises(UserError, match=r"out holds an ONNX program.*give the run, or a timm or hf export"):
+        run(model=str(tmp_path / "out"), to="timm", out=str(tmp_path / "again"))
+
+
 def test_the_command(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]):
     folder, _ = made(tmp_path, "resnet")
     words = ["export", str(folder), "--images", str(photos), "--out", str(tmp_path / "out"), "--json"]

@@ -142,7 +142,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     ("line", "expected"),
     [
         ("train photos --steps 1 --backbone swin_nano --init empty", "empty is a folder, not a checkpoint file"),
-        ("pretrain photos --steps 5 --backbone swin_nano --continue pre", "pre has another shape ("),
+        ("pretrain photos --steps 5 --matching.prototypes 40 --continue pre", "pre has another shape ("),
     ],
 )
 def test_what_the_weights_do_not_fit_is_said(

@@ -74,6 +74,11 @@ def test_the_paired_difference() -> None:
     for found in (paired_difference(first, second), paired_difference(*defaults)):
         text = f"+{found.mean:.2f}, 95 % interval +{found.low:.2f} to +{found.high:.2f}, p = {found.p_value:.3f}"
         assert text in TEXT
+    mixed = paired_difference(
+        *(scores("defaults-flowers", setting, "top1") for setting in ("auto, half mixed", "auto"))
+    )
+    told = f"+{mixed.mean:.2f}, 95 % interval +{mixed.low:.2f} to +{mixed.high:.2f}, p = {mixed.p_value:.3f}, against"
+    assert told in TEXT
     rates = paired_difference(*(scores("defaults-flowers", setting, "top1") for setting in ("auto", "lr=0.00013")))
     assert f"by {rates.mean:.1f} points in the mean (95 % interval −{-rates.low:.1f} to +{rates.high:.1f}" in TEXT
     small = paired_difference(

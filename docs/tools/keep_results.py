@@ -29,7 +29,9 @@ def keep(runs: Path) -> None:
         lines = [line for line in lines if line["split"] != "train" or line["step"] % EVERY == 0]
         target.parent.mkdir(parents=True, exist_ok=True)
         target.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        numbers = _numbers(log.parent / "summary.json") | _numbers(log.parent / "probes.json")
+        # Older runs have the scores of their probes in probes.json, as numbers.
+        files = ("summary.json", "probes.json", "reproduced.json")
+        numbers = {name: value for file in files for name, value in _numbers(log.parent / file).items()}
         if numbers:
             target.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
 

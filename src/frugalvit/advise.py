@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from lightning_fabric import Fabric
 
 from frugalvit import console
@@ -29,8 +28,9 @@ from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import commands, pretrain, setup
 from frugalvit.training.health import Health
-from frugalvit.training.loop import Plan
 from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, decide_training
+from frugalvit.training.stepbench import timed
+from frugalvit.training.stepping import Plan, Stepper, make_optimizer
 
 # A network with published weights that fits the machine: the papers' Swin, or on a CPU the smallest ViT of timm.
 PUBLISHED = {"cpu": "vit_tiny_patch16_224", "gpu": "swin_tiny_patch4_window7_224"}
@@ -154,7 +154,7 @@ def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[s
     decisions = Decisions()
     decide_common(settings, facts, decisions)
     with console.hushed():  # what it has to say stands with the reasons
-        backbone = setup.make_backbone(settings, len(source.classes))
+        backbone = commands.make_network(settings, source.classes)
     decide_training(settings, facts.knowing(backbone), decisions)
     watched = len(source.splits.get("val") or source.splits.get("test") or ())
     plan = commands.make_plan(settings, facts.images, watched, 1)
@@ -168,7 +168,7 @@ def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[s
         mixing = Mixing(settings.mixing, len(source.classes))
         batches = Batches(store, plan.images_per_step, seed=0, augment=augment, mixing=mixing)
         task.feed(batches, None, "val", fabric)
-        pace = _pace(task, batches, fabric, config.trial, settings.backbone)
+        pace = _pace(task, plan, fabric, config.trial, settings.backbone)
         seen = sum(len(source.splits[name]) for name in ("val", "test") if name in source.splits)
         looks = plan.steps / plan.evaluate_every * watched
         # A forward pass alone is about a third of a training step.
@@ -188,7 +188,7 @@ def _pretrain(config: AdviseConfig, source: DataSource, facts: Facts) -> Proposa
     if config.trial:
         fabric = setup.make_fabric(settings)
         with console.hushed():
-            student = setup.make_backbone(settings, 0)
+            student = pretrain.make_network(settings)
         proposal.notes = student.notes
         task = pretrain.make_task(settings, student, plan)
         store, decoding = _store(source.splits["train"], plan, student.img_size, settings, fabric)
@@ -196,7 +196,7 @@ def _pretrain(config: AdviseConfig, source: DataSource, facts: Facts) -> Proposa
         batches = Batches(store, plan.images_per_step, seed=0, augment=augment)
         assert isinstance(settings.matching.prototypes, int)
         task.feed(batches, None, Health(settings.matching.prototypes, plan.steps, plan.steps), fabric)
-        pace = _pace(task, batches, fabric, config.trial, "pretraining")
+        pace = _pace(task, plan, fabric, config.trial, "pretraining")
         # A look at the features embeds up to nine times health.images; one embedding is about a twelfth of the work
         # that ten crops, their gradients and the teacher are.
         looked = min(facts.images, 9 * settings.health.images) * plan.steps / plan.evaluate_every
@@ -221,20 +221,13 @@ def _store(
     return store, (time.monotonic() - began) / count
 
 
-def _pace(task: Any, batches: Batches, fabric: Fabric, steps: int, label: str) -> float:
-    """Median seconds of a real step: batch, forward, backward, optimiser; the first one only warms up."""
-    module, optimizer = fabric.setup(task, torch.optim.AdamW(task.parameter_groups(), lr=1e-6))
+def _pace(task: Any, plan: Plan, fabric: Fabric, steps: int, label: str) -> float:
+    """Median seconds of a step as the run would take it; the first one only warms up."""
+    module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
+    stepper = Stepper(task, module, optimizer, plan, fabric)
     taken = []
-    for step in console.progress(range(steps + 1), label=f"trying {label}"):
-        began = time.monotonic()
-        losses = module(batches.batch_at(step), step)
-        fabric.backward(losses["loss"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        task.after_step(step)
-        if fabric.device.type == "cuda":
-            torch.cuda.synchronize()
-        taken.append(time.monotonic() - began)
+    for stepper.step in console.progress(range(steps + 1), label=f"trying {label}"):
+        taken.append(timed(lambda _: stepper.one_step(), 1, fabric.device, group=1))
     return statistics.median(taken[1:])
 
 

@@ -81,7 +81,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
             groups[group] = parser.add_argument_group(group or "options")
         add = groups[group].add_argument
         default = field.get_default(call_default_factory=True) if not field.is_required() else None
-        text = _help(field, default)
+        text = argparse.SUPPRESS if extra.get("hidden") else _help(field, default)
         many = typing.get_origin(_plain(field.annotation)) in (list, tuple)
         if extra.get("positional"):
             nargs = ("+" if field.is_required() else "*") if many else (None if field.is_required() else "?")
@@ -119,12 +119,12 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def _help(field: Any, default: Any) -> str:
-    text = (field.description or "").replace("%", "%%")
-    if default is None or default == "" or default == [] or default == () or default == {}:
-        return text
-    shown = ", ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
-    shown = {True: "yes", False: "no"}.get(default, shown) if isinstance(default, bool) else shown
-    return f"{text} (default: {shown})".replace("%%", "%").replace("%", "%%")
+    text = field.description or ""
+    if default not in (None, "", [], (), {}):
+        shown = ", ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+        shown = {True: "yes", False: "no"}[default] if isinstance(default, bool) else shown
+        text = f"{text} (default: {shown})"
+    return text.replace("%", "%%")  # argparse takes a single one for a place to fill in
 
 
 def _metavar(annotation: Any) -> str:

@@ -6,6 +6,7 @@ The script is plain text for the shell: pressing Tab starts no Python.
 from __future__ import annotations
 
 import importlib
+from argparse import SUPPRESS
 from dataclasses import dataclass, field
 
 from frugalvit import console
@@ -51,7 +52,7 @@ def describe() -> list[Words]:
         module, _, name = verb.config.partition(":")
         parser = make_parser(getattr(importlib.import_module(module), name), verb.words, verb.help)
         words = Words(verb.words, verb.help)
-        for action in parser._actions:
+        for action in (action for action in parser._actions if action.help != SUPPRESS):
             for flag in (flag for flag in action.option_strings if flag.startswith("--")):
                 words.flags[flag] = (action.help or "").replace("%%", "%").split(" (default")[0]
                 offered = [word for word in str(action.metavar or "").split("|") if word and word not in _KINDS]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import threading
 import time
@@ -29,10 +30,6 @@ def set_quiet(quiet: bool) -> None:
     """Silence ``say`` and ``progress`` (warnings and errors still speak)."""
     global _quiet
     _quiet = quiet
-
-
-def is_quiet() -> bool:
-    return _quiet
 
 
 @contextlib.contextmanager
@@ -81,6 +78,11 @@ def printable(text: str) -> str:
 def _harmless(letter: str) -> bool:
     """Python calls every space but one unprintable, and the joiners that Persian and emoji are written with."""
     return letter.isprintable() or letter in "\n\t\u200c\u200d" or unicodedata.category(letter) == "Zs"
+
+
+def shown(path: object) -> str:
+    """A path as a shell reads it, for commands that people copy."""
+    return shlex.quote(str(path))
 
 
 def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:
@@ -227,12 +229,13 @@ def print_json(data: Any) -> None:
 def print_table(table: Table) -> None:
     columns = [_cell(name) for name in table.columns]
     cells = [[_cell(as_text(value)) for value in row] for row in table.rows]
-    widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
+    widths = [max(_width(text) for text in column) for column in zip(columns, *cells, strict=True)]
     numeric = [all(_is_number(row[i]) for row in table.rows) and bool(table.rows) for i in range(len(widths))]
 
     def line(texts: list[str]) -> str:
         pairs = zip(texts, widths, numeric, strict=True)
-        return "  ".join(text.rjust(width) if right else text.ljust(width) for text, width, right in pairs).rstrip()
+        gaps = ((text, " " * (width - _width(text)), right) for text, width, right in pairs)
+        return "  ".join(gap + text if right else text + gap for text, gap, right in gaps).rstrip()
 
     if table.title:
         _print(_bold(_cell(table.title)))
@@ -244,7 +247,17 @@ def print_table(table: Table) -> None:
 
 def _cell(text: str) -> str:
     """A name with a line's end in it must not tear its row apart."""
-    return printable(" ".join(text.splitlines()).replace("\t", " "))
+    return _encodable(printable(" ".join(text.splitlines()).replace("\t", " ")))
+
+
+def _width(text: str) -> int:
+    """The columns a text takes in a terminal: two for East Asian letters, none for marks on others and for joiners."""
+    return sum(
+        0
+        if unicodedata.category(letter) in ("Mn", "Me", "Cf")
+        else 1 + (unicodedata.east_asian_width(letter) in ("W", "F"))
+        for letter in unicodedata.normalize("NFC", text)  # parts of a Korean syllable stand in one place
+    )
 
 
 def _print(text: str) -> None:

@@ -109,7 +109,7 @@ def _devices() -> list[dict[str, Any]]:
                 "name": facts.name,
                 "units": f"{facts.multi_processor_count} multiprocessors",
                 "memory_gib": round(facts.total_memory / 2**30, 1),
-                "bf16": torch.cuda.is_bf16_supported(),
+                "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
             }
         )
     if torch.backends.mps.is_available():

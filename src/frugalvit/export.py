@@ -169,10 +169,10 @@ class _Program(nn.Module):
         super().__init__()
         self.backbone, self.names = backbone, ["logits"] if output == "logits" else ["pooled", "grid"]
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         features = self.backbone(images)
         if self.names == ["logits"]:
-            return (self.backbone.classify(features.pooled),)
+            return self.backbone.classify(features.pooled)
         return features.pooled, features.grid
 
 
@@ -186,7 +186,8 @@ def _captured(network: _Program, model: ReadyModel) -> torch.export.ExportedProg
 
 def _pt2(network: _Program, path: Path, model: ReadyModel) -> Run:
     torch.export.save(_captured(network, model), path)
-    return torch.export.load(path).module()
+    program = torch.export.load(path).module()
+    return lambda images: [program(images)] if network.names == ["logits"] else program(images)
 
 
 def _onnx(network: _Program, path: Path, model: ReadyModel) -> Run:

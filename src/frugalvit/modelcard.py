@@ -9,6 +9,7 @@ import yaml
 
 from frugalvit import __version__
 from frugalvit.files import write_text
+from frugalvit.formats import as_markdown, markdown_text
 
 if TYPE_CHECKING:
     from frugalvit.export import ReadyModel
@@ -29,7 +30,7 @@ def card(model: ReadyModel, licence: str, summary: dict[str, Any], settings: dic
     front = yaml.safe_dump(_front_matter(model, licence, known), sort_keys=False, allow_unicode=True)
     sections = [
         f"---\n{front}---",
-        f"# {_text(model.name)}",
+        f"# {markdown_text(model.name)}",
         _what(model),
         "## Data\n\n" + _data(model, known, settings),
         "## Recipe\n\n" + _recipe(settings, known),
@@ -74,9 +75,9 @@ def _what(model: ReadyModel) -> str:
 
 def _data(model: ReadyModel, known: dict[str, Any], settings: dict[str, Any]) -> str:
     data = known.get("data") or settings.get("data")
-    lines = [f"Trained on {_text(str(data))}." if data else "What it was trained on is not recorded."]
+    lines = [f"Trained on {markdown_text(str(data))}." if data else "What it was trained on is not recorded."]
     if model.classes:
-        shown = ", ".join(_text(name) for name in model.classes[:50])
+        shown = ", ".join(markdown_text(name) for name in model.classes[:50])
         more = f" … and {len(model.classes) - 50} more" if len(model.classes) > 50 else ""
         lines.append(f"Classes: {shown}{more}.")
     return "\n\n".join(lines)
@@ -89,20 +90,20 @@ def _recipe(settings: dict[str, Any], known: dict[str, Any]) -> str:
         if isinstance(inner, dict):
             plain = {name: value for name, value in inner.items() if not isinstance(value, dict | list)}
             chosen |= {f"{group}.{name}": value for name, value in plain.items()}
-    rows = [f"| {name} | {_text(str(value))} |" for name, value in chosen.items() if value not in (None, "auto")]
+    rows = [(name, str(value)) for name, value in chosen.items() if value not in (None, "auto")]
     if not rows:
         return "How it was trained is not recorded."
-    return "\n".join(["| setting | value |", "| --- | --- |", *rows])
+    return as_markdown(["setting", "value"], rows).rstrip()
 
 
 def _scores(known: dict[str, Any]) -> str:
     given = {label: known[name] for name, label in _SCORES.items() if isinstance(known.get(name), int | float)}
-    rows = [f"| {label} | {value:.2f} % |" for label, value in given.items()]
+    rows = [(label, f"{value:.2f} %") for label, value in given.items()]
     if not rows:
         return "Not scored."
     place = f" on {known['scored_on']}" if known.get("scored_on") else ""
     count = f", {known['scored_images']:,} images" if isinstance(known.get("scored_images"), int) else ""
-    return "\n".join([f"| score{place}{count} | |", "| --- | --- |", *rows])
+    return as_markdown([f"score{place}{count}", ""], rows).rstrip()
 
 
 def _use(model: ReadyModel) -> str:
@@ -139,14 +140,4 @@ def _is_stock(architecture: str) -> bool:
 def _licence(licence: str) -> str:
     if licence == "unknown":
         return "Not stated. The weights belong to whoever trained them; their licence is that person's to choose."
-    return f"The weights: {_text(licence)}."
-
-
-def _text(value: str) -> str:
-    """Free text as text: nothing in a name may act as Markdown or HTML."""
-    value = " ".join(value.split()).replace("\\", "\\\\")
-    for sign, shown in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        value = value.replace(sign, shown)
-    for sign in "|*_`[]#":
-        value = value.replace(sign, "\\" + sign)
-    return value
+    return f"The weights: {markdown_text(licence)}."

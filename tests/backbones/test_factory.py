@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from frugalvit.backbones import Backbone, create_backbone, list_models
-from frugalvit.backbones.factory import OWN
+from frugalvit.backbones.factory import OWN, from_spec
 from frugalvit.backbones.sizes import final_grid
 from frugalvit.errors import UserError
 
@@ -163,11 +163,11 @@ def test_own_names(name: str) -> None:
         images = torch.randn(2, 1, 64, 64)
         torch.testing.assert_close(backbone.classify(backbone(images).pooled), backbone.model(images))
     assert len(backbone.mean) == len(backbone.std) == 1
-    again = create_backbone(
-        **{key: value for key, value in backbone.spec().items() if key != "keywords"}, **backbone.keywords
-    )
+    again = from_spec(json.loads(json.dumps(backbone.spec())))
     again.load_state_dict(backbone.state_dict())
     assert json.loads(json.dumps(backbone.spec())) == again.spec()
+    other = from_spec(backbone.spec(), num_classes=0, drop_path=0.0)
+    assert other.num_classes == 0 and other.keywords == backbone.keywords | {"drop_path": 0.0}
 
 
 def test_last_blocks_of_swin_tiny_are_2304_wide() -> None:

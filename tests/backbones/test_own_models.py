@@ -241,6 +241,23 @@ def test_stages_through_timm(name):
     assert [64 // stage.shape[2] for stage in stages] == model.feature_info.reduction()
 
 
+@pytest.mark.parametrize("name", [*TINY, "swin_nano"])
+def test_stages_are_chosen_alike(name):
+    """All networks written here answer timm's question in one way, and refuse what they do not have in one line."""
+    model = tiny(name) if name in TINY else timm.create_model(name, img_size=64, patch_size=4).eval()
+    pixels = images(1, 3, 64, 64)
+    every = model.forward_intermediates(pixels, intermediates_only=True)
+    assert len(every) == len(model.stage_ends)
+    for indices, expected in ((1, every[-1:]), (0, []), ([0, -1], [every[0], every[-1]])):
+        found = model.forward_intermediates(pixels, indices, intermediates_only=True)
+        torch.testing.assert_close(found, expected)
+    features, normed = model.forward_intermediates(pixels, norm=True)
+    torch.testing.assert_close(features, model.forward_features(pixels))
+    torch.testing.assert_close(normed[-1], model.final_norm(every[-1]))
+    with pytest.raises(UserError, match="NCHW only"):
+        model.forward_intermediates(pixels, output_fmt="NLC")
+
+
 @every_model
 def test_every_parameter_has_a_place_in_layer_wise_learning_rates(name):
     model = tiny(name)

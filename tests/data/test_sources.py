@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from layouts import fill, picture, sizes
+from PIL import Image
 
 from frugalvit.data import check_trainable, open_data
 from frugalvit.data.decode import BadImage
+from frugalvit.data.sizes import median_side
 from frugalvit.errors import UserError
 
 
@@ -75,6 +77,7 @@ def test_unlabelled_flat_nested_and_inside_one_folder(tmp_path: Path) -> None:
     deep = fill(tmp_path / "deep", {"2023/05": 3, "2023/06": 2, "2024/01": 4})
     source = open_data(deep)
     assert sizes(source) == {"train": 9} and "more than one folder deep" in source.notes[0]
+    assert f"'frugalvit data pack {deep} PACKED --labels folders'" in source.notes[0] and "CSV" in source.notes[0]
     assert open_data(deep, labels="folders").classes == ("2023", "2024")
     inside = fill(tmp_path / "inside", {"jpg": 3})
     assert "the only folder of images" in open_data(inside).notes[0]
@@ -84,6 +87,17 @@ def test_unlabelled_flat_nested_and_inside_one_folder(tmp_path: Path) -> None:
     assert sizes(open_data(masks)) == {"train": 3, "val": 1}
     with_splits = fill(tmp_path / "s", {"train": 3, "test": 2})
     assert sizes(open_data(with_splits)) == {"train": 3, "test": 2}
+
+
+def test_looking_at_sizes_leaves_bad_files_to_who_decodes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fill(tmp_path, {".": 3})
+    (folder / "page.jpg").write_text("<html></html>")
+    examples = open_data(folder, split="given").splits["train"]
+    side = median_side(examples)
+    assert len(examples) == 4 and side == min(Image.open(folder / "000.png").size)
+    assert capsys.readouterr().err == "", "the cache names it; twice is once too often"
 
 
 def test_labels_can_be_ignored(tmp_path: Path) -> None:

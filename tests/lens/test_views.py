@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frugalvit.data.decode import BadImage
 from frugalvit.errors import UserError
 from frugalvit.lens import views
 
@@ -62,3 +63,38 @@ def test_channels_a_picture_cannot_fill():
         views.model_input(backbone, torch.rand(1, 3, 32, 32))
     backbone.in_chans, backbone.mean, backbone.std = 1, (0.5,), (0.25,)
     assert views.model_input(backbone, torch.rand(2, 3, 32, 32)).shape == (2, 1, 32, 32)
+
+
+class FewExamples:
+    names = ("0.png", "1.png", "2.png", "3.png", "4.png")
+
+    def __init__(self, places=range(5)):
+        self.places = list(places)
+
+    def __len__(self):
+        return len(self.places)
+
+    def subset(self, places):
+        return FewExamples([self.places[place] for place in places])
+
+    def read(self, index, at_least=None):
+        if self.places[index] == 2:
+            raise BadImage("2.png", "torn")
+        return np.full((40, 60, 3), self.places[index], dtype=np.uint8)
+
+
+def test_examples_are_spread_evenly_and_the_bad_left_out(capsys):
+    assert views.spread_evenly(FewExamples(), 3).places == [0, 2, 4]
+    assert views.spread_evenly(FewExamples(), 9).places == [0, 1, 2, 3, 4]
+    batches = list(views.shown_batches(FewExamples(), PatchFeatures((32, 32)), 3, "looking"))
+    assert [tuple(batch.shape) for batch in batches] == [(3, 3, 32, 32), (1, 3, 32, 32)]
+    assert (torch.cat(batches)[:, 0, 0, 0] * 255).round().tolist() == [0, 1, 3, 4]
+    assert "left out: 2.png" in capsys.readouterr().err
+
+
+def test_what_is_shown_covers_the_crop_or_the_whole():
+    pixels = np.zeros((40, 60, 3), dtype=np.uint8)
+    image, box = views.shown(PatchFeatures((32, 32)), pixels, "crop", 0.875)
+    assert image.shape == (3, 32, 32) and (box.width, box.height) == (35, 35)
+    image, box = views.shown(PatchFeatures((32, 32)), pixels, "whole", 0.875)
+    assert image.shape[2] > image.shape[1] and box == views.Box(0, 0, 60, 40)

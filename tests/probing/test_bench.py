@@ -88,6 +88,11 @@ def test_accuracy_of_a_run_prefers_its_linear_probe(tmp_path: Path) -> None:
     probes = {"knn flowers": {"top1": 50.0, "data": "flowers"}, "linear flowers": {"top1": 60.0, "data": "flowers"}}
     (tmp_path / "probes.json").write_text(json.dumps(probes))
     assert accuracy_of(str(tmp_path)) == ("linear top1 on flowers", 60.0)
+    (tmp_path / "probes.json").write_text(json.dumps({"linear flowers": "top1"}))
+    assert accuracy_of(str(tmp_path)) == ("knn", 40.0)
+    (tmp_path / "probes.json").write_text("{")
+    with pytest.raises(UserError, match=r"probes\.json is not readable JSON"):
+        accuracy_of(str(tmp_path))
 
 
 def test_a_plot_without_any_accuracy_is_refused_before_measuring(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from frugalvit.config.probe import EmbedConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.embed import embed, write_features
 from frugalvit.probing.extract import Embedded
+from frugalvit.probing.figures import neighbours_figure
 
 from . import suite_layouts
 
@@ -37,6 +38,17 @@ def test_parquet_and_one_split(squares: Path, tmp_path: Path) -> None:
     assert all(row["label"] in row["path"] and row["split"] == "test" for row in rows)
 
 
+def test_a_file_in_two_splits_keeps_both(tmp_path: Path) -> None:
+    for number in range(3):
+        suite_layouts.write(tmp_path / f"{number}.png", number % 2, number)
+    rows = [("0.png", "a", "train"), ("1.png", "b", "train"), ("0.png", "a", "test"), ("2.png", "a", "test")]
+    (tmp_path / "t.csv").write_text("path,label,split\n" + "\n".join(map(",".join, rows)))
+    embed(EmbedConfig(data=str(tmp_path / "t.csv"), out=str(tmp_path / "f.npz"), **TINY))
+    with np.load(tmp_path / "f.npz") as arrays:
+        found = [(Path(path).name, split) for path, split in zip(arrays["paths"], arrays["splits"], strict=True)]
+    assert found == [(name, split) for name, _, split in rows]
+
+
 def test_a_table_holds_names_in_no_encoding(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     found = Embedded(torch.ones(1, 2), None, None, ["caf\udce9.png"], ["caf\udce9.png"])
@@ -51,6 +63,12 @@ def test_images_without_labels_and_grids(tmp_path: Path) -> None:
     embed(EmbedConfig(data=str(tmp_path / "images"), out=str(out), features="grid", **TINY))
     with np.load(out) as arrays:
         assert arrays["vectors"].ndim == 4 and "labels" not in arrays
+
+
+@pytest.mark.parametrize(("count", "places"), [(1, 2), (4, 5), (5, 6), (7, 12)])
+def test_a_picture_of_few_neighbours_has_no_empty_columns(count: int, places: int) -> None:
+    image = np.zeros((4, 4, 3), np.uint8)
+    assert len(neighbours_figure(image, [image] * count, ["near"] * count).axes) == places
 
 
 def test_neighbours_are_of_the_same_colour_and_never_the_image_itself(squares: Path, tmp_path: Path) -> None:

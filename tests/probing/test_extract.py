@@ -14,7 +14,7 @@ from frugalvit.data import open_data
 from frugalvit.data.decode import decode
 from frugalvit.errors import UserError
 from frugalvit.probing import extract
-from frugalvit.probing.extract import Extractor, model_hash
+from frugalvit.probing.extract import Extractor, model_hash, resolve_precision
 from frugalvit.training.models import Model
 
 from . import suite_layouts
@@ -148,3 +148,15 @@ def test_a_broken_model_is_said_and_leaves_nothing_in_the_cache(model: Model, sq
     with pytest.raises(UserError, match="NaN"):
         Extractor(broken)(examples)
     assert not list(cache.rglob("*.npz"))
+
+
+def test_auto_is_what_runs_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that only emulates bf16 is faster with fp16."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert resolve_precision("auto", torch.device("cuda")) == "fp16"
+    assert [resolve_precision("auto", torch.device(kind)) for kind in ("cpu", "mps")] == ["32", "32"]
+    assert [resolve_precision(wanted, torch.device("cpu")) for wanted in ("32", "bf16", "fp16")] == [
+        "32",
+        "bf16",
+        "fp16",
+    ]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
+from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
 from frugalvit.errors import UserError
 from frugalvit.probing import commands
 from frugalvit.probing.extract import Embedded, Extractor
+from frugalvit.probing.knn import knn_accuracy
+from frugalvit.probing.linear import linear_probe
+from frugalvit.probing.logistic import logistic_probe
 from frugalvit.probing.prepare import three_splits
 
 from . import suite_layouts
@@ -87,6 +92,18 @@ def test_a_run_keeps_the_results_of_its_probes(squares: Path, tmp_path: Path, mo
     assert kept[f"knn {result.data['data']}"]["top1"] == result.data["top1"]
 
 
+def test_a_damaged_file_of_results_is_said_before_the_work(squares: Path, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "probes.json").write_text('{"knn x": ')
+    monkeypatch.setattr(commands, "open_model", lambda *_: pytest.fail("too late"))
+    for command, config in (
+        (commands.knn, KnnConfig),
+        (commands.linear, LinearConfig),
+        (commands.logistic, LogisticConfig),
+    ):
+        with pytest.raises(UserError, match=r"probes\.json is not readable JSON"):
+            command(config(data=str(squares), **TINY | {"model": str(tmp_path)}))
+
+
 def test_images_without_labels_are_refused_before_the_model_is_loaded(tmp_path: Path, monkeypatch) -> None:
     for number in range(4):
         suite_layouts.write(tmp_path / f"{number}.png", 0, number)
@@ -145,3 +162,19 @@ def test_the_second_probe_uses_the_features_of_the_first(squares: Path, cache: P
     monkeypatch.setattr(Extractor, "images", lambda *_: pytest.fail("computed again"))
     second = commands.logistic(LogisticConfig(data=str(squares), **TINY)).data
     assert second["test_images"] == first["test_images"]
+
+
+@pytest.mark.parametrize(
+    ("called", "options"),
+    [
+        (knn_accuracy, {KnnConfig: {"ks": "ks", "temperature": "temperature"}}),
+        (linear_probe, {LinearConfig: dict.fromkeys(("lrs", "weight_decays", "epochs")) | {"batch": "probe_batch"}}),
+        (logistic_probe, {LogisticConfig: {"max_iterations": None}, SuiteConfig: {"max_iterations": None}}),
+    ],
+)
+def test_probes_called_from_python_take_what_the_command_takes(called: Any, options: dict[Any, dict[str, Any]]) -> None:
+    signature = inspect.signature(called).parameters
+    for config, names in options.items():
+        for name, field in names.items():
+            default = config.model_fields[field or name].default
+            assert signature[name].default == (tuple(default) if isinstance(default, list) else default)

@@ -81,7 +81,7 @@ def test_wins_tables_and_pictures_against_another_model(four: Path, tmp_path: Pa
 
 
 def test_a_second_call_takes_results_from_files_and_a_changed_dataset_is_computed_anew(
-    four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = run(four, tmp_path / "out")
     scored: list[str] = []
@@ -100,6 +100,17 @@ def test_a_second_call_takes_results_from_files_and_a_changed_dataset_is_compute
     assert scored == ["dtd"]
     run(four, tmp_path / "out", seed=1)  # other random weights: another model
     assert len(scored) == 5
+    for path in (tmp_path / "out").glob("*/gtsrb.json"):
+        path.write_text('{"score": 1')
+    damaged = run(four, tmp_path / "out", datasets=["gtsrb"])
+    assert scored[5:] == ["gtsrb"] and "is computed again" in capsys.readouterr().err
+    assert damaged.data["datasets"]["gtsrb"]["score"] == first.data["datasets"]["gtsrb"]["score"]
+
+
+def test_a_fit_that_ended_at_its_limit_is_said(four: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(four, tmp_path / "out", datasets=["gtsrb"], max_iterations=1)
+    assert not result.data["datasets"]["gtsrb"]["converged"]
+    assert "L-BFGS ended at its limit of 1 iterations" in capsys.readouterr().err
 
 
 def test_a_broken_dataset_does_not_stop_the_others(four: Path, tmp_path: Path) -> None:
@@ -121,6 +132,15 @@ def test_nothing_present_says_what_to_do(tmp_path: Path) -> None:
 def test_results_hold_no_nan_and_are_json(four: Path, tmp_path: Path) -> None:
     result = run(four, tmp_path / "out", datasets=["gtsrb"])
     assert json.loads(json.dumps(result.data, allow_nan=False))["datasets"]["gtsrb"]["classes"] == 3
+
+
+def test_names_are_only_names_in_tables(tmp_path: Path) -> None:
+    entry = suite.Entry("mine", r"C:\a~b^c ±", "mine", "accuracy", "present")
+    scored = {"score": 80.0, "metric": "accuracy", "classes": 3, "train_images": 4, "test_images": 2}
+    tables.suite_result([entry], ["a_1", "b"], [{"mine": scored}, {"mine": scored | {"score": 7.0}}], tmp_path)
+    latex = (tmp_path / "suite.tex").read_text(encoding="utf-8")
+    shown = r"C:\textbackslash{}a\textasciitilde{}b\textasciicircum{}c $\pm$ & accuracy & \textbf{80.0} & 7.0 \\"
+    assert shown in latex and r"Average &  & \textbf{80.00} & 7.00 \\" in latex and latex.count(r"\hline") == 4
 
 
 def test_own_data_are_called_by_the_metric_they_were_scored_with(tmp_path: Path) -> None:

@@ -142,6 +142,14 @@ def test_the_last_number_below_a_chart_lies_inside():
     assert 'text-anchor="middle">20</text>' in short
 
 
+@pytest.mark.parametrize("low", [0.69260, 0.1, 12345.67801])
+def test_the_numbers_on_the_left_lie_inside(low):
+    drawn = charts.chart(panel([(0.0, low), (1.0, low + 0.0006)]))
+    texts = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">([\d,.]+)</text>', drawn)
+    assert texts and all(6 * len(text) <= float(x) for x, text in texts)
+    assert f'data-frame="{int(texts[0][0]) + 6} ' in drawn, "the read-out knows where the frame begins"
+
+
 def test_epochs_and_steps_share_no_axis(tmp_path):
     records = [read_run(write_run(tmp_path / name, weight=weight)) for name, weight in (("a", 0.0), ("b", 0.5))]
     records[1].x_label = "step"

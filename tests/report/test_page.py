@@ -122,6 +122,38 @@ def test_several_runs_with_means_and_differences(tmp_path):
     assert "What differs" in text and "mean of 2" in text
 
 
+def about(text):
+    return re.search(r'<p class="about">([^<]*)</p>', text)[1]
+
+
+def test_the_heading_of_several_runs_says_what_they_share(tmp_path):
+    runs = [write_run(tmp_path / f"run{k}", seed=k, epochs=2 + k // 3) for k in range(4)]
+    for run, data in zip(runs, ("sets/clean", "sets/my photos", "flat", "more/other"), strict=True):
+        (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("data: photos", f"data: {data}"))
+    assert about(page.report([read_run(runs[0])])) == "train · swin_tiny_w7 · sets/clean · 2 epochs"
+    three = page.report([read_run(run) for run in runs[:3]])
+    assert about(three) == "train · swin_tiny_w7 · clean, my photos, flat · 2 epochs"
+    assert '<th scope="col">run</th><th scope="col">data</th>' in three and "<td>my photos</td>" in three
+    assert about(page.report([read_run(run) for run in runs])).endswith("clean, my photos, flat and 1 more")
+    same = page.report([read_run(runs[0])] * 2)
+    assert about(same) == "train · swin_tiny_w7 · sets/clean · 2 epochs" and "<td>clean</td>" not in same
+
+
+def test_data_of_one_name_keep_their_paths(tmp_path):
+    records = [read_run(write_run(tmp_path / name)) for name in "ab"]
+    for record, place in zip(records, ("a/photos", "b/photos"), strict=True):
+        record.setting["data"] = place
+    assert "a/photos, b/photos" in about(page.report(records))
+
+
+def test_a_stopped_run_shows_what_auto_chose(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "summary.json").unlink()
+    (run / "decisions.json").write_text('[{"name": "batch", "value": 48, "reason": "half of the images"}]')
+    text = page.report([read_run(run)])
+    assert "half of the images" in text and "This run is not finished" in text
+
+
 def test_a_comparison_and_runs_of_the_same_name(tmp_path):
     for setting, weight in (("with", 0.5), ("without", 0.0)):
         for seed in (0, 1):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib import colormaps
 
-from frugalvit.report import palette
+from frugalvit import palette
 
 
 def linear(colour):

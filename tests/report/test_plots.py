@@ -7,6 +7,8 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
+from frugalvit import palette
+from frugalvit.figures import save
 from frugalvit.lens import attention, correspondence
 from frugalvit.lens.views import model_input
 from frugalvit.report import plots
@@ -25,7 +27,7 @@ def matched(title, height=32, width=48):
 def test_correspondences_in_every_format_and_twice_the_same(tmp_path, kind):
     paths = [tmp_path / f"{name}.{kind}" for name in "ab"]
     for path in paths:
-        plots.save(plots.correspondence_figure([matched("a $ sign"), matched("other")]), path)
+        save(plots.correspondence_figure([matched("a $ sign"), matched("other")]), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     if kind == "png":
         assert Image.open(paths[0]).width > 800
@@ -46,7 +48,7 @@ def test_attention_shows_every_head_twice(tmp_path, heads):
     titles = [axis.get_title() for part in figure.subfigs for axis in part.axes]
     assert [title for title in titles if title] == [f"head {head}" for head in view.order] * 2
     if heads == 3:
-        plots.save(figure, tmp_path / "a.png")
+        save(figure, tmp_path / "a.png")
 
 
 def test_scores_of_several_models(tmp_path):
@@ -54,4 +56,14 @@ def test_scores_of_several_models(tmp_path):
     scores = {f"model {i}": dataclasses.replace(score, accuracy=i / 10) for i in range(9)}
     figure = plots.score_figure(scores)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(scores)
-    plots.save(figure, tmp_path / "scores.svg")
+    save(figure, tmp_path / "scores.svg")
+
+
+def test_probes_and_reports_draw_alike(tmp_path):
+    from frugalvit.probing import figures
+
+    assert (figures.AHEAD, figures.BEHIND) == (palette.BLUE, palette.RED)
+    drawn = figures.suite_figure(["a $ sign"], [50.0], None, "title")
+    for name in ("a", "b"):
+        save(drawn, tmp_path / "new" / f"{name}.SVG")
+    assert (tmp_path / "new" / "a.SVG").read_bytes() == (tmp_path / "new" / "b.SVG").read_bytes()

@@ -57,6 +57,16 @@ def test_seeds_are_one_kind(tmp_path):
     assert [run.seed for run in runs] == [0, 1, 0, 1]
 
 
+def test_the_runs_of_a_compared_setting_are_one_kind_though_one_fills_in_more(tmp_path):
+    folders = [write_run(tmp_path / name / f"seed_{s}", seed=s) for name in ("with", "without") for s in (0, 1)]
+    with (folders[0] / "config.yaml").open("a") as handle:
+        handle.write("grid_size: 7\n")
+    assert len({records.read_run(folder).kind() for folder in folders}) == 2  # 'with' is split, two settings are one
+    (tmp_path / "comparison.json").write_text("{}")
+    kinds = [records.read_run(folder).kind() for folder in folders]
+    assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
+
+
 def test_find_runs(tmp_path):
     write_run(tmp_path / "compare" / "with" / "seed_0")
     write_run(tmp_path / "compare" / "without" / "seed_0")
@@ -123,3 +133,4 @@ def test_thinning_keeps_real_points_and_extremes(values):
 
 def test_mean_curve_where_all_have_points():
     assert records.mean_curve([[(0, 1.0), (1, 2.0)], [(1, 4.0), (2, 9.0)]]) == [(1, 3.0)]
+    assert records.mean_curve([]) == [] == records.mean_curve([[(0, 1.0)], []])

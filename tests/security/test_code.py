@@ -94,6 +94,33 @@ def test_yaml_makes_no_objects(tmp_path: Path, canary: Canary) -> None:
             read_yaml(path)
 
 
+_READ_WITH_CARE = ("config", "lens", "probing", "report", "reproduce", "training/compare.py", "training/tracking.py")
+
+
+def _careful(path: Path) -> bool:
+    place = path.relative_to(SOURCE).as_posix()
+    return "/" not in place or place.startswith(_READ_WITH_CARE)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(filter(_careful, SOURCE.rglob("*.py"))), ids=lambda path: str(path.relative_to(SOURCE))
+)
+def test_a_damaged_json_file_is_no_traceback(path: Path) -> None:
+    """``files.read_json`` says what is wrong; whoever parses by hand catches the mistake beside it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    caught = {
+        node
+        for attempt in ast.walk(tree)
+        if isinstance(attempt, ast.Try)
+        and any(handler.type and "ValueError" in ast.unparse(handler.type) for handler in attempt.handlers)
+        for statement in attempt.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.load", "json.loads"):
+            assert node in caught, f"{path}:{node.lineno} parses JSON unguarded; use files.read_json"
+
+
 _FORBIDDEN = {
     "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen",
     "eval", "exec", "marshal.loads", "shelve.open", "joblib.load", "dill.load",

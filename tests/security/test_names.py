@@ -125,6 +125,15 @@ def test_spaces_and_joiners_are_letters(name: str) -> None:
     assert console.printable(f"{name}\x1b[31m\u202e") == f"{name}\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}"
 
 
+@pytest.mark.parametrize(
+    ("name", "columns"), [("日本 花", 7), ("cafe\u0301", 4), ("한글", 4), ("\u1112\u1161\u11ab", 2)]
+)
+def test_columns_of_a_table_stand_below_each_other(name: str, columns: int, capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_table(Table(["class", "images"], [[name, "many"], ["plain name", "few"]]))
+    _, foreign, plain, *_ = capsys.readouterr().out.splitlines()
+    assert foreign == f"{name}{' ' * (12 - columns)}many" and plain == "plain name  few"
+
+
 def test_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither through mistakes, nor through warnings about files; half a letter (a name in no encoding) passes too."""
     name = f"{ESCAPES}.png"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
     assert all(path.stat().st_mtime_ns == before for path, before in finished.items()), "a finished run was done again"
     for kind in ("md", "csv", "tex", "png", "json"):
         assert (tmp_path / "c" / f"comparison.{kind}").stat().st_size > 50
+    assert b"\r" not in (tmp_path / "c" / "comparison.csv").read_bytes()
     rows = list(csv.DictReader((tmp_path / "c" / "comparison.csv").open()))
     assert len(rows) == 4 and {row["seed"] for row in rows} == {"0", "1"}
     assert result.data["differences"]["with"]["count"] == 2 and "\\pm" in (tmp_path / "c/comparison.tex").read_text()
@@ -62,14 +62,6 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
     (tmp_path / "moved").rename(tmp_path / "c")
     with pytest.raises(UserError, match="steps"):
         compare(config(photos, tmp_path / "c", steps=5))
-
-
-def test_signs_of_tables_are_only_signs() -> None:
-    columns, rows = ["a|b", "x^y~z"], [["c|d", r"50 % \ ±"]]
-    for line in module._markdown(columns, rows).splitlines():
-        assert len(re.findall(r"(?<!\\)\|", line)) == 3
-    written = module._latex(columns, rows)
-    assert r"x\textasciicircum{}y\textasciitilde{}z" in written and r"50 \% \textbackslash{} $\pm$" in written
 
 
 def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None:
@@ -129,3 +121,10 @@ def test_what_makes_no_difference_is_no_other_question(
     before, now = (TrainConfig.parse({"data": "x", "localization": values}) for values in (asked, wanted))
     (tmp_path / "asked.json").write_text(json.dumps(before.model_dump(mode="json")))
     assert (asked_otherwise(tmp_path, now) == "") is same
+
+
+@pytest.mark.parametrize("text", ['{"data": ', "[]"])
+def test_a_damaged_question_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "asked.json").write_text(text)
+    with pytest.raises(UserError, match=r"asked\.json .*mend or remove it"):
+        asked_otherwise(tmp_path, TrainConfig.parse({"data": "x"}))

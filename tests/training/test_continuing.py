@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from tiny import PRETRAIN, read_metrics, write_config, write_images
+from torch import nn
 
 from frugalvit import RegionMatching, ViewMatching, cli, create_backbone
+from frugalvit.config.base import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.training.continuing import _renumbered, start_from_heads
 from frugalvit.training.selfsupervised import PretrainTask
@@ -58,6 +62,27 @@ def test_adding_regions_keeps_views(views_only: Path) -> None:
     assert next(line["step"] for line in read_metrics(folder / "both") if line["split"] == "train") > 4
 
 
+def test_what_is_left_open_is_as_in_the_run_that_is_continued(
+    views_only: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Network, input size and heads: "auto" would decide each of them otherwise."""
+    open_ = {"crops": PRETRAIN["crops"], "health": PRETRAIN["health"], "batch": 8, "lr": 1e-3, "report": False}
+    write_config(views_only / "open.yaml", open_, steps=6)
+    words = ["pretrain", str(views_only / "images"), "--config", str(views_only / "open.yaml"), "--device", "cpu"]
+    assert cli.main([*words, "--out", str(views_only / "follows"), "--continue", str(views_only / "views")]) == 0
+    said = capsys.readouterr().err
+    assert f"matching.bottleneck = 4: what {views_only / 'views'} has" in said and "going on from" in said
+    theirs, ours = (read_yaml(views_only / name / "config.yaml") for name in ("views", "follows"))
+    heads = ("prototypes", "hidden", "bottleneck", "norm_last")
+    assert {name: ours["matching"][name] for name in heads} == {name: theirs["matching"][name] for name in heads}
+    assert [ours[name] for name in ("backbone", "img_size")] == ["swin_nano", 16]
+    assert ours["backbone_args"] == theirs["backbone_args"]
+    # What is asked for counts, and is refused where it does not fit.
+    words += ["--out", str(views_only / "odd"), "--continue", str(views_only / "views")]
+    assert cli.main([*words, "--matching.prototypes", "32"]) == 2
+    assert "has another shape" in capsys.readouterr().err
+
+
 def test_nothing_left_to_do_is_said(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = run(views_only, "both.yaml", "short", "--continue", str(views_only / "views"), "--steps", "3")
     assert status == 2 and "has come to step 4 and this run would end at 3" in capsys.readouterr().err
@@ -76,9 +101,25 @@ def test_heads_come_along_with_init(views_only: Path, capsys: pytest.CaptureFixt
     write_config(folder / "one.yaml", PRETRAIN, steps=1, lr=1e-12)
     words = ["pretrain", str(folder / "images"), "--config", str(folder / "one.yaml"), "--out", str(folder / "init")]
     assert cli.main([*words, "--init", str(folder / "views"), "--device", "cpu"]) == 0
-    assert "last.pt (view level)" in capsys.readouterr().err
+    assert f"taken from {folder / 'views'} at step 4 (view level)" in capsys.readouterr().err
     old, new = state(folder, "views")["task"], state(folder, "init")["task"]
     torch.testing.assert_close(new["views.student.last_layer.weight_v"], old["views.student.last_layer.weight_v"])
+
+
+def test_heads_of_the_checkpoint_before(views_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that has lost its last checkpoint still has heads; an exported folder never had any, which is said."""
+    run = shutil.copytree(views_only / "views", tmp_path / "views")
+    (run / "checkpoints" / "last.pt").replace(run / "checkpoints" / "previous.pt")
+    task: Any = nn.ModuleDict({"views": task_with_regions().views})
+    wanted = state(views_only, "views")["task"]["views.student.last_layer.weight_v"]
+    start_from_heads(task, str(run))
+    assert f"taken from {run} at step 4 (view level)" in capsys.readouterr().err
+    torch.testing.assert_close(task.state_dict()["views.student.last_layer.weight_v"], wanted)
+    start_from_heads(task, str(run / "model"))
+    assert f"{run / 'model'} has no checkpoint with projection heads: they begin anew" in capsys.readouterr().err
+    (run / "checkpoints" / "previous.pt").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"No checkpoint of .* is whole"):
+        start_from_heads(task, str(run))
 
 
 def test_heads_of_released_files(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_a_skipped_step_changes_nothing(tmp_path: Path, kind: str) -> None:
 
 
 def test_many_bad_steps_stop_with_the_evidence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"5 steps in a row.*first bad input: batch.images.*frugalvit replay"):
+    with pytest.raises(UserError, match=r"5 steps in a row.*first bad input: batch.images.*fault/step_11"):
         run_toy(tmp_path / "run", ToyTask(dict.fromkeys(range(7, 20), "input")), log_every=1, save_every=5)
     assert step_of(tmp_path / "run") == 10
     assert all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def healthy(t: float) -> dict[str, float]:
 
 SIGNS = {
     "uniform collapse": lambda t: (
-        healthy(t) | {"loss": math.log(K), "view_loss": math.log(K), "teacher_entropy": math.log(K)}
+        healthy(t) | dict.fromkeys(("loss", "view_loss", "teacher_entropy"), math.log(K)) | {"feature_deviation": 0.1}
     ),
     "one-prototype collapse": lambda t: (
         healthy(t) | {"teacher_entropy": 0.01, "prototypes_used": 1.1, "view_loss": 0.1}
@@ -69,6 +70,39 @@ def test_features_that_get_better_are_no_stagnation(knn: float, rank: float, sai
             lines[-1] = {"knn": 20 + (knn - 20) * share, "effective_rank": 40 + (rank - 40) * share}
             lines[-1]["feature_deviation"] = 0.6
     assert feed(health, lines) == said
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, ["uniform collapse"]),
+        ({"region_loss": math.log(K)}, ["uniform collapse"]),
+        ({"region_loss": 0.7 * math.log(K)}, []),
+        ({"feature_deviation": 0.8}, []),
+        ({"feature_deviation": 0.4}, ["uniform collapse"]),
+    ],
+)
+def test_what_still_tells_images_apart_has_not_collapsed(more: dict[str, float], said: list[str]) -> None:
+    """One level at ln K is no collapse while the other, or the features, tell images apart."""
+    health = Health(K, steps=500, settled=50)
+    assert feed(health, [SIGNS["uniform collapse"](t / 50) | more for t in range(50)]) == said
+    assert all("view loss 6.93" in str(alarm) for alarm in health.raised.values())
+
+
+@pytest.mark.parametrize(
+    ("loss", "knn", "said"),
+    [
+        (lambda t: 5.0, 60.0, ["stagnation"]),
+        (lambda t: 5.0 + 0.05 * (-1) ** round(50 * t), 60.0, ["stagnation"]),
+        (lambda t: 5.0 + abs(t - 0.5), 60.0, []),
+        (lambda t: 5.0, 99.5, []),
+    ],
+    ids=["flat", "noise", "down and up again", "nothing left to gain"],
+)
+def test_a_loss_that_moves_is_no_stagnation(loss: Callable[[float], float], knn: float, said: list[str]) -> None:
+    health = Health(K, steps=500, settled=50)
+    still = healthy(0.5) | {"effective_rank": 40.0, "knn": knn}
+    assert feed(health, [still | {"loss": loss(t / 50)} for t in range(50)]) == said
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

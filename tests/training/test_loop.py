@@ -21,7 +21,7 @@ from toys import ToyTask, run_toy, toy_plan
 
 from frugalvit import cli
 from frugalvit.errors import UserError
-from frugalvit.training import loop
+from frugalvit.training import loop, stepping
 from frugalvit.training.faults import is_out_of_memory
 from frugalvit.training.processes import mind_the_peers
 from frugalvit.training.runs import Run
@@ -35,7 +35,7 @@ def test_a_resumed_optimiser_is_this_machines(tmp_path: Path, monkeypatch: pytes
     """Begun where the step is not fused, resumed where it is (as on a GPU): bad gradients must still be left out."""
     run_toy(tmp_path / "run", ToyTask(), steps=4)
     assert [group["fused"] for group in groups(tmp_path / "run")] == [False]
-    monkeypatch.setattr(loop, "_fused", lambda fabric: True)
+    monkeypatch.setattr(stepping, "_fused", lambda fabric: True)
     run_toy(tmp_path / "run", ToyTask(), steps=8)
     assert [group["fused"] for group in groups(tmp_path / "run")] == [True]
 
@@ -82,11 +82,10 @@ def test_means_of_values_that_do_not_always_come(tmp_path: Path) -> None:
     assert line["gradient_norm"] > 0
 
 
-@pytest.mark.parametrize(("scaler", "borne"), [(None, 5), (object(), 21)])
-def test_a_gradient_scaler_may_look_for_its_scale(scaler: object, borne: int) -> None:
+@pytest.mark.parametrize(("scaled", "borne"), [(False, 5), (True, 21)])
+def test_a_gradient_scaler_may_look_for_its_scale(scaled: bool, borne: int) -> None:
     """fp16 begins with overflows on purpose: from 65,536 it takes up to sixteen of them to come down to one."""
-    fabric = SimpleNamespace(strategy=SimpleNamespace(precision=SimpleNamespace(scaler=scaler)))
-    assert loop._Loop._patience(SimpleNamespace(plan=toy_plan(), fabric=fabric)) == borne
+    assert loop._Loop._patience(SimpleNamespace(plan=toy_plan(), scaled=scaled)) == borne
 
 
 def test_evidence_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

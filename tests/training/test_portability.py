@@ -38,7 +38,7 @@ SOURCE = Path(frugalvit.__file__).parent
 )
 def test_the_best_device(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, expected: str, precision: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert setup.pick_device("auto") == expected
     assert precision_name("auto", expected) == precision

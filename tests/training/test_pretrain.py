@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,6 +198,19 @@ def test_views_only_continued_with_regions(photos: Path, tmp_path: Path) -> None
         for name in fresh
         if numbers[name] in after["optimizer"]["state"]
     )
+
+
+def test_a_run_begun_without_the_widths_of_its_heads_goes_on(photos: Path, tmp_path: Path) -> None:
+    """They are written down; where an earlier version has left them open, they are what they were."""
+    matching = {"hidden": "auto", "prototypes": 16, "bottleneck": 4}
+    values = {"steps": 3, "save_every": 1, "matching": matching, "localization": {"weight": 0.1}}
+    run = tmp_path / "run"
+    pretrain(config(photos, run, **values))
+    written = (run / "config.yaml").read_text()
+    assert written.count("hidden: ") == 2 and "hidden: auto" not in written
+    (run / "config.yaml").write_text(re.sub(r"hidden: \d+", "hidden: auto", written).replace("steps: 3", "steps: 4"))
+    (run / "summary.json").unlink()
+    assert pretrain(PretrainConfig.parse({"resume": str(run)})).data["steps"] == 4
 
 
 def test_nothing_to_learn_is_said(photos: Path, tmp_path: Path) -> None:

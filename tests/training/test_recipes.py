@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,16 +10,20 @@ import torch
 from torch import nn
 
 from frugalvit.backbones import create_backbone
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.training.parameters import merged
 from frugalvit.training.recipes import (
     Decisions,
     Facts,
+    decide_heads,
+    decide_pretraining,
     decide_training,
     supervised_batch,
     supervised_epochs,
     supervised_lr,
 )
+from frugalvit.training.stepping import Plan
 
 SWIN_T, NANO = 28_000_000, 400_000
 
@@ -83,6 +88,64 @@ def test_without_drloc_nothing_is_decided_about_it() -> None:
     config, decisions = TrainConfig.parse({"data": "photos", "localization": {"weight": 0}}), Decisions()
     decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert not any(each.name.startswith("localization") for each in decisions)
+
+
+@pytest.mark.parametrize(
+    ("dim", "values", "decided"),
+    [
+        (96, {}, {"localization.hidden": 96}),
+        (768, {}, {"localization.hidden": 512}),
+        (768, {"localization": {"hidden": 64}}, {}),
+        (768, {"localization": {"weight": 0}}, {}),
+    ],
+)
+def test_the_width_of_drlocs_head_is_written_down(dim: int, values: dict[str, Any], decided: dict[str, int]) -> None:
+    config, decisions = TrainConfig.parse({"data": "photos"} | values), Decisions()
+    decide_heads(config, SimpleNamespace(dim=dim), decisions)  # type: ignore[arg-type]
+    assert {each.name: each.value for each in decisions} == decided
+    if decided:
+        assert config.localization.hidden == decided["localization.hidden"]
+
+
+@pytest.mark.parametrize(("dim", "width"), [(96, 384), (768, 2048)])
+def test_the_width_of_the_matching_heads_is_written_down(dim: int, width: int) -> None:
+    config, decisions = PretrainConfig.parse({"data": "photos"}), Decisions()
+    decide_heads(config, SimpleNamespace(dim=dim), decisions)  # type: ignore[arg-type]
+    assert [(each.name, each.value) for each in decisions] == [("matching.hidden", width)]
+    assert config.matching.hidden == width
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig])
+def test_no_batch_is_larger_than_the_data(kind: type[RunConfig]) -> None:
+    decide = decide_training if kind is TrainConfig else decide_pretraining
+    config, decisions = kind.parse({"data": "photos", "batch": 64}), Decisions()
+    decide(config, Facts(10, 2, 32, "cpu"), decisions)
+    assert config.batch == 10 and decisions[0].reason == "there are no more training images than that"
+
+
+def test_the_paper_s_grid_is_a_decision_too() -> None:
+    config, decisions = TrainConfig.parse({"data": "photos"}), Decisions()
+    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
+    assert ("localization.grid_size", 7) in [(each.name, each.value) for each in decisions]
+
+
+@pytest.mark.parametrize(
+    ("world", "accumulate", "together", "images", "batch"),
+    [
+        (1, 1, 2, 1000, 50),  # one process: pairs stay together by themselves
+        (3, 1, 1, 1000, 48),
+        (3, 1, 2, 1000, 48),
+        (3, 2, 2, 1000, 48),
+        (4, 4, 2, 1000, 32),
+        (1, 1, 1, 30, 30),
+        (8, 8, 1, 30, 64),  # at least one image a part
+    ],
+)
+def test_a_batch_in_equal_parts(world: int, accumulate: int, together: int, images: int, batch: int) -> None:
+    values = {"data": "photos", "batch": 50, "lr": 0.1, "epochs": 3, "accumulate": accumulate}
+    plan = Plan.of(TrainConfig.parse(values), images, world, together=together, lines=20)
+    assert plan.images_per_step == batch and plan.steps_per_epoch == max(1, images // batch)
+    assert plan.steps == 3 * plan.steps_per_epoch and plan.log_every == max(1, min(10, plan.steps // 20))
 
 
 def test_groups_that_learn_alike_are_one() -> None:

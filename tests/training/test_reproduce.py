@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from frugalvit.config.transfer import DetectCompareConfig, DetectConfig, Segment
 from frugalvit.errors import UserError
 from frugalvit.reproduce import TABLES, reproduce
 from frugalvit.reproduce.running import folder_name
+from frugalvit.reproduce.scoring import probe_scores
 from frugalvit.reproduce.tables import Recipe
 
+ROOT = Path(__file__).parents[2]
 KINDS: dict[str, tuple[Any, Any]] = {
     "train": (CompareConfig, TrainConfig),
     "detect": (DetectCompareConfig, DetectConfig),
@@ -77,23 +80,61 @@ def test_a_table_that_begins_from_another_one_runs_and_goes_on(
     assert main(["reproduce", "few", *small]) == 0
     first = json.loads(capsys.readouterr().out)
     run = tmp_path / "out" / "pre" / "swin_nano" / "V" / "seed_0"
-    assert (run / "summary.json").exists() and not (run / "probes.json").exists()
+    assert (run / "summary.json").exists() and not (run / "reproduced.json").exists()
     settings = first["table"]["swin_nano"]["settings"]
     assert set(settings) == {"both", "none"} and settings["none"]["values"] == [alone[0][-1]]
     assert str(run) in (tmp_path / "out" / "few" / "swin_nano" / "both" / "seed_0" / "config.yaml").read_text()
 
+    assert main(["probe", "knn", str(run), str(flowers), "--quiet", "--json"]) == 0  # it must not count as the table's
+    capsys.readouterr()
     before = (run / "summary.json").stat().st_mtime_ns
     assert main(["reproduce", "pre", *small, "--only", "V"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["objective"] for row in rows] == ["V"] and (run / "summary.json").stat().st_mtime_ns == before
     assert {"knn", "linear", "logistic", "match_accuracy", "match_error_px", "attention_bits"} <= set(rows[0])
-    assert json.loads((run / "probes.json").read_text())["knn"] == rows[0]["knn"]
+    assert json.loads((run / "reproduced.json").read_text())["knn"] == rows[0]["knn"]
+    assert len(json.loads((run / "probes.json").read_text())) == 3, "each probe's own result stays beside it"
 
     longer = [*small[:-1], "--steps", "3", "--only", "both"]  # in words now, and of another length
     assert main(["reproduce", "few", *longer]) == 2
     told = capsys.readouterr().err
     assert f"{run} was run with steps = 2, now 3 is wanted: the table begins from it as it is" in told
     assert (run / "summary.json").stat().st_mtime_ns == before
+
+
+def test_scores_of_an_older_table_are_read_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were once kept flat in probes.json, to which ``probe`` may have added its results since."""
+    monkeypatch.setattr("frugalvit.probing.commands.knn", lambda _: pytest.fail("asked again"))
+    old = {"knn": 28.5, "linear": 33.6, "attention_bits": 2.1}
+    for more in ({}, {"knn flowers102": {"top1": 1.0}}):
+        (tmp_path / "probes.json").write_text(json.dumps(old | more))
+        assert probe_scores(tmp_path, "x", "cpu") == old
+    (tmp_path / "reproduced.json").write_text(json.dumps(old | {"knn": 30.0}))
+    assert probe_scores(tmp_path, "x", "cpu")["knn"] == 30.0
+    (tmp_path / "reproduced.json").write_text("[1")
+    with pytest.raises(UserError, match=r"reproduced\.json is not readable"):
+        probe_scores(tmp_path, "x", "cpu")
+
+
+def test_what_is_kept_of_a_run_holds_its_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("keep_results", ROOT / "docs" / "tools" / "keep_results.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    monkeypatch.setattr(tool, "KEPT", tmp_path / "kept")
+    for setting, files in {
+        "old": {"probes.json": {"knn": 2.0, "knn x": {"top1": 9.0}}},
+        "new": {"probes.json": {"knn x": {"top1": 9.0}}, "reproduced.json": {"knn": 2.0}},
+    }.items():
+        run = tmp_path / "runs" / "table" / "swin_nano" / setting / "seed_0"
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text('{"step": 1, "split": "val"}\n')
+        for file, content in {"summary.json": {"knn": 1.0, "steps": 7}, **files}.items():
+            (run / file).write_text(json.dumps(content))
+    tool.keep(tmp_path / "runs")
+    for setting in ("old", "new"):
+        kept = tmp_path / "kept" / "table" / "swin_nano" / setting / "seed_0.json"
+        assert json.loads(kept.read_text()) == {"knn": 2.0, "steps": 7}
 
 
 def test_epochs_count_where_a_table_says_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

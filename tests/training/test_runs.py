@@ -12,8 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.files import FolderLock, make_folder, remove_parts, write_atomically, write_text
+from frugalvit.results import Table
+from frugalvit.training.evidence import run_result
 from frugalvit.training.runs import Run, damage, find_run, finished_summary, new_run_folder, read_state
 
 
@@ -39,6 +42,21 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}")
     with pytest.raises(UserError, match="already holds a run"):
         new_run_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("old", ["images", "a long name " * 20 + "end", "with\na line's end", "'quoted': #1"])
+@pytest.mark.parametrize("new", ["elsewhere", "another \\1 long name " * 20 + "ünd"])
+def test_only_the_place_of_the_data_changes(old: str, new: str, tmp_path: Path) -> None:
+    run, config = Run(tmp_path), TrainConfig.parse({"data": old, "seed": 3})
+    run.save_config(config)
+    stored = (tmp_path / "config.yaml").read_bytes()
+    run.save_place(old)
+    assert (tmp_path / "config.yaml").read_bytes() == stored
+    run.save_place(new)
+    run.close()
+    assert TrainConfig.from_yaml(tmp_path / "config.yaml").data == new
+    rest = stored[stored.index(b"\nrecipe:") :]
+    assert (tmp_path / "config.yaml").read_bytes().endswith(rest)
 
 
 def test_metrics_after_a_step_are_forgotten(tmp_path: Path) -> None:
@@ -146,6 +164,32 @@ def test_find_run_and_summary(tmp_path: Path) -> None:
 # -- files
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", None])
+def test_a_damaged_file_of_a_run_is_one_line(tmp_path: Path, text: str | None) -> None:
+    run = Run(tmp_path)
+    if text is not None:
+        (tmp_path / "data.json").write_text(text)
+    with pytest.raises(UserError, match=r"data\.json"):
+        run.read_json("data.json")
+    run.close()
+
+
+def test_what_a_command_says_of_its_run(tmp_path: Path) -> None:
+    """Where everything lies, what should be known, what to do next; long lists stay in the file."""
+    (tmp_path / "report.html").touch()
+    summary = {"run": str(tmp_path), "top1": 50.0, "weights": "the best", "auto": [1], "classes": ["a"]}
+    result = run_result(summary, Table(["top1"], [[50.0]]), ["frugalvit this", "frugalvit that"], ["drloc       hard"])
+    assert [note.replace(str(tmp_path), "RUN") for note in result.notes] == [
+        "run folder  RUN",
+        "weights     the best",
+        "drloc       hard",
+        "report      RUN/report.html",
+        "next        frugalvit this",
+        "            frugalvit that",
+    ]
+    assert set(result.data) == {"run", "top1", "weights"}
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_text(path, "old")
@@ -185,7 +229,7 @@ def test_make_folder_says_why_not(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_freed_by_its_holder(tmp_path: Path) -> None:
-    with FolderLock(tmp_path, "a"), pytest.raises(UserError, match="Another process"), FolderLock(tmp_path, "b"):
+    with FolderLock(tmp_path), pytest.raises(UserError, match="Another process"), FolderLock(tmp_path):
         pass
-    with FolderLock(tmp_path, "b"):
+    with FolderLock(tmp_path):
         pass

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from PIL import Image
 
 from frugalvit.backbones import create_backbone
 from frugalvit.config.data import CropsConfig, MixingConfig
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
+from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment import MultiCrop
 from frugalvit.data.loader import Batches
@@ -23,6 +26,8 @@ from frugalvit.data.usual import Files, UsualBatches, supervised_transform, usua
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.training import stepbench
 from frugalvit.training.aswritten import AsWritten
+from frugalvit.training.pretrain import make_plan
+from frugalvit.training.recipes import Decisions, Facts, decide_training
 from frugalvit.training.schedules import Constant
 from frugalvit.training.selfsupervised import PretrainTask
 
@@ -76,8 +81,26 @@ def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("as_written", "variant"), [(False, "ce"), (True, "l1")])
 def test_drloc_is_measured_in_the_form_that_a_run_chooses(as_written: bool, variant: str) -> None:
-    backbone: Any = SimpleNamespace(family="swin", parameters=lambda: [SimpleNamespace(numel=lambda: 28_000_000)])
-    assert stepbench._localization(BenchStepConfig(kind="train"), backbone, as_written).variant == variant
+    settings = stepbench._settings(BenchStepConfig(kind="train"), as_written)
+    assert isinstance(settings, TrainConfig)
+    decide_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), Decisions())
+    assert settings.localization.variant == variant
+
+
+@pytest.mark.parametrize("as_written", [False, True])
+def test_a_step_of_a_network_that_pools_into_another_width(as_written: bool) -> None:
+    """The heads are those that a run would have: MobileNetV3's classifier sees 1,024 numbers, its grid has 576."""
+    config = BenchStepConfig(kind="pretrain", backbone="mobilenetv3_small_100", img_size=32, batch=2, prototypes=16)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    pixels = torch.randint(0, 256, (4, 3, 40, 40), dtype=torch.uint8)
+    batches = stepbench._batches(config, ImageStore.from_arrays(pixels), 0)
+    stepper = stepbench._stepper(config, batches, 0, fabric, as_written)
+    stepper.one_step()
+    task: Any = stepper.task
+    assert (task.views.student.mlp[0].in_features, task.regions.student.mlp[0].in_features) == (1024, 576)
+    assert isinstance(task, AsWritten) == as_written and task.hold_last == 0
+    plan = make_plan(PretrainConfig.parse({"steps": 10, "batch": 2, "lr": 0.1}), 4, 1)
+    assert (stepper.plan.clip, stepper.plan.clip_per, stepper.plan.betas) == (plan.clip, plan.clip_per, plan.betas)
 
 
 def test_the_cost_of_drloc_is_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,23 @@ def test_two_processes_share_the_shards(nursery: Nursery, web: str) -> None:
     assert read_metrics(out)[-1]["step"] == 4
 
 
+def test_as_many_processes_go_on_as_began(nursery: Nursery) -> None:
+    """Another number would share the shards out otherwise: some images twice in an epoch, others never."""
+    out = nursery.folder / "alone"
+    status, said = nursery.run(*words("train", "packed", out, "--stream", "true"), kill_at=30, inside=out)
+    assert status == -signal.SIGKILL, said
+    facts = out / "data.json"
+    assert json.loads(facts.read_text())["processes"] == 1
+    for known in (True, False):
+        if not known:  # as an earlier version wrote it
+            facts.write_text(json.dumps({k: v for k, v in json.loads(facts.read_text()).items() if k != "processes"}))
+        status, said = nursery.run("train", "--resume", str(out), "--devices", "2")
+        assert status == 2 and "as many: 1 (--devices, --nodes), not 2" in said and "Traceback" not in said, said
+    facts.write_text("{")
+    status, said = nursery.run("train", "--resume", str(out))
+    assert status == 2 and "is not readable JSON" in said and "Traceback" not in said, said
+
+
 def test_a_damaged_shard_is_named(nursery: Nursery) -> None:
     folder = nursery.folder / "torn"
     shutil.copytree(nursery.folder / "shards", folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -76,7 +77,7 @@ def test_tensorboard_holds_numbers_pictures_and_tables_of_a_training(photos: Pat
 def test_tensorboard_holds_the_health_of_a_pretraining(photos: Path, tmp_path: Path) -> None:
     pretrain(PretrainConfig.parse(PRETRAIN | {"data": str(photos), "out": str(tmp_path / "run")}))
     board = read_board(tmp_path / "run" / "tensorboard")
-    table = text_of(board, "health")[1].replace("&#95;", "_")
+    table = text_of(board, "health")[1].replace("\\_", "_")
     assert "| verdict |" in table and "| teacher_entropy |" in table and "| effective_rank |" in table
     assert "| option | value | reason |" in text_of(board, "decisions")[1]
     assert picture_of(board, "augmentations")[1].shape[2] == 3
@@ -120,7 +121,8 @@ def test_tables_say_what_was_counted() -> None:
     table = per_class_table(confusion, ("cat", "none here", EVIL))
     assert table.rows == [[EVIL, 5, 0, 0.0, "none here", 3], ["cat", 4, 3, 75.0, "none here", 1]]
     shown = tracking.markdown(table)
-    assert "<b>" not in shown and shown.count("|") == 7 * 4, "nothing in a name acts as Markdown or HTML"
+    bars = re.findall(r"(?<!\\)\|", shown)
+    assert "<b>" not in shown and len(bars) == 7 * 4, "nothing in a name acts as Markdown or HTML"
     alarm = Alarm("divergence", "the loss is 9", "Lower --lr")
     health = health_table("divergence", {"loss": 9.0, "knn": None}, [alarm])
     assert health.rows == [
@@ -221,6 +223,13 @@ def test_a_service_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tracking, "_library", lambda name: Closed())
     with pytest.raises(UserError, match=r"mlflow cannot be started \(unsupported URI\). Set MLFLOW_TRACKING_URI"):
         tracking.make_trackers(["mlflow"], tmp_path, {})
+
+
+def test_damaged_identities_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "_library", lambda name: Recorder())
+    (tmp_path / "trackers.json").write_text('{"wandb": ')
+    with pytest.raises(UserError, match=r"trackers\.json is not readable JSON"):
+        tracking.make_trackers(["wandb"], tmp_path, {})
 
 
 def test_missing_or_misspelt_tracker_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

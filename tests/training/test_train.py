@@ -51,6 +51,16 @@ def test_a_run_leaves_everything_behind(photos: Path, tmp_path: Path) -> None:
     assert result.data["localization_error"] == errors[-1]
 
 
+def test_images_that_are_not_kept_are_trained_on_and_shown(tmp_path: Path) -> None:
+    """With the cache off there are no pictures at hand of the images that were taken for others: they are read."""
+    photos = write_images(tmp_path / "photos", classes=("cat", "dog", "cow", "hen"))  # more than can be told apart
+    for where in ("ram", "off"):
+        train(config(photos, tmp_path / where, steps=2, cache={"where": where}, workers=0))
+    mistakes, others = (json.loads((tmp_path / where / "mistakes.json").read_text()) for where in ("off", "ram"))
+    assert mistakes and mistakes == others
+    assert all(mistake["image"].startswith("data:image/jpeg") for mistake in mistakes)
+
+
 @pytest.mark.parametrize(("weight", "error", "told"), [(0.5, 0.9, True), (0.5, 0.6, False), (0.0, 0.9, False)])
 def test_a_task_that_was_hardly_learned_is_said(
     photos: Path, tmp_path: Path, weight: float, error: float, told: bool, monkeypatch: pytest.MonkeyPatch
@@ -121,10 +131,15 @@ def test_data_that_has_moved_is_named_at_the_resume(
             train(config(here, tmp_path / "moved", save_every=2))
     here.rename(tmp_path / "there")
     capsys.readouterr()
-    assert cli.main(["train", "--resume", str(tmp_path / "moved")]) == 2
-    assert "There is no folder" in capsys.readouterr().err
-    assert cli.main(["train", str(tmp_path / "there"), "--resume", str(tmp_path / "moved")]) == 0
+    run, stored = tmp_path / "moved", (tmp_path / "moved/config.yaml").read_text()
+    assert cli.main(["train", "--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert "There is no folder" in said
+    assert f"If it lies elsewhere now: frugalvit train PLACE --resume {run}" in said
+    assert cli.main(["train", str(tmp_path / "there"), "--resume", str(run)]) == 0
     assert "have changed" not in capsys.readouterr().err
+    # The next resume, which need not name it, finds it too.
+    assert (run / "config.yaml").read_text() == stored.replace(f"data: {here}\n", f"data: {tmp_path / 'there'}\n", 1)
     assert differences(tmp_path / "whole", tmp_path / "moved") == []
 
 

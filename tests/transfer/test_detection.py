@@ -64,6 +64,22 @@ def test_every_parameter_learns_and_objects_have_their_shapes(head: str, masks: 
             assert objects["masks"].shape == (count, height, width) and objects["masks"].dtype == torch.bool
 
 
+@pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
+def test_objects_below_the_usual_limit_are_found_where_asked_for(head: str) -> None:
+    net = detector(head, masks=False).eval()
+    with torch.no_grad():  # almost sure that nothing is there
+        for name, parameter in net.named_parameters():
+            if name.endswith(("cls_score.bias", "scores.bias")):
+                parameter.copy_(torch.tensor([5.0, 0, 0, 0]))
+    images = torch.rand(2, 3, 64, 64)
+    counts = []
+    for least in (1.0, 0.05, 0.0):
+        net.see_down_to(least)
+        found = net.detect(images, SIZES, SIZES)
+        counts.append(sum(len(objects["boxes"]) for objects in found))
+    assert counts[0] == counts[1] == 0 < counts[2], "a higher limit is the caller's to draw"
+
+
 def heads() -> CascadeHeads:
     found = detector("cascade").heads
     assert isinstance(found, CascadeHeads)

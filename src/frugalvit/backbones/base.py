@@ -170,6 +170,13 @@ class Backbone(nn.Module):
         """Every block's output (B, C_i, h_i, w_i) without final norm, in order: the grids of Drloc Eq. 7."""
         return [grid for stage in self._blocks_by_stage(images) for grid in stage]
 
+    def block_dims(self) -> list[int]:
+        """Channels of every block's grid."""
+        parameter = next(self.model.parameters())
+        image = torch.zeros(1, self.in_chans, *self.img_size, device=parameter.device, dtype=parameter.dtype)
+        with internals.quietly(self.model):  # a look must not move the statistics of batch norms
+            return [grid.shape[1] for grid in self.blocks(image)]
+
     def last_blocks(self, images: Tensor, n: int = 4) -> Tensor:
         """Token means of the last ``n`` blocks, concatenated: (B, sum of dims), EsViT's input to the linear probe.
 

@@ -264,6 +264,12 @@ def is_name(name: str) -> bool:
     return name in OWN or (is_model(name.split(".")[0]) and "/" not in name)
 
 
+def from_spec(spec: dict[str, Any], **changes: Any) -> Backbone:
+    """The network that ``Backbone.spec`` describes, with new weights; ``changes`` as ``create_backbone`` takes them."""
+    known = {key: spec[key] for key in ("img_size", "num_classes", "in_chans")}
+    return create_backbone(spec["name"], **known | spec["keywords"] | changes)
+
+
 def close_names(name: str) -> str:
     """`` Did you mean …?`` where networks have similar names."""
     return nearest(name, [*OWN, *timm.list_models()], 3)

@@ -110,6 +110,11 @@ def load_model_folder(
     config = _read_config(folder / "config.json")
     weights = file_in(folder)
     if weights is None:
+        for file, words in (("model.onnx", "an ONNX program"), ("model.pt2", "a pt2 program")):
+            if (folder / file).is_file():
+                raise UserError(
+                    f"{folder} holds {words}, which runs without frugalvit; give the run, or a timm or hf export."
+                )
         raise UserError(f"{folder} has a config.json but no weights ({WEIGHT_FILES[0]}).")
     name, keywords = _architecture(config, folder)
     if img_size is not None:

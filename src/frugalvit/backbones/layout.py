@@ -7,6 +7,8 @@ timm networks end in one of four layouts: (B, C, h, w), (B, h, w, C), tokens (B,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -62,6 +64,21 @@ def _tokens_to_grid(tokens: Tensor, model: nn.Module, image: Size, channels: int
     else:
         prefix = count - size[0] * size[1]
     return tokens[:, prefix:].transpose(1, 2).unflatten(2, size)
+
+
+def chosen_stages(
+    model: Any, grids: list[Tensor], indices: int | Sequence[int] | None, norm: bool, output_fmt: str
+) -> list[Tensor]:
+    """Of all blocks' grids (B, C, h, w) what timm's ``forward_intermediates`` asks for: the last so many stages, those
+    of these numbers, or all. ``norm`` is the final norm, on the last stage."""
+    if output_fmt != "NCHW":
+        raise UserError(f"{_name(model)} gives its stages as NCHW only; ask for output_fmt='NCHW'.")
+    stages = [grids[end] for end in model.stage_ends]
+    if norm:
+        stages[-1] = model.final_norm(stages[-1])
+    count = len(stages)
+    wanted = range(count) if indices is None else range(count - indices, count) if isinstance(indices, int) else indices
+    return [stages[index] for index in wanted]
 
 
 def _prefix_and_size(count: int, model: nn.Module, image: Size) -> tuple[int, Size]:

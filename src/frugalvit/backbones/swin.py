@@ -17,6 +17,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.swin_transformer import checkpoint_filter_fn as timm_filter
 from torch import Tensor, nn
 
+from frugalvit.backbones.layout import chosen_stages
 from frugalvit.backbones.swin_layers import Block, PatchEmbed, PatchMerging, Stage, WindowAttention
 from frugalvit.backbones.windows import Size, WindowPlan, cut
 from frugalvit.errors import UserError
@@ -180,17 +181,13 @@ class SwinTransformer(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """timm's way to ask for stages; the same as ``forward_grid_blocks`` at ``stage_ends``."""
-        if output_fmt != "NCHW":
-            raise ValueError("output_fmt must be NCHW")
-        blocks = self.forward_grid_blocks(x)
-        stages = [blocks[end] for end in self.stage_ends]
-        final = self.final_norm(stages[-1])
-        if norm:
-            stages[-1] = final
-        if indices is not None:
-            stages = stages[-indices:] if isinstance(indices, int) else [stages[index] for index in indices]
-        return stages if intermediates_only else (final.permute(0, 2, 3, 1), stages)
+        """timm's way to ask for stages; the same as ``forward_grid_blocks`` at ``stage_ends``.
+
+        ``stop_early`` is a permission to leave later blocks out, of which no use is made.
+        """
+        grids = self.forward_grid_blocks(x)
+        stages = chosen_stages(self, grids, indices, norm, output_fmt)
+        return stages if intermediates_only else (self.final_norm(grids[-1]).permute(0, 2, 3, 1), stages)
 
     def final_norm(self, grid: Tensor) -> Tensor:
         return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

@@ -19,6 +19,7 @@ from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from frugalvit.backbones.layout import chosen_stages
 from frugalvit.errors import UserError
 
 Parts = Sequence[tuple[Callable[[Any], Any], Sequence[Sequence[nn.Module]]]]
@@ -180,18 +181,14 @@ class Trunk(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The stages' grids, as timm's ``features_only=True`` asks for them."""
-        if output_fmt != "NCHW":
-            raise UserError(f"{type(self).__name__} gives its stages as NCHW only; ask for output_fmt='NCHW'.")
+        """The stages' grids, as timm's ``features_only=True`` asks for them.
+
+        ``stop_early`` is a permission to leave later blocks out, of which no use is made.
+        """
         grids: list[Tensor] = []
         state = self.run_blocks(x, lambda state: grids.append(self.grid_of(state)))
-        stages = [grids[end] for end in self.stage_ends]
-        if norm:
-            stages[-1] = self.final_norm(stages[-1])
-        count = len(stages)
-        wanted = range(count) if indices is None else range(count - indices, count) if type(indices) is int else indices
-        chosen = [stages[index] for index in wanted]  # type: ignore[union-attr]
-        return chosen if intermediates_only else (self.features_of(state), chosen)
+        stages = chosen_stages(self, grids, indices, norm, output_fmt)
+        return stages if intermediates_only else (self.features_of(state), stages)
 
     def features_of(self, state: Any) -> Tensor:
         """The last state as ``forward_features`` returns it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,13 +39,20 @@ class Config(pydantic.BaseModel):
 
 
 def option(
-    default: Any = ..., help: str = "", *, short: str | None = None, positional: bool = False, **limits: Any
+    default: Any = ...,
+    help: str = "",
+    *,
+    short: str | None = None,
+    positional: bool = False,
+    hidden: bool = False,
+    **limits: Any,
 ) -> Any:
     """A field with its help text; ``short`` is a second, one-word flag for a dotted option.
 
+    A ``hidden`` one is not named in ``--help``: it is there only to be refused with the reason.
     ``limits`` are pydantic's (``ge=0``, ``gt=0``, ``le=1``, ``default_factory=...``).
     """
-    extra = {"short": short, "positional": positional}
+    extra = {"short": short, "positional": positional, "hidden": hidden}
     if "default_factory" in limits:
         return pydantic.Field(description=help, json_schema_extra=extra, **limits)
     return pydantic.Field(default, description=help, json_schema_extra=extra, **limits)
@@ -82,6 +90,17 @@ def set_dotted(values: dict[str, Any], name: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise UserError(f"{name}: '{group}' is a single value, not a group of options.")
     values[leaf] = value
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by their dotted names, ``set_dotted`` the other way round; an empty group stays a value."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pydantic
+
 from frugalvit.config.base import Config, merge, option, set_dotted
-from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.config.run import RunConfig
+from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 
 
@@ -24,6 +27,14 @@ class Compared(RunConfig):
     )
     seeds: int = option(3, "runs of each setting, with seeds seed, seed+1, …", ge=1)
     metric: str = option("top1", "what is compared")
+    resume: str | None = option(None, hidden=True)
+
+    @pydantic.field_validator("resume")
+    @classmethod
+    def _goes_on_by_itself(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise ValueError("a comparison is not resumed: the same command with the same --out goes on")
+        return value
 
     def named_settings(self) -> dict[str, dict[str, Any]]:
         """Each setting's name and its (nested) values; the first is the baseline's rival, the last the baseline."""

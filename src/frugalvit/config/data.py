@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import model_validator
 
-from frugalvit.config.base import Config, option, parted, pixels, rising
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Rate = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
-Strength = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Side = Annotated[int, Field(ge=1), AfterValidator(pixels)]
-Range = Annotated[tuple[Share, Share], BeforeValidator(parted), AfterValidator(rising)]
-Span = Annotated[tuple[Positive, Positive], BeforeValidator(parted), AfterValidator(rising)]
-Hue = Annotated[float, Field(ge=0, le=0.5)]
-Jitter = Annotated[tuple[Strength, Strength, Strength, Hue], BeforeValidator(parted)]
+from frugalvit.config.base import Config, option
+from frugalvit.config.kinds import Auto, Count, Jitter, Range, Share, Span
 
 
 class AugmentConfig(Config):
@@ -54,7 +43,7 @@ class CropsConfig(Config):
 
     global_crops: int = option(2, "number of global crops", ge=1)
     local_crops: int = option(8, "number of local crops; 0 trains on global crops only", ge=0)
-    local_size: Count | tuple[Count, Count] | Literal["auto"] = option(
+    local_size: Count | tuple[Count, Count] | Auto = option(
         "auto", "pixels of a local crop (or height and width); auto keeps the paper's 96 : 224"
     )
     global_scale: Range = option((0.4, 1.0), "share of the area a global crop covers")
@@ -94,8 +83,6 @@ class CacheConfig(Config):
     where: Literal["auto", "device", "ram", "disk", "off"] = option(
         "auto", "keep decoded images on the device, in RAM, memory-mapped on disk, or not at all (workers decode)"
     )
-    size: Count | Literal["auto"] = option(
-        "auto", "pixels of a stored image's shorter side; auto: 256/224 of the input"
-    )
+    size: Count | Auto = option("auto", "pixels of a stored image's shorter side; auto: 256/224 of the input")
     folder: str | None = option(None, "cache folder; default ~/.cache/frugalvit or FRUGALVIT_CACHE")
     max_bad: Share = option(0.05, "share of unreadable images at which the run stops instead of skipping them")

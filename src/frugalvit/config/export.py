@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.data import Side
+from frugalvit.config.kinds import Side
 
 
 class ExportConfig(Config):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.data import Side
-
-Device = Literal["auto", "cpu", "cuda", "mps"]
+from frugalvit.config.kinds import Auto, Device, Side
 
 
 class _LookConfig(Config):
@@ -56,7 +54,7 @@ class ExploreConfig(_LookConfig):
 
     images: list[str] = option(help="image files", positional=True)
     against: list[str] = option(default_factory=list, help="further models to switch between")
-    second_views: bool | Literal["auto"] = option(
+    second_views: bool | Auto = option(
         "auto", "add every image's mirrored, grey view; auto: when there is one image only"
     )
     seed: int = option(0, "colours of the second views follow from it", ge=0)

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.data import Count, CropsConfig, Positive, Rate, Share
-from frugalvit.config.train import Auto, PairsConfig, RunConfig
+from frugalvit.config.data import CropsConfig
+from frugalvit.config.kinds import Auto, Count, Positive, Rate, Share
+from frugalvit.config.run import RunConfig
+from frugalvit.config.train import PairsConfig
 
 
 class MatchingConfig(Config):
@@ -63,6 +65,9 @@ class PretrainConfig(RunConfig):
     crops: CropsConfig = option(default_factory=CropsConfig)
     localization: PairsConfig = option(default_factory=PairsConfig)
     health: HealthConfig = option(default_factory=HealthConfig)
+
+    def starts(self) -> dict[str, object]:
+        return super().starts() | {"--continue": self.continue_from}
 
     @classmethod
     def recipe_task(cls) -> str:

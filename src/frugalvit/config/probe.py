@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.data import Side
+from frugalvit.config.kinds import Auto, Count, Device, Positive, Precision, Side, Strength
 
-Device = Literal["auto", "cpu", "cuda", "mps"]
-Precision = Literal["auto", "32", "bf16", "fp16"]
-Positive = Annotated[float, Field(gt=0)]
-Strength = Annotated[float, Field(ge=0)]
+# What the probes take where nothing is said, here and when they are called from Python.
+KS = (10, 20, 100, 200)
+TEMPERATURE = 0.07
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+WEIGHT_DECAYS = (0.0,)
+EPOCHS = 100
+BATCH = 256
+MAX_ITERATIONS = 1000
 
 
 class ExtractConfig(Config):
@@ -25,7 +27,7 @@ class ExtractConfig(Config):
     batch: int = option(64, "images at once", ge=1)
     device: Device = option("auto", "where to compute")
     precision: Precision = option("auto", "auto: bf16 where the hardware has it")
-    workers: int | Literal["auto"] = option("auto", "threads that decode images")
+    workers: int | Auto = option("auto", "threads that decode images")
     cache: bool = option(True, "keep features on disk and use those of an earlier call")
     seed: int = option(0, "decides splits that have to be made, and all that is random", ge=0)
 
@@ -41,8 +43,8 @@ class ProbeConfig(ExtractConfig):
 class KnnConfig(ProbeConfig):
     """Weighted votes of the k nearest training images."""
 
-    ks: list[Annotated[int, Field(ge=1)]] = option([10, 20, 100, 200], "numbers of neighbours, all from one pass")
-    temperature: float = option(0.07, "votes weigh exp(cosine / temperature)", gt=0)
+    ks: list[Count] = option(list(KS), "numbers of neighbours, all from one pass")
+    temperature: float = option(TEMPERATURE, "votes weigh exp(cosine / temperature)", gt=0)
     features: Literal["pooled", "last_blocks"] = option("pooled", "pooled, or the token means of the last blocks")
     blocks: int = option(4, "how many last blocks", ge=1)
 
@@ -50,10 +52,10 @@ class KnnConfig(ProbeConfig):
 class LinearConfig(ProbeConfig):
     """A linear classifier by SGD, several learning rates at once, the best on validation images."""
 
-    lrs: list[Positive] = option([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0], "learning rates (x batch / 256)")
-    weight_decays: list[Strength] = option([0.0], "weight decays, each with every learning rate")
-    epochs: int = option(100, "passes over the training features", ge=1)
-    probe_batch: int = option(256, "features a step", ge=1)
+    lrs: list[Positive] = option(list(LEARNING_RATES), "learning rates (x batch / 256)")
+    weight_decays: list[Strength] = option(list(WEIGHT_DECAYS), "weight decays, each with every learning rate")
+    epochs: int = option(EPOCHS, "passes over the training features", ge=1)
+    probe_batch: int = option(BATCH, "features a step", ge=1)
     views: int = option(
         0, "augmented views (random resized crop, flip) of every training image; 0: the centre crop", ge=0
     )
@@ -65,7 +67,7 @@ class LinearConfig(ProbeConfig):
 class LogisticConfig(ProbeConfig):
     """Logistic regression by L-BFGS, λ searched on validation images."""
 
-    max_iterations: int = option(1000, "of L-BFGS, for every λ", ge=1)
+    max_iterations: int = option(MAX_ITERATIONS, "of L-BFGS, for every λ", ge=1)
     features: Literal["pooled", "last_blocks"] = option("pooled", "pooled, or the token means of the last blocks")
     blocks: int = option(4, "how many last blocks", ge=1)
     val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
@@ -82,7 +84,7 @@ class SuiteConfig(ExtractConfig):
     download: bool = option(False, "fetch the datasets that can be downloaded")
     out: str = option("suite", "folder of the results; a dataset already there is not computed again", short="-o")
     val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
-    max_iterations: int = option(1000, "of L-BFGS, for every λ", ge=1)
+    max_iterations: int = option(MAX_ITERATIONS, "of L-BFGS, for every λ", ge=1)
 
 
 class EmbedConfig(ExtractConfig):
@@ -105,9 +107,7 @@ class BenchConfig(Config):
 
     models: list[str] = option(help="run folders, exported folders or model names", positional=True)
     img_size: Side | tuple[Side, Side] | None = option(None, "input size in pixels; default: each model's own")
-    batch: Annotated[int, Field(ge=1)] | Literal["auto"] = option(
-        "auto", "images at once; auto: 64 on a GPU, 8 elsewhere"
-    )
+    batch: Count | Auto = option("auto", "images at once; auto: 64 on a GPU, 8 elsewhere")
     steps: int = option(20, "timed passes; the median counts", ge=1)
     device: Device = option("auto", "where to compute")
     precision: Precision = option("auto", "auto: bf16 where the hardware has it")
@@ -128,7 +128,7 @@ class BenchStepConfig(Config):
     localization: float = option(0.5, "λ of the localization loss in supervised training; 0: without", ge=0)
     steps: int = option(30, "timed steps; the median of groups of five counts", ge=5)
     device: Device = option("auto", "where to compute")
-    precision: Literal["auto", "32", "bf16", "fp16"] = option("auto", "auto: bf16 where the hardware has it")
+    precision: Precision = option("auto", "auto: bf16 where the hardware has it")
     compile: bool | Literal["auto", "graphs"] = option(
         "auto",
         "torch.compile the step, on a GPU; graphs: replay it as CUDA graphs; auto: as a long run would",

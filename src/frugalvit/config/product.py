@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from frugalvit.config.base import Config, option
+from frugalvit.config.kinds import Device
 
 
 class DoctorConfig(Config):
@@ -17,7 +18,7 @@ class AdviseConfig(Config):
     """What to do with a dataset on this machine, why, and how long it takes."""
 
     data: str = option(help="a folder, a table, shards, or the name of a dataset", positional=True)
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
+    device: Device = option("auto", "where to compute")
     trial: int = option(3, "steps to measure each training with, for the expected time; 0: no times", ge=0)
 
 

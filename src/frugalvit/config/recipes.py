@@ -12,8 +12,8 @@ from frugalvit.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A recipe file: ``task``, ``summary``, ``command``, ``hardware``, ``cost``, ``expect`` and ``values``."""
+class RecipeFile:
+    """What its file says: ``task``, ``summary``, ``command``, ``hardware``, ``cost``, ``expect`` and ``values``."""
 
     name: str
     task: str
@@ -25,7 +25,7 @@ class Recipe:
     values: dict[str, Any]
 
 
-def all_recipes() -> list[Recipe]:
+def all_recipes() -> list[RecipeFile]:
     folder = resources.files("frugalvit") / "recipes"
     files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".yaml"))
     return [_read(Path(str(folder / name))) for name in files]
@@ -35,20 +35,19 @@ def recipe_values(name: str, task: str) -> dict[str, Any]:
     """The values of a recipe for ``task`` by its name, or of a YAML file of the user's in the same form."""
     if name.endswith((".yaml", ".yml")):
         recipe = _read(Path(name))
-        known = [recipe]
-    else:
-        known = [recipe for recipe in all_recipes() if recipe.task == task]
-    for recipe in known:
-        if recipe.task == task and (recipe.name == name or name.endswith((".yaml", ".yml"))):
-            return recipe.values
-    names = [recipe.name for recipe in known]
-    raise UserError(f"There is no recipe '{name}' for {task}; there are {', '.join(names)}.{nearest(name, names)}")
+        if recipe.task != task:
+            raise UserError(f"{name} is a recipe for {recipe.task}, not for {task}.")
+        return recipe.values
+    known = {recipe.name: recipe.values for recipe in all_recipes() if recipe.task == task}
+    if name not in known:
+        raise UserError(f"There is no recipe '{name}' for {task}; there are {', '.join(known)}.{nearest(name, known)}")
+    return known[name]
 
 
-def _read(path: Path) -> Recipe:
+def _read(path: Path) -> RecipeFile:
     values = read_yaml(path)
     fields = ("task", "summary", "command", "hardware", "cost", "expect", "values")
     missing = [field for field in fields if field not in values]
     if missing:
         raise UserError(f"{path} is no recipe: it lacks {', '.join(missing)}.")
-    return Recipe(path.stem, **{field: values[field] for field in fields})
+    return RecipeFile(path.stem, **{field: values[field] for field in fields})

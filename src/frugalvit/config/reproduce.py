@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from frugalvit.config.base import Config, option
+from frugalvit.config.kinds import Device
 
 
 class ReproduceConfig(Config):
@@ -23,4 +22,4 @@ class ReproduceConfig(Config):
     steps: int | None = option(None, "the same in steps; counts instead of epochs", ge=1)
     backbone: str | None = option(None, "another backbone than the table's, in the runs it begins from too")
     img_size: int | None = option(None, "another input size than the table's, in the runs it begins from too", ge=8)
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
+    device: Device = option("auto", "where to compute")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal
 
 import pydantic
 
-from frugalvit.config.base import Config, merge, option, pixels, positive, read_yaml_text
-from frugalvit.config.data import AugmentConfig, CacheConfig, Count, MixingConfig, Rate, Whole
-from frugalvit.config.recipes import recipe_values
-
-Auto = Literal["auto"]
+from frugalvit.config.base import Config, option
+from frugalvit.config.data import AugmentConfig, MixingConfig
+from frugalvit.config.kinds import Auto, Count, Device, Rate
+from frugalvit.config.run import RunConfig
 
 
 class PairsConfig(Config):
     """Drloc: the dense relative localization loss, wherever it is added."""
 
-    weight: float | Auto = option(0.0, "λ, the weight of the loss; 0 turns it off")
+    weight: float = option(0.0, "λ, the weight of the loss; 0 turns it off")
     variant: Literal["l1", "signed", "ce", "reg"] = option("l1", "Eq. 2, Eq. 3, Eq. 5 or Eq. 6 of the paper")
     form: Literal["paper", "released"] = option(
         "paper", "targets over k as in the paper, or as the released code has it"
@@ -42,7 +41,9 @@ class PairsConfig(Config):
 class LocalizationConfig(PairsConfig):
     """Drloc in supervised training."""
 
-    weight: float | Auto = option("auto", "λ, the weight of the loss; 0 turns it off; auto: the paper's for the family")
+    weight: float | Auto = option(  # type: ignore[assignment]
+        "auto", "λ, the weight of the loss; 0 turns it off; auto: the paper's for the family"
+    )
     variant: Literal["auto", "l1", "signed", "ce", "reg", "dense"] = option(  # type: ignore[assignment]
         "auto",
         "Eq. 2, Eq. 3, Eq. 5, Eq. 6 of the paper, or every block at once (Eq. 7; a second forward); auto: Eq. 5 for "
@@ -68,122 +69,6 @@ class LocalizationConfig(PairsConfig):
         return value
 
 
-class OptimizerConfig(Config):
-    """AdamW and its schedules."""
-
-    weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
-    betas: tuple[Rate, Rate] = option((0.9, 0.999), "AdamW's averaging rates")
-    warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
-    min_lr: float = option(0.005, "the last learning rate as a share of the highest", ge=0, le=1)
-    clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
-    clip_per: Literal["global", "tensor"] = option("global", "one norm over all gradients, or one per tensor")
-    layer_decay: float = option(1.0, "learning rate factor from each block to the one before it", gt=0, le=1)
-
-
-class RunConfig(Config):
-    """What every training command shares: data, hardware, length, and where results go."""
-
-    data: str | None = option(None, "folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
-    recipe: str = option("auto", "a named set of values; see 'frugalvit list recipes'")
-    backbone: str = option("auto", "a name of 'frugalvit list models' or any timm model")
-    backbone_args: dict[str, Any] = option(
-        default_factory=dict, help="further keywords of the model, e.g. '{window_size: 8}'"
-    )
-    img_size: int | Auto | tuple[int, int] = option("auto", "input size in pixels, or height,width")
-    epochs: float | Auto = option("auto", "passes over the training images")
-    steps: int | None = option(None, "length in optimiser steps instead of epochs", ge=1)
-    batch: int | Auto = option("auto", "images a step, over all devices")
-    accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
-    lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch")
-    seed: int = option(0, "everything random follows from it", ge=0)
-    out: str | None = option(None, "run folder (default: runs/DATE_backbone_data)", short="-o")
-    init: str | None = option(None, "start from these weights: a run, a checkpoint, an exported folder")
-    resume: str | None = option(None, "continue this run to its end, to the bit; DATA only if it lies elsewhere now")
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
-    devices: int = option(1, "processes on this machine, one per device", ge=1)
-    nodes: int = option(1, "machines", ge=1)
-    peer_timeout: float = option(300.0, "seconds a process waits for another before it gives the run up", gt=0)
-    auto_batch: bool = option(
-        False, "before a run on a GPU: split the batch (accumulate) until a step fits into its memory"
-    )
-    precision: Literal["auto", "32", "bf16", "fp16"] = option("auto", "auto: bf16 where the hardware has it")
-    compile: bool | Literal["auto", "graphs"] = option(
-        "auto",
-        "torch.compile; auto: on a GPU, for runs long enough to gain from it, supervised Swins with graphs; graphs: "
-        "replay as CUDA graphs, faster for small batches and images on one GPU, with more memory",
-    )
-    checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
-    workers: Whole | Auto = option("auto", "threads or processes that decode images")
-    split: Literal["auto", "given", "train+val", "remake"] = option(
-        "auto", "auto makes a missing val from train; given: none is made; train+val trains on both; remake splits anew"
-    )
-    stream: bool | Auto = option(
-        "auto", "read shards in passing, not kept; auto: where they lie elsewhere; false fetches and keeps them"
-    )
-    root: str | None = option(None, "where datasets known by name lie")
-    classes: str | None = option(None, "a file with the names of the classes to keep, one a line (ImageNet-100's list)")
-    val_fraction: float = option(0.1, "share of train held out where there is no validation split", gt=0, lt=1)
-    log_every: int = option(10, "steps between two lines of metrics", ge=1)
-    save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
-    track: list[Literal["wandb", "mlflow", "trackio"]] = option(
-        default_factory=list, help="log to these services too (TensorBoard files are always written)"
-    )
-    report: bool = option(True, "write report.html at the end")
-    optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
-    cache: CacheConfig = option(default_factory=CacheConfig)
-
-    _positive = pydantic.field_validator("epochs", "batch", "lr", "img_size")(positive)
-    _pixels = pydantic.field_validator("img_size")(pixels)
-    _given: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
-
-    @pydantic.field_validator("backbone_args")
-    @classmethod
-    def _as_yaml(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """A model's keyword has no type here: the 4 of ``backbone_args.window_size=4`` came as text."""
-        return {name: read_yaml_text(given) if isinstance(given, str) else given for name, given in value.items()}
-
-    @classmethod
-    def parse(cls, values: dict[str, Any]) -> Any:
-        """The values over those of their recipe."""
-        name = values.get("recipe", "auto")
-        if name == "auto":
-            name = cls.default_recipe(values)
-        made = super().parse(merge(recipe_values(str(name), cls.recipe_task()), values | {"recipe": name}))
-        made._given = values
-        return made
-
-    def was_given(self, name: str) -> bool:
-        """Whether an option, by its dotted name, was asked for, and not left to defaults and recipes."""
-        values: Any = self._given
-        for part in name.split("."):
-            if not isinstance(values, dict) or part not in values:
-                return False
-            values = values[part]
-        return True
-
-    @pydantic.model_validator(mode="after")
-    def _go_together(self) -> Self:
-        """Options that contradict each other."""
-        starts = {"--init": self.init, "--pretrained": getattr(self, "pretrained", False)}
-        starts["--continue"] = getattr(self, "continue_from", None)
-        named = [flag for flag, value in starts.items() if value]
-        if len(named) > 1:
-            raise ValueError(f"{' and '.join(named)} both say which weights to start from; leave one of them out")
-        if isinstance(self.batch, int) and self.accumulate > self.batch:
-            raise ValueError(
-                f"a batch of {self.batch} images has no {self.accumulate} parts; lower --accumulate or raise --batch"
-            )
-        return self
-
-    @classmethod
-    def recipe_task(cls) -> str:
-        return "train"
-
-    @classmethod
-    def default_recipe(cls, values: dict[str, Any]) -> str:
-        return "finetune" if values.get("init") or values.get("pretrained") else "scratch"
-
-
 class TrainConfig(RunConfig):
     """Supervised training: cross-entropy + λ · Drloc."""
 
@@ -200,6 +85,9 @@ class TrainConfig(RunConfig):
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
 
+    def starts(self) -> dict[str, object]:
+        return super().starts() | {"--pretrained": self.pretrained}
+
 
 class PredictConfig(Config):
     """The classes of images, with the preprocessing and names the model was trained with."""
@@ -209,7 +97,7 @@ class PredictConfig(Config):
     top: int = option(5, "how many classes to name", ge=1)
     format: Literal["table", "csv"] = option("table", "how to print (or use --json)")
     batch: int = option(64, "images at once", ge=1)
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
+    device: Device = option("auto", "where to compute")
 
 
 class ReplayConfig(Config):
@@ -217,4 +105,4 @@ class ReplayConfig(Config):
 
     evidence: str = option(help="RUN/fault/step_N_process_M.pt, or the run (its newest)", positional=True)
     top: int = option(5, "how many bad tensors of each kind to name", ge=1)
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "where to compute")
+    device: Device = option("auto", "where to compute")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
-from frugalvit.config.data import Count, Positive, Rate, Share, Span, Whole
-from frugalvit.config.train import Auto, RunConfig
-
-Label = Annotated[int, pydantic.Field(ge=0, le=255)]
-Device = Literal["auto", "cpu", "cuda", "mps"]
+from frugalvit.config.kinds import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
+from frugalvit.config.run import RunConfig
 
 
 class TransferOptimizerConfig(Config):
@@ -51,6 +48,9 @@ class TransferConfig(RunConfig):
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, since sizes change from step to step")
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
+
+    def starts(self) -> dict[str, object]:
+        return super().starts() | {"--pretrained": self.pretrained}
 
     @pydantic.model_validator(mode="after")
     def _only_what_is_used(self) -> Self:
@@ -133,7 +133,7 @@ class SegmentConfig(TransferConfig):
     ignore_index: Label | Auto = option(
         "auto", "label that counts nowhere (255 never does); auto: a class called void, 11 in CamVid, 0 in ADE20K"
     )
-    label_count: Count | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
+    label_count: LabelCount | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
     scales: Span = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")
     photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
     largest_share: float = option(0.75, "crops that one class fills further than this are drawn anew", gt=0, le=1)
@@ -190,9 +190,11 @@ class DetectCompareConfig(DetectConfig, Compared):
     """Detectors under two or more settings over several seeds, with a paired test."""
 
     metric: str = option("box_ap", "what is compared")
+    resume: str | None = option(None, hidden=True)
 
 
 class SegmentCompareConfig(SegmentConfig, Compared):
     """Segmenters under two or more settings over several seeds, with a paired test."""
 
     metric: str = option("miou", "what is compared")
+    resume: str | None = option(None, hidden=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from frugalvit import console
 from frugalvit.data.examples import DataSource, Examples, FileExamples
 from frugalvit.data.listing import Listing, base, identity_of, list_images, open_root
 from frugalvit.errors import UserError, nearest
@@ -174,7 +175,9 @@ def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> 
     if 2 * direct < inside:
         notes.append(
             f"{root}: most images lie more than one folder deep, so folder names are not taken for classes: "
-            "read as unlabelled. Class folders must hold their images directly."
+            "read as unlabelled. Class folders must hold their images directly: move these up, list them in a CSV "
+            "(path,label), or let the top folders be the classes with "
+            f"'frugalvit data pack {console.shown(root)} PACKED --labels folders'."
         )
         return False
     return True

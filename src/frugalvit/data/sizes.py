@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 
-from frugalvit import console
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
 
@@ -15,8 +14,7 @@ def median_side(examples: Examples, sample: int = 64) -> int:
     for index in range(0, len(examples), max(1, len(examples) // sample)):
         try:
             header = examples.header(index)
-        except BadImage as error:  # a bad file is the cache's to report; here it just does not vote
-            console.warn(str(error))
+        except BadImage:  # a bad file is named once, by whoever decodes it; here it just does not vote
             continue
         sides.append(min(header.width, header.height))
     return int(statistics.median(sides)) if sides else 224

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
+from frugalvit import console
 from frugalvit.data.augment import EvalTransform
+from frugalvit.data.decode import BadImage
 from frugalvit.errors import UserError
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
+    from frugalvit.data.examples import Examples
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,57 @@ def cut(pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> Tensor:
         (shape[1], shape[0]), Image.Resampling.BICUBIC, box=corners, reducing_gap=3.0
     )
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+
+
+def shown(backbone: Backbone, pixels: np.ndarray, fit: str, keep: float) -> tuple[Tensor, Box]:
+    """A picture (H, W, 3) as the model is shown it, (3, h, w) in [0, 1], and the part of the original it covers.
+
+    ``fit`` is "crop", the evaluation's centre crop, or "whole", all of the picture in its proportions.
+    """
+    size, shape = (pixels.shape[0], pixels.shape[1]), backbone.img_size
+    if fit == "crop":
+        box = centre_box(size, shape, keep)
+    else:
+        grid = backbone.grid_size(shape)
+        shape = whole_shape(size, shape, (max(1, shape[0] // grid[0]), max(1, shape[1] // grid[1])))
+        box = Box(0, 0, size[1], size[0])
+    return cut(pixels, box, shape), box
+
+
+def spread_evenly(examples: Examples, limit: int) -> Examples:
+    """At most ``limit`` of the examples, the first and the last among them."""
+    count = min(limit, len(examples))
+    return examples.subset([round(i * (len(examples) - 1) / max(count - 1, 1)) for i in range(count)])
+
+
+def shown_batches(
+    examples: Examples, backbone: Backbone, size: int, label: str, keep: float | None = None
+) -> Iterator[Tensor]:
+    """The examples as the model is shown them; images that cannot be read are left out and counted.
+
+    ``keep`` is the share of the short side that its crop keeps, by default that of the evaluation's usual one.
+    """
+    keep = kept_share(backbone.img_size) if keep is None else keep
+    # A JPEG need not be decoded finer than twice what the crop shows.
+    enough = (round(2 * backbone.img_size[0] / keep), round(2 * backbone.img_size[1] / keep))
+    waiting: list[Tensor] = []
+    bad = 0
+    for index in console.progress(range(len(examples)), label=label):
+        try:
+            pixels = examples.read(index, at_least=enough)
+        except BadImage as error:
+            bad += 1
+            if bad == 1:
+                console.warn(f"left out: {error}")
+            continue
+        waiting.append(shown(backbone, pixels, "crop", keep)[0])
+        if len(waiting) == size:
+            yield torch.stack(waiting)
+            waiting = []
+    if waiting:
+        yield torch.stack(waiting)
+    if bad > 1:
+        console.warn(f"{bad} images could not be read and were left out")
 
 
 def model_input(backbone: Backbone, images: Tensor) -> Tensor:

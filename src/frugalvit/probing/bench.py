@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 import time
@@ -22,6 +21,7 @@ from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.config.probe import BenchConfig
 from frugalvit.errors import UserError
+from frugalvit.files import read_json
 from frugalvit.probing.extract import resolve_precision
 from frugalvit.results import Result, Table
 from frugalvit.training.models import Model, load_model
@@ -168,20 +168,16 @@ class LiveTensors(TorchDispatchMode):
 def accuracy_of(where: str) -> tuple[str, float] | None:
     """What a run's folder says of its accuracy: its linear, logistic or k-NN probe, else its own result."""
     folder = Path(where)
-    probes = _read_json(folder / "probes.json")
+    probes = read_json(folder / "probes.json", dict) or {}
     for kind in ("linear", "logistic", "knn"):
         for name, result in sorted(probes.items()):
-            if name.startswith(f"{kind} ") and "top1" in result:
+            if name.startswith(f"{kind} ") and isinstance(result, dict) and "top1" in result:
                 return f"{kind} top1 on {result['data']}", float(result["top1"])
-    summary = _read_json(folder / "summary.json")
+    summary = read_json(folder / "summary.json", dict) or {}
     for key in ("top1", "best_knn", "knn"):
         if isinstance(summary.get(key), int | float):
             return key, float(summary[key])
     return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _relate(
@@ -220,7 +216,8 @@ def _time(run: Any, images: Tensor, steps: int, device: torch.device) -> float:
 
 
 def _plot(path: Path, rows: list[dict[str, Any]], hardware: str) -> None:
-    from frugalvit.probing.figures import Contender, save, tradeoff_figure
+    from frugalvit.figures import save
+    from frugalvit.probing.figures import Contender, tradeoff_figure
 
     shown = [row for row in rows if "accuracy" in row]
     contenders = [

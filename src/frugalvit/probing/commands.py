@@ -9,19 +9,18 @@ from typing import Any
 
 import torch
 
-from frugalvit import console
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, ProbeConfig
 from frugalvit.data import DataSource
 from frugalvit.errors import UserError
-from frugalvit.files import write_text
+from frugalvit.files import read_json, write_text
 from frugalvit.probing.extract import Kind
 from frugalvit.probing.knn import knn_accuracy
 from frugalvit.probing.linear import linear_probe
-from frugalvit.probing.logistic import logistic_probe
-from frugalvit.probing.metrics import classification_scores, rank_classes, score
+from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.prepare import (
     as_part,
     embed_splits,
+    fit_and_score,
     joined,
     make_extractor,
     open_labelled,
@@ -37,7 +36,7 @@ HEADLINE_K = 20  # the k that "top1" of k-NN means where it is among the ks, as 
 def knn(config: KnnConfig) -> Result:
     """Bank: all images but those scored. Scored: test, else a given val, else every image by leaving one out."""
     began = time.monotonic()
-    source = _one_label(config)
+    source = _open(config)
     model = open_model(config.model, config)
     parts = embed_splits(make_extractor(model, config, config.features, config.blocks), source)
     asked = next((parts[name] for name in ("test", "val") if name in parts), None)
@@ -74,7 +73,7 @@ def knn(config: KnnConfig) -> Result:
 def linear(config: LinearConfig) -> Result:
     """EsViT's linear probe: last blocks, SGD, the best of several learning rates on validation images."""
     began = time.monotonic()
-    source = _one_label(config)
+    source = _open(config)
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
     parts = embed_splits(extractor, source)
@@ -115,32 +114,15 @@ def linear(config: LinearConfig) -> Result:
 def logistic(config: LogisticConfig) -> Result:
     """Logistic regression: λ searched on validation images, fitted on train + val, tested once."""
     began = time.monotonic()
-    source = open_labelled(config.data, config.root)
+    source = _open(config, several_labels=True)
     model = open_model(config.model, config)
     parts = embed_splits(make_extractor(model, config, config.features, config.blocks), source)
     prepared = three_splits(parts, len(source.classes or ()), config.val_fraction, config.seed)
-    several = prepared.train.targets.ndim == 2
-    found = logistic_probe(
-        prepared.train.features,
-        prepared.train.targets,
-        prepared.val.features,
-        prepared.val.targets,
-        prepared.test.features,
-        metric="map11" if several else "accuracy",
-        classes=prepared.classes,
-        device=probe_device(model),
-        max_iterations=config.max_iterations,
-    )
-    if not found.converged:
-        console.warn(f"L-BFGS ended at its limit of {config.max_iterations} iterations; raise --max-iterations")
-    if several:
-        data: dict[str, Any] = {
-            "map11": score("map11", found.scores, prepared.test.targets),
-            "val_map11": found.validation,
-        }
-    else:
-        data = classification_scores(rank_classes(found.scores), prepared.test.targets)
-        data |= {"val_top1": found.validation}
+    scored = fit_and_score(prepared, "accuracy", probe_device(model), config.max_iterations)
+    found = scored.found
+    data: dict[str, Any] = {**scored.by_class, "val_top1": found.validation}
+    if scored.metric == "map11":
+        data = {"map11": scored.score, "val_map11": found.validation}
     data |= {
         "lambda": found.strength,
         "iterations": found.iterations,
@@ -152,11 +134,18 @@ def logistic(config: LogisticConfig) -> Result:
     return Result(data, [_scores_table(data, "lambda", "iterations")], [*source.notes, *prepared.notes])
 
 
-def _one_label(config: ProbeConfig) -> DataSource:
+def _open(config: ProbeConfig, several_labels: bool = False) -> DataSource:
+    """The data; what would keep the result from being written later is said now, before anything is computed."""
+    _kept(config)
     source = open_labelled(config.data, config.root)
-    if any(examples.labels is None for examples in source.splits.values()):
+    if not several_labels and any(examples.labels is None for examples in source.splits.values()):
         raise UserError(f"{source.name} has several labels an image: use 'frugalvit probe logistic'.")
     return source
+
+
+def _kept(config: ProbeConfig) -> dict[str, Any]:
+    """The results of a run's earlier probes."""
+    return read_json(Path(config.model) / "probes.json", dict) or {}
 
 
 def _data(
@@ -167,10 +156,8 @@ def _data(
     whole["seconds"] = round(time.monotonic() - began, 2)
     run = Path(config.model)
     if (run / "config.yaml").exists():
-        path = run / "probes.json"
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        kept[f"{probe} {source.name}"] = whole
-        write_text(path, json.dumps(kept, indent=1, ensure_ascii=False))
+        kept = _kept(config) | {f"{probe} {source.name}": whole}
+        write_text(run / "probes.json", json.dumps(kept, indent=1, ensure_ascii=False))
         whole = {"run": config.model} | whole
     return whole
 

@@ -35,7 +35,8 @@ def embed(config: EmbedConfig) -> Result:
     extractor = make_extractor(model, config, config.features, config.blocks)
     query = None if config.neighbours is None else _read(config.neighbours)
     found = extractor(join(*chosen.values()), source.name)
-    splits = {name: split for split, examples in chosen.items() for name in examples.names}
+    # By position: one file may stand in several splits.
+    splits = [split for split, examples in chosen.items() for _ in range(len(examples))]
     data = {
         "model": config.model,
         "data": source.name,
@@ -46,7 +47,7 @@ def embed(config: EmbedConfig) -> Result:
     }
     tables: list[Table] = []
     if out is not None:
-        write_features(out, found, [splits[name] for name in found.names], source.classes)
+        write_features(out, found, [splits[position] for position in found.positions], source.classes)
         data["out"] = str(out)
     if query is not None and picture is not None:
         near = _neighbours(extractor, found, query, config, probe_device(model))
@@ -151,10 +152,10 @@ def _draw(
     near: list[tuple[int, float]],
     source: DataSource,
 ) -> Table:
-    from frugalvit.probing.figures import neighbours_figure, save
+    from frugalvit.figures import save
+    from frugalvit.probing.figures import neighbours_figure
 
-    place = {name: position for position, name in enumerate(examples.names)}
-    images = [examples.read(place[found.names[row]]) for row, _ in near]
+    images = [examples.read(found.positions[row]) for row, _ in near]
     labels = [
         "" if found.labels is None or source.classes is None else source.classes[found.labels[row]] for row, _ in near
     ]

@@ -34,11 +34,13 @@ from frugalvit.errors import UserError
 from frugalvit.files import write_atomically
 from frugalvit.probing.metrics import require_finite
 from frugalvit.training.models import Model
+from frugalvit.training.precision import precision_name
 
 Kind = Literal["pooled", "last_blocks", "grid"]
 CHUNK = 1024  # images between two writes
 _VERSION = 1  # of the files: raise it when equal keys would no longer mean equal features
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_IN_SHORT = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Embedded:
 
     features: float32 on the CPU, (N, D), or (N, D, h, w) for the grid.
     labels:   (N,) or None. targets: (N, C) for several labels an image, or None.
+    positions: where each row's image stands in the split; names may occur twice.
     """
 
     features: Tensor
@@ -56,6 +59,7 @@ class Embedded:
     keys: list[str]
     bad: list[tuple[str, str]] = field(default_factory=list)
     from_cache: bool = False
+    positions: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -176,16 +180,12 @@ class Extractor:
         targets = None if examples.targets is None else torch.from_numpy(examples.targets[positions])
         features = np.concatenate([part.features for part in parts if len(part.positions)])
         names, keys = ([words[i] for i in positions] for words in (examples.names, examples.keys))
-        return Embedded(torch.from_numpy(features), labels, targets, names, keys, bad, from_cache)
+        return Embedded(torch.from_numpy(features), labels, targets, names, keys, bad, from_cache, positions.tolist())
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """ "auto" is bf16 on a GPU that has it, fp16 on an older one, full precision elsewhere."""
-    if wanted != "auto":
-        return wanted
-    if device.type != "cuda":
-        return "32"
-    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    """What "auto" means is decided where runs decide it: the half precision that the hardware has, on a CPU none."""
+    return _IN_SHORT[precision_name(wanted, device.type)]
 
 
 def model_hash(model: Model) -> str:

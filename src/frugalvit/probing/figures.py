@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from frugalvit import palette
 from frugalvit.errors import UserError
+from frugalvit.figures import STYLE
 
-# Blue and vermilion of Okabe and Ito: told apart by colour-blind readers and in grey print.
-AHEAD, BEHIND = "#0072b2", "#d55e00"
+AHEAD, BEHIND = palette.BLUE, palette.RED
 FORMATS = (".png", ".svg", ".pdf")
-_STYLE: Any = {
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.parse_math": False,  # a name with a dollar sign is a name
-    "svg.hashsalt": "frugalvit",
-}
 
 
 def check_picture(path: Path) -> None:
@@ -34,19 +27,11 @@ def check_picture(path: Path) -> None:
         raise UserError(f"{path} is already there and is not overwritten; choose another name.")
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format its name ends with, without a date, so that equal figures are equal files."""
-    metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
-
-
 def neighbours_figure(query: np.ndarray, neighbours: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:
-    """The image asked about, then its neighbours from near to far, five a row. Images are uint8 (H, W, 3)."""
-    columns = 5
+    """The image asked about, then its neighbours from near to far, up to five a row. Images are uint8 (H, W, 3)."""
+    columns = max(1, min(5, len(neighbours)))
     rows = -(-len(neighbours) // columns)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(1.6 * (columns + 1), 1.9 * rows), layout="constrained")
         axes = figure.subplots(rows, columns + 1, squeeze=False)
         for axis in axes.flat:
@@ -65,7 +50,7 @@ def suite_figure(names: Sequence[str], scores: Sequence[float], others: Sequence
     values = list(scores) if others is None else [a - b for a, b in zip(scores, others, strict=True)]
     order = sorted(range(len(values)), key=lambda i: values[i])
     values = [values[i] for i in order]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 0.9 + 0.24 * len(values)), layout="constrained")
         axis = figure.subplots()
         colours = [AHEAD if value >= 0 else BEHIND for value in values]
@@ -92,7 +77,7 @@ class Contender:
 
 def tradeoff_figure(contenders: Sequence[Contender], accuracy: str, hardware: str) -> Figure:
     """Accuracy against throughput on a logarithmic axis; the area of a circle is the number of parameters."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 3.6), layout="constrained")
         axis = figure.subplots()
         largest = max(contender.parameters for contender in contenders)

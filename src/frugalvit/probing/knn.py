@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frugalvit.config.probe import KS, TEMPERATURE
 from frugalvit.errors import UserError
 from frugalvit.probing.metrics import classification_scores, rank_classes, require_finite
 
-KS = (10, 20, 100, 200)
-TEMPERATURE = 0.07
 # Similarities held at a time: 64 Mi float32 are 256 MiB, small on any GPU and large enough to keep it busy.
 CELLS = {"cuda": 1 << 26, "cpu": 1 << 22}
 TRAIN_CHUNK = {"cuda": 1 << 16, "cpu": 1 << 13}

@@ -16,13 +16,10 @@ import torch
 from torch import Tensor
 
 from frugalvit import console
+from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS
 from frugalvit.errors import UserError
 from frugalvit.probing.metrics import Metric, require_finite, score
 
-LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-WEIGHT_DECAYS = (0.0,)
-EPOCHS = 100
-BATCH = 256
 MOMENTUM = 0.9
 
 

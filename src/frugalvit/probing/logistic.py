@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frugalvit.config.probe import MAX_ITERATIONS
 from frugalvit.errors import UserError
 from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
 from frugalvit.probing.metrics import Metric, require_finite, score
 
-MAX_ITERATIONS = 1000
 # |gradient| <= 1 % of λ|W|: then f lies above its minimum by at most 1e-4 of the penalty λ/2 |W|², by strong convexity.
 TOLERANCE = 1e-2
 STEPS_PER_DECADE = 8

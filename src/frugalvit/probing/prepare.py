@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frugalvit import console
 from frugalvit.config.probe import ExtractConfig
 from frugalvit.data import DataSource, open_data
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.probing.extract import Embedded, Extractor, Kind
+from frugalvit.probing.logistic import LogisticResult, logistic_probe
+from frugalvit.probing.metrics import Metric, classification_scores, rank_classes, score
 from frugalvit.training.models import Model, load_model
 from frugalvit.training.setup import pick_device
 
@@ -136,6 +139,37 @@ def as_part(embedded: Embedded) -> Part:
 def joined(*parts: Part) -> Part:
     """Several parts, one after the other."""
     return Part(torch.cat([part.features for part in parts]), torch.cat([part.targets for part in parts]))
+
+
+@dataclass
+class LogisticScore:
+    """Logistic regression on a dataset: the score by its metric, and by classes where an image has one label."""
+
+    metric: Metric
+    score: float
+    by_class: dict[str, float]
+    found: LogisticResult
+
+
+def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_iterations: int) -> LogisticScore:
+    """λ searched on the validation images, fitted on train + val, tested once; several labels an image mean mAP."""
+    several = data.train.targets.ndim == 2
+    metric = "map11" if several else metric
+    found = logistic_probe(
+        data.train.features,
+        data.train.targets,
+        data.val.features,
+        data.val.targets,
+        data.test.features,
+        metric=metric,
+        classes=data.classes,
+        device=device,
+        max_iterations=max_iterations,
+    )
+    if not found.converged:
+        console.warn(f"L-BFGS ended at its limit of {max_iterations} iterations; raise --max-iterations")
+    by_class = {} if several else classification_scores(rank_classes(found.scores), data.test.targets)
+    return LogisticScore(metric, score(metric, found.scores, data.test.targets), by_class, found)
 
 
 def _hold(embedded: Embedded, left: np.ndarray, fraction: float, seed: int) -> np.ndarray:

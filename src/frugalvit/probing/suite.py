@@ -21,13 +21,13 @@ from frugalvit.data import DataSource, dataset_status
 from frugalvit.data.catalog import DATASETS
 from frugalvit.data.places import datasets_root
 from frugalvit.errors import UserError, nearest
-from frugalvit.files import make_folder, write_text
+from frugalvit.files import make_folder, read_json, write_text
 from frugalvit.probing import frames
 from frugalvit.probing.extract import Extractor
-from frugalvit.probing.logistic import logistic_probe
-from frugalvit.probing.metrics import METRIC_NAMES, Metric, classification_scores, rank_classes, score
+from frugalvit.probing.metrics import METRIC_NAMES, Metric
 from frugalvit.probing.prepare import (
     embed_splits,
+    fit_and_score,
     make_extractor,
     open_labelled,
     open_model,
@@ -117,11 +117,10 @@ def _score(entry: Entry, extractor: Extractor, config: SuiteConfig, folder: Path
     try:
         source = open_labelled(entry.data, config.root)
         identity = _identity(entry, source, extractor, config)
-        if path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept.get("identity") == identity:
-                console.say(f"{entry.title}: {kept['score']:.2f} (from {path})")
-                return kept
+        kept = _kept(path)
+        if kept.get("identity") == identity:
+            console.say(f"{entry.title}: {kept['score']:.2f} (from {path})")
+            return kept
         result: dict[str, Any] = {"identity": identity} | score_dataset(source, entry.metric, extractor, config)
     except UserError as error:
         # One broken dataset must not cost the results of the other seventeen.
@@ -132,39 +131,35 @@ def _score(entry: Entry, extractor: Extractor, config: SuiteConfig, folder: Path
     return result
 
 
+def _kept(path: Path) -> dict[str, Any]:
+    """An earlier result; a damaged one is said and computed again."""
+    try:
+        return read_json(path, dict) or {}
+    except UserError as error:
+        console.warn(f"{error} It is computed again.")
+        return {}
+
+
 def score_dataset(source: DataSource, metric: Metric, extractor: Extractor, config: SuiteConfig) -> dict[str, Any]:
     """One dataset, one model, by the protocol."""
     began = time.monotonic()
-    several = any(examples.labels is None for examples in source.splits.values())
-    metric = "map11" if several else metric
     prepared = three_splits(
         embed_splits(extractor, source), len(source.classes or ()), config.val_fraction, config.seed
     )
-    found = logistic_probe(
-        prepared.train.features,
-        prepared.train.targets,
-        prepared.val.features,
-        prepared.val.targets,
-        prepared.test.features,
-        metric=metric,
-        classes=prepared.classes,
-        device=probe_device(extractor.model),
-        max_iterations=config.max_iterations,
-    )
+    scored = fit_and_score(prepared, metric, probe_device(extractor.model), config.max_iterations)
     result: dict[str, Any] = {
-        "score": score(metric, found.scores, prepared.test.targets),
-        "metric": metric,
-        "validation": found.validation,
-        "lambda": found.strength,
-        "iterations": found.iterations,
-        "converged": found.converged,
+        "score": scored.score,
+        "metric": scored.metric,
+        "validation": scored.found.validation,
+        "lambda": scored.found.strength,
+        "iterations": scored.found.iterations,
+        "converged": scored.found.converged,
         "train_images": len(prepared.train) + len(prepared.val),
         "test_images": len(prepared.test),
         "classes": prepared.classes,
         "notes": [*source.notes, *prepared.notes],
     }
-    if not several:
-        result |= classification_scores(rank_classes(found.scores), prepared.test.targets)
+    result |= scored.by_class
     result["seconds"] = round(time.monotonic() - began, 2)
     return result
 

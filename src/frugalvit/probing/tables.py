@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frugalvit.files import write_text
+from frugalvit.formats import Bold, as_csv, as_latex
 from frugalvit.probing.metrics import METRIC_NAMES
 from frugalvit.results import Result, Table
 
@@ -34,8 +33,8 @@ def suite_result(entries: Sequence[Entry], labels: list[str], scores: list[Score
         wins = sum(scores[0][entry.name]["score"] > scores[1][entry.name]["score"] for entry in complete)
     table = _table(entries, labels, scores, averages if complete else None)
     labels = _distinct(labels)
-    write_text(out / "suite.csv", as_csv(complete, labels, scores))
-    write_text(out / "suite.tex", as_latex(complete, labels, scores, averages))
+    write_text(out / "suite.csv", _csv(complete, labels, scores))
+    write_text(out / "suite.tex", _latex(complete, labels, scores, averages))
     if complete:
         _draw(complete, labels, scores, wins, out / "suite.png")
     datasets = {entry.name: _dataset(entry, scores) for entry in entries}
@@ -58,29 +57,32 @@ def suite_result(entries: Sequence[Entry], labels: list[str], scores: list[Score
     return Result(data, tables, notes)
 
 
-def as_csv(entries: Sequence[Entry], labels: list[str], scores: list[Scores]) -> str:
+def _csv(entries: Sequence[Entry], labels: list[str], scores: list[Scores]) -> str:
     """One line a dataset, unrounded."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["dataset", "metric", "classes", "train_images", "test_images", *labels])
-    for entry in entries:
-        first = scores[0][entry.name]
-        sizes = [first["classes"], first["train_images"], first["test_images"]]
-        writer.writerow([entry.name, first["metric"], *sizes, *(model[entry.name]["score"] for model in scores)])
-    return text.getvalue()
+    facts = ["metric", "classes", "train_images", "test_images"]
+    rows = [
+        [
+            entry.name,
+            *(scores[0][entry.name][fact] for fact in facts),
+            *(model[entry.name]["score"] for model in scores),
+        ]
+        for entry in entries
+    ]
+    return as_csv(["dataset", *facts, *labels], rows)
 
 
-def as_latex(entries: Sequence[Entry], labels: list[str], scores: list[Scores], averages: list[float]) -> str:
-    """A booktabs table, the better of two models in bold."""
-    lines = [r"\begin{tabular}{ll" + "r" * len(labels) + "}", r"\toprule"]
-    lines += ["Dataset & Metric & " + " & ".join(_escape(label) for label in labels) + r" \\", r"\midrule"]
-    for entry in entries:
-        values = [model[entry.name]["score"] for model in scores]
-        metric = METRIC_NAMES[scores[0][entry.name]["metric"]]
-        lines.append(f"{_escape(entry.title)} & {metric} & {_bold_best(values, 1)} " + r"\\")
-    if entries:
-        lines += [r"\midrule", f"Average & & {_bold_best(averages, 2)} " + r"\\"]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+def _latex(entries: Sequence[Entry], labels: list[str], scores: list[Scores], averages: list[float]) -> str:
+    """The better of two models in bold."""
+    rows = [
+        [
+            entry.title,
+            METRIC_NAMES[scores[0][entry.name]["metric"]],
+            *_bold_best([model[entry.name]["score"] for model in scores], 1),
+        ]
+        for entry in entries
+    ]
+    last = [["Average", "", *_bold_best(averages, 2)]] if entries else []
+    return as_latex(["Dataset", "Metric", *labels], rows, last, words=2)
 
 
 def _table(entries: Sequence[Entry], labels: list[str], scores: list[Scores], averages: list[float] | None) -> Table:
@@ -120,7 +122,8 @@ def _dataset(entry: Entry, scores: list[Scores]) -> dict[str, Any]:
 
 
 def _draw(entries: Sequence[Entry], labels: list[str], scores: list[Scores], wins: int | None, path: Path) -> None:
-    from frugalvit.probing.figures import save, suite_figure
+    from frugalvit.figures import save
+    from frugalvit.probing.figures import suite_figure
 
     values = [[model[entry.name]["score"] for entry in entries] for model in scores]
     title = labels[0] if wins is None else f"{labels[0]} wins on {wins} of {len(entries)} against {labels[1]}"
@@ -133,10 +136,7 @@ def _distinct(labels: list[str]) -> list[str]:
     return [f"{label} ({place})" if labels.count(label) > 1 else label for place, label in enumerate(labels, 1)]
 
 
-def _bold_best(values: Sequence[float], digits: int) -> str:
+def _bold_best(values: Sequence[float], digits: int) -> list[str]:
     best = max(values) if len(values) > 1 else None
-    return " & ".join(rf"\textbf{{{value:.{digits}f}}}" if value == best else f"{value:.{digits}f}" for value in values)
-
-
-def _escape(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in "&%$#_{}" else letter for letter in text)
+    shown = [f"{value:.{digits}f}" for value in values]
+    return [Bold(text) if value == best else text for value, text in zip(values, shown, strict=True)]

@@ -12,12 +12,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from frugalvit.report import palette
+from frugalvit import palette
 from frugalvit.report.records import Curve, Record, mean_curve, thin
 
 WIDTH, HEIGHT = 360, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 30  # the left one at least
 _LETTER = 6.5  # width of a digit beside the axes
+_GAP = 6  # between a number on the left and the frame
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,18 @@ def chart(panel: Panel) -> str:
     margin = 0.05 * (y1 - y0)
     y0, y1 = (y0 if min(ys) == 0 else y0 - margin), y1 + margin
 
+    levels = log_ticks(y0, y1) if logarithmic else ticks(y0, y1)
+    texts = [f"{value:g}" for value in levels] if logarithmic else tick_texts(levels)
+    left = max(_LEFT, _GAP + math.ceil(_LETTER * max(map(len, texts), default=0)) + 1)
+
     def across(x: float) -> float:
-        return _LEFT + (x - x0) / (x1 - x0) * (WIDTH - _LEFT - _RIGHT)
+        return left + (x - x0) / (x1 - x0) * (WIDTH - left - _RIGHT)
 
     def down(y: float) -> float:
         return HEIGHT - _BOTTOM - (scale(y) - y0) / (y1 - y0) * (HEIGHT - _TOP - _BOTTOM)
 
-    parts = _axes(panel, (x0, x1), (y0, y1), across, down, logarithmic)
+    heights = [(down(value), text) for value, text in zip(levels, texts, strict=True)]
+    parts = _axes(panel, left, ticks(x0, x1), across, heights)
     for series, curve in curves:
         points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in curve)
         style = f"--line:var(--series-{palette.colour(series.style)})"
@@ -150,7 +156,7 @@ def chart(panel: Panel) -> str:
     return (
         f'<figure class="chart"><figcaption><span class="eyebrow">{heading}</span> {title}{key}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{html.escape(panel.title)}" '
-        f'data-frame="{_LEFT} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM}">{"".join(parts)}</svg>'
+        f'data-frame="{left} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM}">{"".join(parts)}</svg>'
         f'<p class="readout" aria-live="polite"></p>{json_block(data)}</figure>'
     )
 
@@ -175,22 +181,19 @@ def swatch(style: int, width: int) -> str:
     return f'<line {place} class="line mean" style="{colour}" stroke-dasharray="{dashes}"/>'
 
 
-def _axes(panel: Panel, xs: Any, ys: Any, across: Any, down: Any, logarithmic: bool) -> list[str]:
+def _axes(panel: Panel, left: int, places: list[float], across: Any, heights: list[tuple[float, str]]) -> list[str]:
+    """Rules and numbers; ``places`` are the ticks below, ``heights`` where those on the left stand and their texts."""
     parts: list[str] = []
     bottom = HEIGHT - _BOTTOM
-    levels = log_ticks(*ys) if logarithmic else ticks(*ys)
-    texts = [f"{value:g}" for value in levels] if logarithmic else tick_texts(levels)
-    for value, text in zip(levels, texts, strict=True):
-        y = down(value)
-        parts.append(f'<line class="rule" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
-    places = ticks(*xs)
+    for y, text in heights:
+        parts.append(f'<line class="rule" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{left - _GAP}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
     for place, text in zip(places, tick_texts(places), strict=True):
         x, anchor = across(place), "middle"
         if x + _LETTER / 2 * len(text) > WIDTH:  # a part of a long number would stick out
             x, anchor = WIDTH - 1, "end"
         parts.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="{anchor}">{text}</text>')
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(f'<line class="axis" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
     label = html.escape(panel.x_label)
     parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 2}" text-anchor="end" class="quiet">{label}</text>')
     return parts

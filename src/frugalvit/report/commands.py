@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from frugalvit import console
-from frugalvit.backbones import Backbone
 from frugalvit.config.look import AttendConfig, CorrespondConfig, ExploreConfig, ReportConfig
-from frugalvit.data.decode import BadImage, decode
+from frugalvit.data.decode import decode
 from frugalvit.data.examples import Examples
 from frugalvit.data.sources import open_data
 from frugalvit.errors import UserError
+from frugalvit.figures import save
 from frugalvit.files import make_folder, write_text
 from frugalvit.lens import attention as attention_lens
 from frugalvit.lens import correspondence as lens
 from frugalvit.lens.explore import Picture, gather
-from frugalvit.lens.views import Box, SecondView, at_rest, centre_box, cut, kept_share, model_input, whole_shape
+from frugalvit.lens.views import SecondView, at_rest, kept_share, model_input, shown, shown_batches, spread_evenly
 from frugalvit.report import page, plots
 from frugalvit.report.records import find_runs
 from frugalvit.results import Result, Table
@@ -55,14 +53,15 @@ def correspond(config: CorrespondConfig) -> Result:
 def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[Picture], result: Result) -> None:
     rows = []
     for model in models:
-        first, second = (_view(model.backbone, picture, config.fit, _kept(model))[0] for picture in (pictures * 2)[:2])
+        views = (shown(model.backbone, picture.pixels, config.fit, _kept(model)) for picture in (pictures * 2)[:2])
+        first, second = (view for view, _ in views)
         if len(pictures) == 1:
             second = SecondView()(second[None], torch.Generator().manual_seed(config.seed))[0]
         with at_rest(model.backbone):
             features = [model.backbone(model_input(model.backbone, view[None])) for view in (first, second)]
         rows.append(plots.MatchedViews(model.name, first, second, lens.correspond(*features, top=config.top)))
     path = _new_file(config.out, f"correspond_{pictures[0].name}", config.format)
-    plots.save(plots.correspondence_figure(rows), path)
+    save(plots.correspondence_figure(rows), path)
     seen = [
         {
             "model": row.title,
@@ -90,7 +89,7 @@ def _score_matches(config: CorrespondConfig, models: list[Model], examples: Exam
     name = Path(config.out).stem + "_scores" if config.out and config.images else "correspond_scores"
     beside = str(Path(config.out).with_stem(name)) if config.out and config.images else config.out
     path = _new_file(beside, name, config.format)
-    plots.save(plots.score_figure(scores), path)
+    save(plots.score_figure(scores), path)
     result.data |= {"chart": str(path), "scores": {name: score.as_dict() for name, score in scores.items()}}
     rows: list[list[object]] = [
         [name, s.accuracy, s.error, s.error_cells, s.chance_accuracy, s.chance_error, s.images]
@@ -107,13 +106,13 @@ def attend(config: AttendConfig) -> Result:
     """Draw every head's attention from one place."""
     picture = read_picture(config.image)
     model = _models(config, [config.model])[0]
-    image, box = _view(model.backbone, picture, config.fit, _kept(model))
+    image, box = shown(model.backbone, picture.pixels, config.fit, _kept(model))
     grid = model.backbone.grid_size((image.shape[1], image.shape[2]))
     size = (picture.pixels.shape[0], picture.pixels.shape[1])
     query = attention_lens.parse_query(config.query, size, box, grid)
     view = attention_lens.attend(model.backbone, image, query, config.mass)
     path = _new_file(config.out, f"attend_{picture.name}", config.format)
-    plots.save(plots.attention_figure(image, view, f"{model.name}: {picture.name}", config.mass), path)
+    save(plots.attention_figure(image, view, f"{model.name}: {picture.name}", config.mass), path)
     heads = [
         {
             "head": head,
@@ -186,19 +185,6 @@ def _kept(model: Model) -> float:
     return kept_share(model.backbone.img_size, model.transform)
 
 
-def _view(backbone: Backbone, picture: Picture, fit: str, keep: float) -> tuple[Tensor, Box]:
-    """A picture as the model is shown it, (3, H, W) in [0, 1], and the part of the original it covers."""
-    size = (picture.pixels.shape[0], picture.pixels.shape[1])
-    shape = backbone.img_size
-    if fit == "crop":
-        box = centre_box(size, shape, keep)
-    else:
-        grid = backbone.grid_size(shape)
-        shape = whole_shape(size, shape, (max(1, shape[0] // grid[0]), max(1, shape[1] // grid[1])))
-        box = Box(0, 0, size[1], size[0])
-    return cut(picture.pixels, box, shape), box
-
-
 def _examples(config: CorrespondConfig) -> Examples:
     assert config.data is not None
     source = open_data(config.data, split="given")  # matching needs no labels: a split is never made
@@ -209,45 +195,6 @@ def _examples(config: CorrespondConfig) -> Examples:
     else:
         raise UserError(f"{config.data} has no split '{config.split}', only {', '.join(source.splits)}.")
     return spread_evenly(source.splits[name], config.limit)
-
-
-def spread_evenly(examples: Examples, limit: int) -> Examples:
-    """At most ``limit`` of the examples, the first and the last among them."""
-    count = min(limit, len(examples))
-    return examples.subset([round(i * (len(examples) - 1) / max(count - 1, 1)) for i in range(count)])
-
-
-def shown_batches(
-    examples: Examples, backbone: Backbone, size: int, label: str, keep: float | None = None
-) -> Iterator[Tensor]:
-    """The examples as the model is shown them; images that cannot be read are left out and counted.
-
-    ``keep`` is the share of the short side that its crop keeps, by default that of the evaluation's usual one.
-    """
-    keep = kept_share(backbone.img_size) if keep is None else keep
-    waiting: list[Tensor] = []
-    bad = 0
-    for index in console.progress(range(len(examples)), label=label):
-        try:
-            picture = Picture(examples.names[index], examples.read(index, at_least=_enough(backbone.img_size, keep)))
-        except BadImage as error:
-            bad += 1
-            if bad == 1:
-                console.warn(f"left out: {error}")
-            continue
-        waiting.append(_view(backbone, picture, "crop", keep)[0])
-        if len(waiting) == size:
-            yield torch.stack(waiting)
-            waiting = []
-    if waiting:
-        yield torch.stack(waiting)
-    if bad > 1:
-        console.warn(f"{bad} images could not be read and were left out")
-
-
-def _enough(shape: tuple[int, int], keep: float) -> tuple[int, int]:
-    """A JPEG need not be decoded finer than twice what the crop shows."""
-    return round(2 * shape[0] / keep), round(2 * shape[1] / keep)
 
 
 def _new_file(wanted: str | None, stem: str, kind: str) -> Path:

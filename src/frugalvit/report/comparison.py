@@ -10,10 +10,10 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from frugalvit.report import palette
-from frugalvit.report.plots import save
+from frugalvit import palette
+from frugalvit.figures import save
+from frugalvit.report.records import Curve, mean_curve
 
-Curve = list[tuple[float, float]]
 _FEW = 3  # points of a curve that are drawn as such
 _WIDTH = 28  # letters that fit side by side under the right chart
 _TURNED = (6, 20)  # names, and letters of each, that fit there slantwise
@@ -46,7 +46,7 @@ def comparison_figure(values: dict[str, list[float]], curves: dict[str, list[Cur
             if len(curve) > 1:
                 left.plot(*zip(*curve, strict=True), color=colour, linewidth=0.6, alpha=0.35)
         line = Line2D([], [], color=colour, linewidth=1.8)
-        mean = _mean_curve(curves[name])
+        mean = mean_curve(curves[name])
         if mean:
             points = "o" if len(mean) <= _FEW else None  # a single one has no line to be seen by
             line = left.plot(*zip(*mean, strict=True), color=colour, linewidth=1.8, marker=points, markersize=4)[0]
@@ -69,11 +69,3 @@ def comparison_figure(values: dict[str, list[float]], curves: dict[str, list[Cur
             label.set_rotation_mode("anchor")
     right.set_ylabel(f"final {metric}")
     return figure
-
-
-def _mean_curve(curves: list[Curve]) -> Curve:
-    """The mean over runs at the epochs that all of them have."""
-    if not curves or not all(curves):
-        return []
-    shared = set.intersection(*({epoch for epoch, _ in curve} for curve in curves))
-    return [(epoch, statistics.fmean(dict(curve)[epoch] for curve in curves)) for epoch in sorted(shared)]

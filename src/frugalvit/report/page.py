@@ -5,6 +5,7 @@ A page is made from files only. What a run folder may hold, every part optional:
     metrics.jsonl      one object per line: {"step": 120, "epoch": 1.5, "split": "train", "loss": 2.3, …}; every other
                        number becomes a curve
     config.yaml        all options
+    decisions.json     what "auto" chose, for a run that has no summary yet
     summary.json       {"task": "train", "top1": 0.71, …,                         single values: the table of results
                         "knn": {"20": 0.6},                                       one level of numbers beneath
                         "alarms": ["teacher entropy …"],                          signs of a run that goes wrong
@@ -32,10 +33,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frugalvit import console
+from frugalvit import console, palette
 from frugalvit.errors import UserError
 from frugalvit.files import write_text
-from frugalvit.report import charts, palette, sections, transfer
+from frugalvit.report import charts, sections, transfer
 from frugalvit.report.records import Record, find_runs, name_apart, read_comparison, read_run
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 GENERATOR = '<meta name="generator" content="frugalvit">'
 _EXAMPLES_SHOWN = 2
+_DATA_NAMED = 3
 _HEAVIEST_LENS = 6_000_000
 """Bytes of similarities and attention in one report."""
 
@@ -52,14 +54,14 @@ def write_report(
     runs: Sequence[Path],
     out: Path,
     *,
-    model: Backbone | Any = None,
+    model: Backbone | None = None,
     examples: Examples | None = None,
     seen: Mapping[Path, dict[str, Any]] | None = None,
 ) -> Path:
     """Write the report of ``runs`` to ``out`` and return it.
 
-    model:    a backbone, or anything with a ``.backbone`` (a loaded model): looks at a few of the ``examples`` for the
-              explorer; what it saw is saved as lens.json in the first run's folder
+    model:    looks at a few of the ``examples`` for the explorer; what it saw is saved as lens.json in the first
+              run's folder
     examples: images to look at, usually the validation split
     seen:     by run folder, what its model saw already (``frugalvit.lens.explore.gather``); saved likewise
     """
@@ -155,7 +157,7 @@ def render(title: str, about: str, content: str) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _template("page.html"))
 
 
-def _look(folder: Path, model: Backbone | Any, examples: Examples) -> dict[str, Any] | None:
+def _look(folder: Path, backbone: Backbone, examples: Examples) -> dict[str, Any] | None:
     """What the model sees in a few examples, spread evenly; None where there is nothing to explore."""
     from frugalvit.lens.explore import Picture, gather
     from frugalvit.lens.views import kept_share
@@ -168,8 +170,7 @@ def _look(folder: Path, model: Backbone | Any, examples: Examples) -> dict[str, 
             continue  # a bad image was named when the data were read; the next one serves as well
         if len(pictures) == _EXAMPLES_SHOWN:
             break
-    backbone = getattr(model, "backbone", model)
-    keep = kept_share(backbone.img_size, getattr(model, "transform", None))
+    keep = kept_share(backbone.img_size)
     try:
         return gather([(folder.resolve().name, backbone)], pictures, second_views=True, keep=keep)
     except UserError as reason:
@@ -217,11 +218,17 @@ def _each(records: list[Record], part: Any) -> str:
 
 
 def _about(records: list[Record]) -> str:
-    """One line: what was run on what."""
-    first = records[0]
-    words = [first.summary.get("task"), first.setting.get("backbone"), first.setting.get("data")]
-    if isinstance(first.setting.get("epochs"), int | float):
-        words.append(f"{first.setting['epochs']:g} epochs")
+    """One line: what was run on what, as far as all runs have it in common; of differing data, the first few names."""
+    tasks = [record.summary.get("task") for record in records]
+    backbones, data, epochs = ([r.setting.get(name) for r in records] for name in ("backbone", "data", "epochs"))
+    lengths = [f"{count:g} epochs" if isinstance(count, int | float) else None for count in epochs]
+    words = [values[0] if all(value == values[0] for value in values) else None for values in (tasks, backbones, data)]
+    if words[2] is None:
+        names = [name for name in dict.fromkeys(sections.data_names(records)) if name]
+        more = len(names) - _DATA_NAMED
+        words[2] = ", ".join(names[:_DATA_NAMED]) + (f" and {more} more" if more > 0 else "")
+    if len(set(lengths)) == 1:
+        words.append(lengths[0])
     return " · ".join(str(word) for word in words if word)
 
 

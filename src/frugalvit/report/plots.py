@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -13,25 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import ConnectionPatch, Rectangle
 from matplotlib.patheffects import Normal, Stroke
 
+from frugalvit import palette
+from frugalvit.figures import STYLE
 from frugalvit.lens.attention import AttentionView
 from frugalvit.lens.correspondence import Correspondence, CorrespondenceScore
-from frugalvit.report import palette
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "svg.hashsalt": "frugalvit",
-    # A name with a dollar sign is a name, not mathematics.
-    "text.parse_math": False,
-}
 
 
 @dataclass(frozen=True)
@@ -44,17 +31,10 @@ class MatchedViews:
     seen: Correspondence
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format its name ends with; the same figure gives the same bytes."""
-    metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:], {})
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
-
-
 def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
     """Numbered lines between the most similar regions; a dot marks the region nearest its view's global feature, a
     triangle the one nearest the other view's (EsViT, Fig. 6)."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         aspect = rows[0].first.shape[1] / rows[0].first.shape[2]
         figure = Figure(figsize=(6.4, len(rows) * (2.9 * aspect + 0.3)), layout="constrained")
         axes = figure.subplots(len(rows), 2, squeeze=False)
@@ -107,7 +87,7 @@ def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float
     columns = min(count, 8)
     lines = -(-count // columns)
     aspect = image.shape[1] / image.shape[2]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.8, 1.7 + 2 * lines * (6.4 / columns * aspect + 0.16)), layout="constrained")
         figure.suptitle(title, fontsize=8, x=0.01, ha="left")
         heights = [1.5, *(2 * [lines * 6.4 / columns * aspect])]
@@ -152,7 +132,7 @@ def _overlay(axis: Any, view: AttentionView, head: int, kind: str, image: Tensor
 def score_figure(scores: Mapping[str, CorrespondenceScore]) -> Figure:
     """Accuracy and distance error of the top pairs, one bar per model, guessing as a dotted line (Fig. 8)."""
     names, values = list(scores), list(scores.values())
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 0.8 + 0.34 * len(names)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for axis, label, lengths, guesses in (

@@ -6,12 +6,13 @@ import base64
 import io
 import json
 import re
+import statistics
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from frugalvit import console
-from frugalvit.config.base import read_yaml
+from frugalvit.config.base import flatten, read_yaml
 from frugalvit.errors import UserError
 from frugalvit.files import read_json
 from frugalvit.training.runs import read_summary
@@ -33,6 +34,7 @@ class Record:
     setting:   the configuration, flattened to dotted names
     summary:   the final result as the run wrote it
     finished:  whether it wrote one
+    setting_folder: of a run that ``compare`` made, the folder of its setting
     """
 
     name: str
@@ -46,6 +48,7 @@ class Record:
     lens: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     finished: bool = True
+    setting_folder: Path | None = None
 
     def note(self, text: str) -> None:
         """Say something below the page, once."""
@@ -57,7 +60,12 @@ class Record:
         return self.setting.get("seed", self.summary.get("seed"))
 
     def kind(self) -> str:
-        """What runs that differ only in their seed have in common."""
+        """What runs that differ only in their seed have in common.
+
+        In a comparison that is the setting's folder: a later version may have written down more of its configuration.
+        """
+        if self.setting_folder is not None:
+            return str(self.setting_folder)
         same = {key: value for key, value in self.setting.items() if key not in ("seed", "out", "resume", "name")}
         return json.dumps(same, sort_keys=True, default=str) if same else str(self.folder)
 
@@ -133,7 +141,9 @@ def read_run(folder: Path, seen: dict[str, Any] | None = None) -> Record:
         record.setting = flatten(read_yaml(folder / "config.yaml"))
     summary = read_summary(folder)
     record.finished = summary is not None
-    record.summary = _sound_summary(summary or {}, record)
+    record.summary = _sound_summary(_with_decisions(summary or {}, folder), record)
+    if (folder.resolve().parent.parent / "comparison.json").is_file():
+        record.setting_folder = folder.resolve().parent
     for mistake in read_json(folder / "mistakes.json", list) or []:
         if not isinstance(mistake, dict):
             record.note(_unlike("mistakes.json", "an entry"))
@@ -146,6 +156,11 @@ def read_run(folder: Path, seen: dict[str, Any] | None = None) -> Record:
     record.augmentations = embed("augmentations.jpg", folder, limit=None)
     record.lens = seen or _sound_lens(read_json(folder / "lens.json", dict), record)
     return record
+
+
+def _with_decisions(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A summary with what "auto" chose: a run that was stopped has it in a file only."""
+    return summary if "auto" in summary else summary | {"auto": read_json(folder / "decisions.json", list) or []}
 
 
 def _sound_summary(summary: dict[str, Any], record: Record) -> dict[str, Any]:
@@ -229,17 +244,6 @@ def _read_lines(path: Path, record: Record) -> None:
         record.curves[key] = sorted(values.items())
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested groups -> dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def embed(image: str, folder: Path, limit: int | None = 192) -> str | None:
     """A data URI as it is, or a picture inside ``folder`` as one, its longer side at most ``limit``; None if absent."""
     if image.startswith("data:"):
@@ -283,7 +287,7 @@ def thin(curve: Curve, buckets: int = 150) -> Curve:
 
 
 def mean_curve(curves: list[Curve]) -> Curve:
-    """The mean of several curves at the places all of them have."""
+    """The mean of several curves at the places all of them have; no curves have no mean."""
     tables = [dict(curve) for curve in curves]
-    common = sorted(set.intersection(*(set(table) for table in tables)))
-    return [(x, sum(table[x] for table in tables) / len(tables)) for x in common]
+    common = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
+    return [(x, statistics.fmean(table[x] for table in tables)) for x in common]

@@ -10,9 +10,11 @@ import io
 import statistics
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from frugalvit.report import charts, palette
+from frugalvit import console, palette
+from frugalvit.report import charts
 from frugalvit.report.records import Record, finite
 from frugalvit.results import as_text
 from frugalvit.training.statistics import Difference, Spread
@@ -62,31 +64,45 @@ def legend(records: list[Record]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
+def data_names(records: list[Record]) -> list[str]:
+    """What each run learned from, as short as tells the places apart; "" where it is not known."""
+    places = [str(record.setting.get("data") or "") for record in records]
+    names = [Path(place).name or place for place in places]
+    return names if len(set(names)) == len(set(places)) else places
+
+
 def results(records: list[Record]) -> str:
-    """One row per run with every single value of its summary; a row of means where several seeds ran.
+    """One row per run with every single value of its summary, and its data where they differ; a row of means where
+    several seeds ran.
 
     Words that are the same for all runs stand below, once.
     """
-    keys = dict.fromkeys(key for record in records for key in _scalars(record.summary))
+    shown = [_scalars(record.summary) for record in records]
+    keys = dict.fromkeys(key for values in shown for key in values)
     ordered = sorted(keys, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), list(keys).index(key)))
     if not ordered:
         return ""
     if len(records) == 1:
-        values = _scalars(records[0].summary)
-        return table(["", ""], [[key.replace("_", " "), as_text(values[key])] for key in ordered])
-    words = {key: [_scalars(record.summary).get(key) for record in records] for key in ordered}
+        return table(["", ""], [[key.replace("_", " "), as_text(shown[0][key])] for key in ordered])
+    data = data_names(records)
+    if "data" not in keys and len(set(data)) > 1:
+        ordered.insert(0, "data")
+        shown = [values | {"data": name or None} for values, name in zip(shown, data, strict=True)]
+    words = {key: [values.get(key) for values in shown] for key in ordered}
     common = {key: found[0] for key, found in words.items() if isinstance(found[0], str) and len(set(found)) == 1}
     ordered = [key for key in ordered if key not in common]
     rows: list[list[Any]] = []
     for kind in dict.fromkeys(record.kind() for record in records):
-        members = [record for record in records if record.kind() == kind]
+        members = [index for index, record in enumerate(records) if record.kind() == kind]
         if len(members) > 1:
-            name = f"mean of {len(members)}: {members[0].name} …"
-            rows.append([name, *(_mean(key, [_scalars(m.summary).get(key) for m in members]) for key in ordered)])
-    rows += [[record.name, *(_scalars(record.summary).get(key) for key in ordered)] for record in records]
+            name = f"mean of {len(members)}: {records[members[0]].name} …"
+            rows.append([name, *(_mean(key, [shown[m].get(key) for m in members]) for key in ordered)])
+    rows += [
+        [record.name, *(values.get(key) for key in ordered)] for record, values in zip(records, shown, strict=True)
+    ]
     below = " · ".join(f"{key.replace('_', ' ')}: {value}" for key, value in common.items())
-    shown = table(["run", *(key.replace("_", " ") for key in ordered)], rows)
-    return shown + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "")
+    drawn = table(["run", *(key.replace("_", " ") for key in ordered)], rows)
+    return drawn + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "")
 
 
 def comparison(found: dict[str, Any] | None) -> str:
@@ -112,7 +128,7 @@ def unfinished(records: list[Record]) -> str:
     if not waiting:
         return ""
     if len(records) == 1:
-        way = f"if it was stopped, --resume {waiting[0].folder} goes on with it"
+        way = f"if it was stopped, --resume {console.shown(waiting[0].folder)} goes on with it"
         text = f"This run is not finished. What is shown is how far it came; {way}."
     else:
         names = ", ".join(record.name for record in waiting)

@@ -13,6 +13,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.config.transfer import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.errors import UserError, nearest
 from frugalvit.files import write_text
+from frugalvit.formats import as_markdown
 from frugalvit.reproduce.scoring import probe_scores
 from frugalvit.reproduce.tables import TABLES, Recipe
 from frugalvit.results import Result, Table
@@ -178,6 +179,5 @@ def _pretrained(table: str, settings: dict[str, str], config: ReproduceConfig) -
     columns = list(rows[0])
     shown = [[row[column] for column in columns] for row in rows]
     folder = Path(config.out) / table
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in [columns, ["---"] * len(columns), *shown]]
-    write_text(folder / "table.md", "\n".join(lines) + "\n")
+    write_text(folder / "table.md", as_markdown(columns, shown))
     return Result({"run": str(folder), "rows": rows}, [Table(columns, shown)], [f"{folder}/table.md"])

@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from frugalvit.files import write_text
+from frugalvit.files import read_json, write_text
 
+_KEPT = "reproduced.json"
 _LOOKED_AT = 512  # images
 
 
 def probe_scores(run: Path, data: str, device: str) -> dict[str, Any]:
     """k-NN, linear and logistic top-1 of a run; its correspondences (Fig. 8) and its attention's entropy (Fig. 7)."""
-    kept = run / "probes.json"
-    if kept.exists():
-        return json.loads(kept.read_text(encoding="utf-8"))
+    if kept := _kept(run):
+        return kept
     from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
     from frugalvit.probing import commands
 
@@ -26,8 +26,20 @@ def probe_scores(run: Path, data: str, device: str) -> dict[str, Any]:
         "logistic": commands.logistic(LogisticConfig.parse(asked)).data["top1"],
     }
     found |= _looked_at(str(run), data, device)
-    write_text(kept, json.dumps(found, indent=1))
+    write_text(run / _KEPT, json.dumps(found, indent=1))
     return found
+
+
+def _kept(run: Path) -> dict[str, Any]:
+    """What was found before.
+
+    Once it was written into probes.json, where every probe keeps its whole result: numbers there are the old scores.
+    """
+    kept = read_json(run / _KEPT, dict)
+    if kept is None:
+        probes = read_json(run / "probes.json", dict) or {}
+        kept = {name: value for name, value in probes.items() if isinstance(value, int | float)}
+    return kept
 
 
 def _looked_at(run: str, data: str, device: str) -> dict[str, float]:
@@ -35,7 +47,7 @@ def _looked_at(run: str, data: str, device: str) -> dict[str, float]:
     from frugalvit.data import open_data
     from frugalvit.lens.attention import mean_entropy
     from frugalvit.lens.correspondence import evaluate_correspondence
-    from frugalvit.report.commands import shown_batches, spread_evenly
+    from frugalvit.lens.views import shown_batches, spread_evenly
     from frugalvit.training.models import load_model
     from frugalvit.training.setup import pick_device
 

@@ -18,13 +18,14 @@ from frugalvit.data.loader import Batches
 from frugalvit.data.streamed import StreamedBatches
 from frugalvit.errors import UserError
 from frugalvit.training.faults import is_out_of_memory
-from frugalvit.training.loop import Plan
 from frugalvit.training.runs import Run
+from frugalvit.training.stepping import Plan
+from frugalvit.training.task import Task
 
 _FULL = 0.95  # share of a device's memory that a step may take: what is left is for fragments and other processes
 
 
-def fit_to_memory(config: RunConfig, plan: Plan, task: Any, run: Run, fabric: Fabric) -> Plan:
+def fit_to_memory(config: RunConfig, plan: Plan, task: Task, run: Run, fabric: Fabric) -> Plan:
     """The plan with as many parts a step as it takes; what was found is said and kept in the configuration."""
     if run.has_checkpoint():
         return plan  # the run has been going with what was found at its start
@@ -44,7 +45,7 @@ def fit_to_memory(config: RunConfig, plan: Plan, task: Any, run: Run, fabric: Fa
     return plan
 
 
-def parts_that_fit(task: Any, parts: int, fabric: Fabric) -> int:
+def parts_that_fit(task: Task, parts: int, fabric: Fabric) -> int:
     """Twice as many parts of a step's batch until forward and backward go through, on every process."""
     whole = task.batch_at(0)
     images = len(whole.index)  # already one of ``parts``, and this process's share of it
@@ -59,7 +60,7 @@ def parts_that_fit(task: Any, parts: int, fabric: Fabric) -> int:
     return parts * fewer
 
 
-def _goes_through(task: Any, batch: Any, fabric: Fabric) -> bool:
+def _goes_through(task: Task, batch: Any, fabric: Fabric) -> bool:
     """Whether a step with the optimiser's two moments per weight fits; leaves no trace in the task."""
     learning = [parameter for parameter in task.parameters() if parameter.requires_grad]
     training = task.training

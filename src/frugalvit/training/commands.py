@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from frugalvit.training.evidence import (
     kept_weights,
     per_class_table,
     run_facts,
+    run_result,
     save_pictures,
     summary_table,
     worst_mistakes,
@@ -41,10 +43,9 @@ from frugalvit.training.recipes import (
     Decisions,
     Facts,
     decide_common,
+    decide_heads,
     decide_training,
     evaluation_interval,
-    steps_per_epoch,
-    total_steps,
 )
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
@@ -70,14 +71,9 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     decide_common(config, facts, decisions)
     setup.decide_reading(config, examples, fabric, decisions)
     torch.manual_seed(config.seed)
-    backbone = setup.make_backbone(
-        config,
-        source.classes,
-        pretrained=config.pretrained and setup.begins_anew(config),
-        grid_norm=config.localization.grid == "normed",
-        **({} if config.drop_path == "auto" else {"drop_path": config.drop_path}),
-    )
+    backbone = make_network(config, source.classes, pretrained=config.pretrained and setup.begins_anew(config))
     decide_training(config, facts.knowing(backbone), decisions)
+    decide_heads(config, backbone, decisions)
     _check_grid(config, backbone)
     setup.say_decisions(source, decisions)
     setup.record(config, run, decisions, examples, source.classes)
@@ -118,36 +114,21 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
 
 def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Plan:
     """The run in steps, for so many training images, images to evaluate on, and processes."""
-    assert isinstance(config.batch, int) and isinstance(config.lr, float)
-    # Several processes share a batch in equal parts, and a pair of mixed images stays in one process.
-    part = world * config.accumulate * (2 if world > 1 else 1)
-    batch = max(part, config.batch // part * part)
-    per_epoch = steps_per_epoch(images, batch)
-    steps = total_steps(config, images, batch)
-    optimizer = config.optimizer
+    plan = Plan.of(config, images, world, together=2)  # a pair of mixed images
+    assert isinstance(config.lr, float)
+    warm = warmup_steps(config.optimizer.warmup, plan.steps_per_epoch, plan.steps)
     every = config.evaluate_every
-    return Plan(
-        steps=steps,
-        steps_per_epoch=per_epoch,
-        lr=Cosine(
-            config.lr,
-            config.lr * optimizer.min_lr,
-            steps,
-            warmup_steps(optimizer.warmup, per_epoch, steps),
-            warmup_from=config.lr * 1e-3,
-        ),
-        weight_decay=Constant(optimizer.weight_decay),
-        betas=optimizer.betas,
-        clip=optimizer.clip,
-        clip_per=optimizer.clip_per,
-        accumulate=config.accumulate,
-        images_per_step=batch,
-        seed=config.seed,
-        log_every=min(config.log_every, max(1, steps // 10)),
-        evaluate_every=evaluation_interval(steps, per_epoch, batch, watched) if every == "auto" else every,
-        save_every=config.save_every,
-        patience_for_peers=config.peer_timeout,
-    )
+    if every == "auto":
+        every = evaluation_interval(plan.steps, plan.steps_per_epoch, plan.images_per_step, watched)
+    lowest, first = config.lr * config.optimizer.min_lr, config.lr * 1e-3
+    return replace(plan, lr=Cosine(config.lr, lowest, plan.steps, warm, warmup_from=first), evaluate_every=every)
+
+
+def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
+    """The network of a run, with the grid that its localization loss looks at."""
+    keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
+    grid_norm = config.localization.grid == "normed"
+    return setup.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm, **keywords)
 
 
 def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> SupervisedTask:
@@ -173,10 +154,9 @@ def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> Supervised
 def _localization(config: TrainConfig, backbone: Backbone) -> RelativeLocalization | DenseLocalization:
     settings = config.localization
     if settings.variant == "dense":
-        with torch.no_grad():
-            blocks = backbone.blocks(torch.zeros(1, backbone.in_chans, *backbone.img_size))
         assert settings.grid_size != "auto"
-        dims, sizes = [grid.shape[1] for grid in blocks], [settings.grid_size] * len(blocks)
+        dims = backbone.block_dims()
+        sizes = [settings.grid_size] * len(dims)
         width = settings.head_width(backbone.dim)
         return DenseLocalization(dims, "l1", settings.pairs, width, sizes, settings.form, precision="autocast")
     return make_head(settings, backbone.dim)
@@ -238,16 +218,8 @@ def _result(summary: dict[str, Any]) -> Result:
     table = Table(
         names, [[summary.get(name) for name in names]], f"{summary['scored_on']}: {summary['scored_images']:,} images"
     )
-    folder = summary["run"]
-    notes = [
-        f"run folder  {folder}",
-        *([f"weights     {summary['weights']}"] if summary.get("weights") else []),
-        *_hardly_localized(summary),
-        *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
-        f"next        frugalvit predict {folder} IMAGE…",
-    ]
-    shown = {key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion")}
-    return Result(shown, [table], notes)
+    then = [f"frugalvit predict {console.shown(summary['run'])} IMAGE…"]
+    return run_result(summary, table, then, _hardly_localized(summary))
 
 
 def _hardly_localized(summary: dict[str, Any]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 from collections.abc import Callable, Iterable
@@ -14,10 +12,11 @@ from frugalvit import console
 from frugalvit.config.compare import CompareConfig, Compared
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import UserError, nearest
-from frugalvit.files import make_folder, write_text
+from frugalvit.files import make_folder, read_json, write_text
+from frugalvit.formats import as_csv, as_latex, as_markdown
 from frugalvit.results import Result, Table
 from frugalvit.training.evidence import finite
-from frugalvit.training.runs import Run, read_summary
+from frugalvit.training.runs import Run, holds_run, read_summary
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
 from frugalvit.training.tracking import TensorBoard, make_trackers
 
@@ -65,7 +64,7 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     summary = read_summary(folder)
     if summary is not None:
         return summary | {"run": str(folder)}  # where it lies now: a comparison may have been moved since
-    begun = (folder / "config.yaml").exists()
+    begun = holds_run(folder)
     console.say(f"{'continuing' if begun else 'starting'} {folder}")
     where = {name: getattr(config, name) for name in ("device", "devices", "nodes")}
     result = train(type(config).parse({"resume": str(folder), **where}) if begun else config)
@@ -76,18 +75,19 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
 
 def _same_question(folder: Path, wanted: RunConfig) -> None:
     """A folder's run stands for the wanted one only if it was asked the same; what it was asked lies beside it."""
-    if other := asked_otherwise(folder, wanted):
+    begun = holds_run(folder) or (folder / "summary.json").exists()
+    if begun and (other := asked_otherwise(folder, wanted)):
         raise UserError(f"{other}: choose another --out.")
     asked = make_folder(folder) / _ASKED
-    if not asked.exists():
+    if not begun or not asked.exists():
         write_text(asked, json.dumps(wanted.model_dump(mode="json", exclude=NO_MATTER), indent=1))
 
 
 def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
     """What a folder's run was asked that is not what is wanted, in words; nothing where it was asked the same."""
-    asked = folder / _ASKED
+    asked = _that_matters(read_json(folder / _ASKED, dict) or {})
     question = _that_matters(wanted.model_dump(mode="json", exclude=NO_MATTER))
-    for name, value in _that_matters(json.loads(asked.read_text(encoding="utf-8"))).items() if asked.exists() else ():
+    for name, value in asked.items():
         if name not in NO_MATTER and question.get(name) != value:
             return f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted"
     return ""
@@ -118,9 +118,9 @@ def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[
     pace = {name: spread([summary["seconds_per_step"] for summary in scores[name]]).mean for name in names}
     rows = _rows(names, values, spreads, differences, pace)
     columns = ["setting", metric, "seeds", f"against {baseline}", "seconds a step", "overhead"]
-    write_text(folder / "comparison.md", _markdown(columns, rows))
-    write_text(folder / "comparison.csv", _csv(metric, scores))
-    write_text(folder / "comparison.tex", _latex(columns, rows))
+    write_text(folder / "comparison.md", as_markdown(columns, rows))
+    write_text(folder / "comparison.csv", _every_run(metric, scores))
+    write_text(folder / "comparison.tex", as_latex(columns, rows))
     curves = {name: [_curve(Path(summary["run"]), metric) for summary in scores[name]] for name in names}
     from frugalvit.report.comparison import comparison_chart
 
@@ -193,31 +193,8 @@ def _curve(run: Path, metric: str) -> list[tuple[float, float]]:
     return [(line["epoch"], line[metric]) for line in lines if line.get("split") in ("val", "test") and metric in line]
 
 
-def _markdown(columns: list[str], rows: list[list[object]]) -> str:
-    def line(cells: Iterable[object]) -> str:
-        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
-
-    return "\n".join([line(columns), "|" + " --- |" * len(columns), *map(line, rows)]) + "\n"
-
-
-def _csv(metric: str, scores: Scores) -> str:
+def _every_run(metric: str, scores: Scores) -> str:
     """One line per run, for whoever wants to compute something else."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["setting", "seed", metric, "seconds", "seconds_per_step", "run"])
-    for name, summaries in scores.items():
-        for s in summaries:
-            writer.writerow([name, s["seed"], s[metric], s["seconds"], s["seconds_per_step"], s["run"]])
-    return text.getvalue()
-
-
-def _latex(columns: list[str], rows: list[list[object]]) -> str:
-    words = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "±": r"$\pm$"}
-    signs = str.maketrans({sign: f"\\{sign}" for sign in "&%$#_{}"} | words)
-
-    def line(cells: list[str]) -> str:
-        return " & ".join(str(cell).translate(signs) for cell in cells) + r" \\"
-
-    body = "\n".join(line([str(cell) for cell in row]) for row in rows)
-    alignment = "l" + "r" * (len(columns) - 1)
-    return f"\\begin{{tabular}}{{{alignment}}}\n\\hline\n{line(columns)}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
+    facts = ["seed", metric, "seconds", "seconds_per_step", "run"]
+    rows = [[name, *(summary[fact] for fact in facts)] for name, summaries in scores.items() for summary in summaries]
+    return as_csv(["setting", *facts], rows)

@@ -7,7 +7,7 @@ that away, for memory that stays reserved.
 from __future__ import annotations
 
 import gc
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch._inductor.config as inductor
@@ -18,6 +18,7 @@ from torch import nn
 from frugalvit import console
 from frugalvit.config.train import RunConfig
 from frugalvit.training.stepping import Plan
+from frugalvit.training.task import Task
 
 PAYS_FROM = 500
 """Steps from which "auto" compiles: a cold compilation takes one to three minutes."""
@@ -34,7 +35,7 @@ GRAPHS = "reduce-overhead"
 """What torch calls the mode that replays CUDA graphs."""
 
 
-def compile_task(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool:
+def compile_task(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> bool:
     """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough. Whether graphs will be replayed."""
     wanted = _chosen(task, config, plan, fabric) if config.compile == "auto" else config.compile
     if not wanted:
@@ -63,7 +64,7 @@ def prepare_compiler(module: nn.Module) -> None:
     inductor.triton.mix_order_reduction = _FUSES_SUMS and not standing
 
 
-def _chosen(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | Literal["graphs"]:
+def _chosen(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | Literal["graphs"]:
     """What "auto" means here."""
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
@@ -71,7 +72,7 @@ def _chosen(task: Any, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | 
     return "graphs" if fits and replays_by_itself(task, fabric) else True
 
 
-def replays_by_itself(task: Any, fabric: Fabric) -> bool:
+def replays_by_itself(task: Task, fabric: Fabric) -> bool:
     """Whether a step has been tried with graphs, and has no scale of fp16 to look for."""
     return task.replayable and getattr(fabric.strategy.precision, "scaler", None) is None
 

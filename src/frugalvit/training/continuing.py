@@ -6,6 +6,7 @@ the optimiser's state on that way without saying so; here it is carried over by 
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,33 @@ from torch.optim import AdamW
 
 from frugalvit import console
 from frugalvit.backbones.weights import read_heads
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.errors import UserError
-from frugalvit.training.runs import Run, find_run, read_state
+from frugalvit.training.recipes import Decision, Decisions
+from frugalvit.training.runs import Run, find_run, has_checkpoint
 from frugalvit.training.selfsupervised import PretrainTask
 
 _LEVELS = {"views": "view level", "regions": "region level"}
+_HEADS = ("prototypes", "hidden", "bottleneck", "norm_last")
+
+
+def follow_continued(config: PretrainConfig, decisions: Decisions) -> None:
+    """The run that is continued brings its network and the size of its heads along where the user left them open."""
+    if not config.continue_from or config.resume:
+        return
+    theirs = PretrainConfig.from_yaml(find_run(config.continue_from) / "config.yaml")
+    reason = f"what {config.continue_from} has"
+    for name in ("backbone", "img_size", *(f"matching.{part}" for part in _HEADS)):
+        group, _, leaf = name.rpartition(".")
+        target: Any = getattr(config, group) if group else config
+        ours, value = getattr(target, leaf), attrgetter(name)(theirs)
+        if value not in ("auto", ours) and (ours == "auto" or not config.was_given(name)):
+            setattr(target, leaf, value)
+            decisions.append(Decision(name, value, reason))
+    arguments = theirs.backbone_args | config.backbone_args
+    if config.backbone == theirs.backbone and arguments != config.backbone_args:
+        config.backbone_args = arguments
+        decisions.append(Decision("backbone_args", arguments, reason))
 
 
 def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
@@ -73,27 +96,26 @@ def _numbered(group: dict[str, Any]) -> list[tuple[str, int]]:
 def start_from_heads(task: PretrainTask, where: str) -> None:
     """Take heads and centres too, where ``--init`` has them: released EsViT and DINO files, runs of ours."""
     path = Path(where)
-    if path.is_dir():
-        checkpoint = path / "checkpoints" / "last.pt"
-        if checkpoint.exists():
-            _heads_of_run(task, checkpoint, path)
-    elif path.is_file():
+    if path.is_file():
         _heads_of_file(task, path)
-
-
-def _heads_of_run(task: PretrainTask, checkpoint: Path, run: Path) -> None:
-    state, fault = read_state(checkpoint)
+        return
+    state = Run(path, writer=False).load_checkpoint() if has_checkpoint(path) else None
     if state is None:
-        raise UserError(f"{checkpoint} is damaged ({fault}); give --init {run}/model for the backbone alone.")
+        console.say(f"{path} has no checkpoint with projection heads: they begin anew")
+    else:
+        _heads_of_run(task, state, path)
+
+
+def _heads_of_run(task: PretrainTask, state: dict[str, Any], run: Path) -> None:
     theirs = {name: value for name, value in state["task"].items() if name.startswith(("views.", "regions."))}
     ours = task.state_dict()
     fitting = {name: value for name, value in theirs.items() if name in ours and ours[name].shape == value.shape}
     task.load_state_dict(fitting, strict=False)
     others = sum(name in ours and name not in fitting for name in theirs)
-    said = f"{len(fitting)} tensors of heads and centres taken from {checkpoint}" if fitting else ""
+    said = f"{len(fitting)} tensors of heads and centres taken from {run} at step {state['step']}" if fitting else ""
     levels = [word for name, word in _LEVELS.items() if any(tensor.startswith(f"{name}.") for tensor in fitting)]
     console.say(
-        (f"{said} ({' and '.join(levels)})" if fitting else f"{checkpoint} has no heads for this run: they begin anew")
+        (f"{said} ({' and '.join(levels)})" if fitting else f"{run} has no heads for this run: they begin anew")
         + (f"; {others} are of another size and begin anew" if others else "")
     )
 
@@ -135,7 +157,7 @@ def _check_head(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> Non
     if other:
         raise UserError(
             f"{path} has projection heads of another kind ({other[0]} is not as in ours): to begin from its backbone "
-            f"alone, make a folder of that first with 'frugalvit export {path} --backbone NAME'."
+            f"alone, make a folder of that first with 'frugalvit export {console.shown(path)} --backbone NAME'."
         )
     prototypes, bottleneck = shapes["last_layer.weight_v"]
     raise UserError(

@@ -64,7 +64,7 @@ def demo(config: DemoConfig) -> Result:
         f"            {folder}/compare/comparison.png",
         "Try next    frugalvit train YOUR_PHOTOS/          a folder with one folder per class",
         "            frugalvit pretrain YOUR_IMAGES/       no labels needed",
-        f"            frugalvit predict {first} IMAGE",
+        f"            frugalvit predict {console.shown(first)} IMAGE",
     ]
     named = [
         Table(["setting", "top-1 on the test digits", *t.columns[2:]], t.rows, "Accuracy, mean ± deviation")

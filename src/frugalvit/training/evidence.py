@@ -6,6 +6,7 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +16,9 @@ from torch import Tensor, nn
 from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.config.train import RunConfig
-from frugalvit.data.cache import ImageStore
-from frugalvit.data.loader import Batches, eval_batches
+from frugalvit.data.loader import Batches, Store, eval_batches
 from frugalvit.data.streamed import StreamedBatches
-from frugalvit.results import Table, as_text
+from frugalvit.results import Result, Table, as_text
 from frugalvit.training.health import Alarm
 from frugalvit.training.recipes import Decision
 from frugalvit.training.runs import Run
@@ -46,14 +46,10 @@ def worst_mistakes(
             strict=True,
         )
         found = sorted([*found, *rows], reverse=True)[:count]
+    pictures = _thumbnails(dataset.store, [place for _, place, _, _ in found])
     return [
-        {
-            "image": _thumbnail(dataset.store, place),
-            "label": classes[label],
-            "predicted": classes[guess],
-            "probability": round(sure, 4),
-        }
-        for sure, place, label, guess in found
+        {"image": picture, "label": classes[label], "predicted": classes[guess], "probability": round(sure, 4)}
+        for picture, (sure, _, label, guess) in zip(pictures, found, strict=True)
     ]
 
 
@@ -138,6 +134,22 @@ def run_facts(config: RunConfig, outcome: Mapping[str, Any], network: nn.Module)
     }
 
 
+def run_result(summary: dict[str, Any], table: Table, then: list[str], remarks: Iterable[str] = ()) -> Result:
+    """What a command says of its finished run: the numbers, where everything lies, and what to do with it.
+
+    then:    commands to go on with
+    remarks: what else a person should know, before that
+    """
+    folder = Path(summary["run"])
+    notes = [f"run folder  {folder}"]
+    notes += [f"weights     {summary['weights']}"] if summary.get("weights") else []
+    notes += remarks
+    notes += [f"report      {folder}/report.html"] if (folder / "report.html").exists() else []
+    notes += [f"{'' if number else 'next':<12}{command}" for number, command in enumerate(then)]
+    shown = {key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion")}
+    return Result(shown, [table], notes)
+
+
 def kept_weights(outcome: Mapping[str, Any], watched: str) -> dict[str, Any]:
     """Which weights a run hands out: where validation images chose none as the best, there is no best step."""
     step = int(outcome["best_step"])
@@ -179,12 +191,19 @@ def _ascii(text: str, most: int = 18) -> str:
     return known if len(known) <= most else known[: most - 2] + ".."
 
 
-def _thumbnail(store: ImageStore, place: int, edge: int = 96) -> str:
-    picture = _picture(store.images[place].cpu())
-    height, width = (int(side) for side in store.sizes[place])
-    scale = edge / max(height, width)
-    picture = picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), Image.Resampling.LANCZOS)
-    return "data:image/jpeg;base64," + base64.b64encode(_encode(picture)).decode()
+def _thumbnails(store: Store, places: list[int], edge: int = 96) -> list[str]:
+    """Images of a store as small JPEGs, in their own proportions; they are fetched, for not every store keeps them."""
+    if not places:
+        return []
+    nothing = torch.empty(0, dtype=torch.long)  # there is no second step to look ahead to
+    images, sizes, _ = store.fetcher(lambda step: torch.tensor(places) if step == 0 else nothing).at(0)
+    encoded = []
+    for pixels, (height, width) in zip(images.cpu(), sizes.tolist(), strict=True):
+        scale = edge / max(height, width)
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        picture = _picture(pixels).resize(size, Image.Resampling.LANCZOS)
+        encoded.append("data:image/jpeg;base64," + base64.b64encode(_encode(picture)).decode())
+    return encoded
 
 
 def _picture(pixels: Tensor) -> Image.Image:

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from frugalvit.console import shown
 from frugalvit.files import write_atomically
+
+REPLAYED = ("SupervisedTask", "PretrainTask")
+"""The kinds of tasks that ``frugalvit replay`` can build again."""
 
 
 def keep_evidence(folder: Path, task: nn.Module, batch: Any, process: int, facts: dict[str, Any]) -> tuple[str, str]:
@@ -18,8 +22,9 @@ def keep_evidence(folder: Path, task: nn.Module, batch: Any, process: int, facts
     target = folder / "fault" / f"step_{facts['step']}_process_{process}.pt"
     classes = getattr(getattr(task, "backbone", None), "num_classes", 0)
     evidence = {**facts, "classes": classes, "process": process, "batch": tensors, "task": task.state_dict()}
-    kept = f"The batch and the state are in {target} ('frugalvit replay {target}' runs that step again and names the "
-    kept += "first bad tensor)"
+    kept = f"The batch and the state are in {target}"
+    if facts["kind"] in REPLAYED:
+        kept += f" ('frugalvit replay {shown(target)}' runs that step again and names the first bad tensor)"
     try:
         target.parent.mkdir(exist_ok=True)
         write_atomically(target, lambda handle: torch.save(evidence, handle))

@@ -31,11 +31,12 @@ def guard_of(device: torch.device) -> Tensor:
     return torch.zeros(2, device=device)
 
 
-def gate(optimizer: Any, norm: Tensor, guard: Tensor) -> Tensor:
+def gate(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -> Tensor:
     """Take the optimiser's step only if the gradients are finite, and count it if not; whether they were not.
 
     On a GPU the decision stays there: fused AdamW reads ``found_inf`` and leaves weights and moments alone, so that
-    nothing waits for the device. With fp16 the gradient scaler does the same on its own.
+    nothing waits for the device. With fp16 (``scaled``) the gradient scaler does the same on its own, and halves its
+    scale, wherever the run computes.
     """
     bad = ~torch.isfinite(norm)
     guard[0] = torch.where(bad, guard[0] + 1, torch.zeros_like(guard[0]))
@@ -44,7 +45,7 @@ def gate(optimizer: Any, norm: Tensor, guard: Tensor) -> Tensor:
     if norm.device.type == "cuda":
         inner.grad_scale, inner.found_inf = None, bad.float()
         optimizer.step()
-    elif not bool(bad):
+    elif scaled or not bool(bad):
         optimizer.step()
     return bad
 

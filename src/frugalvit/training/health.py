@@ -95,16 +95,32 @@ class Health:
 
     def _uniform(self, metrics: Mapping[str, float]) -> Alarm | None:
         flat = math.log(self.prototypes)
-        entropy, loss = metrics.get("teacher_entropy"), metrics.get("view_loss", metrics.get("region_loss"))
+        level = "view" if "view_loss" in metrics else "region"
+        entropy, loss = metrics.get("teacher_entropy"), metrics.get(f"{level}_loss")
         if entropy is None or loss is None:
             return None
-        if entropy < 0.98 * flat or loss < 0.98 * flat:
+        if entropy < 0.98 * flat or loss < 0.98 * flat or self._tells_apart(metrics, flat):
             return self._clear("uniform collapse")
         return Alarm(
             "uniform collapse",
-            f"teacher entropy {entropy:.2f} and loss {loss:.2f} stay at ln K = {flat:.2f}: all images look alike to it",
+            f"teacher entropy {entropy:.2f} and {level} loss {loss:.2f} stay at ln K = {flat:.2f}: all images look "
+            "alike to it",
             "Lower matching.teacher_temp, raise --lr, lower matching.momentum, or use fewer matching.prototypes",
         )
+
+    def _tells_apart(self, metrics: Mapping[str, float], flat: float) -> bool:
+        """Whether something else says that images do not look alike: the regions, or features that stay spread.
+
+        A random network's features are spread too, and shrink where all outputs become alike.
+        """
+        spread = [values["feature_deviation"] for _, values in self.history if "feature_deviation" in values]
+        return metrics.get("region_loss", flat) < 0.9 * flat or (
+            bool(spread) and spread[-1] > max(0.5, 0.9 * spread[0])
+        )
+
+    def _latest(self, name: str) -> float:
+        """The newest value of what is measured now and then; 0 before the first."""
+        return next((values[name] for _, values in reversed(self.history) if name in values), 0.0)
 
     def _one_prototype(self, metrics: Mapping[str, float]) -> Alarm | None:
         entropy, used = metrics.get("teacher_entropy"), metrics.get("prototypes_used")
@@ -137,11 +153,15 @@ class Health:
     def _stagnant(self, step: int) -> Alarm | None:
         """From the first to the last third of what has been trained so far, neither loss, k-NN nor rank got better.
 
-        Losses come on lines of their own, more often than k-NN and rank: thirds are thirds of the steps.
+        Losses come on lines of their own, more often than k-NN and rank: thirds are thirds of the steps. A loss that
+        falls and rises again (temperatures change, losses are added) has moved too, though its ends are alike.
         """
         points = [(at, values) for at, values in self.history if at >= self.settled]
-        if step < 0.5 * self.steps or sum("loss" in values for _, values in points) < 9:
+        losses = [values["loss"] for _, values in points if "loss" in values]
+        if step < 0.5 * self.steps or len(losses) < 9:
             return None
+        if self._latest("knn") >= 99 or _swing(losses) > 0.01:
+            return self._clear("stagnation")
         began, third = points[0][0], (points[-1][0] - points[0][0]) / 3
         first = [point for point in points if point[0] <= began + third]
         last = [point for point in points if point[0] >= step - third]
@@ -187,3 +207,10 @@ class Health:
             return False
         self.raised[alarm.name] = alarm
         return True
+
+
+def _swing(losses: list[float]) -> float:
+    """How far the loss went up and down, smoothed over a third of its values, relative to its size."""
+    width = len(losses) // 3
+    means = [sum(losses[at : at + width]) / width for at in range(len(losses) - width + 1)]
+    return (max(means) - min(means)) / max(abs(means[0]), 1e-9)

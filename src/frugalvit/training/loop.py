@@ -13,45 +13,29 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import nn
-from torch.optim import AdamW
 
 from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.training.faults import explain_out_of_memory, is_out_of_memory, keep_evidence
 from frugalvit.training.processes import mind_the_peers, same_everywhere, synchronise_norms
 from frugalvit.training.runs import Run, Stopwatch
-from frugalvit.training.stepping import Plan, Stepper
-
-
-class Task(Protocol):
-    """What the loop asks of a task; tasks are ``nn.Module`` and forward(batch, step) gives named losses with "loss"."""
-
-    score: str  # the metric whose highest value marks the best checkpoint
-    watched: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
-
-    def parameter_groups(self) -> list[dict[str, Any]]: ...
-    def batch_at(self, step: int) -> Any: ...
-    def before_optimizer(self, step: int) -> None: ...
-    def after_step(self, step: int) -> None: ...
-    def evaluate(self, step: int) -> dict[str, float]: ...
-    def watch(self, step: int, metrics: dict[str, float]) -> bool: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+from frugalvit.training.stepping import Plan, Stepper, make_optimizer
+from frugalvit.training.task import Task
 
 
 class Stopped(Exception):
     """The run was asked to stop (Ctrl-C, SIGTERM); everything is saved."""
 
 
-def fit(task: Any, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
+def fit(task: Task, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
     """Train ``task`` to the end of ``plan``, from the run's last checkpoint if it has one; what came out of it."""
     synchronise_norms(task, fabric)
-    optimizer = AdamW(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
+    optimizer: Any = make_optimizer(task, plan, fabric)
     try:
         with mind_the_peers(fabric, run.folder, plan.patience_for_peers):
             module, optimizer = fabric.setup(task, optimizer)
@@ -74,7 +58,7 @@ def fit(task: Any, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
 
 
 class _Loop(Stepper):
-    def __init__(self, task: Any, module: nn.Module, optimizer: Any, plan: Plan, run: Run, fabric: Fabric) -> None:
+    def __init__(self, task: Task, module: nn.Module, optimizer: Any, plan: Plan, run: Run, fabric: Fabric) -> None:
         super().__init__(task, module, optimizer, plan, fabric)
         self.run = run
         self.best, self.best_step = -math.inf, -1
@@ -122,9 +106,9 @@ class _Loop(Stepper):
         self.hopeless |= self.task.watch(self.step, means)
         if streak >= self._patience():
             self._give_up(streak)
-        memory = torch.cuda.max_memory_allocated() / 2**30 if self.fabric.device.type == "cuda" else 0.0
-        speed = f" · {memory:.1f} GiB" if memory else ""
-        return f"loss {means['loss']:.4g} · lr {lr:.2g}{speed}"
+        taken = torch.cuda.max_memory_allocated() / 2**30 if self.fabric.device.type == "cuda" else 0.0
+        memory = f" · {taken:.1f} GiB" if taken else ""
+        return f"loss {means['loss']:.4g} · lr {lr:.2g}{memory}"
 
     def _means(self) -> dict[str, float]:
         """What the losses and signs of the window were on average, over all processes; a new window begins."""
@@ -225,7 +209,8 @@ class _Loop(Stepper):
                 "finish it with the frugalvit that began it, or begin anew in another --out."
             ) from None
         self.optimizer.load_state_dict(_for_this_machine(state["optimizer"], self.optimizer.param_groups))
-        self.fabric.strategy.precision.load_state_dict(state["scaler"])
+        if state["scaler"]:  # without one, the run was in bf16 or single precision till now: fp16 looks for its scale
+            self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
         self.watch = Stopwatch(state["seconds"])
         self.window = {names: row.to(self.fabric.device) for names, row in state["window"].items()}
@@ -248,16 +233,16 @@ class _Loop(Stepper):
 
     def _patience(self) -> int:
         """Bad steps in a row that are borne. With fp16 some are meant: its scaler halves 65,536 at every overflow."""
-        scaled = getattr(self.fabric.strategy.precision, "scaler", None) is not None
-        return self.plan.patience_for_bad_steps + (16 if scaled else 0)
+        return self.plan.patience_for_bad_steps + (16 if self.scaled else 0)
 
     def _give_up(self, streak: int) -> None:
         """Several non-finite steps in a row: keep the evidence, leave the last good checkpoint alone, and say so."""
         step = self.step - 1
-        batch = self.task.batch_at(step * self.plan.accumulate)
-        plan = self.plan
+        plan, number = self.plan, step * self.plan.accumulate  # the first part of the step
+        batch = self.task.batch_at(number)
         facts = {"step": step, "seed": plan.seed, "steps": plan.steps, "steps_per_epoch": plan.steps_per_epoch}
         facts |= {"log_every": plan.log_every, "kind": type(self.task).__name__}
+        facts |= {"number": number, "world": self.fabric.world_size}
         kept, culprit = keep_evidence(self.run.folder, self.task, batch, self.fabric.global_rank, facts)
         raise UserError(
             f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. "
@@ -309,7 +294,3 @@ _FORMAT = 2
 
 # What a line of metrics holds besides what the task was shown.
 _LABELS = ("step", "split", "epoch", "lr", "skipped", "images_per_second")
-
-
-def _fused(fabric: Fabric) -> bool:
-    return fabric.device.type == "cuda"

@@ -49,7 +49,8 @@ def load_model(
         folder = find_model_folder(path)
         if folder is None:
             begun = (path / "config.yaml").exists()
-            hint = f"the run is not finished; 'frugalvit … --resume {path}' goes on" if begun else _MODELS
+            way = f"'frugalvit … --resume {console.shown(path)}' goes on"
+            hint = f"the run is not finished; {way}" if begun else _MODELS
             raise UserError(f"{path} holds no model (no config.json): {hint}.")
         backbone, meta = load_model_folder(folder, img_size=img_size)
         if architecture not in (None, backbone.name):

@@ -10,20 +10,22 @@ from torch import nn
 from frugalvit.errors import UserError
 
 # Tables and tokens that say where something is are no weights to be shrunk, although they have two dimensions or more.
-_UNDECAYED = ("bias_table", "position_bias", "pos_embed", "cls_token", "reg_token")
+_UNDECAYED = ("bias_table", "position_bias", "attention_biases", "rel_pos_h", "rel_pos_w", "pos_embed")
+_TOKENS = ("cls_token", "reg_token", "dist_token")  # with a number behind them where a network has several
 
 
 def decay_groups(
     parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float, lr_scale: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Two groups of the parameters that learn: matrices are decayed; biases, norms and positions are not.
+    """Two groups of the parameters that learn: matrices are decayed; vectors (biases, norms) and positions are not.
 
+    As in the released code, the (1, C, 1, 1) norms of its CvT-13 count as matrices.
     The names go into the optimiser's state, so that another run can find a parameter's moments again.
     """
     decayed, rest = [], []
     for name, parameter in parameters:
         if parameter.requires_grad:
-            plain = parameter.ndim <= 1 or name.endswith(_UNDECAYED)
+            plain = parameter.ndim <= 1 or name.endswith(_UNDECAYED) or name.rpartition(".")[2].startswith(_TOKENS)
             (rest if plain else decayed).append((name, parameter))
     groups = [
         {"params": decayed, "weight_decay": weight_decay, "decayed": True, "lr_scale": lr_scale},

@@ -22,7 +22,9 @@ class Autocast(MixedPrecision):
 def precision_name(wanted: str, device: str) -> str:
     """Lightning's name for a wanted precision; "auto" is the half precision that the hardware has, on a CPU none."""
     if wanted == "auto":
-        wanted = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if device == "cuda" else "32"
+        # Older GPUs emulate bf16, slower than single precision.
+        has_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        wanted = ("bf16" if has_bf16 else "fp16") if device == "cuda" else "32"
     return {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[wanted]
 
 

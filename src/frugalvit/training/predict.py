@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from frugalvit.config.train import PredictConfig
+from frugalvit.console import shown
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training.given import Given
@@ -23,9 +24,7 @@ def predict(config: PredictConfig) -> Result:
         raise UserError(f"{config.model} is a bare file, which names no classes: give its run or an exported folder.")
     model = load_model(config.model, pick_device(config.device))
     if not model.backbone.num_classes:
-        raise UserError(
-            f"{config.model} has no classifier: it was pre-trained without labels. Train it with --init first."
-        )
+        raise UserError(f"{config.model} has no classifier: {_what_instead(config.model, model.meta.get('task'))}.")
     classes = model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
     given = Given(config.images)
     rows: list[dict[str, Any]] = []
@@ -44,6 +43,16 @@ def predict(config: PredictConfig) -> Result:
     cells = [[row["image"], *(f"{g['class']} {g['probability']:.1%}" for g in row["predictions"])] for row in rows]
     columns = ["image", *(f"{rank}." for rank in range(1, min(config.top, len(classes)) + 1))]
     return Result(data, [Table(columns, cells)])
+
+
+def _what_instead(where: str, task: object) -> str:
+    """What to do with a model that was not trained to tell classes apart, by what it was trained for."""
+    if task in ("detect", "segment"):
+        finds = {"detect": "objects", "segment": "the class of every pixel"}[str(task)]
+        return f"it finds {finds}, with 'frugalvit {task} predict {shown(where)} IMAGE…'"
+    if task == "pretrain":
+        return f"it was pre-trained without labels. 'frugalvit train LABELLED_IMAGES/ --init {shown(where)}' adds one"
+    return f"it gives features only. 'frugalvit train LABELLED_IMAGES/ --init {shown(where)}' adds one"
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,14 @@ from frugalvit.results import Result, Table
 from frugalvit.training import resuming, setup
 from frugalvit.training.autobatch import fit_to_memory
 from frugalvit.training.compiling import compile_task, forget_graphs
-from frugalvit.training.continuing import carry_over, start_from_heads
+from frugalvit.training.continuing import carry_over, follow_continued, start_from_heads
 from frugalvit.training.evidence import (
     augmentation_sheet,
     decisions_table,
     finite,
     health_table,
     run_facts,
+    run_result,
     save_pictures,
     summary_table,
 )
@@ -35,7 +36,14 @@ from frugalvit.training.health import Health
 from frugalvit.training.localizing import make_head
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.monitor import FeatureMonitor
-from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, steps_per_epoch, total_steps
+from frugalvit.training.recipes import (
+    Decisions,
+    Facts,
+    decide_common,
+    decide_heads,
+    decide_pretraining,
+    matching_width,
+)
 from frugalvit.training.runs import Run, find_run
 from frugalvit.training.schedules import Cosine, Linear, warmup_steps
 from frugalvit.training.selfsupervised import PretrainTask
@@ -58,13 +66,14 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     examples = _images(source, config.images)
     decisions = Decisions()
     follow_init(config, decisions)
+    follow_continued(config, decisions)
     facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples.at_hand()), fabric.device.type)
     decide_common(config, facts, decisions)
     setup.decide_reading(config, examples, fabric, decisions)
     decide_pretraining(config, facts, decisions)
     torch.manual_seed(config.seed)
-    keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
-    student = setup.make_backbone(config, 0, **keywords)
+    student = make_network(config)
+    decide_heads(config, student, decisions)
     setup.say_decisions(source, decisions)
     setup.record(config, run, decisions, examples, source.classes or ())
     if fabric.is_global_zero:
@@ -110,38 +119,33 @@ def _images(source: DataSource, which: str) -> Examples:
 
 def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
     """The run in steps."""
-    assert isinstance(config.batch, int) and isinstance(config.lr, float)
-    part = world * config.accumulate
-    batch = max(part, min(config.batch, images) // part * part)
-    per_epoch = steps_per_epoch(images, batch)
-    steps = total_steps(config, images, batch)
-    optimizer = config.optimizer
-    return Plan(
-        steps=steps,
-        steps_per_epoch=per_epoch,
-        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warmup_steps(optimizer.warmup, per_epoch, steps)),
+    plan = Plan.of(config, images, world, lines=20)
+    assert isinstance(config.lr, float)
+    steps, per_epoch, optimizer = plan.steps, plan.steps_per_epoch, config.optimizer
+    warm = warmup_steps(optimizer.warmup, per_epoch, steps)
+    return replace(
+        plan,
+        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm),
         weight_decay=Cosine(optimizer.weight_decay, config.weight_decay_end, steps),
-        betas=optimizer.betas,
-        clip=optimizer.clip,
-        clip_per=optimizer.clip_per,
-        accumulate=config.accumulate,
-        images_per_step=batch,
-        seed=config.seed,
-        log_every=min(config.log_every, max(1, steps // 20)),
         evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
-        save_every=config.save_every,
-        patience_for_peers=config.peer_timeout,
     )
 
 
-def make_task(config: PretrainConfig, student: Backbone, plan: Plan) -> PretrainTask:
+def make_network(config: PretrainConfig) -> Backbone:
+    """The student of a run."""
+    return setup.make_backbone(config, 0, **({} if config.drop_path == "auto" else {"drop_path": config.drop_path}))
+
+
+def make_task(
+    config: PretrainConfig, student: Backbone, plan: Plan, kind: type[PretrainTask] = PretrainTask
+) -> PretrainTask:
     """Student, teacher, heads and schedules from the configuration."""
     matching = config.matching
     assert isinstance(matching.prototypes, int) and isinstance(matching.momentum, float)
     assert isinstance(matching.teacher_temp, float)
     heads: dict[str, Any] = {
         "prototypes": matching.prototypes,
-        "hidden": min(2048, 4 * student.dim) if matching.hidden == "auto" else matching.hidden,
+        "hidden": matching_width(student.dim) if matching.hidden == "auto" else matching.hidden,
         "bottleneck": matching.bottleneck,
         "norm_last": matching.norm_last,
         "student_temp": matching.student_temp,
@@ -151,7 +155,7 @@ def make_task(config: PretrainConfig, student: Backbone, plan: Plan) -> Pretrain
     weight = config.localization.weight
     assert isinstance(weight, float)
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
-    return PretrainTask(
+    return kind(
         student,
         setup.make_twin(student),
         views=ViewMatching(student.pooled_dim, **heads) if matching.view_weight > 0 else None,
@@ -189,16 +193,18 @@ def _sample(examples: Examples, count: int) -> Examples:
 
 
 def _check_crops(backbone: Backbone, augment: MultiCrop, config: PretrainConfig) -> None:
+    # Asked before anything is compiled: a compiled network cannot find out how a new size is padded.
+    height, width = backbone.grid_size(augment.out_size)
+    local_grid = backbone.grid_size(augment.local_size) if augment.config.local_crops else None
     if config.matching.region_weight == 0 and config.localization.weight == 0:
         return  # the view level alone looks at no grid
-    height, width = backbone.grid_size(augment.out_size)
     if height * width < 2:
         raise UserError(
             f"{backbone.name} ends in a {height}×{width} grid at {augment.out_size[0]}×{augment.out_size[1]} px: "
             "there are no regions to match. Use a larger --img-size, or --matching.region-weight 0."
         )
     local = augment.local_size
-    if augment.config.local_crops and backbone.grid_size(local) == (1, 1):
+    if local_grid == (1, 1):
         # One region finds its like among the teacher's as well as nine do; but it tells no place from another.
         console.say(f"local crops of {local[0]}×{local[1]} px end in one region each; --crops.local-size makes more")
 
@@ -256,12 +262,7 @@ def _last_signs(lines: list[dict[str, Any]]) -> dict[str, float | None]:
 
 def _result(summary: dict[str, Any]) -> Result:
     names = ["first_loss", "loss", "knn", "effective_rank", "health", "seconds"]
-    folder = Path(summary["run"])
-    notes = [
-        f"run folder  {folder}",
-        *([f"report      {folder}/report.html"] if (folder / "report.html").exists() else []),
-        f"next        frugalvit probe knn {folder} LABELLED_IMAGES/",
-        f"            frugalvit train LABELLED_IMAGES/ --init {folder}",
-    ]
-    shown = {key: value for key, value in summary.items() if key not in ("auto",)}
-    return Result(shown, [Table(names, [[summary.get(name) for name in names]], "pre-training")], notes)
+    table = Table(names, [[summary.get(name) for name in names]], "pre-training")
+    where = console.shown(summary["run"])
+    then = [f"frugalvit probe knn {where} LABELLED_IMAGES/", f"frugalvit train LABELLED_IMAGES/ --init {where}"]
+    return run_result(summary, table, then)

@@ -40,11 +40,15 @@ def places(devices: int, nodes: int) -> tuple[int, int]:
     return devices, nodes
 
 
-def strategy(several: bool, patience: float) -> Any:
-    """DDP for several processes; a collective that waits longer than ``patience`` seconds is an error."""
+def strategy(several: bool, patience: float, *, resting: bool = False) -> Any:
+    """DDP for several processes; a collective that waits longer than ``patience`` seconds is an error.
+
+    resting: some parameters of the network take no part in the loss
+    """
     if not several:
         return "auto"
-    return DDPStrategy(timeout=timedelta(seconds=patience), gradient_as_bucket_view=True)
+    timeout = timedelta(seconds=patience)
+    return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True, find_unused_parameters=resting)
 
 
 def launch(fabric: Fabric) -> None:
@@ -104,7 +108,7 @@ def mind_the_peers(fabric: Fabric, folder: Path, patience: float) -> Iterator[No
             raise
         raise UserError(
             f"Another process of this run has ended, or has not answered for {patience:.0f} s ({text[:160]}). What was "
-            f"saved is intact: start the same processes again with --resume {folder}."
+            f"saved is intact: start the same processes again with --resume {console.shown(folder)}."
         ) from error
 
 

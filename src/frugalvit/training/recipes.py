@@ -62,17 +62,27 @@ class Decisions(list[Decision]):
             self.append(Decision(name, value, reason))
 
 
-def decide_common(config: RunConfig, facts: Facts, decisions: Decisions, small: str = "swin_nano") -> None:
+def decide_common(config: RunConfig, facts: Facts, decisions: Decisions) -> None:
     """Backbone and input size."""
-    on_cpu = facts.device == "cpu"
-    decisions.take(
-        config,
-        "backbone",
-        small if on_cpu else "swin_tiny_w7",
-        "no GPU here: a small model that two cores can train" if on_cpu else "the papers' 28 M parameter Swin",
-    )
+    backbone, reason = usual_backbone(facts.device)
+    decisions.take(config, "backbone", backbone, reason)
     reason = f"images are about {facts.side} px; at most {largest_input(facts.device)} px on {facts.device}"
     decisions.take(config, "img_size", input_size(facts.side, facts.device), reason)
+
+
+def usual_backbone(device: str) -> tuple[str, str]:
+    if device == "cpu":
+        return "swin_nano", "no GPU here: a small model that two cores can train"
+    return "swin_tiny_w7", "the papers' 28 M parameter Swin"
+
+
+def cap_batch(config: RunConfig, images: int, decisions: Decisions) -> int:
+    """The batch, lowered to the number of images: drawing one twice in a step gains nothing."""
+    assert isinstance(config.batch, int)
+    if config.batch > images:
+        config.batch = images
+        decisions.append(Decision("batch", images, "there are no more training images than that"))
+    return config.batch
 
 
 def decide_stream(config: RunConfig, shards: int, world: int, decisions: Decisions) -> None:
@@ -87,15 +97,11 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
     """Batch, length, learning rate, λ: what a supervised run on this much data wants."""
     batch, reason = supervised_batch(facts)
     decisions.take(config, "batch", batch, reason)
-    if isinstance(config.batch, int) and config.batch > facts.images:
-        # Drawing an image twice in one step gains nothing.
-        config.batch = facts.images
-        decisions.append(Decision("batch", facts.images, "there are no more training images than that"))
-    assert isinstance(config.batch, int)
+    batch = cap_batch(config, facts.images, decisions)
     if config.steps is None:
-        epochs, reason = supervised_epochs(facts, config.batch)
+        epochs, reason = supervised_epochs(facts, batch)
         decisions.take(config, "epochs", epochs, reason)
-    lr, reason = supervised_lr(config.batch, facts.parameters, finetune=config.recipe == "finetune")
+    lr, reason = supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune")
     decisions.take(config, "lr", lr, reason)
     weight, reason = localization_weight(facts.family)
     decisions.take(config, "localization.weight", weight, reason)
@@ -110,19 +116,16 @@ def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decision
     """Batch, length, learning rate, prototypes, momentum, temperature: what label-free learning wants here."""
     batch, reason = pretraining_batch(facts)
     decisions.take(config, "batch", batch, reason)
-    assert isinstance(config.batch, int)
-    if config.batch > facts.images:
-        config.batch = facts.images
-        decisions.append(Decision("batch", facts.images, "there are no more training images than that"))
+    batch = cap_batch(config, facts.images, decisions)
     if config.steps is None:
         epochs, reason = pretraining_epochs(facts)
         decisions.take(config, "epochs", epochs, reason)
-    lr = float(f"{5e-4 * max(config.batch, 64) / 256:.2g}")
+    lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
     decisions.take(
         config,
         "lr",
         lr,
-        f"the paper's 5e-4 a batch of 256, linear in the batch ({config.batch}, counted as at least 64)",
+        f"the paper's 5e-4 a batch of 256, linear in the batch ({batch}, counted as at least 64)",
     )
     steps = total_steps(config, facts.images)
     count = 2 ** round(math.log2(min(65536, max(256, facts.images / 16))))
@@ -139,7 +142,7 @@ def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decision
         momentum,
         f"the teacher must get somewhere in {steps:,} steps (the paper's 0.996 has 750,000)",
     )
-    long = steps / steps_per_epoch(facts.images, config.batch) >= 50
+    long = steps / steps_per_epoch(facts.images, batch) >= 50
     temperature = 0.07 if long else 0.04
     reason = (
         "the paper's, for runs of 50 epochs and more"
@@ -147,7 +150,6 @@ def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decision
         else "no warm-up in a short run: a sharp teacher starts faster"
     )
     decisions.take(config, "matching.teacher_temp", temperature, reason)
-    decisions.take(config, "localization.weight", 0.0, "an experiment of ours, off by default")
 
 
 def pretraining_batch(facts: Facts) -> tuple[int, str]:
@@ -232,8 +234,22 @@ def decide_localization(config: TrainConfig, facts: Facts, decisions: Decisions)
     decisions.take(config, "localization.variant", variant, reason)
     if settings.variant == "dense":
         decisions.take(config, "localization.grid_size", None, "every block's own grid (Eq. 7)")
-    elif settings.grid_size == "auto":
-        settings.grid_size = 7  # the paper's, whatever the data
+    else:
+        decisions.take(config, "localization.grid_size", 7, "the paper's, whatever the data")
+
+
+def decide_heads(config: TrainConfig | PretrainConfig, backbone: Backbone, decisions: Decisions) -> None:
+    """How wide the heads are. Checkpoints have that shape, so a run keeps it whatever a later version decides."""
+    if config.localization.weight:
+        width = config.localization.head_width(backbone.dim)
+        decisions.take(config, "localization.hidden", width, f"the backbone's {backbone.dim}, at most the paper's 512")
+    if isinstance(config, PretrainConfig):
+        reason = f"four times the backbone's {backbone.dim}, at most the paper's 2,048"
+        decisions.take(config, "matching.hidden", matching_width(backbone.dim), reason)
+
+
+def matching_width(dim: int) -> int:
+    return min(2048, 4 * dim)
 
 
 def evaluation_interval(steps: int, per_epoch: int, batch: int, watched: int) -> int:

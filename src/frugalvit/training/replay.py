@@ -17,7 +17,8 @@ from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import commands, pretrain, setup
-from frugalvit.training.faults import bad_names
+from frugalvit.training.faults import REPLAYED, bad_names
+from frugalvit.training.localizing import Share
 from frugalvit.training.runs import find_run
 from frugalvit.training.schedules import Constant
 from frugalvit.training.stepping import Plan, seed_step
@@ -29,11 +30,17 @@ def replay(config: ReplayConfig) -> Result:
     evidence = read_checkpoint(path)
     if not {"batch", "task", "step", "kind", "steps", "classes"} <= evidence.keys():
         raise UserError(f"{path} holds no failed step; give a file of RUN/fault/.")
+    if evidence["kind"] not in REPLAYED:
+        raise UserError(
+            f"{path} is of a run that replay cannot build again: only those of 'frugalvit train' and 'frugalvit "
+            "pretrain'. The file holds the batch and the state: torch.load reads it."
+        )
     task, stored = _rebuild(find_run(path.parent.parent), evidence)
     task.load_state_dict(evidence["task"])
     fabric = setup.make_fabric(stored.model_copy(update={"device": config.device, "devices": 1, "nodes": 1}))
     fabric.to_device(task)
-    batch = _batch({name: tensor.to(fabric.device) for name, tensor in evidence["batch"].items()}, evidence["step"])
+    number = evidence.get("number", evidence["step"])  # earlier evidence lacks it, and the processes' number
+    batch = _batch({name: tensor.to(fabric.device) for name, tensor in evidence["batch"].items()}, number)
 
     bad = [("input", name) for name in bad_names(evidence["batch"].items())]
     bad += [("weight", name) for name in bad_names(task.named_parameters())]
@@ -79,15 +86,13 @@ def _rebuild(run: Path, evidence: dict[str, Any]) -> tuple[Any, Any]:
     plan = Plan(evidence["steps"], evidence["steps_per_epoch"], Constant(0.0), log_every=evidence["log_every"])
     kind = PretrainConfig if evidence["kind"] == "PretrainTask" else TrainConfig
     stored: Any = kind.parse(read_yaml(run / "config.yaml") | {"init": None})
-    drop_path = {} if stored.drop_path == "auto" else {"drop_path": stored.drop_path}
     if isinstance(stored, PretrainConfig):
-        student = setup.make_backbone(stored, 0, **drop_path)
-        task: Any = pretrain.make_task(stored, student, plan)
+        task: Any = pretrain.make_task(stored, pretrain.make_network(stored), plan)
         task.batches = SimpleNamespace(augment=SimpleNamespace(config=stored.crops))
-        return task, stored
-    grid_norm = stored.localization.grid == "normed"
-    backbone = setup.make_backbone(stored, evidence["classes"], grid_norm=grid_norm, **drop_path)
-    return commands.make_task(stored, backbone, plan), stored
+    else:
+        task = commands.make_task(stored, commands.make_network(stored, evidence["classes"]), plan)
+    task.share = Share(evidence["seed"], evidence["process"], evidence.get("world", 1))  # Drloc's pairs follow from it
+    return task, stored
 
 
 def _batch(tensors: dict[str, Tensor], number: int) -> Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import operator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +11,10 @@ from frugalvit.config.base import flat_fields, read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.config.transfer import DetectConfig, SegmentConfig
+from frugalvit.console import shown
 from frugalvit.errors import UserError
+from frugalvit.files import read_json
+from frugalvit.training import processes
 from frugalvit.training.runs import find_run
 
 C = TypeVar("C", bound=RunConfig)
@@ -36,6 +39,15 @@ def stored_config(config: C) -> C:
     return stored.model_copy(update=moved)
 
 
+def if_it_has_moved(config: RunConfig, command: str) -> str:
+    """What to do where the data of the run to resume is not in its place any more; empty for everything else."""
+    if not config.resume or config.data:
+        return ""
+    if Path(str(stored_config(config).data)).exists():
+        return ""
+    return f" If it lies elsewhere now: frugalvit {command} PLACE --resume {shown(config.resume)}"
+
+
 def check_resume(config: RunConfig) -> None:
     """A run is resumed by the command that began it and with the options it was begun with, or not at all."""
     folder = find_run(str(config.resume))
@@ -43,6 +55,7 @@ def check_resume(config: RunConfig) -> None:
     if config.out and Path(config.out).resolve() != folder.resolve():
         raise UserError(f"A resumed run stays in its folder, {folder}: leave out --out {config.out}.")
     stored = type(config).from_yaml(folder / "config.yaml")
+    _check_readers(config, stored, folder)
     for name, field in flat_fields(type(config)).items():
         if name in (*_OF_NOW, *_free(stored)) or not config.was_given(name):
             continue
@@ -53,7 +66,7 @@ def check_resume(config: RunConfig) -> None:
             begun = f"with {flag} {had}" if had not in (None, False) else f"without {flag}"
             raise UserError(
                 f"{folder} was begun {begun} and goes on so: leave it out, or start a new run from its weights with "
-                f"--init {folder}."
+                f"--init {shown(folder)}."
             )
 
 
@@ -62,20 +75,41 @@ def check_kind(folder: Path, kind: type[RunConfig], way: str) -> None:
     options = set(read_yaml(folder / "config.yaml"))
     if options <= set(kind.model_fields):
         return
-    kinds: dict[str, type[RunConfig]] = {"train": TrainConfig, "pretrain": PretrainConfig}
-    kinds |= {"detect train": DetectConfig, "segment train": SegmentConfig}
-    verb = next((verb for verb, other in kinds.items() if options <= set(other.model_fields)), None)
+    verb = verb_of(folder)
     if verb is None:
         odd = min(options - set(kind.model_fields))
         raise UserError(f"{folder}/config.yaml has an option '{odd}', which this version of frugalvit does not know.")
-    way = way.format(verb=verb, folder=folder)
-    raise UserError(f"{folder} is a run of 'frugalvit {verb}': {way}; --init {folder} starts from its weights.")
+    way = way.format(verb=verb, folder=shown(folder))
+    raise UserError(f"{folder} is a run of 'frugalvit {verb}': {way}; --init {shown(folder)} starts from its weights.")
+
+
+def verb_of(folder: Path) -> str | None:
+    """The command that began a run, by the options it has; None where no command has them all."""
+    options = set(read_yaml(folder / "config.yaml"))
+    kinds: dict[str, type[RunConfig]] = {"train": TrainConfig, "pretrain": PretrainConfig}
+    kinds |= {"detect train": DetectConfig, "segment train": SegmentConfig}
+    return next((verb for verb, kind in kinds.items() if options <= set(kind.model_fields)), None)
 
 
 def read_facts(folder: str | Path) -> dict[str, Any]:
     """What a run wrote down about its data; nothing where it was killed before that."""
-    path = Path(folder) / "data.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(Path(folder) / "data.json", dict) or {}
+
+
+def _check_readers(config: RunConfig, stored: RunConfig, folder: Path) -> None:
+    """Shards read in passing are shared out among the processes: another number would repeat and skip images."""
+    if stored.stream is not True:
+        return
+    now = math.prod(processes.places(config.devices, config.nodes))
+    begun = read_facts(folder).get("processes")
+    if begun is None:  # an earlier frugalvit wrote down only what it was asked for
+        begun, now = stored.devices * stored.nodes, config.devices * config.nodes
+    if begun != now:
+        raise UserError(
+            f"{folder} reads shards in passing, shared out among the processes it was begun with, and goes on with as "
+            f"many: {begun} (--devices, --nodes), not {now}; or start a new run from its weights with --init "
+            f"{shown(folder)}."
+        )
 
 
 def _free(stored: RunConfig) -> tuple[str, ...]:

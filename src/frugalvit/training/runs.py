@@ -1,6 +1,8 @@
 """The folder a run lives in. Files are the truth: whatever a run knows can be read off its folder, at any moment.
 
-config.yaml       every value, the resolved "auto" ones included; re-runs the run
+config.yaml       every value; re-runs the run. What "auto" decided from the data and the network stands there decided;
+                  "auto" stays where each machine chooses for itself (device, precision, compile, workers, cache) and
+                  where the value follows from the others (drop_path, evaluate_every, crops.local_size …)
 metrics.jsonl     one line per logged step
 checkpoints/      last.pt, previous.pt (the one before), best.pt
 model/            model.safetensors + config.json, for timm and for us
@@ -14,17 +16,29 @@ import contextlib
 import datetime
 import json
 import re
+import shutil
 import time
 import zipfile
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+import yaml
 
 from frugalvit import console
-from frugalvit.config.base import Config
+from frugalvit.config.base import Config, read_yaml
+from frugalvit.console import shown
 from frugalvit.errors import UserError
-from frugalvit.files import FolderLock, make_folder, read_json, remove_parts, storable, write_atomically, write_text
+from frugalvit.files import (
+    FolderLock,
+    Read,
+    make_folder,
+    read_json,
+    remove_parts,
+    storable,
+    write_atomically,
+    write_text,
+)
 from frugalvit.results import Table
 from frugalvit.training.tracking import TensorBoard, Trackers
 
@@ -35,9 +49,9 @@ def new_run_folder(out: str | None, *words: str) -> Path:
         if storable(out) != out:  # TensorBoard and the trackers write into folders whose names are text
             raise UserError(f"--out {out} is not in UTF-8; choose another name.")
         folder = Path(out)
-        if (folder / "config.yaml").exists():
+        if holds_run(folder):
             raise UserError(
-                f"{folder} already holds a run. Continue it with --resume {folder}, or choose another --out."
+                f"{folder} already holds a run. Continue it with --resume {shown(folder)}, or choose another --out."
             )
         return make_folder(folder)
     plain = (re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "data" for word in words)  # a name on every system
@@ -55,13 +69,27 @@ def new_run_folder(out: str | None, *words: str) -> Path:
     raise UserError("runs/ holds ten thousand runs of this name; choose a folder with --out.")
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether there is a run to keep: one that failed its checks wrote only what it was asked, and goes for nothing."""
+    if not (folder / "config.yaml").exists():
+        return False
+    if not all((folder / name).exists() for name in _AT_START):
+        return True  # somebody else's config.yaml, or one whose neighbours were lost
+    done = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
+    return done or any((folder / "checkpoints").glob("*"))
+
+
+_AT_START = ("config.yaml", "data.json", "decisions.json")
+"""What a run writes before its first step."""
+
+
 class Run:
     """An open run folder. Only the main process of a run writes; a second process on the same folder is refused."""
 
     def __init__(self, folder: Path, *, writer: bool = True) -> None:
         self.folder, self.writer = folder, writer
         self.checkpoints = folder / "checkpoints"
-        self._lock = FolderLock(folder, "run")
+        self._lock = FolderLock(folder)
         self._metrics: IO[str] | None = None
         self._board: TensorBoard | None = None
         self._step = 0
@@ -77,6 +105,16 @@ class Run:
     def save_config(self, config: Config) -> None:
         self._write("config.yaml", config.to_yaml())
 
+    def save_place(self, data: str) -> None:
+        """Note where the data lies now, for whoever resumes the run next; the rest of the file stays as it is."""
+        path = self.folder / "config.yaml"
+        if not self.writer or read_yaml(path).get("data") == data:
+            return
+        text, entry = path.read_text(encoding="utf-8"), yaml.safe_dump({"data": data}, allow_unicode=True)
+        # A long name goes on in indented lines, one with a line's end in it over an empty one.
+        old = re.compile(r"^data:.*\n(?:[ \t].*\n|\n)*", re.MULTILINE)
+        self._write("config.yaml", old.sub(lambda _: entry, text, count=1))
+
     def save_json(self, name: str, value: object) -> None:
         self._write(name, json.dumps(value, indent=1, ensure_ascii=False))
 
@@ -88,8 +126,12 @@ class Run:
         except OSError as error:
             raise UserError(self._not_written(name, error)) from error
 
-    def read_json(self, name: str) -> Any:
-        return json.loads((self.folder / name).read_text(encoding="utf-8"))
+    def read_json(self, name: str, kind: type[Read] = dict) -> Read:
+        """What a file of the folder that must be there holds."""
+        value = read_json(self.folder / name, kind)
+        if value is None:
+            raise UserError(f"{self.folder / name} is missing: bring it back, or begin anew in another --out.")
+        return value
 
     # -- metrics
 
@@ -159,7 +201,7 @@ class Run:
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())[:120]
         return (
             f"Could not save {what} in {self.folder} ({reason}). The checkpoint before it is intact: free some space, "
-            f"then continue with --resume {self.folder}."
+            f"then continue with --resume {shown(self.folder)}."
         )
 
     def has_checkpoint(self) -> bool:
@@ -184,7 +226,8 @@ class Run:
                 path.replace(path.with_suffix(".damaged"))
         if damaged:
             best = self.checkpoints / "best.pt"
-            advice = f"take its best weights with --init {best}" if best.exists() else "start again with another --out"
+            anew = "start again with another --out"
+            advice = f"take its best weights with --init {shown(best)}" if best.exists() else anew
             raise UserError(f"No checkpoint of {self.folder} is whole ({' and '.join(damaged)} are damaged); {advice}.")
         return None
 
@@ -197,6 +240,15 @@ class Run:
         if state is None:
             console.warn(f"{path} is damaged ({fault}); the last weights are taken instead of the best")
         return state
+
+    def discard(self) -> None:
+        """Close the run and remove its folder, if nothing but what a run writes before its first step is in it."""
+        self.close()
+        if not self.writer:
+            return
+        left = {entry.name for entry in self.folder.iterdir()} - {*_AT_START, ".lock", "checkpoints"}
+        if not left and not any(self.checkpoints.glob("*")):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         """Close what is open, the lock last and in any case; what cannot be flushed any more has been said before."""
@@ -278,7 +330,8 @@ def finished_summary(where: str | Path) -> dict[str, Any] | None:
     """The result of a run that has ended, said as such; None while it has not."""
     summary = read_summary(find_run(where))
     if summary is not None:
-        console.say(f"{where} is finished; this is its result. Start a new run from its weights with --init {where}.")
+        way = f"Start a new run from its weights with --init {shown(where)}."
+        console.say(f"{where} is finished; this is its result. {way}")
     return summary
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from frugalvit import console
@@ -22,12 +22,14 @@ from frugalvit.training.health import Health
 from frugalvit.training.localizing import Share, measure
 from frugalvit.training.parameters import decay_groups
 from frugalvit.training.schedules import Schedule
+from frugalvit.training.task import Task
 
 
-class PretrainTask(nn.Module):
+class PretrainTask(Task):
     """Student, teacher, their heads and what they are compared on."""
 
     score = "knn"
+    watched = "val"
 
     def __init__(
         self,
@@ -60,10 +62,6 @@ class PretrainTask(nn.Module):
         self.monitor: Any = None
         self.health: Health | None = None
         self.share = Share()
-
-    @property
-    def watched(self) -> str:
-        return "val"
 
     def feed(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric) -> None:
         """Where crops come from, what looks at the features, and what watches the signs."""
@@ -112,7 +110,10 @@ class PretrainTask(nn.Module):
             losses |= self._signs(student, teacher, temperature, step)
         return {"loss": total, **losses}
 
-    replayable = False  # by itself: graphs take work off the host, and at 224 px the device is the limit
+    @property
+    def replayable(self) -> bool:
+        """Not by itself: graphs take work off the host, and at 224 px the device is the limit."""
+        return False
 
     def compile_with(self, mode: str | None) -> None:
         """Compile the networks, one graph for each size of crop, and the localization head."""

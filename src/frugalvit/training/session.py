@@ -20,6 +20,7 @@ from frugalvit.training.processes import mind_the_peers
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.runs import Run, finished_summary
 from frugalvit.training.tracking import check_trackers
+from frugalvit.training.unfinished import is_unfinished, network_of
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -42,15 +43,22 @@ def in_run_folder(
         done = finished_summary(config.resume)
         if done:
             return shown(done)
-    source = open_source(resuming.stored_config(config), fabric)
+    try:
+        source = open_source(resuming.stored_config(config), fabric)
+    except UserError as error:
+        raise UserError(f"{error}{resuming.if_it_has_moved(config, command)}") from None
     label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
     config, run = setup.open_run(config, fabric, label, source.name)
     try:
         with mind_the_peers(fabric, run.folder, config.peer_timeout):
             return body(config, source, run, fabric)
     except Stopped as stop:
-        console.warn(f"{stop}: saved; continue with 'frugalvit {command} --resume {run.folder}'")
+        console.warn(f"{stop}: saved; continue with 'frugalvit {command} --resume {console.shown(run.folder)}'")
         return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
+    except UserError:
+        if not config.out and not config.resume:  # a folder nobody named: a mistake leaves none behind
+            run.discard()
+        raise
     finally:
         run.close()
 
@@ -60,11 +68,13 @@ def follow_init(config: RunConfig, decisions: Decisions, *, with_size: bool = Tr
 
     with_size: the input size too
     """
-    folder = find_model_folder(config.init) if config.init and not config.resume else None
-    if folder is None:
+    if not config.init or config.resume:
+        return
+    folder = find_model_folder(config.init)
+    if folder is None and not is_unfinished(config.init):
         return
     try:
-        found, _ = load_model_folder(folder)
+        found = network_of(config.init) if folder is None else load_model_folder(folder)[0]
     except UserError:
         if config.backbone == "auto":
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,18 +11,21 @@ from typing import Any, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
+from timm.layers.drop import DropPath
 
 from frugalvit import console
 from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.backbones.factory import from_spec
 from frugalvit.backbones.fitting import classifier_name
 from frugalvit.backbones.folder import class_names as names_in_folder
 from frugalvit.backbones.weights import load_weights
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment import Augment, EvalTransform
-from frugalvit.data.cache import ImageStore, build_store, look
+from frugalvit.data.cache import build_store, look
 from frugalvit.data.examples import DataSource, Examples
-from frugalvit.data.loader import Batches
+from frugalvit.data.loader import Batches, Store
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.sizes import best_device
 from frugalvit.data.sizes import median_side as median_side
@@ -37,6 +41,7 @@ from frugalvit.training.resuming import read_facts, stored_config
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
 from frugalvit.training.stepping import Plan
 from frugalvit.training.tracking import make_trackers
+from frugalvit.training.unfinished import is_unfinished, weights_of
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -45,7 +50,7 @@ C = TypeVar("C", bound=RunConfig)
 class EvalSet:
     """Images to evaluate on: where they are kept, how they are prepared, how many at once."""
 
-    store: ImageStore
+    store: Store
     transform: EvalTransform
     batch: int
 
@@ -74,11 +79,13 @@ def make_fabric(config: RunConfig) -> Fabric:
         raise UserError(f"--devices {devices}, but there are {torch.cuda.device_count()} GPUs here.")
     if device == "mps" and devices * nodes > 1:
         raise UserError("Several processes cannot share Apple's GPU: use --devices 1, or --device cpu.")
+    # What only the view level uses (a network's own pooling layers) rests where views are not matched.
+    resting = isinstance(config, PretrainConfig) and config.matching.view_weight == 0
     fabric = Fabric(
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
         devices=devices,
         num_nodes=nodes,
-        strategy=processes.strategy(devices * nodes > 1, config.peer_timeout),
+        strategy=processes.strategy(devices * nodes > 1, config.peer_timeout, resting=resting),
         plugins=make_precision(config.precision, device),
     )
     processes.launch(fabric)
@@ -131,19 +138,22 @@ def record(
     facts = {"images": len(examples), "classes": list(classes), "fingerprint": examples.fingerprint()}
     if isinstance(examples, StreamedExamples):
         facts["survey"] = examples.survey._asdict()
+        facts["processes"] = math.prod(processes.places(config.devices, config.nodes))
     if truth is not None:
         facts["truth"] = truth
     if not config.resume or not (run.folder / "data.json").exists():
+        if run.writer and not config.resume:
+            (run.folder / "config.yaml").unlink(missing_ok=True)  # of a run that failed its checks
         run.save_json("decisions.json", [vars(decision) for decision in decisions])
         run.save_json("data.json", facts)
         run.save_config(config.model_copy(update={"resume": None}))  # last: it is what makes the folder a run
         return
-    decisions[:] = [Decision(**stored) for stored in run.read_json("decisions.json")]
+    decisions[:] = [Decision(**stored) for stored in run.read_json("decisions.json", list)]
     before = run.read_json("data.json")
     if before["classes"] != facts["classes"]:
         raise UserError(
             f"The classes of {config.data} have changed since {run.folder} began ({len(before['classes'])} then, "
-            f"{len(classes)} now): put them back, or start a new run with --init {run.folder}."
+            f"{len(classes)} now): put them back, or start a new run with --init {console.shown(run.folder)}."
         )
     if before["fingerprint"] != facts["fingerprint"]:
         console.warn(
@@ -155,6 +165,8 @@ def record(
             f"the masks or annotations of {config.data} have changed since {run.folder} began: it goes on with them, "
             "but will not end as it would have"
         )
+    if config.data:
+        run.save_place(config.data)
 
 
 def open_source(config: RunConfig, fabric: Fabric, *, labelled: bool = False) -> DataSource:
@@ -203,9 +215,12 @@ def made_ready(backbone: Backbone, config: RunConfig, classes: Sequence[str] = (
 
 
 def _take_weights(backbone: Backbone, init: str, classes: Sequence[str]) -> None:
-    theirs = names_in_folder(init)
+    source, theirs = init, names_in_folder(init)
+    if is_unfinished(init):
+        source, words, theirs = weights_of(init)
+        console.say(words)
     same = theirs is None or theirs == list(classes)
-    report = load_weights(backbone, init, classifier=same)
+    report = load_weights(backbone, source, classifier=same)
     counts = (
         f"{len(report.matched)} tensors taken",
         f"{len(report.missing)} missing{_in_brackets(report.missing)}",
@@ -236,14 +251,8 @@ def say_batch(config: RunConfig, plan: Plan, fabric: Fabric) -> None:
 
 def make_twin(backbone: Backbone) -> Backbone:
     """The same network with the same weights and no stochastic depth: a teacher."""
-    spec = backbone.spec()
-    twin = create_backbone(
-        spec["name"],
-        img_size=spec["img_size"],
-        num_classes=spec["num_classes"],
-        in_chans=spec["in_chans"],
-        **spec["keywords"] | {"drop_path": 0.0},
-    )
+    drops = any(isinstance(module, DropPath) for module in backbone.modules())
+    twin = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
     twin.load_state_dict(backbone.state_dict())
     return twin
 
@@ -307,11 +316,11 @@ def closing_readers(task: Any) -> Iterator[None]:
             task.batches.close()
 
 
-_stores: dict[tuple[object, ...], ImageStore] = {}
+_stores: dict[tuple[object, ...], Store] = {}
 _STORES_KEPT = 4
 
 
-def store_of(examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device) -> ImageStore:
+def store_of(examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device) -> Store:
     """Decoded images; several runs in one process (a comparison) share them."""
     key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json())
     if key not in _stores:
@@ -321,8 +330,8 @@ def store_of(examples: Examples, img_size: tuple[int, int], config: RunConfig, d
     return _stores[key]
 
 
-def _build(examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device) -> ImageStore:
-    return build_store(  # type: ignore[return-value]
+def _build(examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device) -> Store:
+    return build_store(
         examples,
         img_size,
         device=device,

@@ -1,9 +1,9 @@
 """``frugalvit bench step``: the training step that users get, measured whole, and what of the device it uses.
 
 Input, forward, losses, backward, clipping, optimiser and moving average, exactly as ``train`` and ``pretrain`` take
-them. ``--against`` times, in the same run, the paper's algorithm as written: eager, PyTorch as it comes, in
-pre-training a loop over pairs of crops with full softmax; once with our input, once with the usual one, a DataLoader
-with torchvision's transforms.
+them, but for the signs of health that pre-training computes now and then for its log. ``--against`` times, in the same
+run, the paper's algorithm as written: eager, PyTorch as it comes, in pre-training a loop over pairs of crops with full
+softmax; once with our input, once with the usual one, a DataLoader with torchvision's transforms.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ from lightning_fabric import Fabric
 from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit import console
-from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.swin_layers import plain_attention
-from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
-from frugalvit.config.train import LocalizationConfig, TrainConfig
+from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment import MultiCrop, TrainAugment
 from frugalvit.data.cache import build_store
@@ -33,19 +33,16 @@ from frugalvit.data.loader import Batches
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
-from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.results import Result, Table
+from frugalvit.training import commands, pretrain
 from frugalvit.training.aswritten import AsWritten
 from frugalvit.training.compiling import GRAPHS, forget_graphs, prepare_compiler, replays_by_itself
-from frugalvit.training.localizing import make_head
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
-from frugalvit.training.recipes import Decisions, Facts, decide_localization
-from frugalvit.training.schedules import Constant
+from frugalvit.training.recipes import Decisions, Facts, decide_pretraining, decide_training
 from frugalvit.training.selfsupervised import PretrainTask
 from frugalvit.training.setup import pick_device
-from frugalvit.training.stepping import Plan, Stepper
-from frugalvit.training.supervised import SupervisedTask
+from frugalvit.training.stepping import Stepper, make_optimizer
 
 _IMAGES, _CLASSES = 2048, 100
 _WARM_UP, _GROUP = 6, 5
@@ -86,6 +83,7 @@ def measure(
 ) -> dict[str, Any]:
     """Images/s of whole steps and of their input alone, host time, peak memory, operations."""
     stepper = _stepper(config, batches, classes, fabric, as_written)
+    task: Any = stepper.task
     device = fabric.device
 
     def step(number: int) -> None:
@@ -132,23 +130,23 @@ def measure(
         row |= {"host_ms": round(1000 * host, 2), **memory, "warm_up_s": round(warm, 1)}
         row["matrix_rate_percent"] = round(100 * operations / seconds / _matrix_rate(device), 1)
     if turns:
-        row["drloc"] = stepper.task.settings.variant
+        row["drloc"] = task.settings.variant
         row["drloc_percent"] = round(100 * _cost_of_drloc(stepper, step, config.steps, device), 2)
     if config.profile and not as_written:
         _profile(step, device, Path(config.profile))
     return row
 
 
-def timed(action: Callable[[int], object], count: int, device: torch.device) -> float:
+def timed(action: Callable[[int], object], count: int, device: torch.device, group: int | None = None) -> float:
     """Median seconds a call, over groups of calls with the device idle before and after."""
-    groups = []
-    for start in range(0, count, _GROUP):
+    groups, each = [], group or _GROUP
+    for start in range(0, count, each):
         _wait(device)
         began = time.perf_counter()
-        for number in range(start, start + _GROUP):
+        for number in range(start, start + each):
             action(number)
         _wait(device)
-        groups.append((time.perf_counter() - began) / _GROUP)
+        groups.append((time.perf_counter() - began) / each)
     return statistics.median(groups)
 
 
@@ -175,11 +173,12 @@ def _warm_up_without(stepper: Stepper, step: Callable[[int], None]) -> None:
 @contextmanager
 def _no_drloc(stepper: Stepper) -> Iterator[None]:
     """Steps taken inside leave the localization loss out."""
-    head, stepper.task.localization = stepper.task.localization, None
+    task: Any = stepper.task
+    head, task.localization = task.localization, None
     try:
         yield
     finally:
-        stepper.task.localization = head
+        task.localization = head
 
 
 # -- what is measured
@@ -199,49 +198,46 @@ def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int, Exa
     return build_store(examples, size, device=device), len(source.classes or ()), examples
 
 
-def _batches(config: BenchStepConfig, store: Any, classes: int) -> Batches:
+def _settings(config: BenchStepConfig, as_written: bool = False) -> TrainConfig | PretrainConfig:
+    """The options of an endless run that takes such steps; as written, Drloc in the paper's form."""
+    values: dict[str, Any] = {"backbone": config.backbone, "img_size": config.img_size, "batch": config.batch}
+    values |= {"steps": 10**6, "device": config.device, "precision": config.precision}
     if config.kind == "pretrain":
-        return Batches(store, config.batch, seed=0, augment=MultiCrop(CropsConfig(), config.img_size))
-    augment = TrainAugment(AugmentConfig(), config.img_size)
-    return Batches(store, config.batch, seed=0, augment=augment, mixing=Mixing(MixingConfig(), classes))
+        # In the first epoch the prototypes do not learn; what is measured is a step of those that follow.
+        return PretrainConfig.parse(values | {"matching": {"prototypes": config.prototypes, "hold_last": 0}})
+    form = {"variant": "l1"} if as_written else {}
+    return TrainConfig.parse(values | {"localization": {"weight": config.localization} | form})
+
+
+def _batches(config: BenchStepConfig, store: Any, classes: int) -> Batches:
+    settings = _settings(config)
+    if isinstance(settings, PretrainConfig):
+        return Batches(store, config.batch, seed=0, augment=MultiCrop(settings.crops, config.img_size))
+    augment = TrainAugment(settings.augment, config.img_size)
+    return Batches(store, config.batch, seed=0, augment=augment, mixing=Mixing(settings.mixing, classes))
 
 
 def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, as_written: bool) -> Stepper:
+    """What the loop of a run would take its steps with."""
     torch.manual_seed(0)
-    size = config.img_size
-    if config.kind == "train":
-        backbone = create_backbone(config.backbone, img_size=size, num_classes=classes)
-        settings = _localization(config, backbone, as_written)
-        head = make_head(settings, backbone.dim) if config.localization else None
-        task: Any = SupervisedTask(backbone, head, settings, Constant(config.localization), ema=0.999)
-        clip, clip_per = 5.0, "global"
+    settings, decisions = _settings(config, as_written), Decisions()
+    facts = Facts(_IMAGES, classes, config.img_size, fabric.device.type)
+    if isinstance(settings, PretrainConfig):
+        decide_pretraining(settings, facts, decisions)
+        plan = pretrain.make_plan(settings, facts.images, 1)
+        plan = replace(plan, log_every=plan.steps)  # the signs of health belong to the log
+        with console.hushed():  # every row would say the same
+            student = pretrain.make_network(settings)
+        task: Any = pretrain.make_task(settings, student, plan, AsWritten if as_written else PretrainTask)
     else:
-        student = create_backbone(config.backbone, img_size=size, drop_path=0.1)
-        teacher = create_backbone(config.backbone, img_size=size, drop_path=0.0)
-        task = (AsWritten if as_written else PretrainTask)(
-            student,
-            teacher,
-            views=ViewMatching(student.dim, config.prototypes, hidden=min(2048, 4 * student.dim)),
-            regions=RegionMatching(student.dim, config.prototypes, hidden=min(2048, 4 * student.dim)),
-            teacher_temp=Constant(0.04),
-            momentum=Constant(0.996),
-            health_every=10**9,
-        )
-        clip, clip_per = 3.0, "tensor"
+        with console.hushed():
+            backbone = commands.make_network(settings, classes)
+        decide_training(settings, facts.knowing(backbone), decisions)
+        plan = commands.make_plan(settings, facts.images, facts.images, 1)
+        task = commands.make_task(settings, backbone, plan)
     task.batches = batches
-    plan = Plan(10**6, 10**3, Constant(1e-4), Constant(0.05), clip=clip, clip_per=clip_per)
-    optimizer = torch.optim.AdamW(task.parameter_groups(), lr=1e-4, fused=fabric.device.type == "cuda")
-    module, optimizer = fabric.setup(task.train(), optimizer)
+    module, optimizer = fabric.setup(task.train(), make_optimizer(task, plan, fabric))
     return Stepper(task, module, optimizer, plan, fabric)
-
-
-def _localization(config: BenchStepConfig, backbone: Backbone, as_written: bool) -> LocalizationConfig:
-    """Drloc in the form that a run from scratch would choose; as written, the paper's."""
-    asked: dict[str, Any] = {"weight": config.localization} | ({"variant": "l1"} if as_written else {})
-    training = TrainConfig.parse({"localization": asked})
-    facts = Facts(_IMAGES, _CLASSES, config.img_size, config.device).knowing(backbone)
-    decide_localization(training, facts, Decisions())
-    return training.localization
 
 
 def _operations(stepper: Stepper) -> int:
@@ -276,8 +272,9 @@ def _usual_batches(
     """A DataLoader that makes the same batches with torchvision: from files, or random images from memory."""
     from frugalvit.data.usual import Decoded, Files, TorchvisionCrops, UsualBatches, supervised_transform, usual_loader
 
-    size = config.img_size
-    transform = supervised_transform(size) if config.kind == "train" else TorchvisionCrops(CropsConfig(), size)
+    size, settings = config.img_size, _settings(config)
+    pretraining = isinstance(settings, PretrainConfig)
+    transform = TorchvisionCrops(settings.crops, size) if pretraining else supervised_transform(size)
     if examples is None:
         images, _, index = store.fetcher(lambda _: torch.arange(len(store))).at(0)
         dataset: Any = Decoded(images.cpu(), store.labels[index], transform)

@@ -13,9 +13,13 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torch.optim import AdamW
 
+from frugalvit.config.train import RunConfig
 from frugalvit.training.gradients import Undo, clip_each, gate, guard_of
+from frugalvit.training.recipes import steps_per_epoch, total_steps
 from frugalvit.training.schedules import Constant, Schedule
+from frugalvit.training.task import Task
 
 
 @dataclass
@@ -39,11 +43,45 @@ class Plan:
     patience_for_bad_steps: int = 5
     patience_for_peers: float = 300.0  # seconds
 
+    @classmethod
+    def of(cls, config: RunConfig, images: int, world: int, *, together: int = 1, lines: int = 10) -> Plan:
+        """What the options that all commands share say of a run on so many images, in so many processes.
+
+        Rates are constant and nothing is evaluated; how they change, and when, each command adds with ``replace``.
+
+        together: images that stay in one process, where there are several
+        lines:    of metrics that even a short run writes
+        """
+        assert isinstance(config.batch, int) and isinstance(config.lr, float)
+        part = world * config.accumulate * (together if world > 1 else 1)  # processes share a batch in equal parts
+        batch = max(part, min(config.batch, images) // part * part)
+        steps, optimizer = total_steps(config, images, batch), config.optimizer
+        return cls(
+            steps=steps,
+            steps_per_epoch=steps_per_epoch(images, batch),
+            lr=Constant(config.lr),
+            weight_decay=Constant(optimizer.weight_decay),
+            betas=optimizer.betas,
+            clip=optimizer.clip,
+            clip_per=optimizer.clip_per,
+            accumulate=config.accumulate,
+            images_per_step=batch,
+            seed=config.seed,
+            log_every=min(config.log_every, max(1, steps // lines)),
+            save_every=config.save_every,
+            patience_for_peers=config.peer_timeout,
+        )
+
+
+def make_optimizer(task: Task, plan: Plan, fabric: Fabric) -> AdamW:
+    """The optimiser that every task is trained with, as the plan begins."""
+    return AdamW(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
+
 
 class Stepper:
     """Takes steps of a task. ``module`` is the task as the fabric wrapped it."""
 
-    def __init__(self, task: Any, module: nn.Module, optimizer: Any, plan: Plan, fabric: Fabric) -> None:
+    def __init__(self, task: Task, module: nn.Module, optimizer: Any, plan: Plan, fabric: Fabric) -> None:
         self.task, self.module, self.optimizer = task, module, optimizer
         self.plan, self.fabric = plan, fabric
         self.step = 0
@@ -51,6 +89,7 @@ class Stepper:
         self.once = torch.ones((), device=fabric.device)
         self.guard = guard_of(fabric.device)
         self.undo = Undo(task)
+        self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
 
     def one_step(self) -> None:
         plan, step = self.plan, self.step
@@ -66,7 +105,7 @@ class Stepper:
             self._collect(losses)
         self.task.before_optimizer(step)
         norm = self._clip()
-        self.undo.where(gate(self.optimizer, norm, self.guard))
+        self.undo.where(gate(self.optimizer, norm, self.guard, scaled=self.scaled))
         self.optimizer.zero_grad(set_to_none=True)
         self.task.after_step(step)
         self._collect({"gradient_norm": norm})
@@ -93,6 +132,10 @@ class Stepper:
         names = tuple(sorted(values))
         row = torch.stack([*(values[name].detach().float() for name in names), self.once])
         self.window[names] = self.window[names] + row if names in self.window else row
+
+
+def _fused(fabric: Fabric) -> bool:
+    return fabric.device.type == "cuda"
 
 
 def seed_step(seed: int, step: int, process: int) -> None:

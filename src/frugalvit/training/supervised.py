@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from frugalvit import console
@@ -23,9 +23,10 @@ from frugalvit.training.localizing import Pairs, Share, draw, loss_at, measure, 
 from frugalvit.training.parameters import decay_groups, layer_groups, merged
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.scores import ClassificationScores
+from frugalvit.training.task import Task
 
 
-class SupervisedTask(nn.Module):
+class SupervisedTask(Task):
     """A classifier and its losses. ``average`` holds the moving average of the weights, when there is one."""
 
     score = "top1"
@@ -130,9 +131,6 @@ class SupervisedTask(nn.Module):
         if isinstance(self.localization, DenseLocalization):
             self.localization.compile(dynamic=False)
 
-    def before_optimizer(self, step: int) -> None:
-        """Nothing to do between the gradients and the optimiser."""
-
     def after_step(self, step: int) -> None:
         if self.average is not None:
             # Early on the average follows quickly, so that a short run is not dominated by the random start.
@@ -181,12 +179,12 @@ class SupervisedTask(nn.Module):
         scores = ClassificationScores(self.backbone.num_classes, self.fabric.device)
         with torch.inference_mode(), self.fabric.autocast():
             batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
-            for images, labels, _ in self._share(console.progress(batches, dataset.batches, "scoring")):
+            for images, labels, _ in self._my_turns(console.progress(batches, dataset.batches, "scoring")):
                 scores.add(self.result.classify(self.result(images).pooled), labels)
         self.train(was_training)
         return scores.reduced(self.fabric)
 
-    def _share(self, batches: Iterable[Any]) -> Iterable[Any]:
+    def _my_turns(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Every process takes its turn at the batches of an evaluation."""
         assert self.fabric is not None
         for number, batch in enumerate(batches):

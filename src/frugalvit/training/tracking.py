@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from frugalvit import console
+from frugalvit.config.base import flatten
 from frugalvit.errors import UserError, nearest
-from frugalvit.files import write_text
-from frugalvit.results import Table, as_text
+from frugalvit.files import read_json, write_text
+from frugalvit.formats import as_markdown, markdown_text
+from frugalvit.results import Table
 
 PROJECT = "frugalvit"
 
@@ -100,7 +102,7 @@ class _MLflow:
         experiment = self.client.get_experiment_by_name(PROJECT)
         where = experiment.experiment_id if experiment else self.client.create_experiment(PROJECT)
         self.identity = self.client.create_run(where, run_name=folder.name).info.run_id
-        for name, value in flat(config).items():
+        for name, value in flatten(config).items():
             self.client.log_param(self.identity, name, str(value)[:500])
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -187,7 +189,7 @@ def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, A
     wanted = list(dict.fromkeys(names))
     libraries = {name: _library(name) for name in wanted}
     file = run_folder / "trackers.json"
-    known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    known: dict[str, str] = read_json(file, dict) or {}
     trackers: dict[str, Tracker] = {}
     for name in wanted:
         kind, hint = TRACKERS[name]
@@ -240,24 +242,9 @@ def _cell(value: object) -> str | int | float | bool | None:
 
 
 def markdown(table: Table) -> str:
-    """A table in Markdown. Names are somebody else's: nothing in them may act as Markdown or HTML."""
-    title = [f"**{_plain(table.title)}**", ""] if table.title else []
-    head = ["| " + " | ".join(map(_plain, table.columns)) + " |", "|" + " --- |" * len(table.columns)]
-    return "\n".join(
-        [*title, *head, *("| " + " | ".join(_plain(as_text(c)) for c in row) + " |" for row in table.rows)]
-    )
-
-
-def _plain(text: str) -> str:
-    return "".join(f"&#{ord(sign)};" if sign in "|<>&*_`[]\\" else sign for sign in " ".join(text.split()))
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options by their dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+    """A table in Markdown, under its title."""
+    title = f"**{markdown_text(table.title)}**\n\n" if table.title else ""
+    return title + as_markdown(table.columns, table.rows)
 
 
 def _library(name: str, load: bool = True) -> Any:

@@ -16,7 +16,7 @@ from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.roi_heads import maskrcnn_inference
 from torchvision.ops import batched_nms, clip_boxes_to_image, remove_small_boxes
 
-from frugalvit.transfer.parts import DetectorSpec, mask_parts, roi_align
+from frugalvit.transfer.parts import LEAST_SCORE, DetectorSpec, mask_parts, roi_align
 from frugalvit.transfer.pyramid import FeaturePyramid
 from frugalvit.transfer.regions import (
     choose,
@@ -54,7 +54,7 @@ class CascadeHeads(nn.Module):
 
     def __init__(self, spec: DetectorSpec, features: FeaturePyramid) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.score_thresh = spec, LEAST_SCORE
         self.crop = roi_align(spec, features, 7)
         self.stages = nn.ModuleList(BoxStage(spec.channels, spec.hidden, spec.classes) for _ in OVERLAPS)
         self.coders = [BoxCoder(weights) for weights in OFFSET_WEIGHTS]
@@ -134,7 +134,7 @@ class CascadeHeads(nn.Module):
 
     def _choose(self, boxes: Tensor, scores: Tensor) -> dict[str, Tensor]:
         """Every class of every box that is likely enough, without near-duplicates of the same class."""
-        region, label = torch.where(scores[:, 1:] > 0.05)
+        region, label = torch.where(scores[:, 1:] > self.score_thresh)
         label = label + 1
         boxes, scores = boxes[region], scores[region, label]
         keep = remove_small_boxes(boxes, 1e-2)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torchvision.ops import box_convert, box_iou
 
+from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.config.transfer import DetectConfig, DetectEvalConfig, DetectPredictConfig
 from frugalvit.errors import UserError
@@ -30,7 +31,7 @@ from frugalvit.transfer.parts import DetectorSpec
 from frugalvit.transfer.pictures import draw_objects, save_picture, side_by_side
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
-from frugalvit.transfer.using import lone_fabric, not_over, out_folder, unique_names
+from frugalvit.transfer.using import lone_fabric, not_filled, out_folder, unique_names
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -127,7 +128,7 @@ class DetectJob:
             f"run folder  {folder}",
             *([f"weights     {summary['weights']}"] if summary.get("weights") else []),
             *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
-            f"next        frugalvit detect predict {folder} IMAGE…",
+            f"next        frugalvit detect predict {console.shown(folder)} IMAGE…",
         ]
         return Result(_without_lists(summary), [_table(summary)], notes)
 
@@ -160,32 +161,37 @@ def evaluate(config: DetectEvalConfig) -> Result:
 def predict(config: DetectPredictConfig) -> Result:
     """Objects in images: pictures with boxes and masks, and one COCO-format JSON."""
     began = time.monotonic()
+    folder = not_filled(Path(config.out))
     facts = read_facts(config.model, "detect")
     given = Given(config.images)
-    folder, names = Path(config.out), unique_names(given.paths)
-    not_over(given.paths, [folder / f"{name}.jpg" for name in names])
+    names = unique_names(given.paths)
     make_folder(folder)
     task = load_task(config.model, facts, config.device, config.batch)
+    task.net.see_down_to(config.threshold)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
     for part in given.batches(config.batch, "detecting"):
         found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part])
         for (place, path, image), objects in zip(part, found, strict=True):
             kept = [entry for entry in objects if entry["score"] >= config.threshold]
             number = len(images) + 1
-            images.append({"id": number, "file_name": str(path), "height": image.shape[0], "width": image.shape[1]})
+            picture = f"{names[place]}.jpg"
+            size = {"height": image.shape[0], "width": image.shape[1]}
+            images.append({"id": number, "file_name": str(path), **size, "picture": picture})
+            predictions.append({"image": str(path), "picture": str(folder / picture), "objects": len(kept)})
             for entry in kept:
                 identity = facts["category_ids"][entry["label"] - 1]
                 rest = {key: value for key, value in entry.items() if key != "label"}
                 known = {"id": len(annotations) + 1, "image_id": number, "category_id": identity, "iscrowd": 0}
                 annotations.append({**known, **rest, "area": entry["bbox"][2] * entry["bbox"][3]})
-            save_picture(draw_objects(image, kept, facts["classes"]), folder / f"{names[place]}.jpg")
+            save_picture(draw_objects(image, kept, facts["classes"]), folder / picture)
     categories = [{"id": identity, "name": name} for identity, name in pairs_of(facts)]
     whole = {"images": images, "annotations": annotations, "categories": categories}
     write_text(folder / "detections.json", json.dumps(whole))
     seconds = round(time.monotonic() - began, 2)
     data = {"out": str(folder), "images": len(images), "objects": len(annotations), "seconds": seconds}
-    data["unreadable"] = given.unreadable
+    data |= {"predictions": predictions, "unreadable": given.unreadable}
     rows = [[image["file_name"], _told(image["id"], annotations, dict(pairs_of(facts)))] for image in images]
     return Result(data, [Table(["image", "found"], rows)], [f"pictures and detections.json in {folder}"])
 

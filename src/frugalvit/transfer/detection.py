@@ -17,6 +17,7 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from frugalvit.transfer.cascade import CascadeHeads
 from frugalvit.transfer.parts import (
+    LEAST_SCORE,
     DetectorSpec,
     FloatAnchors,
     FloatPredictor,
@@ -55,7 +56,7 @@ class Detector(nn.Module):
             nms_thresh=0.7,
         )
         if spec.head == "cascade":
-            self.heads: nn.Module = CascadeHeads(spec, self.features)
+            self.heads: CascadeHeads | Heads = CascadeHeads(spec, self.features)
         else:
             self.heads = Heads(
                 roi_align(spec, self.features, 7),
@@ -66,7 +67,7 @@ class Detector(nn.Module):
                 batch_size_per_image=spec.samples,
                 positive_fraction=0.25,
                 bbox_reg_weights=None,
-                score_thresh=0.05,
+                score_thresh=LEAST_SCORE,
                 nms_thresh=0.5,
                 detections_per_img=spec.detections,
                 **mask_parts(spec, self.features),
@@ -78,6 +79,10 @@ class Detector(nn.Module):
         proposals, proposal_losses = self.rpn(listed, features, targets)
         found, losses = self.heads(features, proposals, list(sizes), targets)
         return losses | proposal_losses if self.training else found
+
+    def see_down_to(self, score: float) -> None:
+        """Let objects through that are as uncertain as this, where that is less than what scores count from."""
+        self.heads.score_thresh = min(score, LEAST_SCORE)
 
     @torch.inference_mode()
     def detect(

@@ -21,6 +21,9 @@ from frugalvit.transfer.pyramid import FeaturePyramid
 Target = dict[str, Tensor]
 """boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class; masks (n, H, W) where there are any."""
 
+LEAST_SCORE = 0.05
+"""What is less certain is no detection; the number that COCO's scores are usually computed with."""
+
 
 @dataclass(frozen=True)
 class DetectorSpec:

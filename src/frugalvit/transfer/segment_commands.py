@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.config.transfer import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
 from frugalvit.errors import UserError
@@ -31,7 +32,7 @@ from frugalvit.transfer.scores import Confusion
 from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask
 from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
-from frugalvit.transfer.using import lone_fabric, not_over, out_folder, unique_names
+from frugalvit.transfer.using import lone_fabric, not_filled, out_folder, unique_names
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -116,7 +117,7 @@ class SegmentJob:
             f"run folder  {folder}",
             *([f"weights     {summary['weights']}"] if summary.get("weights") else []),
             *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
-            f"next        frugalvit segment predict {folder} IMAGE…",
+            f"next        frugalvit segment predict {console.shown(folder)} IMAGE…",
         ]
         shown = {key: value for key, value in summary.items() if key not in ("auto", "classes")}
         return Result(shown, [_table(summary)], notes)
@@ -154,28 +155,33 @@ def evaluate(config: SegmentEvalConfig) -> Result:
 def predict(config: SegmentPredictConfig) -> Result:
     """The label of every pixel as a PNG with the dataset's own labels, and a picture of it over the image."""
     began = time.monotonic()
+    folder = not_filled(Path(config.out))
     facts = read_facts(config.model, "segment")
     given = Given(config.images)
-    folder, names = Path(config.out), unique_names(given.paths)
-    not_over(given.paths, [folder / f"{name}{kind}" for name in names for kind in (".png", ".jpg")])
+    names = unique_names(given.paths)
     make_folder(folder)
     task = load_task(config, facts)
     labels = np.array(facts["labels"], np.uint8)
     rows: list[list[Any]] = []
+    predictions: list[dict[str, Any]] = []
     parts = given.batches(config.batch, "segmenting")
     # A batch is one block of pixels: neighbours of one size are looked at together.
     groups = (list(same) for part in parts for _, same in itertools.groupby(part, key=lambda one: one.pixels.shape))
     for group in groups:
         predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
         for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
-            save_picture(Image.fromarray(labels[found]), folder / f"{names[place]}.png")
-            save_picture(draw_classes(pixels, found), folder / f"{names[place]}.jpg")
+            mask, picture = (folder / f"{names[place]}{kind}" for kind in (".png", ".jpg"))
+            save_picture(Image.fromarray(labels[found]), mask)
+            save_picture(draw_classes(pixels, found), picture)
             shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
             most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
             rows.append([str(path), ", ".join(most)])
+            held = {facts["classes"][k]: round(float(shares[k]), 4) for k in np.flatnonzero(shares)}
+            files = {"image": str(path), "mask": str(mask), "picture": str(picture)}
+            predictions.append({**files, "shares": held})
     seconds = round(time.monotonic() - began, 2)
     data = {"out": str(folder), "images": len(rows), "classes": facts["classes"], "seconds": seconds}
-    data["unreadable"] = given.unreadable
+    data |= {"predictions": predictions, "unreadable": given.unreadable}
     return Result(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
 
 

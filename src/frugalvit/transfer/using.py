@@ -35,7 +35,8 @@ def unique_names(paths: list[Path]) -> list[str]:
     return names
 
 
-def not_over(paths: list[Path], targets: list[Path]) -> None:
-    """An error where a result would be written over one of the images."""
-    for target in {target.resolve() for target in targets} & {path.resolve() for path in paths}:
-        raise UserError(f"{target} is one of the images and would be overwritten: choose another --out.")
+def not_filled(out: Path) -> Path:
+    """The folder, if nothing lies in it yet: earlier results, or the images themselves, are never written over."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} already exists and is kept; choose another folder with --out.")
+    return out

@@ -1,0 +1,44 @@
+"""Kinds of values that several groups of options take."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from frugalvit.config.base import Config, option, parted, pixels, rising
+
+Auto = Literal["auto"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "32", "bf16", "fp16"]
+Splitting = Literal["auto", "given", "train+val", "remake"]
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+Strength = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Side = Annotated[int, Field(ge=1), AfterValidator(pixels)]
+Range = Annotated[tuple[Share, Share], BeforeValidator(parted), AfterValidator(rising)]
+Span = Annotated[tuple[Positive, Positive], BeforeValidator(parted), AfterValidator(rising)]
+Hue = Annotated[float, Field(ge=0, le=0.5)]
+Jitter = Annotated[tuple[Strength, Strength, Strength, Hue], BeforeValidator(parted)]
+
+# Masks hold one byte a pixel.
+Label = Annotated[int, Field(ge=0, le=255)]
+LabelCount = Annotated[int, Field(ge=2, le=256)]
+
+
+class Opened(Config):
+    """How data are opened by the commands that look at them rather than learn from them."""
+
+    data: str = option(help="a folder, a table, shards, or the name of a dataset", positional=True)
+    split: Splitting = option("auto", "as in train: auto makes a missing val; given shows only what is there")
+    val_fraction: float = option(0.1, "share of train held out where a val is made", gt=0, lt=1)
+    seed: int = option(0, "decides which images a made val holds")
+    labels: Literal["auto", "folders", "ignore"] = option(
+        "auto", "folders: folder names are classes; ignore: no labels"
+    )
+    classes: str | None = option(None, "file with the classes to keep, one name per line")
+    root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")

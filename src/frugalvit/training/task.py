@@ -1,0 +1,54 @@
+"""What training asks of a task; detection and segmentation have such tasks too."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Task(nn.Module, ABC):
+    """A module that turns a batch into named losses, and what the loop has to know about it.
+
+    A class to derive from rather than a protocol: Fabric and the optimiser take nothing but an ``nn.Module``.
+    """
+
+    score: str  # the metric whose highest value marks the best checkpoint
+    watched: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
+    batches: Any  # where batch_at() takes its batches from
+
+    @property
+    def replayable(self) -> bool:
+        """Whether its step is known to do as CUDA graphs."""
+        return False
+
+    @abstractmethod
+    def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
+        """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
+
+    @abstractmethod
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What the optimiser is made with; parameters by name."""
+
+    @abstractmethod
+    def batch_at(self, step: int) -> Any:
+        """This process's part of the run's batch of this number."""
+
+    @abstractmethod
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Scores on the split that is watched; nothing where there is none."""
+
+    @abstractmethod
+    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+        """Look at what is logged; whether the run should end because going on would be a waste."""
+
+    @abstractmethod
+    def compile_with(self, mode: str | None) -> None:
+        """Compile what a step computes; ``mode`` as ``torch.compile`` has it."""
+
+    def before_optimizer(self, step: int) -> None:
+        """Between the gradients and the optimiser; by itself nothing."""
+
+    def after_step(self, step: int) -> None:
+        """After the optimiser; by itself nothing."""
