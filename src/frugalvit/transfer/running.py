@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +24,9 @@ from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.evidence import decisions_table, finite, kept_weights, run_facts, summary_table
 from frugalvit.training.loop import Plan, fit
-from frugalvit.training.recipes import Decisions, Facts, steps_per_epoch, total_steps
+from frugalvit.training.recipes import Decisions, Facts
 from frugalvit.training.runs import Run
-from frugalvit.training.schedules import Constant, Schedule
+from frugalvit.training.schedules import Schedule
 from frugalvit.training.session import follow_init, in_run_folder
 from frugalvit.transfer.decide import check_size, decide_drop_path, decide_input, decide_length, short_side
 from frugalvit.transfer.feed import Feed, Pictures, worker_count
@@ -156,28 +157,11 @@ def open_pictures(items: list[Any], where: str = "auto", device: torch.device | 
 
 def make_plan(config: Any, images: int, world: int, job: Job) -> Plan:
     """The run in steps."""
-    assert isinstance(config.batch, int) and isinstance(config.lr, float)
-    parts = world * config.accumulate
-    batch = max(parts, config.batch // parts * parts)
-    per_epoch, steps = steps_per_epoch(images, batch), total_steps(config, images, batch)
-    every = max(per_epoch, -(-steps // 10)) if config.evaluate_every == "auto" else config.evaluate_every
-    optimizer = config.optimizer
-    return Plan(
-        steps=steps,
-        steps_per_epoch=per_epoch,
-        lr=job.schedule(config, steps),
-        weight_decay=Constant(optimizer.weight_decay),
-        betas=optimizer.betas,
-        clip=optimizer.clip,
-        clip_per=optimizer.clip_per,
-        accumulate=config.accumulate,
-        images_per_step=batch,
-        seed=config.seed,
-        log_every=min(config.log_every, max(1, steps // 10)),
-        evaluate_every=every,
-        save_every=config.save_every,
-        patience_for_peers=config.peer_timeout,
-    )
+    plan = Plan.of(config, images, world)
+    every = config.evaluate_every
+    if every == "auto":
+        every = max(plan.steps_per_epoch, -(-plan.steps // 10))
+    return replace(plan, lr=job.schedule(config, plan.steps), evaluate_every=every)
 
 
 def warmup_of(config: Any, steps: int) -> int:
