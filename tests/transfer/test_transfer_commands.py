@@ -391,7 +391,7 @@ def test_compare_trains_what_is_missing_and_tests_in_pairs(scenes: Path, tmp_pat
         comparing.segment(SegmentCompareConfig.parse({**values, "decoder": {"channels": 24}}))
 
 
-@pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
+@pytest.mark.parametrize("head", ["mask-rcnn", pytest.param("cascade", marks=pytest.mark.slow)])
 def test_detectors_learn_in_half_precision(shapes: Path, tmp_path: Path, head: str) -> None:
     found = detect_commands.train(detect_config(shapes, tmp_path / "run", head=head, precision="bf16", steps=2)).data
     assert found["skipped_steps"] == 0
