@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-import yaml
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -289,45 +288,6 @@ def test_folders_load_with_timm(to: str, tmp_path: Path, photos: Path):
     images = torch.rand(2, 3, *backbone.img_size)
     with torch.inference_mode():
         torch.testing.assert_close(model(images), backbone.model(images))
-
-
-def test_the_model_card_is_filled_from_the_run(tmp_path: Path):
-    folder, _ = made(tmp_path / "run", "swin")
-    settings = {
-        "data": "photos/",
-        "epochs": 100,
-        "lr": 1e-3,
-        "seed": 7,
-        "localization": {"weight": 0.5, "variant": "l1"},
-    }
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
-    summary = {"top1": 91.23, "top5": 99.0, "scored_on": "test", "scored_images": 1200}
-    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
-    exporting_result = run(model=str(folder.parent), to="hf", out=str(tmp_path / "out"), license="mit")
-    assert exporting_result["checked_on"] == "5 images of noise", "photos/ does not exist"
-    text = (tmp_path / "out" / "README.md").read_text()
-    _, front, body = text.split("---\n", 2)
-    header = yaml.safe_load(front)
-    assert (header["license"], header["library_name"], header["pipeline_tag"]) == (
-        "mit",
-        "timm",
-        "image-classification",
-    )
-    metrics = header["model-index"][0]["results"][0]["metrics"]
-    assert [metric["value"] for metric in metrics] == [91.23, 99.0]
-    for words in (
-        "flowers \\| 3",
-        "| epochs | 100 |",
-        "localization.weight | 0.5",
-        "test, 1,200 images",
-        "91.23 %",
-        "daisy",
-    ):
-        assert words in body
-    assert "<script>" not in text
-    assert "import frugalvit" in body
-    cards = pytest.importorskip("huggingface_hub")
-    assert cards.ModelCard(text).data.license == "mit"
 
 
 @pytest.mark.parametrize("name", ["list.csv", "list.NDJSON", "list.txt", "list.tsv", "one.JPG"])

@@ -17,7 +17,6 @@ from frugalvit.config.transfer import DetectConfig, DetectEvalConfig, SegmentCon
 from frugalvit.errors import UserError
 from frugalvit.transfer import detect_commands, running, segment_commands
 from frugalvit.transfer.feed import Pictures
-from frugalvit.transfer.using import unique_names
 
 from .samples import edit, make_coco, make_scenes
 
@@ -255,19 +254,6 @@ def test_predict_goes_on_without_what_cannot_be_read(
     assert (tmp_path / "out" / "good.jpg").exists()
 
 
-def test_names_of_results_are_never_given_twice() -> None:
-    paths = [Path(word) for word in ("a/x.jpg", "b/x.jpg", "b/x_2.jpg", "c/x.png", "c/y.png")]
-    assert unique_names(paths) == ["x", "x_3", "x_2", "x_4", "y"]
-
-
-@pytest.mark.parametrize(
-    "given", [{"stream": True}, {"cache": {"size": 64}}, {"cache": {"folder": "here"}}, {"cache": {"where": "disk"}}]
-)
-def test_what_these_tasks_do_not_use_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"detect (keeps whole)|not for detect"):
-        detect_config(tmp_path, tmp_path / "run", **given)
-
-
 @pytest.mark.parametrize("where", ["ram", "off"])
 def test_a_picture_that_is_cut_short_is_found_before_training(where: str, tmp_path: Path) -> None:
     for name in ("whole.jpg", "short.jpg"):
@@ -308,26 +294,6 @@ def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
         detect_commands.train(detect_config(data, tmp_path / "other", masks=True))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["detect", "train"], "What should be trained on"),
-        (["detect", "train", "nowhere"], "no folder or JSON file nowhere"),
-        (["segment", "train", "nowhere"], "no folder nowhere"),
-        (["detect", "train", "x", "--head", "ssd"], "head = 'ssd'"),
-        (["segment", "train", "x", "--ignore-index", "300"], "ignore_index"),
-        (["detect", "train", "x", "--classes", "names.txt"], "--classes is not for detect"),
-        (["detect", "predict", "nowhere", "x.png"], "no run at nowhere"),
-        (["segment", "eval", "nowhere", "x"], "no run at nowhere"),
-        (["detect", "train", "x", "--recipe", "coco"], "no recipe 'coco' for detect"),
-    ],
-)
-def test_mistakes_end_with_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error and "\n" not in error
-
-
 def test_models_and_data_must_belong_together(detector: Path, segmenter: Path, scenes: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a run of 'frugalvit segment', not of 'detect'"):
         detect_commands.evaluate(detect_commands.DetectEvalConfig(model=str(segmenter), data="x"))
@@ -344,28 +310,6 @@ def test_models_and_data_must_belong_together(detector: Path, segmenter: Path, s
         segment_commands.evaluate(
             segment_commands.SegmentEvalConfig(model=str(segmenter), data=str(scenes), split="test")
         )
-
-
-@pytest.mark.parametrize("name", ["detect-small", "detect-coco"])
-def test_detection_recipes_are_valid(name: str) -> None:
-    config = DetectConfig.parse({"recipe": name, "data": "x"})
-    assert config.recipe == name
-    assert [round(share * 12) for share in config.optimizer.milestones] == [8, 11]
-
-
-@pytest.mark.parametrize("name", ["segment-small", "segment-ade20k"])
-def test_segmentation_recipes_are_valid(name: str) -> None:
-    config = SegmentConfig.parse({"recipe": name, "data": "x"})
-    assert config.optimizer.warmup == 1500 and config.optimizer.weight_decay == 0.01
-
-
-def test_real_data_open(data_root: Path) -> None:
-    found = segment_commands.SegmentJob().open(SegmentConfig.parse({"data": str(data_root / "camvid")}))
-    assert {split: len(part) for split, part in found.splits.items()} == {"train": 367, "val": 101, "test": 233}
-    assert len(found.classes) == 11 and found.table[11] == 255
-    coco = detect_commands.DetectJob().open(DetectConfig.parse({"data": str(data_root / "coco_mini")}))
-    assert {split: len(part) for split, part in coco.splits.items()} == {"train": 532, "val": 133}
-    assert len(coco.classes) == 80 and coco.category_ids[-1] == 90
 
 
 def test_compare_trains_what_is_missing_and_tests_in_pairs(scenes: Path, tmp_path: Path) -> None:

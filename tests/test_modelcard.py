@@ -1,0 +1,60 @@
+"""The card of an exported model says what the run says, and no name in it acts as markup."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import frugalvit as fv
+from frugalvit.backbones.folder import save_model_folder
+from frugalvit.config.export import ExportConfig
+from frugalvit.export import export
+
+CLASSES = ("daisy", "<script>alert(1)</script>", "pipe | _dream_")
+
+
+def test_the_model_card_is_filled_from_the_run(tmp_path: Path) -> None:
+    backbone = fv.create_backbone(
+        "swin_tiny_w7", num_classes=3, img_size=64, embed_dim=24, depths=(1, 2), num_heads=(2, 4)
+    ).eval()
+    meta = {"data": "flowers | 3", "recipe": "small", "top1": 87.5}
+    folder = save_model_folder(backbone, tmp_path / "run" / "model", classes=CLASSES, meta=meta)
+    settings = {
+        "data": "photos/",
+        "epochs": 100,
+        "lr": 1e-3,
+        "seed": 7,
+        "localization": {"weight": 0.5, "variant": "l1"},
+    }
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
+    summary = {"top1": 91.23, "top5": 99.0, "scored_on": "test", "scored_images": 1200}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    wanted = {"model": str(folder.parent), "to": "hf", "out": str(tmp_path / "out"), "license": "mit"}
+    exported = export(ExportConfig.parse(wanted)).data
+    assert exported["checked_on"] == "5 images of noise", "photos/ does not exist"
+    text = (tmp_path / "out" / "README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    header = yaml.safe_load(front)
+    assert (header["license"], header["library_name"], header["pipeline_tag"]) == (
+        "mit",
+        "timm",
+        "image-classification",
+    )
+    metrics = header["model-index"][0]["results"][0]["metrics"]
+    assert [metric["value"] for metric in metrics] == [91.23, 99.0]
+    for words in (
+        "flowers \\| 3",
+        "| epochs | 100 |",
+        "localization.weight | 0.5",
+        "test, 1,200 images",
+        "91.23 %",
+        "daisy",
+    ):
+        assert words in body
+    assert "<script>" not in text
+    assert "import frugalvit" in body
+    cards = pytest.importorskip("huggingface_hub")
+    assert cards.ModelCard(text).data.license == "mit"
