@@ -11,7 +11,7 @@ from torch import Tensor
 
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augment import EvalTransform, MultiCrop, TrainAugment
-from frugalvit.data.loader import Batches, balanced_order, eval_batches
+from frugalvit.data.loader import Batches, balanced_order, eval_batches, steps_together
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.store import AheadFetcher, ImageStore
 from frugalvit.errors import UserError
@@ -135,6 +135,35 @@ def test_balance_draws_classes_equally_often() -> None:
     loader = batches(store, batch=20, balance=True)
     seen = torch.cat([loader.batch_at(step).labels for step in range(3)])
     assert Counter(seen.tolist()) == {0: 20, 1: 20, 2: 20}
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("together", [2, 4, 8])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_steps_varied_together_are_those_varied_alone(mixed: bool, together: int, drop_last: bool) -> None:
+    alone, grouped = (batches(mixed=mixed, drop_last=drop_last, together=steps) for steps in (1, together))
+    for step in (0, 1, 3, 6, 7, 8, 2):  # epochs end within groups, the last batch is short, and a resumed run jumps
+        one, other = alone.batch_at(step), grouped.batch_at(step)
+        torch.testing.assert_close(other.images, one.images)
+        assert torch.equal(other.targets, one.targets) and torch.equal(other.labels, one.labels)
+        assert torch.equal(other.index, one.index) and other.number == one.number == step
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_crops_of_several_steps_made_together(labelled: bool) -> None:
+    crops, store = MultiCrop(CropsConfig(local_crops=3), 32), a_store(labelled=labelled)
+    alone, grouped = (batches(store, mixed=False, augment=crops, together=steps) for steps in (1, 4))
+    for step in range(6):
+        one, other = alone.batch_at(step), grouped.batch_at(step)
+        assert [view.shape for view in other.images] == [view.shape for view in one.images]
+        for mine, its in zip(other.images, one.images, strict=True):
+            torch.testing.assert_close(mine, its)
+
+
+def test_small_batches_are_varied_together_on_a_gpu_alone() -> None:
+    sides = {32: 8, 64: 4, 100: 1, 224: 1}
+    assert {side: steps_together(512 * side * side) for side in sides} == sides
+    assert batches().together == 1  # a CPU has no kernels to queue
 
 
 def test_repeats_are_the_same_image_varied_differently() -> None:

@@ -115,7 +115,7 @@ def test_the_cost_of_drloc_is_taken_in_turns(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(stepbench, "timed", slower_and_slower)
     cost = stepbench._cost_of_drloc(stepper, lambda _: None, 30, torch.device("cpu"))
     assert cost == pytest.approx(0.5, abs=0.04)
-    assert asked == [True, False] * 6 and stepper.task.localization == "head"
+    assert asked == [True, False] * 4 and stepper.task.localization == "head"
 
 
 def test_the_usual_input_reads_files(tmp_path: Path) -> None:

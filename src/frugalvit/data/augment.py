@@ -7,6 +7,7 @@ images, sizes and those numbers; calling the transform draws them first. Operati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -37,10 +38,15 @@ Size = int | tuple[int, int]
 
 
 class Augment(Protocol):
-    """What the loader needs of a training transform: numbers used per image, and copies of an image in a batch."""
+    """What the loader needs of a training transform.
+
+    columns: uniform numbers it uses per image.   repeats: copies of an image in a batch.
+    pixels: of all views it makes of an image.
+    """
 
     columns: int
     repeats: int
+    pixels: int
 
     def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Any: ...
 
@@ -99,6 +105,7 @@ class TrainAugment:
         channels_last: bool = False,
     ) -> None:
         self.config, self.out_size, self.repeats = config, as_pair(out_size), config.repeats
+        self.pixels = math.prod(self.out_size)
         self.normalize = Normalize(mean, std, dtype, channels_last)
         self.crop = config.crop
         if self.crop == "auto":
@@ -178,6 +185,8 @@ class MultiCrop:
     ) -> None:
         self.config, self.out_size = config, as_pair(out_size)
         self.local_size = local_crop_size(config, self.out_size)
+        sizes = (config.global_crops, self.out_size), (config.local_crops, self.local_size)
+        self.pixels = sum(crops * math.prod(size) for crops, size in sizes)
         self.normalize = Normalize(mean, std, dtype, channels_last)
         self.jitter = ColorJitter(config.jitter, config.jitter_prob)
         self.widths = [RANDOM_BOX_COLUMNS, 1, self.jitter.columns, 1, 2, 1]  # box, flip, jitter, grey, blur, solarise

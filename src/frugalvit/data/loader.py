@@ -2,6 +2,9 @@
 
 The order of an epoch comes from (seed, epoch), augmentation from (seed, step), both drawn for the global batch, of
 which a process takes its slice. So resuming at any step is exact, and N processes share one batch.
+
+Varying a batch of small images costs a GPU little and the host much: hundreds of small kernels to queue, as many as
+for a large one. So the images of several steps are varied in one go, and then handed out step by step.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ from frugalvit import console
 from frugalvit.data.augment import Augment, EvalTransform
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.randomness import generator_for, ship, uniform
+from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
+
+MOST_TOGETHER, PIXELS_TOGETHER = 8, 2**23
+"""Steps, and pixels of views, that are varied in one go on a GPU; with more pixels the device is the limit anyway."""
 
 
 class Store(Protocol):
@@ -53,6 +60,15 @@ class Batch:
     number: int = 0
 
 
+@dataclass
+class _Varied:
+    """A step's images before mixing, with their labels and positions."""
+
+    views: Any
+    labels: Tensor | None
+    index: Tensor
+
+
 class Batches:
     """Training batches by step.
 
@@ -65,6 +81,7 @@ class Batches:
         repeats: repeated augmentation: a batch holds batch / repeats images, each ``repeats`` times; None takes the
             augmentation's own setting.
         keep_clean: keep the images before mixing in ``Batch.clean``.
+        together: steps whose images are varied in one go; None: several where the device is a GPU and batches small.
     """
 
     def __init__(
@@ -81,6 +98,7 @@ class Batches:
         balance: bool = False,
         repeats: int | None = None,
         keep_clean: bool = False,
+        together: int | None = None,
     ) -> None:
         self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
         self.drop_last, self.rank, self.world = drop_last, rank, world
@@ -93,24 +111,44 @@ class Batches:
         self.steps_per_epoch = full if drop_last or rest < world else full + 1
         self.fetcher = store.fetcher(self.local_order)
         self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
+        at_hand = isinstance(store, ImageStore) and store.images.device.type == "cuda"
+        usual = steps_together(self.batch // world * augment.pixels) if at_hand else 1
+        self.together = usual if together is None else together
+        self._varied: tuple[int, list[_Varied]] = (-1, [])  # of the steps around the last one
 
     def __len__(self) -> int:
         return self.steps_per_epoch
 
     def batch_at(self, step: int) -> Batch:
         """This process's part of a step's batch."""
-        start, stop, count = self._slice(step)
-        images, sizes, index = self.fetcher.at(step)
-        numbers = uniform(count, self.augment.columns, generator_for(self.seed, "augment", step))[start:stop]
-        views = self.augment.apply(images, sizes, numbers)
-        labels = None
-        if self.store.labels is not None:
-            (labels,) = ship([self.store.labels[index]], images.device)
+        group, place = divmod(step, self.together)
+        if group != self._varied[0]:
+            self._varied = (-1, [])  # the last ones' memory is free for the next
+            self._varied = group, self._vary(range(group * self.together, (group + 1) * self.together))
+        one = self._varied[1][place]
+        views, labels, index = one.views, one.labels, one.index
         if self.mixing is None or labels is None:
             return Batch(views, labels, labels, index, number=step)
         blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
         mixed, targets = self.mixing.apply(views, labels, blend)
         return Batch(mixed, targets, labels, index, views if self.keep_clean else None, step)
+
+    def _vary(self, steps: range) -> list[_Varied]:
+        """Fetch and augment the images of neighbouring steps, all as one batch."""
+        fetched = [self.fetcher.at(step) for step in steps]
+        images, sizes, index = fetched[0] if len(fetched) == 1 else map(torch.cat, zip(*fetched, strict=True))
+        views = self.augment.apply(images, sizes, torch.cat([self._numbers(step) for step in steps]))
+        counts = [len(one.index) for one in fetched]
+        parts = views.split(counts) if isinstance(views, Tensor) else _step_by_step(views, counts)
+        labels: list[Tensor] | list[None] = [None] * len(counts)
+        if self.store.labels is not None:
+            labels = list(ship([self.store.labels[index]], images.device)[0].split(counts))
+        return [_Varied(*one) for one in zip(parts, labels, index.split(counts), strict=True)]
+
+    def _numbers(self, step: int) -> Tensor:
+        """The uniform numbers that say how the images of this process' part of a step are varied."""
+        start, stop, count = self._slice(step)
+        return uniform(count, self.augment.columns, generator_for(self.seed, "augment", step))[start:stop]
 
     def order(self, step: int) -> Tensor:
         """The store positions of a step's global batch."""
@@ -157,6 +195,17 @@ class Batches:
             console.say(f"batch {batch} is more than the {count} images there are: each step takes {smaller}")
             return smaller
         return batch
+
+
+def steps_together(pixels: int) -> int:
+    """How many steps' batches of so many pixels a GPU varies in one go: a power of two."""
+    fit = PIXELS_TOGETHER // max(1, pixels)
+    return 1 << max(1, min(MOST_TOGETHER, fit)).bit_length() - 1
+
+
+def _step_by_step(views: list[Tensor], counts: list[int]) -> list[list[Tensor]]:
+    """Every step's part of each view."""
+    return [list(step) for step in zip(*(view.split(counts) for view in views), strict=True)]
 
 
 def balanced_order(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
