@@ -190,7 +190,7 @@ _PRETRAINING = {
     "esvit-cifar": Recipe(
         "the same on CIFAR-100's training images at 32 px, a Swin of 7 M parameters",
         "cifar100",
-        {"images": "train", "epochs": 100, "batch": 1024, "img_size": 32, "compile": "graphs"},
+        {"images": "train", "epochs": 100, "batch": 1024, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
             "L_V": f"{_VIEWS_ONLY} {_WIDE}",
             "L_V + L_R": _WIDE,
@@ -258,7 +258,7 @@ _USES = {
     "best-cifar": Recipe(
         "the best CIFAR-100 gives at 32 px with a Swin of 7 M parameters: label-free pre-training, then a long run",
         "cifar100",
-        _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs"},
+        _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
             "EsViT, half mixed": f"init={{esvit}} {_OFF} mixing.prob=0.5",
