@@ -38,6 +38,7 @@ SIGNS = {
     "dead features": lambda t: healthy(t) | {"effective_rank": 1.02, "feature_deviation": 0.001},
     "divergence": lambda t: healthy(t) | {"loss": 6.5 + 20 * t},
     "stagnation": lambda t: healthy(0.5) | {"effective_rank": 40.0},
+    "worse features": lambda t: healthy(t) | {"knn": 10.0 if t < 0.4 else 5.0},
 }
 
 
@@ -114,6 +115,14 @@ def test_what_is_no_number_is_no_sign(bad: float, lines: range) -> None:
     for t in lines:
         seen[t] = dict.fromkeys(seen[t], bad)
     assert feed(health, seen) == [] and not health.collapsed
+
+
+def test_a_k_nn_that_wavers_or_comes_back_is_not_worse() -> None:
+    wavering = [healthy(t / 50) | {"knn": 10.0 - 2 * (t % 2)} for t in range(50)]
+    low = [healthy(t / 50) | {"knn": 4.0 if t < 10 else 1.5} for t in range(50)]  # a handful of images more or less
+    dipping = [healthy(t / 50) | {"knn": 4.0 if t in (20, 21) else 10.0} for t in range(50)]
+    for lines in (wavering, low, dipping):
+        assert feed(Health(K, steps=500, settled=50), lines) == []
 
 
 def test_a_beginning_is_not_a_collapse() -> None:

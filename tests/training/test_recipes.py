@@ -84,6 +84,30 @@ def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], var
     )
 
 
+@pytest.mark.parametrize(
+    ("values", "prob"),
+    [
+        ({"epochs": 100}, 0.0),
+        ({"epochs": 149}, 0.0),
+        ({"epochs": 150}, 0.5),
+        ({"epochs": 320}, 0.5),
+        ({"steps": 1000}, 0.0),  # 1,000 of 15 steps an epoch
+        ({"steps": 5000}, 0.5),
+        ({"epochs": 10, "mixing": {"prob": 0.3}}, 0.3),
+        ({"epochs": 10, "mixing": {"mixup": 0, "cutmix": 0}}, "auto"),  # nothing to decide
+        ({"recipe": "drloc-paper"}, 1.0),
+        ({"recipe": "drloc-released"}, 1.0),
+    ],
+)
+def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -> None:
+    config, decisions = TrainConfig.parse({"data": "x", "batch": 128} | values), Decisions()
+    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
+    assert config.mixing.prob == prob
+    assert ("mixing.prob" in {decision.name for decision in decisions}) == (
+        "mixing" not in values and "recipe" not in values
+    )
+
+
 def test_without_drloc_nothing_is_decided_about_it() -> None:
     config, decisions = TrainConfig.parse({"data": "photos", "localization": {"weight": 0}}), Decisions()
     decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)

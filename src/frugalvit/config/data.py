@@ -72,7 +72,9 @@ class MixingConfig(Config):
 
     mixup: float = option(0.8, "alpha of mixup's Beta distribution; 0 switches mixup off", ge=0)
     cutmix: float = option(1.0, "alpha of cutmix's Beta distribution; 0 switches cutmix off", ge=0)
-    prob: Share = option(1.0, "probability that a step is mixed at all")
+    prob: Share | Auto = option(
+        "auto", "probability that a step is mixed at all; auto: never in runs below 150 epochs, else every other step"
+    )
     switch_prob: Share = option(0.5, "probability of cutmix where both are on")
     smoothing: Share = option(0.1, "label smoothing")
 

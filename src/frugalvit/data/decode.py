@@ -89,7 +89,7 @@ def decode(
 def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, int] | None = None) -> np.ndarray:
     """The pixels of an image that Pillow has opened or made, as ``decode`` gives those of its file."""
     try:
-        if at_least is not None:
+        if at_least is not None and image.format in ("JPEG", "MPO"):  # which alone can be decoded smaller
             height, width = at_least
             if _orientation(image) >= 5:
                 height, width = width, height

@@ -44,12 +44,15 @@ def partners(count: int, device: torch.device | str = "cpu") -> Tensor:
 class Mixing:
     """Mixup and cutmix on a batch of normalised images.
 
+    How often "auto" mixes is for a run to decide (``training/recipes.py``); here, without one, it is every time.
+
     >>> mixing = Mixing(MixingConfig(), classes=100)
     >>> mixed, targets = mixing(images, labels, generator)     # ``images`` stay as they were
     """
 
     def __init__(self, config: MixingConfig, classes: int) -> None:
         self.config, self.classes = config, classes
+        self.prob = 1.0 if config.prob == "auto" else config.prob
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return self.apply(images, labels, self.draw((images.shape[-2], images.shape[-1]), generator))
@@ -59,7 +62,7 @@ class Mixing:
         config = self.config
         dice = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
         applied, switch, row, column = dice.random(4)
-        if applied >= config.prob or (config.mixup == 0 and config.cutmix == 0):
+        if applied >= self.prob or (config.mixup == 0 and config.cutmix == 0):
             return Blend(1.0)
         if config.cutmix == 0 or (config.mixup > 0 and switch >= config.switch_prob):
             return Blend(float(dice.beta(config.mixup, config.mixup)))

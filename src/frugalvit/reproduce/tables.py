@@ -30,10 +30,21 @@ _PAPER, _OFF = "localization.variant=l1", "localization.weight=0"
 _ON = f"localization.weight=0.5 {_PAPER}"
 _CLASSIFIED = "localization.weight=0.5 localization.variant=ce"
 _PAIR = {"with": _ON, "without": _OFF}
-_FLOWERS = {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
-_FEW = {"split": "train+val", "labels": 0.1, "steps": 1000, "batch": 32, "img_size": 224, "evaluate_every": 500}
+_MIXED = {"mixing": {"prob": 1.0}}  # every step, as in the papers; "auto" mixes less since these were measured
+_FLOWERS = _MIXED | {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
+_FEW = _MIXED | {
+    "split": "train+val",
+    "labels": 0.1,
+    "steps": 1000,
+    "batch": 32,
+    "img_size": 224,
+    "evaluate_every": 500,
+}
 _WIDE = "backbone_args.window_size=8"  # swin_mini's windows at 32 px when these settings were measured; now 4
-_CIFAR = {"split": "given", "batch": 256, "evaluate_every": 5000}
+_SMALL_VIEWS = (
+    "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5 crops.global_scale=0.5,1 matching.teacher_temp=0.04 batch=512"
+)
+_CIFAR = _MIXED | {"split": "given", "batch": 256, "evaluate_every": 5000}
 _UNLABELLED = {"images": "all", "epochs": 40, "batch": 128, "img_size": 112}
 _VIEWS_ONLY = "matching.view_weight=1 matching.region_weight=0"
 _ESVIT = {"esvit": ("esvit-flowers", "L_V + L_R")}
@@ -53,13 +64,19 @@ _DRLOC = {
         "Drloc from scratch on CIFAR-100 at 224 px (paper, Table 4)",
         "cifar100",
         _CIFAR | {"epochs": 100, "img_size": 224},
-        {"with, ce": _CLASSIFIED, "with": _PAPER, "without": _OFF},
+        {
+            "with, ce, not mixed": f"{_CLASSIFIED} mixing.prob=0",
+            "without, not mixed": f"{_OFF} mixing.prob=0",
+            "with, ce": _CLASSIFIED,
+            "with": _PAPER,
+            "without": _OFF,
+        },
         backbones=("swin_tiny_w7", "resnet50"),
     ),
     "drloc-quickdraw": Recipe(
         "Drloc from scratch on Quick, Draw! (drawings, 70 of each class)",
         "quickdraw",
-        {"split": "given", "epochs": 100, "batch": 256, "img_size": 112, "evaluate_every": 5000},
+        _MIXED | {"split": "given", "epochs": 100, "batch": 256, "img_size": 112, "evaluate_every": 5000},
         {"with, ce": _CLASSIFIED, **_PAIR},
     ),
     "drloc-forms": Recipe(
@@ -142,11 +159,12 @@ _DEFAULTS = {
     "defaults-flowers": Recipe(
         "500 images, a small network: what 'auto' chooses, with and without Drloc, against the paper's values",
         "flowers102",
-        {"split": "train+val", "labels": 0.25, "epochs": 100, "img_size": 64, "evaluate_every": 10**6},
+        _MIXED | {"split": "train+val", "labels": 0.25, "epochs": 100, "img_size": 64, "evaluate_every": 10**6},
         {
             "auto, with Drloc": _ON,
             "auto, with Drloc, ce": _CLASSIFIED,
             "auto, with Drloc, λ=4": f"localization.weight=4 {_PAPER}",
+            "auto, not mixed": f"{_OFF} mixing.prob=0",
             "auto, half mixed": f"{_OFF} mixing.prob=0.5",
             "auto": _OFF,
             "lr=0.00013": f"{_OFF} lr=0.00013",
@@ -155,12 +173,14 @@ _DEFAULTS = {
         backbones=("swin_nano",),
     ),
     "mixing-flowers": Recipe(
-        "all labels, the papers' Swin: every batch mixed (mixup and cutmix), as by default, every other, or none",
+        "all labels, the papers' Swin: every step mixed (mixup and cutmix) as in the papers, every other, or none",
         "flowers102",
         _FLOWERS,
         {
+            "not mixed, with Drloc": f"{_CLASSIFIED} mixing.prob=0",
             "half mixed, with Drloc": f"{_CLASSIFIED} mixing.prob=0.5",
             "half mixed": f"{_OFF} mixing.prob=0.5",
+            "not mixed, with Drloc, Eq. 2": f"{_ON} mixing.prob=0",
             "not mixed": f"{_OFF} mixing.prob=0",
         },
     ),
@@ -195,8 +215,9 @@ _PRETRAINING = {
             "L_V": f"{_VIEWS_ONLY} {_WIDE}",
             "L_V + L_R": _WIDE,
             "L_V + L_R + Drloc": f"{_ON} {_WIDE}",
-            "for small images": "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5 crops.global_scale=0.5,1"
-            " matching.teacher_temp=0.04 batch=512",
+            "for small images": f"{_SMALL_VIEWS} {_WIDE}",
+            "for small images, quick teacher": f"{_SMALL_VIEWS} matching.momentum=0.9904 epochs=60",
+            "for small images, slow teacher": f"{_SMALL_VIEWS} matching.momentum=0.996",
         },
         kind="pretrain",
         backbones=("swin_mini",),
@@ -227,6 +248,9 @@ _USES = {
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
             "EsViT": f"init={{esvit}} {_OFF}",
             "Drloc": _ON,
+            "EsViT, not mixed": f"init={{esvit}} {_OFF} mixing.prob=0",
+            "not mixed, with Drloc, ce": f"{_CLASSIFIED} mixing.prob=0",
+            "not mixed": f"{_OFF} mixing.prob=0",
             "from scratch": _OFF,
         },
         starts=_ESVIT,
@@ -238,6 +262,7 @@ _USES = {
         {
             "EsViT + Drloc, ce": f"init={{esvit}} {_CLASSIFIED}",
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
+            "EsViT, not mixed": f"init={{esvit}} {_OFF} mixing.prob=0",
             "EsViT, gently": f"init={{esvit}} {_OFF} lr=0.00018 optimizer.warmup=10",  # the recipe finetune
             "EsViT": f"init={{esvit}} {_OFF}",
         },
@@ -250,6 +275,7 @@ _USES = {
         {
             "long EsViT + Drloc": f"init={{long}} {_ON}",
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
+            "Drloc, ce, not mixed": f"{_CLASSIFIED} mixing.prob=0",
             "Drloc, ce": _CLASSIFIED,
             "from scratch": _OFF,
         },
@@ -269,6 +295,8 @@ _USES = {
             "Drloc, half mixed": f"{_ON} {_WIDE} mixing.prob=0.5",
             "Drloc": f"{_ON} {_WIDE}",
             "EsViT, 60 epochs": f"init={{esvit}} {_OFF} epochs=60",
+            "60 epochs, windows of 4, not mixed": f"{_OFF} epochs=60 mixing.prob=0",
+            "60 epochs, windows of 4, half mixed": f"{_OFF} epochs=60 mixing.prob=0.5",
             "60 epochs, windows of 4": f"{_OFF} epochs=60",
             "60 epochs, batch 128": f"{_OFF} {_WIDE} epochs=60 batch=128 lr=0.001",
             "60 epochs, half mixed": f"{_OFF} {_WIDE} epochs=60 mixing.prob=0.5",
@@ -276,7 +304,7 @@ _USES = {
             "from scratch": f"{_OFF} {_WIDE}",
         },
         backbones=("swin_mini",),
-        starts={"esvit": ("esvit-cifar", "for small images")},
+        starts={"esvit": ("esvit-cifar", "for small images, slow teacher")},
     ),
     "detect-mask-rcnn": Recipe(
         "Mask R-CNN on a small COCO subset, every object one category, from three starts",

@@ -81,7 +81,7 @@ class Health:
         if step < self.settled:
             return []
         signs = [self._uniform(metrics), self._one_prototype(metrics), self._diverged(metrics), self._stagnant(step)]
-        signs.append(self._same_features(metrics))
+        signs += [self._same_features(metrics), self._worse_features(metrics)]
         return [alarm for alarm in signs if alarm is not None and self._persistent(alarm)]
 
     @property
@@ -195,6 +195,21 @@ class Health:
             "dead features",
             f"all images have the same embedding: effective rank {rank:.2f}, deviation {deviation:.4f}",
             "Lower --lr and lengthen optimizer.warmup; check the images with 'frugalvit data'",
+        )
+
+    def _worse_features(self, metrics: Mapping[str, float]) -> Alarm | None:
+        """k-NN has lost two fifths of the best it had, and more than the chance of which images are asked about."""
+        now = metrics.get("knn")
+        if now is None:
+            return None
+        best, at = max((values["knn"], -step) for step, values in self.history if "knn" in values)
+        if best - now <= max(3.0, 0.4 * best):
+            return self._clear("worse features")
+        return Alarm(
+            "worse features",
+            f"k-NN is {now:.1f} after {best:.1f} at step {-at:,}: what was learned is being lost",
+            "Raise matching.momentum, lower --lr or lengthen optimizer.warmup: the teacher changes too fast to be "
+            "followed",
         )
 
     def _clear(self, name: str) -> None:
