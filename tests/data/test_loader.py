@@ -220,3 +220,22 @@ def test_batches_on_the_device_equal_those_on_the_cpu(where: str) -> None:
         assert mine.images.is_cuda and torch.equal(mine.index, other.index)
         assert ((mine.images.cpu() - other.images).abs() > 0.06).float().mean() < 0.01
         torch.testing.assert_close(mine.targets.cpu(), other.targets)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("crops", [True, False])
+def test_steps_varied_together_on_the_device(crops: bool) -> None:
+    """A group's batches are those of its steps alone, to rounding; and to the bit wherever in the group one begins."""
+    here = a_store(128)
+    store = ImageStore.from_arrays(here.images, here.labels, "cuda")
+    augment = MultiCrop(CropsConfig(), 32) if crops else TrainAugment(AugmentConfig(), 32)
+    alone, grouped, resumed = (
+        batches(store, augment=augment, mixed=not crops, together=steps) for steps in (1, None, None)
+    )
+    assert grouped.together == 8
+    for step in range(5, 16):
+        found = [one.batch_at(step).images for one in (alone, grouped, resumed if step > 10 else grouped)]
+        by_itself, together, again = (views if crops else [views] for views in found)
+        for mine, other, repeated in zip(together, by_itself, again, strict=True):
+            assert ((mine - other).abs() > 0.06).float().mean() < 0.01  # as between devices
+            assert torch.equal(mine, repeated)
