@@ -108,6 +108,23 @@ def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -
     )
 
 
+@pytest.mark.parametrize(
+    ("parameters", "values", "operations"),
+    [
+        (NANO, {"epochs": 100}, 0),
+        (NANO, {"epochs": 150}, 2),
+        (SWIN_T, {"epochs": 100}, 2),
+        (0, {"epochs": 100}, 2),
+        (NANO, {"epochs": 100, "augment": {"operations": 3}}, 3),
+        (NANO, {"recipe": "drloc-paper"}, 2),
+    ],
+)
+def test_how_strongly_images_are_varied(parameters: int, values: dict[str, Any], operations: int) -> None:
+    config = TrainConfig.parse({"data": "x", "batch": 128} | values)
+    decide_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), Decisions())
+    assert config.augment.operations == operations
+
+
 def test_without_drloc_nothing_is_decided_about_it() -> None:
     config, decisions = TrainConfig.parse({"data": "photos", "localization": {"weight": 0}}), Decisions()
     decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.kinds import Auto, Count, Jitter, Range, Share, Span
+from frugalvit.config.kinds import Auto, Count, Jitter, Range, Share, Span, Whole
 
 
 class AugmentConfig(Config):
@@ -24,7 +24,11 @@ class AugmentConfig(Config):
         "bilinear", "filter of rotations, shears and translations; bicubic is timm's, and several times slower on a CPU"
     )
     flip: Share = option(0.5, "probability of a horizontal flip")
-    operations: int = option(2, "RandAugment operations drawn per image; 0 switches RandAugment off", ge=0)
+    operations: Whole | Auto = option(
+        "auto",
+        "RandAugment operations drawn per image; 0 switches RandAugment off; auto: none for networks below 2 million "
+        "parameters in runs below 150 epochs, else 2",
+    )
     operation_prob: Share = option(0.5, "probability that a drawn RandAugment operation is applied")
     magnitude: float = option(9.0, "RandAugment magnitude", ge=0, le=10)
     magnitude_std: float = option(0.5, "standard deviation of the magnitude; inf draws it uniformly below it", ge=0)

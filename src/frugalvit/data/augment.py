@@ -91,6 +91,8 @@ class Normalize:
 class TrainAugment:
     """Supervised training: crop, flip, RandAugment, jitter, grey, blur, normalise, erase; in that order, as timm.
 
+    How many operations "auto" draws is for a run to decide (``training/recipes.py``); here, without one, two.
+
     >>> augment = TrainAugment(AugmentConfig(), 224)
     >>> batch = augment(stored_images, sizes, generator)          # (B, 3, 224, 224), normalised
     """
@@ -110,7 +112,8 @@ class TrainAugment:
         self.crop = config.crop
         if self.crop == "auto":
             self.crop = "padded" if max(self.out_size) <= 32 else "resized"
-        self.rand = RandAugment(config.operations, config.operation_prob, config.magnitude, config.magnitude_std)
+        operations = 2 if config.operations == "auto" else config.operations
+        self.rand = RandAugment(operations, config.operation_prob, config.magnitude, config.magnitude_std)
         self.jitter = ColorJitter(config.jitter, config.jitter_prob)
         self.widths = {
             "box": RANDOM_BOX_COLUMNS if self.crop == "resized" else 2,

@@ -114,24 +114,28 @@ class Batches:
         at_hand = isinstance(store, ImageStore) and store.images.device.type == "cuda"
         usual = steps_together(self.batch // world * augment.pixels) if at_hand else 1
         self.together = usual if together is None else together
-        self._varied: tuple[int, list[_Varied]] = (-1, [])  # of the steps around the last one
+        self._group: tuple[int, list[_Varied]] = (-1, [])  # its number, and the steps it holds
 
     def __len__(self) -> int:
         return self.steps_per_epoch
 
     def batch_at(self, step: int) -> Batch:
         """This process's part of a step's batch."""
-        group, place = divmod(step, self.together)
-        if group != self._varied[0]:
-            self._varied = (-1, [])  # the last ones' memory is free for the next
-            self._varied = group, self._vary(range(group * self.together, (group + 1) * self.together))
-        one = self._varied[1][place]
+        one = self._of_its_group(step) if self.together > 1 else self._vary(range(step, step + 1))[0]
         views, labels, index = one.views, one.labels, one.index
         if self.mixing is None or labels is None:
             return Batch(views, labels, labels, index, number=step)
         blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
         mixed, targets = self.mixing.apply(views, labels, blend)
         return Batch(mixed, targets, labels, index, views if self.keep_clean else None, step)
+
+    def _of_its_group(self, step: int) -> _Varied:
+        """A step's images out of those that were varied together, which are kept until another group is wanted."""
+        group, place = divmod(step, self.together)
+        if group != self._group[0]:
+            self._group = (-1, [])  # the last ones' memory is free for the next
+            self._group = group, self._vary(range(group * self.together, (group + 1) * self.together))
+        return self._group[1][place]
 
     def _vary(self, steps: range) -> list[_Varied]:
         """Fetch and augment the images of neighbouring steps, all as one batch."""

@@ -30,9 +30,9 @@ _PAPER, _OFF = "localization.variant=l1", "localization.weight=0"
 _ON = f"localization.weight=0.5 {_PAPER}"
 _CLASSIFIED = "localization.weight=0.5 localization.variant=ce"
 _PAIR = {"with": _ON, "without": _OFF}
-_MIXED = {"mixing": {"prob": 1.0}}  # every step, as in the papers; "auto" mixes less since these were measured
-_FLOWERS = _MIXED | {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
-_FEW = _MIXED | {
+_VARIED = {"mixing": {"prob": 1.0}, "augment": {"operations": 2}}  # as in the papers; "auto" does less, since measured
+_FLOWERS = _VARIED | {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
+_FEW = _VARIED | {
     "split": "train+val",
     "labels": 0.1,
     "steps": 1000,
@@ -44,7 +44,7 @@ _WIDE = "backbone_args.window_size=8"  # swin_mini's windows at 32 px when these
 _SMALL_VIEWS = (
     "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5 crops.global_scale=0.5,1 matching.teacher_temp=0.04 batch=512"
 )
-_CIFAR = _MIXED | {"split": "given", "batch": 256, "evaluate_every": 5000}
+_CIFAR = _VARIED | {"split": "given", "batch": 256, "evaluate_every": 5000}
 _UNLABELLED = {"images": "all", "epochs": 40, "batch": 128, "img_size": 112}
 _VIEWS_ONLY = "matching.view_weight=1 matching.region_weight=0"
 _ESVIT = {"esvit": ("esvit-flowers", "L_V + L_R")}
@@ -76,7 +76,7 @@ _DRLOC = {
     "drloc-quickdraw": Recipe(
         "Drloc from scratch on Quick, Draw! (drawings, 70 of each class)",
         "quickdraw",
-        _MIXED | {"split": "given", "epochs": 100, "batch": 256, "img_size": 112, "evaluate_every": 5000},
+        _VARIED | {"split": "given", "epochs": 100, "batch": 256, "img_size": 112, "evaluate_every": 5000},
         {"with, ce": _CLASSIFIED, **_PAIR},
     ),
     "drloc-forms": Recipe(
@@ -159,11 +159,13 @@ _DEFAULTS = {
     "defaults-flowers": Recipe(
         "500 images, a small network: what 'auto' chooses, with and without Drloc, against the paper's values",
         "flowers102",
-        _MIXED | {"split": "train+val", "labels": 0.25, "epochs": 100, "img_size": 64, "evaluate_every": 10**6},
+        _VARIED | {"split": "train+val", "labels": 0.25, "epochs": 100, "img_size": 64, "evaluate_every": 10**6},
         {
             "auto, with Drloc": _ON,
             "auto, with Drloc, ce": _CLASSIFIED,
             "auto, with Drloc, λ=4": f"localization.weight=4 {_PAPER}",
+            "auto, not mixed, no RandAugment, with Drloc": f"{_ON} mixing.prob=0 augment.operations=0",
+            "auto, not mixed, no RandAugment": f"{_OFF} mixing.prob=0 augment.operations=0",
             "auto, not mixed": f"{_OFF} mixing.prob=0",
             "auto, half mixed": f"{_OFF} mixing.prob=0.5",
             "auto": _OFF,
@@ -177,6 +179,7 @@ _DEFAULTS = {
         "flowers102",
         _FLOWERS,
         {
+            "not mixed, no RandAugment, with Drloc": f"{_CLASSIFIED} mixing.prob=0 augment.operations=0",
             "not mixed, with Drloc": f"{_CLASSIFIED} mixing.prob=0",
             "half mixed, with Drloc": f"{_CLASSIFIED} mixing.prob=0.5",
             "half mixed": f"{_OFF} mixing.prob=0.5",
