@@ -79,6 +79,15 @@ def test_the_paired_difference() -> None:
     )
     told = f"+{mixed.mean:.2f}, 95 % interval +{mixed.low:.2f} to +{mixed.high:.2f}, p = {mixed.p_value:.3f}, against"
     assert told in TEXT
+    plain = "auto, not mixed, no RandAugment"
+    for setting, other in ((f"{plain}, with Drloc", plain), (plain, "auto, not mixed"), ("auto, not mixed", "auto")):
+        found = paired_difference(*(scores("defaults-flowers", name, "top1") for name in (setting, other)))
+        told = (
+            f"{signed(found.mean)}, 95 % interval {signed(found.low)} to {signed(found.high)}, p = {found.p_value:.3f}"
+        )
+        assert f"| {told}, against" in TEXT
+    less = paired_difference(*(scores("defaults-flowers", name, "top1") for name in (plain, "auto")))
+    assert f"that is {signed(less.mean)} ({signed(less.low)} to {signed(less.high)})" in PROSE
     rates = paired_difference(*(scores("defaults-flowers", setting, "top1") for setting in ("auto", "lr=0.00013")))
     assert f"by {rates.mean:.1f} points in the mean (95 % interval −{-rates.low:.1f} to +{rates.high:.1f}" in TEXT
     small = paired_difference(
@@ -157,6 +166,12 @@ def test_the_readme_says_no_more() -> None:
     )
     gain = paired_difference(scores("mixing-flowers", "not mixed, with Drloc", "top1"), baseline)
     assert f"and **{gain.mean:.1f}** to the latter (+{gain.low:.1f} to +{gain.high:.1f})" in prose
+    small = [
+        scores("defaults-flowers", setting, "top1")
+        for setting in ("auto, not mixed, no RandAugment, with Drloc", "paper")
+    ]
+    ours, papers = (f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}" for values in small)
+    assert f"{ours}, where the papers' values give {papers} (three seeds)" in prose
     cifar = [scores("drloc-cifar", setting, "top1")[0] for setting in ("with, ce", "without")]
     assert "({:.1f} against {:.1f} after 20 epochs".format(*cifar) in readme
     kept = json.loads((DOCS / "results" / "h200.json").read_text(encoding="utf-8"))
