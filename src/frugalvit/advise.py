@@ -92,8 +92,8 @@ def _labelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Pr
     learned = _pretrain(config, source, facts)
     learned.why = (
         "without other people's weights: learn from these images alone first, labels not used (add --images all where "
-        "more lie beside them). On Flowers-102, with all its images, a classifier that began so reached 62 % instead "
-        "of 41 % in 100 epochs, 80 % instead of 67 % in 320"
+        "more lie beside them). On Flowers-102, with all its images, a classifier that began so reached 80 % instead "
+        "of 72 % in 320 epochs"
     )
     untimed = config.model_copy(update={"trial": 0})
     start = _train(untimed, source, facts, {"recipe": "scratch"})
