@@ -136,7 +136,7 @@ def test_crops_in_parts_add_up_to_the_whole(kind: Any, chunked: bool) -> None:
     torch.testing.assert_close(summed, loss.detach())
     torch.testing.assert_close(parts.center, whole.center)
     for got, want in zip(parts.student.parameters(), whole.student.parameters(), strict=True):
-        torch.testing.assert_close(got.grad, want.grad)
+        torch.testing.assert_close(got.grad, want.grad, rtol=1e-5, atol=1e-5)  # sums in another order
 
 
 def _half(rank: int, port: int, folder: str) -> None:
