@@ -167,6 +167,8 @@ _DEFAULTS = {
             "auto, not mixed, no RandAugment, with Drloc": f"{_ON} mixing.prob=0 augment.operations=0",
             "auto, not mixed, no RandAugment": f"{_OFF} mixing.prob=0 augment.operations=0",
             "auto, not mixed": f"{_OFF} mixing.prob=0",
+            "320 epochs, not mixed, no RandAugment": f"{_OFF} epochs=320 mixing.prob=0 augment.operations=0",
+            "320 epochs, half mixed": f"{_OFF} epochs=320 mixing.prob=0.5",
             "auto, half mixed": f"{_OFF} mixing.prob=0.5",
             "auto": _OFF,
             "lr=0.00013": f"{_OFF} lr=0.00013",
