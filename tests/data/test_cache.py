@@ -18,6 +18,7 @@ from frugalvit.config.data import AugmentConfig
 from frugalvit.data import cache, cachefile
 from frugalvit.data.augment import EvalTransform, TrainAugment
 from frugalvit.data.cache import build_store, choose_place, look
+from frugalvit.data.decoding import threads_for
 from frugalvit.data.examples import ArrayExamples, FileExamples
 from frugalvit.data.lazy import LazyStore
 from frugalvit.data.loader import Batches, eval_batches
@@ -49,6 +50,20 @@ def store_of(examples: Any, size: int | tuple[int, int] = 32, **keywords: Any) -
     store = build_store(examples, size, workers=2, **keywords)
     assert isinstance(store, ImageStore)
     return store
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cores", "threads", "abreast"), [(0.0002, 16, 4, 1.5), (0.0002, 1, 1, 1), (0.005, 16, 16, 16)]
+)
+def test_few_threads_decode_small_images(seconds: float, cores: int, threads: int, abreast: float) -> None:
+    assert threads_for(seconds, cores) == (threads, abreast)
+
+
+@pytest.mark.parametrize("workers", [0, 7])
+def test_processes_that_decode_are_as_many_as_asked_for(workers: int, tmp_path: Path) -> None:
+    """Images as small as these are quick to decode; that is no reason for fewer processes, which share no lock."""
+    store = build_store(write_images(tmp_path), 32, where="off", workers=workers)
+    assert isinstance(store, LazyStore) and store.workers == workers
 
 
 @pytest.mark.parametrize("where", ["ram", "disk", "device", "auto"])

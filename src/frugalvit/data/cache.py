@@ -13,7 +13,6 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -24,8 +23,9 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.data import cachefile
 from frugalvit.data.decode import BadImage
-from frugalvit.data.examples import ArrayExamples, Examples
-from frugalvit.data.lazy import LazyStore, squeeze
+from frugalvit.data.decoding import check_bad, decode_all, threads_for
+from frugalvit.data.examples import Examples
+from frugalvit.data.lazy import LazyStore
 from frugalvit.data.places import cache_root, local
 from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
@@ -36,7 +36,6 @@ _ENLARGED = 256 / 224  # a stored image is this much larger than the input, as t
 _NATIVE = 1.3  # images of one size are stored as they are up to this much above that
 _SAMPLE = 48
 _WORTH_WRITING = 8.0  # seconds of decoding that later runs are spared
-_QUICK = 0.001  # seconds of an image below which most of its decoding is Python, which runs one thread at a time
 _DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
 _PATIENCE = 30.0  # seconds to wait for a lock without seeing its holder write
 
@@ -61,19 +60,19 @@ def build_store(
             have the same, not much larger one.
         cache_dir: default ~/.cache/frugalvit, or FRUGALVIT_CACHE.
         max_bad: share of unreadable images (at least one) that are left out before it is an error.
-        workers: decoding threads (processes for "off"); auto: one per core.
+        workers: decoding threads at most (processes for "off"); auto: one per core.
     """
     if len(examples) == 0:
         raise UserError("There are no images to load.")
     device = torch.device(device)
-    threads = (os.cpu_count() or 1) if workers == "auto" else max(1, workers)
+    workers = (os.cpu_count() or 1) if workers == "auto" else workers
     size = (size, size) if isinstance(size, int) else size
     packed = packed_images(examples, size, stored) if where != "off" else None
     if packed is not None:
         rectangle, seconds = (packed.images.shape[-2], packed.images.shape[-1]), 0.0
     else:
         rectangle, seconds = look(examples, size, stored)
-    threads, abreast = _threads_for(seconds, threads)
+    threads, abreast = threads_for(seconds, max(1, workers))
     seconds *= len(examples) / abreast
     volume = len(examples) * 3 * rectangle[0] * rectangle[1]
     folder = local(cache_dir) if cache_dir else cache_root()
@@ -83,10 +82,10 @@ def build_store(
     _say_choice(place, volume, len(examples), rectangle, where)
     limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
     if place == "off":
-        return LazyStore(examples, rectangle, device, 0 if workers == 0 else threads, limit)
+        return LazyStore(examples, rectangle, device, workers, limit)
 
     if packed is not None:
-        _check_bad(packed.bad, limit, len(examples))
+        check_bad(packed.bad, limit, len(examples))
     if packed is not None and (place != "disk" or packed.mapped):
         found = packed
     elif place == "disk" or (seconds > _WORTH_WRITING and _writable(folder, volume)):
@@ -100,15 +99,6 @@ def build_store(
     else:
         found = _in_memory(examples, rectangle, threads, limit)
     return _as_store(examples, found, place, device)
-
-
-def _threads_for(seconds: float, threads: int) -> tuple[int, float]:
-    """Threads to decode images of so many seconds with, and how many of them get on at a time.
-
-    Of small images (CIFAR's take 0.2 ms) two cores decoded 3,500 a second in one thread, 5,300 in four, 4,300 in
-    sixteen; sixteen cores with as many threads no more than 2,000.
-    """
-    return (min(4, threads), min(1.5, threads)) if seconds < _QUICK else (threads, threads)
 
 
 def _in_memory(examples: Examples, rectangle: tuple[int, int], threads: int, limit: int) -> cachefile.Decoded:
@@ -222,53 +212,6 @@ def _writable(folder: Path, volume: int) -> bool:
         return False
     usage = shutil.disk_usage(existing)
     return volume < usage.free - 0.1 * usage.total
-
-
-def decode_all(
-    examples: Examples, rectangle: tuple[int, int], images: Tensor, threads: int, limit: int
-) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
-    """Decode into ``images`` (N, 3, S, S'), good ones moved to the front; (sizes, kept positions, bad ones)."""
-    if isinstance(examples, ArrayExamples) and examples.images.shape[1:3] == rectangle:
-        pixels = torch.from_numpy(np.ascontiguousarray(examples.images))
-        images.copy_(pixels.view(len(examples), *rectangle, -1).permute(0, 3, 1, 2))  # grey spreads over three channels
-        return torch.tensor([rectangle]).repeat(len(examples), 1), torch.arange(len(examples)), []
-
-    def one(i: int) -> tuple[int, int] | BadImage:
-        try:
-            pixels = examples.read(i, at_least=rectangle)
-        except BadImage as error:
-            return error
-        images[i] = torch.from_numpy(squeeze(pixels, rectangle)).permute(2, 0, 1)
-        return pixels.shape[0], pixels.shape[1]
-
-    sizes, kept, bad = [], [], []
-    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
-        results = (result for block in _blocks(len(examples)) for result in pool.map(one, block))
-        for i, result in enumerate(console.progress(results, total=len(examples), label="decoding")):
-            if isinstance(result, BadImage):
-                bad.append((result.name, result.reason))
-                _check_bad(bad, limit, len(examples))
-                continue
-            if len(kept) != i:
-                images[len(kept)] = images[i]
-            kept.append(i)
-            sizes.append(result)
-    if not kept:
-        raise UserError(f"None of the {len(examples)} images can be read; the first: {bad[0][0]}: {bad[0][1]}.")
-    return torch.tensor(sizes), torch.tensor(kept), bad
-
-
-def _blocks(count: int, length: int = 1024) -> list[range]:
-    return [range(start, min(start + length, count)) for start in range(0, count, length)]
-
-
-def _check_bad(bad: list[tuple[str, str]], limit: int, count: int) -> None:
-    if len(bad) > limit:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in bad[:3])
-        raise UserError(
-            f"{len(bad)} of {count} images cannot be read, more than --cache.max-bad allows: {shown}. "
-            "Mend or remove them ('frugalvit data' lists them all)."
-        )
 
 
 def _through_file(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -60,15 +60,6 @@ class Batch:
     number: int = 0
 
 
-@dataclass
-class _Varied:
-    """A step's images before mixing, with their labels and positions."""
-
-    views: Any
-    labels: Tensor | None
-    index: Tensor
-
-
 class Batches:
     """Training batches by step.
 
@@ -114,31 +105,31 @@ class Batches:
         at_hand = isinstance(store, ImageStore) and store.images.device.type == "cuda"
         usual = steps_together(self.batch // world * augment.pixels) if at_hand else 1
         self.together = usual if together is None else together
-        self._group: tuple[int, list[_Varied]] = (-1, [])  # its number, and the steps it holds
+        self._group: tuple[int, list[Batch]] = (-1, [])  # its number, and the steps it holds
 
     def __len__(self) -> int:
         return self.steps_per_epoch
 
     def batch_at(self, step: int) -> Batch:
         """This process's part of a step's batch."""
-        one = self._of_its_group(step) if self.together > 1 else self._vary(range(step, step + 1))[0]
-        views, labels, index = one.views, one.labels, one.index
-        if self.mixing is None or labels is None:
-            return Batch(views, labels, labels, index, number=step)
+        plain = self._of_its_group(step) if self.together > 1 else self._vary(range(step, step + 1))[0]
+        if self.mixing is None or plain.labels is None:
+            return plain
+        views = plain.images
         blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
-        mixed, targets = self.mixing.apply(views, labels, blend)
-        return Batch(mixed, targets, labels, index, views if self.keep_clean else None, step)
+        mixed, targets = self.mixing.apply(views, plain.labels, blend)
+        return replace(plain, images=mixed, targets=targets, clean=views if self.keep_clean else None)
 
-    def _of_its_group(self, step: int) -> _Varied:
-        """A step's images out of those that were varied together, which are kept until another group is wanted."""
+    def _of_its_group(self, step: int) -> Batch:
+        """A step's batch before mixing, out of a group that is kept until another one is wanted."""
         group, place = divmod(step, self.together)
         if group != self._group[0]:
             self._group = (-1, [])  # the last ones' memory is free for the next
             self._group = group, self._vary(range(group * self.together, (group + 1) * self.together))
         return self._group[1][place]
 
-    def _vary(self, steps: range) -> list[_Varied]:
-        """Fetch and augment the images of neighbouring steps, all as one batch."""
+    def _vary(self, steps: range) -> list[Batch]:
+        """The batches of neighbouring steps before mixing, their images fetched and augmented all as one."""
         fetched = [self.fetcher.at(step) for step in steps]
         images, sizes, index = fetched[0] if len(fetched) == 1 else map(torch.cat, zip(*fetched, strict=True))
         views = self.augment.apply(images, sizes, torch.cat([self._numbers(step) for step in steps]))
@@ -147,7 +138,8 @@ class Batches:
         labels: list[Tensor] | list[None] = [None] * len(counts)
         if self.store.labels is not None:
             labels = list(ship([self.store.labels[index]], images.device)[0].split(counts))
-        return [_Varied(*one) for one in zip(parts, labels, index.split(counts), strict=True)]
+        found = zip(parts, labels, index.split(counts), steps, strict=True)
+        return [Batch(images, label, label, place, number=step) for images, label, place, step in found]
 
     def _numbers(self, step: int) -> Tensor:
         """The uniform numbers that say how the images of this process' part of a step are varied."""

@@ -13,6 +13,7 @@ import re
 import shutil
 import tarfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,17 +72,17 @@ def pack(
             f"{source.location} has several labels per image, and shards hold one class per image: use it as it is, or "
             "pack its images alone with --labels ignore."
         )
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    staging = out.with_name(f".{out.name}.{os.getpid()}.partial")
     bad: list[dict[str, str]] = []
     notes: list[str] = []
     try:
-        partial.mkdir(parents=True)
+        staging.mkdir(parents=True)
         splits: dict[str, list[dict[str, Any]]] = {}
         for number, (split, examples) in enumerate(source.splits.items()):
             order = np.arange(len(examples))
             if shuffle:
                 np.random.default_rng([seed, number]).shuffle(order)
-            splits[split] = _write_split(partial, split, examples, order, shard_megabytes * 1e6, bad)
+            splits[split] = _write_split(staging, split, examples, order, shard_megabytes * 1e6, bad)
         index: dict[str, Any] = {
             "format": FORMAT,
             "name": source.name,
@@ -89,17 +90,17 @@ def pack(
             "splits": splits,
             "bad": bad,
         }
-        _write_index(partial, index)
+        _write_index(staging, index)
         if decoded:
-            index["decoded"] = _write_decoded(partial, img_size, notes)
-            _write_index(partial, index)
+            index["decoded"] = _write_decoded(staging, img_size, notes)
+            _write_index(staging, index)
         if out.exists():
             out.rmdir()  # empty, as was checked
-        partial.rename(out)
+        staging.rename(out)
     except OSError as error:
         raise UserError(f"Cannot write shards to {out} ({error.strerror or error}).") from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
     return _result(source, out, index, notes, time.monotonic() - began)
 
 
@@ -110,6 +111,7 @@ def _write_index(folder: Path, index: dict[str, Any]) -> None:
 def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[str]) -> list[dict[str, Any]]:
     """The images of every split as training keeps them; left out, and said, where the disk has no room for them."""
     from frugalvit.data import cache, cachefile
+    from frugalvit.data.decoding import decode_all, threads_for
     from frugalvit.data.sizes import best_device, input_size, median_side
 
     packed = open_shards(str(folder))
@@ -118,17 +120,15 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
         size = input_size(median_side(packed.splits.get("train", next(iter(packed.splits.values())))), best_device())
     written: list[dict[str, Any]] = []
     for split, examples in packed.splits.items():
-        rectangle, _ = cache.look(examples, (size, size))
+        rectangle, seconds = cache.look(examples, (size, size))
         volume = len(examples) * 3 * rectangle[0] * rectangle[1]
         if volume > 0.9 * shutil.disk_usage(folder).free:
             notes.append(f"No decoded images of {split}: they take {volume / 1e9:.1f} GB, more than the disk has.")
             continue
         target = cache.target_of((size, size))
         name = f"{split}-{target[0]}x{target[1]}.decoded"
-
-        def fill(images: Any, examples: Examples = examples, rectangle: tuple[int, int] = rectangle) -> Any:
-            return cache.decode_all(examples, rectangle, images, os.cpu_count() or 1, len(examples))
-
+        threads, _ = threads_for(seconds, os.cpu_count() or 1)
+        fill = partial(decode_all, examples, rectangle, threads=threads, limit=len(examples))
         cachefile.write_file(folder / name, examples.fingerprint(), (len(examples), 3, *rectangle), fill)
         written.append({"split": split, "file": name, "target": list(target), "rectangle": list(rectangle)})
     if written:

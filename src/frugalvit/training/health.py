@@ -202,12 +202,12 @@ class Health:
         now = metrics.get("knn")
         if now is None:
             return None
-        best, at = max((values["knn"], -step) for step, values in self.history if "knn" in values)
+        best, at = max((values["knn"], step) for step, values in self.history if "knn" in values)
         if best - now <= max(3.0, 0.4 * best):
             return self._clear("worse features")
         return Alarm(
             "worse features",
-            f"k-NN is {now:.1f} after {best:.1f} at step {-at:,}: what was learned is being lost",
+            f"k-NN is {now:.1f} after {best:.1f} at step {at:,}: what was learned is being lost",
             "Raise matching.momentum, lower --lr or lengthen optimizer.warmup: the teacher changes too fast to be "
             "followed",
         )

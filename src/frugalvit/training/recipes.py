@@ -230,7 +230,7 @@ def mixing_probability(epochs: float) -> tuple[float, str]:
 def augment_operations(epochs: float, parameters: int) -> tuple[int, str]:
     """RandAugment's operations an image: the papers' two, but for small networks that do not see an image often.
 
-    ``swin_nano`` on 510 images, 100 epochs, nothing mixed: 18.9 with two, 23.4 with none (docs/RESULTS.md).
+    ``swin_nano`` on 510 images, 100 epochs, nothing mixed: 19.0 with two, 23.1 with none (docs/RESULTS.md).
     """
     if 0 < parameters < SMALL_NETWORK and epochs < LONG_RUN:
         return 0, f"RandAugment holds back a small network in a run below {LONG_RUN} epochs"
