@@ -25,9 +25,10 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.config.data import AugmentConfig
 from frugalvit.data.augment import TrainAugment
-from frugalvit.data.cache import look, squeeze
+from frugalvit.data.cache import look
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
+from frugalvit.data.lazy import squeeze
 from frugalvit.data.places import cache_root
 from frugalvit.data.randomness import generator_for
 from frugalvit.errors import UserError
