@@ -1,4 +1,4 @@
-"""Mixed precision rounds products, not what goes into the network."""
+"""Mixed precision rounds products, not what goes into the network; fp16's scale is taken out of gradients once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from toys import ToyTask, toy_plan
 
 from frugalvit.data.loader import Batch
 from frugalvit.training.precision import make_precision
+from frugalvit.training.stepping import Stepper, make_optimizer
 
 
 class Noted(nn.Linear):
@@ -25,3 +27,19 @@ def test_inputs_stay_as_they_are(wanted: str, inside: torch.dtype) -> None:
     batch = Batch(torch.randn(2, 3), torch.rand(2, 5), None, torch.arange(2))
     fabric.setup_module(network)(batch)
     assert network.seen == (torch.float32, torch.float32) and network.inside == inside
+
+
+@pytest.mark.parametrize("clip_per", ["global", "tensor"])
+def test_the_scale_of_fp16_is_taken_out_once(clip_per: str) -> None:
+    """The optimiser gets the gradients of a run in fp32, to fp16's rounding, however they are clipped."""
+    moments = {}
+    for wanted in ("32", "fp16"):
+        fabric = Fabric(accelerator="cpu", devices=1, plugins=make_precision(wanted, "cpu"))
+        if scaler := getattr(fabric.strategy.precision, "scaler", None):
+            scaler._init_scale = 64.0  # from 65,536 it would first have to come down
+        task, plan = ToyTask(), toy_plan(clip=0.5, clip_per=clip_per)
+        module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
+        Stepper(task, module, optimizer, plan, fabric).one_step()  # type: ignore[arg-type]
+        moments[wanted] = [state["exp_avg"] for state in optimizer.optimizer.state.values()]
+    torch.testing.assert_close(moments["fp16"], moments["32"], rtol=1e-2, atol=1e-4)
+    assert all(moment.norm() > 1e-3 for moment in moments["32"][:1])

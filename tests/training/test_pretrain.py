@@ -108,11 +108,12 @@ def test_a_head_that_waits_is_not_worn_away(photos: Path, tmp_path: Path) -> Non
 def test_the_teacher_keeps_its_own_statistics() -> None:
     """Its parameters follow the student; what its BatchNorm saw is not what the student's saw."""
     teacher, student = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    rates = {"teacher_temp": Constant(0.04), "momentum": Constant(0.5)}
+    task = PretrainTask(student, teacher, views=None, regions=None, **rates)  # type: ignore[arg-type]
     student.running_mean += 5
     with torch.no_grad():
         student.weight += 2
-    task = SimpleNamespace(teacher=teacher, student=student, momentum=Constant(0.5), views=None, regions=None)
-    PretrainTask.after_step(task, 0)  # type: ignore[arg-type]
+    task.after_step(0)
     assert teacher.weight.tolist() == [2.0] * 3
     assert teacher.running_mean is not None and teacher.running_mean.tolist() == [0.0] * 3
 

@@ -17,7 +17,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.data.loader import Batch, Batches
 from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
-from frugalvit.objectives.heads import update_average
+from frugalvit.training.averaging import MovingAverage
 from frugalvit.training.health import Health
 from frugalvit.training.localizing import Share, measure
 from frugalvit.training.parameters import decay_groups
@@ -52,6 +52,7 @@ class PretrainTask(Task):
         self.student = student
         self.teacher = teacher.requires_grad_(False)
         self.teacher.load_state_dict(student.state_dict())
+        self.following = MovingAverage(self.teacher, student, buffers=False)
         self.views, self.regions, self.localization = views, regions, localization
         self.weights = weights
         self.teacher_temp, self.momentum = teacher_temp, momentum
@@ -167,7 +168,7 @@ class PretrainTask(Task):
         Parameters only: the teacher's BatchNorm keeps the statistics of its own activations, not the student's.
         """
         momentum = self.momentum.at(step)
-        update_average(self.teacher, self.student, momentum)
+        self.following.follow(momentum)
         for level in (self.views, self.regions):
             if level is not None:
                 level.update_teacher(momentum)

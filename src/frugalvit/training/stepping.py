@@ -89,6 +89,8 @@ class Stepper:
         self.once = torch.ones((), device=fabric.device)
         self.guard = guard_of(fabric.device)
         self.undo = Undo(task)
+        self.inner: Any = getattr(optimizer, "optimizer", optimizer)  # without Fabric's wrapper
+        self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
 
     def one_step(self) -> None:
@@ -120,12 +122,11 @@ class Stepper:
 
     def _clip(self) -> Tensor:
         """Clip the gradients by their joint norm, or each tensor by its own; the joint norm before clipping."""
+        # The scaler of fp16 remembers optimisers: given the wrapper it would divide now, and again at the step.
+        self.fabric.strategy.precision.unscale_gradients(self.inner)
         if self.plan.clip_per == "tensor":
-            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
-            return clip_each([p for g in self.optimizer.param_groups for p in g["params"]], self.plan.clip)
-        limit = self.plan.clip if self.plan.clip > 0 else math.inf
-        norm = self.fabric.clip_gradients(self.module, self.optimizer, max_norm=limit, error_if_nonfinite=False)
-        return norm if isinstance(norm, Tensor) else torch.zeros((), device=self.fabric.device)
+            return clip_each(self.learning, self.plan.clip)
+        return nn.utils.clip_grad_norm_(self.learning, self.plan.clip if self.plan.clip > 0 else math.inf)
 
     def _collect(self, values: dict[str, Tensor]) -> None:
         """Sums of this window, kept on the device: reading them every step would make the device wait."""

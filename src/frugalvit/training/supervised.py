@@ -18,7 +18,7 @@ from frugalvit.backbones.swin import SwinTransformer
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, Batches, eval_batches
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
-from frugalvit.training.averaging import average_into
+from frugalvit.training.averaging import MovingAverage
 from frugalvit.training.localizing import Pairs, Share, draw, loss_at, measure, pair_generator
 from frugalvit.training.parameters import decay_groups, layer_groups, merged
 from frugalvit.training.schedules import Schedule
@@ -47,6 +47,7 @@ class SupervisedTask(Task):
         self.settings, self.weight = settings, weight
         self.ema, self.weight_decay, self.layer_decay = ema, weight_decay, layer_decay
         self.average = copy.deepcopy(backbone).requires_grad_(False).eval() if ema > 0 else None
+        self.following = MovingAverage(self.average, backbone, buffers=True) if self.average is not None else None
         self.batches: Batches | None = None
         self.evaluated: Any = None
         self.watched = "val"
@@ -132,9 +133,9 @@ class SupervisedTask(Task):
             self.localization.compile(dynamic=False)
 
     def after_step(self, step: int) -> None:
-        if self.average is not None:
+        if self.following is not None:
             # Early on the average follows quickly, so that a short run is not dominated by the random start.
-            average_into(self.average, self.backbone, min(self.ema, (1 + step) / (10 + step)))
+            self.following.follow(min(self.ema, (1 + step) / (10 + step)))
 
     # -- what is trained, what is scored
 
