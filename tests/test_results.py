@@ -142,8 +142,11 @@ def test_the_readme_says_no_more() -> None:
     shown = {
         "from scratch": (("drloc-flowers", "without"), ("few-labels", "from scratch")),
         "+ Drloc": (("drloc-variants", "ce"), ("drloc-learned", "ce")),
-        "from scratch, 100 epochs, nothing": (("mixing-flowers", "not mixed"),),
-        "with Drloc": (("mixing-flowers", "not mixed, with Drloc"),),
+        "from scratch, 100 epochs, nothing": (("mixing-flowers", "not mixed"), ("few-labels", "not mixed")),
+        "with Drloc": (
+            ("mixing-flowers", "not mixed, with Drloc"),
+            ("few-labels", "not mixed, with Drloc, ce"),
+        ),
         "+ EsViT first": (("finetune-flowers", "EsViT"), ("few-labels", "EsViT")),
         "+ both": (("finetune-flowers", "EsViT + Drloc"), ("few-labels", "EsViT + Drloc")),
     }
@@ -283,6 +286,27 @@ def test_a_teacher_that_follows_quickly() -> None:
     assert f"had a k-NN of {told[4]:.1f} after 5 epochs, {told[14]:.1f} after 14 and {knn[-1][1]:.1f} after 52" in PROSE
 
 
+@pytest.mark.parametrize(
+    ("run", "metric", "told"),
+    [
+        (
+            "esvit-cifar/swin_mini/for_small_images,_slow_teacher",
+            "knn",
+            {10: "{:.1f} after 10 epochs, ", 20: "{:.1f} after 20 and ", 28: "{:.1f} after 28, where"},
+        ),
+        (
+            "best-cifar/swin_mini/Drloc,_windows_of_4",
+            "top1",
+            {206: "had {:.2f} after 206 and ", 257: "**{:.2f} after 257**, where"},
+        ),
+    ],
+)
+def test_runs_that_were_cut_off(run: str, metric: str, told: dict[int, str]) -> None:
+    lines = (DOCS / "results" / run / "seed_0.jsonl").read_text().splitlines()
+    found = {int(line["epoch"]): line[metric] for line in map(json.loads, lines) if metric in line}
+    assert "".join(words.format(found[epoch]) for epoch, words in told.items()) in PROSE
+
+
 def test_views_for_small_images() -> None:
     """k-NN at the epoch at which the better run was cut off."""
     folder = DOCS / "results" / "esvit-cifar" / "swin_mini"
@@ -313,6 +337,13 @@ def test_views_for_small_images() -> None:
         ("drloc-weights", "λ=4.0", "drloc-flowers, without", "{0}, 95 % interval {1} to {2}, p = {p:.3f}"),
         ("drloc-learned", "ce", "few-labels, from scratch", "{0}, 95 % interval {1} to {2}"),
         ("drloc-learned", "λ=4", "few-labels, from scratch", "{0}, 95 % interval {1} to {2}"),
+        ("few-labels", "not mixed", "few-labels, from scratch", "{0}, 95 % interval {1} to {2}, against every step"),
+        (
+            "few-labels",
+            "not mixed, with Drloc, ce",
+            "few-labels, not mixed",
+            "{0}, 95 % interval {1} to {2}, against none",
+        ),
         ("finetune-flowers", "EsViT + Drloc, ce", "finetune-flowers, EsViT", "(95 % interval {1} to {2};"),
         ("finetune-flowers", "EsViT, gently", "finetune-flowers, EsViT", "60.72, {0} points ({1} to {2}), behind with"),
     ],

@@ -89,7 +89,7 @@ def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], var
     [
         ({"epochs": 100}, 0.0),
         ({"epochs": 149}, 0.0),
-        ({"epochs": 150}, 0.5),
+        ({"epochs": 180}, 0.5),
         ({"epochs": 320}, 0.5),
         ({"steps": 1000}, 0.0),  # 1,000 of 15 steps an epoch
         ({"steps": 5000}, 0.5),
@@ -112,7 +112,7 @@ def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -
     ("parameters", "values", "operations"),
     [
         (NANO, {"epochs": 100}, 0),
-        (NANO, {"epochs": 150}, 2),
+        (NANO, {"epochs": 180}, 2),
         (SWIN_T, {"epochs": 100}, 2),
         (0, {"epochs": 100}, 2),
         (NANO, {"epochs": 100, "augment": {"operations": 3}}, 3),
