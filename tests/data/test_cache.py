@@ -53,7 +53,7 @@ def store_of(examples: Any, size: int | tuple[int, int] = 32, **keywords: Any) -
 
 
 @pytest.mark.parametrize(
-    ("seconds", "cores", "threads", "abreast"), [(0.0002, 16, 4, 1.5), (0.0002, 1, 1, 1), (0.005, 16, 16, 16)]
+    ("seconds", "cores", "threads", "abreast"), [(0.0002, 16, 4, 0.5), (0.0002, 1, 1, 0.5), (0.005, 16, 16, 16)]
 )
 def test_few_threads_decode_small_images(seconds: float, cores: int, threads: int, abreast: float) -> None:
     assert threads_for(seconds, cores) == (threads, abreast)
