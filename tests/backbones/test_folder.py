@@ -260,6 +260,20 @@ def test_a_damaged_configuration_is_said(broken: object, tmp_path: Path):
     assert not load_weights(backbone, tmp_path / "model.safetensors").missing
 
 
+@pytest.mark.parametrize("size", [48, 28, 16])
+def test_at_sizes_below_its_window_too(size: int, tmp_path: Path):
+    """No map is as large as the window any more; depth 1, since shifts mean something else there."""
+    backbone = create_backbone("swin_nano", 64, **NARROW).eval()
+    for name, table in backbone.named_parameters():
+        if name.endswith("relative_position_bias_table"):
+            torch.nn.init.normal_(table)
+    save_model_folder(backbone, tmp_path)
+    again, _ = load_model_folder(tmp_path, img_size=size)
+    images = torch.randn(2, 3, size, size)
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval()(images).grid, backbone(images).grid)
+
+
 def test_a_run_used_at_half_its_size_is_the_same_network(tmp_path: Path):
     """Where maps make windows smaller, tables that were smaller already are cut again, not bent."""
     backbone = create_backbone("swin_nano", 112, keep_shape=True, window_size=7, **NARROW)

@@ -17,7 +17,9 @@ import frugalvit.backbones.cvt
 import frugalvit.backbones.cvt_windowed
 import frugalvit.backbones.t2t
 import frugalvit.backbones.vil  # noqa: F401
+from frugalvit.backbones import create_backbone
 from frugalvit.backbones.base import GridModel
+from frugalvit.backbones.weights import load_weights
 from frugalvit.errors import UserError
 from frugalvit.training.compiling import prepare_compiler
 
@@ -281,3 +283,17 @@ def test_impossible_shapes_are_said(name):
 def test_images_smaller_than_a_kernel_are_said(name, size):
     with pytest.raises(UserError, match=f"{size[0]}x{size[1]} pixels are too few for this network: it needs 3"):
         tiny(name)(images(1, 3, *size))
+
+
+@every_model
+def test_dropout_before_the_classifier(name):
+    """Where a backbone is trained by its pooled features, they are what is dropped."""
+    model = tiny(name, drop_rate=0.5)
+    pooled = model.train().forward_grid(images(2, 3, 64, 64))[1]
+    assert 0.2 < (pooled == 0).float().mean() < 0.8
+    assert not (model.eval().forward_grid(images(2, 3, 64, 64))[1] == 0).any()
+
+
+def test_tables_of_other_windows_are_resampled():
+    first, second = (create_backbone("cvt_tiny_w7", 64, window_size=window, **TINY["cvt_tiny_w7"]) for window in (7, 4))
+    assert not load_weights(second, first.model.state_dict()).missing

@@ -97,6 +97,7 @@ class WindowAttention(nn.Module):
         self.dim = dim
         self.heads = heads
         self.window = window
+        self.window_size = (window, window)  # as the tables of other windowed networks are read by
         self.padding = padding
         self.qkv = ConvProjection(dim)
         self.proj_out = nn.Conv2d(dim, dim, 1)

@@ -154,6 +154,8 @@ def _is_clamped(model: nn.Module, made: nn.Module | None, old: Size, new: Size) 
 
 def _largest_window(model: nn.Module) -> Size | None:
     """The window a network was made with: maps that are smaller make theirs smaller, never larger."""
+    if isinstance(made := getattr(model, "window_size", None), tuple):
+        return made
     attentions = [module for module in model.modules() if hasattr(module, "relative_position_bias_table")]
     windows = [module.window_size for module in attentions if isinstance(module.window_size, tuple)]
     return (max(height for height, _ in windows), max(width for _, width in windows)) if windows else None

@@ -222,7 +222,7 @@ class T2TViT(Trunk):
     def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
         tokens, height, width = self.run_blocks(images)
         normed = self.norm(tokens)
-        return self.grid_of((normed if norm else tokens, height, width)), normed[:, 0]
+        return self.grid_of((normed if norm else tokens, height, width)), self.head_drop(normed[:, 0])
 
     def forward_features(self, images: Tensor) -> Tensor:
         return self.features_of(self.run_blocks(images))

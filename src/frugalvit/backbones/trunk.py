@@ -145,7 +145,7 @@ class Trunk(nn.Module):
     def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
         grid = self.grid_of(self.run_blocks(images))
         normed = self.final_norm(grid)
-        return normed if norm else grid, normed.mean((2, 3))
+        return normed if norm else grid, self.head_drop(normed.mean((2, 3)))
 
     def forward_grid_blocks(self, images: Tensor) -> list[Tensor]:
         grids: list[Tensor] = []
