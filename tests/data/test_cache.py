@@ -311,10 +311,18 @@ def test_workers_give_what_the_cache_gives(tmp_path: Path) -> None:
 
 
 def test_lazy_stores_replace_bad_images(tmp_path: Path) -> None:
-    store = lazy(write_images(tmp_path / "a", count=6, bad=(2,)), max_bad=0.2)
-    batch = next(iter(eval_batches(store, EvalTransform(36), 6)))
-    assert batch[2].tolist() == [0, 1, 3, 3, 4, 5] and batch[1].tolist() == [0, 1, 0, 0, 1, 2]
+    """In training its neighbour stands in for an unreadable image; an evaluation leaves it out, as others do."""
+    examples = write_images(tmp_path / "a", count=6, bad=(2,))
+    store = lazy(examples, max_bad=0.2)
+    assert store.fetcher(lambda _: torch.arange(6)).at(0).index.tolist() == [0, 1, 3, 3, 4, 5]
     assert [Path(name).name for name, _ in store.bad] == ["002.png"]
+    rounds = list(eval_batches(store, EvalTransform(36), 3))
+    assert [index.tolist() for _, _, index in rounds] == [[0, 1], [3, 4, 5]]
+    kept = list(eval_batches(store_of(examples, 36, max_bad=0.2), EvalTransform(36), 6))
+    assert torch.equal(torch.cat([images for images, _, _ in rounds]), kept[0][0])
+    assert torch.cat([labels for _, labels, _ in rounds if labels is not None]).tolist() == kept[0][1].tolist()
+    alone = lazy(write_images(tmp_path / "c", count=6, bad=(2,)), max_bad=0.2)
+    assert [index.tolist() for _, _, index in eval_batches(alone, EvalTransform(36), 1)] == [[0], [1], [3], [4], [5]]
     with pytest.raises(UserError, match="cannot be read"):
         next(
             iter(

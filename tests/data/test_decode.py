@@ -301,3 +301,19 @@ def test_damaged_images_at_length(seed: bytes, patches: list[tuple[int, bytes]])
         place %= len(content)
         content[place : place + len(patch)] = patch
     assert survives(bytes(content))
+
+
+def test_a_tga_without_its_name_is_known_by_its_end() -> None:
+    """As a member of a shard, whose name has lost its ending."""
+    content = encode(Image.fromarray(COLOUR), "TGA")
+    np.testing.assert_array_equal(decode(content, "shard.tar/0001"), COLOUR)
+    with pytest.raises(BadImage, match="no known format"):
+        decode(content[:-1], "shard.tar/0001")
+
+
+def test_32_bits_that_hold_8() -> None:
+    """An array of integers saved as TIFF is not black."""
+    wide = encode(Image.fromarray(GREY.astype(np.int32)), "TIFF")
+    np.testing.assert_array_equal(decode(wide)[:, :, 1], GREY)
+    deep = encode(Image.fromarray(GREY.astype(np.int32) * 257), "TIFF")
+    np.testing.assert_array_equal(decode(deep)[:, :, 1], GREY)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_shards import write_shards, write_tar
+from test_shards import png, write_shards, write_tar
 
 from frugalvit.data import open_data, remote
-from frugalvit.data.packed import FORMAT, parse_index
+from frugalvit.data.examples import DataSource
+from frugalvit.data.pack import pack
+from frugalvit.data.packed import FORMAT, INDEX, parse_index
 from frugalvit.data.remote import Pipe, fetch, open_remote
 from frugalvit.data.shards import expand, is_shards
 from frugalvit.data.stream import ShardStream
@@ -261,3 +264,41 @@ def test_fuzzed_indexes(value: object, where: str) -> None:
     assert found is None or all(
         "/" not in s.file and s.examples >= 0 for shards in found.splits.values() for s in shards
     )
+
+
+def test_a_dataset_that_was_packed_anew_is_fetched_anew(tmp_path: Path) -> None:
+    """Found by reading: old shards were read with the new names of classes, and cats became ants."""
+
+    def publish(shades: dict[str, int]) -> None:
+        for split in ("train", "val"):
+            for name, shade in shades.items():
+                (tmp_path / "images" / split / name).mkdir(parents=True, exist_ok=True)
+                for number in range(2):
+                    path = tmp_path / "images" / split / name / f"{split}{number}.png"
+                    path.write_bytes(png(shade + number))
+        shutil.rmtree(tmp_path / "web", ignore_errors=True)
+        pack(open_data(str(tmp_path / "images")), tmp_path / "web")
+
+    def seen(source: DataSource) -> set[tuple[str, int]]:
+        assert source.classes is not None
+        parts = [examples.at_hand() for examples in source.splits.values()]
+        return {
+            (source.classes[label], int(part.read(i)[0, 0, 0]) // 50)
+            for part in parts
+            for i, label in enumerate(part.labels if part.labels is not None else [])
+        }
+
+    publish({"cat": 0, "dog": 100})
+    with serving(tmp_path / "web") as (address, _):
+        where = f"{address}/{INDEX}"
+        for opened in (open_data(where), open_stream(where, labelled=True)):
+            assert seen(opened) == {("cat", 0), ("dog", 2)}
+        publish({"ant": 200, "cat": 0, "dog": 100})
+        for opened in (open_data(where), open_stream(where, labelled=True)):
+            assert seen(opened) == {("ant", 4), ("cat", 0), ("dog", 2)}
+        (shard,) = (tmp_path / "web").glob("val-*.tar")
+        shard.write_bytes(shard.read_bytes() + bytes(512))
+        monkey = tmp_path / "cache"
+        shutil.rmtree(monkey, ignore_errors=True)
+        with pytest.raises(UserError, match="is not what the index beside it lists"):
+            open_data(where)

@@ -21,7 +21,7 @@ from frugalvit import cli
 from frugalvit.data import open_data
 from frugalvit.data.decode import BadImage
 from frugalvit.data.pack import pack
-from frugalvit.data.shards import expand
+from frugalvit.data.shards import expand, layout
 from frugalvit.data.stream import ShardStream
 from frugalvit.data.tar import BadShard, members
 from frugalvit.errors import UserError
@@ -344,3 +344,17 @@ def test_shards_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         server.shutdown()
         server.server_close()
     assert len(open_data(address + "/{000..002}.tar", split="given")) == 12  # from the cache, no server any more
+
+
+def test_shards_belong_to_the_split_in_their_names(tmp_path: Path) -> None:
+    """Wherever the name has it, in a folder and in a pattern; nothing but test shards are what was asked for."""
+    for name in ("imagenet1k-train-00", "imagenet1k-train-01", "imagenet1k-validation-00", "train-00", "test_00", "0"):
+        write_tar(tmp_path / f"{name}.tar", {"1.png": png(1), "1.cls": b"0"})
+    for where in (str(tmp_path), f"{tmp_path}/*.tar"):
+        found = {split: [Path(name).stem for name in names] for split, names in layout(where).splits.items()}
+        assert found == {
+            "train": ["0", "imagenet1k-train-00", "imagenet1k-train-01", "train-00"],
+            "val": ["imagenet1k-validation-00"],
+            "test": ["test_00"],
+        }
+    assert list(layout(f"{tmp_path}/imagenet1k-validation-{{00..00}}.tar").splits) == ["train"]

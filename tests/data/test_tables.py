@@ -68,6 +68,8 @@ def test_missing_files_are_counted_and_read_as_bad(tmp_path: Path) -> None:
         ("path,label\n,x\n", "line 2: the path is empty"),
         ("path,label,split\n000.png,x,holdout\n", "split 'holdout' is none of"),
         ("path,label\n000.png,x\n000.png,y\n", "two labels, 'x' .line 2. and 'y' .line 3."),
+        ("path,label\n000.png,x\n./000.png,y\n", "two labels, 'x' .line 2. and 'y' .line 3."),
+        ("path,label,split\n000.png,x,train\n000.png,y,val\n", "two labels, 'x' .line 2. and 'y' .line 3."),
         ("path,label,split\n000.png,x,train\n001.png,y,val\n", "1 class that train lacks: y"),
     ],
 )
@@ -89,6 +91,15 @@ def test_mistakes_in_tables_name_their_line(tmp_path: Path, text: str, words: st
 def test_mistakes_in_jsonl(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         open_data(write_csv(tmp_path, line, "t.jsonl"))
+
+
+def test_an_image_in_two_splits_is_noted(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 3})
+    rows = ["000.png,a,train", "./000.png,a,train", "001.png,b,train", "./001.png,b,val", "002.png,a,val"]
+    source = open_data(write_csv(tmp_path, "\n".join(["path,label,split", *rows])), split="given")
+    assert [len(examples) for examples in source.splits.values()] == [2, 2]
+    assert any("1 repeated rows left out" in note for note in source.notes)
+    assert any("1 images are in several splits" in note and "001.png" in note for note in source.notes)
 
 
 def test_tables_without_labels_and_other_files(tmp_path: Path) -> None:

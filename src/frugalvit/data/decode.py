@@ -175,8 +175,8 @@ def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
     claimed = None
     for format_name in known_formats():
         factory, accepts = Image.OPEN[format_name]
-        # TGA has no signature: it accepts nearly anything, so only its name may vouch for it.
-        if accepts is None and not label.lower().endswith(".tga"):
+        # TGA begins with no signature and its reader accepts nearly anything: its name or its end must vouch for it.
+        if accepts is None and not (label.lower().endswith(".tga") or _ends_as_tga(stream)):
             continue
         try:
             verdict = accepts is None or accepts(prefix)
@@ -197,6 +197,12 @@ def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
         cut = _is_cut_short(stream, claimed)
         raise BadImage(label, _TRUNCATED.format(claimed) if cut else _reason(failure, claimed, header=True))
     raise BadImage(label, "not an image: no known format begins like this")
+
+
+def _ends_as_tga(stream: IO[bytes]) -> bool:
+    """Members of shards have lost their names' endings; all but the oldest TGA say at their end what they are."""
+    stream.seek(max(0, stream.seek(0, os.SEEK_END) - 18))
+    return stream.read(18) == b"TRUEVISION-XFILE.\0"
 
 
 def _is_cut_short(stream: IO[bytes], format_name: str) -> bool:
@@ -233,6 +239,8 @@ def _grey(values: np.ndarray) -> np.ndarray:
 def _from_integers(image: Image.Image) -> np.ndarray:
     """16-bit grey from its full range; the one value a PNG may name as transparent is white, as it lies on white."""
     values = np.asarray(image).astype(np.float64)
+    if image.mode == "I" and image.format not in ("PNG", "PPM") and values.min() >= 0 and values.max() <= 255:
+        return values.astype(np.uint8)  # 32 bits that hold 8: an array of integers, saved as it was
     # Pillow gives some 16-bit PNG and PPM the mode I, scaled to 65535; a wider TIFF is stretched over its own range.
     fits = image.mode != "I" or image.format in ("PNG", "PPM") or (values.min() >= 0 and values.max() <= 65535)
     grey = _from_16_bit(values) if fits else _stretch(values)

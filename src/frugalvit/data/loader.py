@@ -226,5 +226,10 @@ def eval_batches(store: Store, transform: EvalTransform, batch: int) -> Iterator
     fetcher = store.fetcher(lambda step: everything[step * batch : (step + 1) * batch])
     for step in range(-(-len(store) // batch)):
         images, sizes, index = fetcher.at(step)
-        labels = None if store.labels is None else ship([store.labels[index]], images.device)[0]
-        yield transform(images, sizes), labels, index
+        # One that is decoded on the fly and turns out unreadable has been replaced by its neighbour: not to be scored.
+        itself = index == everything[step * batch : (step + 1) * batch]
+        if not itself.all():
+            images, sizes, index = images[itself.to(images.device)], sizes[itself], index[itself]
+        if len(index):
+            labels = None if store.labels is None else ship([store.labels[index]], images.device)[0]
+            yield transform(images, sizes), labels, index

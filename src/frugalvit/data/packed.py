@@ -6,6 +6,7 @@ An index may come from a stranger, so everything in it is checked before it is b
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ class PackedIndex:
     def by_name(self) -> dict[str, PackedShard]:
         """The shards by their file names."""
         return {shard.file: shard for shards in self.splits.values() for shard in shards}
+
+    @functools.cached_property
+    def version(self) -> str:
+        """Of the packing: another one at the same address has other shards under the same names."""
+        return hashlib.sha256("\n".join(shard.sha256 for shard in self.by_name.values()).encode()).hexdigest()
 
     def shard(self, name: str) -> PackedShard | None:
         """The entry of the shard with this file name."""

@@ -170,11 +170,15 @@ class Pipe(Forward):
             self._process.wait()
 
 
-def fetch(url: str) -> Path:
-    """A local copy of a remote shard: in the cache, written whole or not at all, fetched once."""
+def fetch(url: str, *, version: str = "", sha256: str = "") -> Path:
+    """A local copy of a remote shard: in the cache, written whole or not at all, fetched once.
+
+    version: what the index beside it is told by; a shard of another version is another file
+    sha256: of the shard as the index lists it, if it does
+    """
     folder, _, name = without_query(url).rpartition("/")
     # A query may choose the file, and a command may be anything: then the whole of it is the file's identity.
-    identity = url if is_pipe(url) or "?" in url else folder
+    identity = (url if is_pipe(url) or "?" in url else folder) + version
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     plain = "shard.tar" if is_pipe(url) else re.sub(r"[^\w.-]+", "-", name).lstrip(".") or "shard.tar"
     target = cache_root() / "shards" / digest / plain
@@ -192,12 +196,19 @@ def fetch(url: str) -> Path:
     try:
         with file, open_remote(url) as source:
             shutil.copyfileobj(source, file, 1 << 20)
+        if sha256 and _digest(part) != sha256:
+            raise UserError(f"{url} is not what the index beside it lists: was it packed anew, or is the index older?")
         part.replace(target)
     except FAULTS as error:
         raise UserError(f"{url} cannot be fetched: {reason_of(error)}.") from None
     finally:
         part.unlink(missing_ok=True)
     return target
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_small(where: str, most: int = 512 << 20) -> bytes | None:

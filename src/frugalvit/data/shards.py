@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -155,7 +155,19 @@ def layout(where: str) -> Layout:
         return Layout({name: [f"{base}/{s.file}" for s in shards] for name, shards in index.splits.items()}, index)
     if not is_remote(where) and path.is_dir():
         return Layout(_shards_by_split(path), index)
-    return Layout({"train": expand(where)}, index)
+    by_split = _by_split(expand(where))
+    # Whoever names nothing but test shards wants those.
+    return Layout(by_split if "train" in by_split else {"train": expand(where)}, index)
+
+
+def at_hand(shard: str, index: PackedIndex | None) -> str:
+    """The path of a shard, fetched first where it lies elsewhere; the index tells a newer one from the one we have."""
+    if not is_remote(shard):
+        return shard
+    if index is None:
+        return str(fetch(shard))
+    listed = index.shard(without_query(shard).rpartition("/")[2])
+    return str(fetch(shard, version=index.version, sha256=listed.sha256 if listed else ""))
 
 
 def open_shards(where: str) -> DataSource:
@@ -168,7 +180,7 @@ def open_shards(where: str) -> DataSource:
         if missing:
             notes.append(f"{where} lacks {len(missing)} of the shards that its {INDEX} lists: {some(missing)}.")
     if is_remote(where):
-        by_split = {split: [str(fetch(name)) for name in names] for split, names in by_split.items()}
+        by_split = {split: [at_hand(name, index) for name in names] for split, names in by_split.items()}
         count, place = sum(map(len, by_split.values())), next(iter(by_split.values()))[0]
         notes.append(f"{count:,} remote shards lie in {Path(place).parent} now.")
     found: dict[str, tuple[list[str], list[tuple[int, Sample]]]] = {}
@@ -335,10 +347,19 @@ def _are_labels(samples: list[Sample], where: str, notes: list[str]) -> bool:
 
 
 def _shards_by_split(folder: Path) -> dict[str, list[str]]:
-    """``train-000000.tar`` or ``train/000000.tar`` by split; other tar files are train."""
-    tars = sorted((*folder.glob("*.tar"), *(tar for split in SPLIT_NAMES for tar in folder.glob(f"{split}/*.tar"))))
+    """Tar files in the folder by their names, ``train/000000.tar`` by the folder's."""
+    by_split = _by_split([str(tar) for tar in sorted(folder.glob("*.tar"))])
+    for word, split in SPLIT_NAMES.items():
+        if inside := sorted(folder.glob(f"{word}/*.tar")):
+            by_split.setdefault(split, []).extend(map(str, inside))
+    return by_split
+
+
+def _by_split(shards: list[str]) -> dict[str, list[str]]:
+    """``train-000000.tar`` and ``imagenet1k-validation-00.tar`` by the first split in their names; others are train."""
     by_split: dict[str, list[str]] = {}
-    for tar in tars:
-        word = re.split(r"[-_.]", tar.name.lower())[0] if tar.parent == folder else tar.parent.name.lower()
-        by_split.setdefault(SPLIT_NAMES.get(word, "train"), []).append(str(tar))
+    for shard in shards:
+        words = re.split(r"[-_.]", PurePosixPath(without_query(shard).replace("\\", "/")).name.lower())
+        split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
+        by_split.setdefault(split, []).append(shard)
     return by_split

@@ -20,9 +20,10 @@ from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.folders import some
 from frugalvit.data.packed import PackedIndex
 from frugalvit.data.places import is_folder, local
-from frugalvit.data.remote import FAULTS, fetch, is_remote, open_remote, reason_of
+from frugalvit.data.remote import FAULTS, is_remote, open_remote, reason_of
 from frugalvit.data.shards import (
     Sample,
+    at_hand,
     class_names,
     index_shards,
     is_shard_folder,
@@ -266,7 +267,7 @@ def _indexed(
     what: str,
     notes: list[str],
 ) -> Examples:
-    local = [str(fetch(shard)) if is_remote(shard) else shard for shard in shards]
+    local = [at_hand(shard, index) for shard in shards]
     listed: list[tuple[int, Sample]] = [
         (number, sample) for number, sample in index_shards(local, what, notes) if keep is None or sample.label in keep
     ]
@@ -288,7 +289,7 @@ def _at_hand(
     count = 0
     for shard in (train[i] for i in dict.fromkeys(np.linspace(0, len(train) - 1, min(16, len(train))).astype(int))):
         try:
-            local = str(fetch(shard)) if is_remote(shard) else shard
+            local = at_hand(shard, index)
             found = sum(1 for sample in read_shard(local) if keep is None or sample.label in keep)
         except (BadShard, OSError, UserError) as error:
             console.warn(f"shard {shard} cannot be looked at: {reason_of(error)}")

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
@@ -245,9 +246,13 @@ def class_list(labels: Iterable[str | None]) -> list[str]:
 
 
 def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]:
+    """Each image once in a split; ``a.png`` and ``./a.png`` are one, and an image has one label wherever it stands."""
     first: dict[tuple[str, str | None], Row] = {}
+    labelled: dict[str, Row] = {}
     for row in rows:
-        before = first.setdefault((row.path, row.split), row)
+        image = os.path.normpath(row.path)
+        first.setdefault((image, row.split), row)
+        before = labelled.setdefault(image, row)
         if before.label != row.label:
             raise UserError(
                 f"{where} gives {row.path} two labels, '{before.label}' (line {before.line}) and '{row.label}' "
@@ -255,6 +260,9 @@ def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]
             )
     if len(first) < len(rows):
         notes.append(f"{where}: {len(rows) - len(first):,} repeated rows left out.")
+    times = Counter(image for image, _ in first)
+    if shared := [image for image, count in times.items() if count > 1]:
+        notes.append(f"{where}: {len(shared):,} images are in several splits, so scores flatter: {some(shared)}.")
     return list(first.values())
 
 
