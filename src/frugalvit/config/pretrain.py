@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import CropsConfig
@@ -72,6 +72,12 @@ class PretrainConfig(RunConfig):
     @classmethod
     def recipe_task(cls) -> str:
         return "pretrain"
+
+    @model_validator(mode="after")
+    def _all_layers_alike(self) -> Self:
+        if self.optimizer.layer_decay != 1:
+            raise ValueError("optimizer.layer_decay spares layers that have learned: leave it to 'train --init'")
+        return self
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:

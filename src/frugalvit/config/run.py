@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, merge, option, pixels, positive, read_yaml_text
+from frugalvit.config.base import Config, merge, option, pixels, positive, read_yaml, read_yaml_text
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.kinds import Auto, Device, Precision, Rate, Splitting, Whole
 from frugalvit.config.recipes import recipe_values
@@ -93,6 +94,14 @@ class RunConfig(Config):
         if name == "auto":
             name = cls.default_recipe(values)
         made = super().parse(merge(recipe_values(str(name), cls.recipe_task()), values | {"recipe": name}))
+        made._given = values
+        return made
+
+    @classmethod
+    def stored(cls, path: str | Path) -> Self:
+        """What a run wrote down of itself. All values are there: the recipe, which may be gone, is not read again."""
+        values = read_yaml(path)
+        made = super().parse(values)
         made._given = values
         return made
 

@@ -84,7 +84,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     watched = validation if validation is not None else test
     assert watched is not None
     plan = make_plan(config, len(examples), len(watched), fabric.world_size)
-    setup.say_batch(config, plan, fabric)
+    setup.share_batch(config, plan, run, fabric)
     task = make_task(config, backbone, plan)
     batches = setup.make_batches(
         examples,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -115,7 +116,8 @@ def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[
     spreads = {name: spread(values[name]) for name in names}
     baseline = names[-1]
     differences = {name: paired_difference(values[name], values[baseline]) for name in names[:-1]}
-    pace = {name: spread([summary["seconds_per_step"] for summary in scores[name]]).mean for name in names}
+    paces = {name: [summary["seconds_per_step"] or math.nan for summary in scores[name]] for name in names}
+    pace = {name: spread(paces[name]).mean for name in names}
     rows = _rows(names, values, spreads, differences, pace)
     columns = ["setting", metric, "seeds", f"against {baseline}", "seconds a step", "overhead"]
     write_text(folder / "comparison.md", as_markdown(columns, rows))

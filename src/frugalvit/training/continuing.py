@@ -28,7 +28,7 @@ def follow_continued(config: PretrainConfig, decisions: Decisions) -> None:
     """The run that is continued brings its network and the size of its heads along where the user left them open."""
     if not config.continue_from or config.resume:
         return
-    theirs = PretrainConfig.from_yaml(find_run(config.continue_from) / "config.yaml")
+    theirs = PretrainConfig.stored(find_run(config.continue_from) / "config.yaml")
     reason = f"what {config.continue_from} has"
     for name in ("backbone", "img_size", *(f"matching.{part}" for part in _HEADS)):
         group, _, leaf = name.rpartition(".")

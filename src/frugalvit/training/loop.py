@@ -52,7 +52,7 @@ def fit(task: Task, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
         "best": loop.best,
         "best_step": loop.best_step,
         "seconds": loop.watch.seconds(),
-        "seconds_per_step": statistics.median(loop.paces) if loop.paces else None,
+        "seconds_per_step": statistics.median(paces) if (paces := loop.paces or loop.earlier_paces) else None,
         "skipped": loop.skipped(),
     }
 
@@ -65,6 +65,7 @@ class _Loop(Stepper):
         self.watch = Stopwatch()
         self.saved_at = time.monotonic()
         self.paces: list[float] = []  # seconds a step, one per logged window
+        self.earlier_paces: list[float] = []  # before the run was resumed
         self.window_began = (time.monotonic(), 0)
         self.stop_signal = self.shared_signal = 0  # what this process was sent, and what any of them was
         self.hopeless = False  # the task has seen enough: going on would be a waste
@@ -86,7 +87,7 @@ class _Loop(Stepper):
                     self.evaluate()
                     self.window_began = (time.monotonic(), self.step)
                 stop = self.agreed_stop()
-                if last or stop or self.time_to_save():
+                if last or stop or self.hopeless or self.time_to_save():
                     self.save()
                 if stop and not last:
                     raise Stopped(signal.Signals(stop).name)
@@ -225,6 +226,8 @@ class _Loop(Stepper):
         for line in self.run.metrics():
             values = {name: math.nan if value is None else value for name, value in line.items() if name not in _LABELS}
             self.hopeless |= self.task.watch(line["step"], values)
+            if line.get("images_per_second"):
+                self.earlier_paces.append(self.plan.images_per_step / line["images_per_second"])
 
     def skipped(self) -> int:
         return int(self.guard[1])

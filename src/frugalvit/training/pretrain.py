@@ -80,7 +80,7 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
         console.say(f"run folder: {run.folder}")
 
     plan = make_plan(config, len(examples), fabric.world_size)
-    setup.say_batch(config, plan, fabric)
+    setup.share_batch(config, plan, run, fabric)
     task = make_task(config, student, plan)
     if config.init and setup.begins_anew(config):
         start_from_heads(task, config.init)

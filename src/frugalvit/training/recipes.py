@@ -14,6 +14,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data.sizes import input_size, largest_input
+from frugalvit.errors import UserError
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
 
 SMALL_NETWORK = 2_000_000  # parameters below which a network learns faster than the papers'
@@ -81,6 +82,8 @@ def cap_batch(config: RunConfig, images: int, decisions: Decisions) -> int:
     """The batch, lowered to the number of images: drawing one twice in a step gains nothing."""
     assert isinstance(config.batch, int)
     if config.batch > images:
+        if config.accumulate > images:
+            raise UserError(f"{images} training images have no {config.accumulate} parts: lower --accumulate.")
         config.batch = images
         decisions.append(Decision("batch", images, "there are no more training images than that"))
     return config.batch
@@ -97,7 +100,7 @@ def decide_stream(config: RunConfig, shards: int, world: int, decisions: Decisio
 def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> None:
     """Batch, length, learning rate, λ: what a supervised run on this much data wants."""
     batch, reason = supervised_batch(facts)
-    decisions.take(config, "batch", batch, reason)
+    decisions.take(config, "batch", max(batch, config.accumulate), reason)
     batch = cap_batch(config, facts.images, decisions)
     if config.steps is None:
         epochs, reason = supervised_epochs(facts, batch)
@@ -120,7 +123,7 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
 def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decisions) -> None:
     """Batch, length, learning rate, prototypes, momentum, temperature: what label-free learning wants here."""
     batch, reason = pretraining_batch(facts)
-    decisions.take(config, "batch", batch, reason)
+    decisions.take(config, "batch", max(batch, config.accumulate), reason)
     batch = cap_batch(config, facts.images, decisions)
     if config.steps is None:
         epochs, reason = pretraining_epochs(facts)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from frugalvit.backbones.checkpoint import read_checkpoint
-from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import ReplayConfig, TrainConfig
 from frugalvit.data.loader import Batch
@@ -85,7 +84,7 @@ def _rebuild(run: Path, evidence: dict[str, Any]) -> tuple[Any, Any]:
     """The task as the run had it, without its data."""
     plan = Plan(evidence["steps"], evidence["steps_per_epoch"], Constant(0.0), log_every=evidence["log_every"])
     kind = PretrainConfig if evidence["kind"] == "PretrainTask" else TrainConfig
-    stored: Any = kind.parse(read_yaml(run / "config.yaml") | {"init": None})
+    stored: Any = kind.stored(run / "config.yaml").model_copy(update={"init": None})
     if isinstance(stored, PretrainConfig):
         task: Any = pretrain.make_task(stored, pretrain.make_network(stored), plan)
         task.batches = SimpleNamespace(augment=SimpleNamespace(config=stored.crops))

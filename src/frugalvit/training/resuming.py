@@ -31,7 +31,7 @@ def stored_config(config: C) -> C:
     if not config.resume:
         return config
     folder = find_run(config.resume)
-    stored = type(config).from_yaml(folder / "config.yaml")
+    stored = type(config).stored(folder / "config.yaml")
     moved = {"resume": str(folder), "device": config.device, "devices": config.devices, "nodes": config.nodes}
     moved |= {name: getattr(config, name) for name in _free(stored) if config.was_given(name)}
     if config.data:  # where it lies now
@@ -54,7 +54,7 @@ def check_resume(config: RunConfig) -> None:
     check_kind(folder, type(config), "'frugalvit {verb} --resume {folder}' resumes it")
     if config.out and Path(config.out).resolve() != folder.resolve():
         raise UserError(f"A resumed run stays in its folder, {folder}: leave out --out {config.out}.")
-    stored = type(config).from_yaml(folder / "config.yaml")
+    stored = type(config).stored(folder / "config.yaml")
     _check_readers(config, stored, folder)
     for name, field in flat_fields(type(config)).items():
         if name in (*_OF_NOW, *_free(stored)) or not config.was_given(name):
@@ -120,5 +120,6 @@ def _free(stored: RunConfig) -> tuple[str, ...]:
 def _was_lowered(name: str, wanted: Any, had: Any, stored: RunConfig, folder: Path) -> bool:
     """Whether the run itself made another value of the one that is given again: the same words must do again."""
     if name == "batch":
-        return wanted > had == read_facts(folder).get("images")
+        facts = read_facts(folder)
+        return wanted > had and (had == facts.get("images") or wanted == facts.get("batch"))
     return name == "accumulate" and stored.auto_batch

@@ -38,7 +38,7 @@ def in_run_folder(
         resuming.check_resume(config)
     elif config.init and not Path(config.init).exists():
         raise UserError(f"--init {config.init}: there is no such run, exported folder or checkpoint file.")
-    fabric = setup.make_fabric(config)
+    fabric = setup.make_fabric(resuming.stored_config(config))  # in the precision that the run was begun in
     if config.resume:
         done = finished_summary(config.resume)
         if done:
@@ -53,7 +53,10 @@ def in_run_folder(
         with mind_the_peers(fabric, run.folder, config.peer_timeout):
             return body(config, source, run, fabric)
     except Stopped as stop:
-        console.warn(f"{stop}: saved; continue with 'frugalvit {command} --resume {console.shown(run.folder)}'")
+        more = "".join(
+            f" --{name} {count}" for name in ("devices", "nodes") if (count := getattr(config, name)) not in (1, "auto")
+        )
+        console.warn(f"{stop}: saved; continue with 'frugalvit {command} --resume {console.shown(run.folder)}{more}'")
         return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
     except UserError:
         if not config.out and not config.resume:  # a folder nobody named: a mistake leaves none behind

@@ -135,7 +135,8 @@ def record(
     """
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
-    facts = {"images": len(examples), "classes": list(classes), "fingerprint": examples.fingerprint()}
+    facts: dict[str, Any] = {"images": len(examples), "classes": list(classes), "batch": config.batch}
+    facts["fingerprint"] = examples.fingerprint()
     if isinstance(examples, StreamedExamples):
         facts["survey"] = examples.survey._asdict()
         facts["processes"] = math.prod(processes.places(config.devices, config.nodes))
@@ -240,13 +241,24 @@ def _in_brackets(names: Sequence[str]) -> str:
     return f" ({shown})" if names else ""
 
 
-def say_batch(config: RunConfig, plan: Plan, fabric: Fabric) -> None:
-    """A word where the batch that was asked for cannot be shared equally."""
-    if plan.images_per_step != config.batch and fabric.is_global_zero:
-        console.say(
-            f"batch {config.batch} becomes {plan.images_per_step}: processes ({fabric.world_size}) and parts of a step "
-            f"({config.accumulate}) share it equally"
+def share_batch(config: RunConfig, plan: Plan, run: Run, fabric: Fabric) -> None:
+    """A word where the batch that was asked for cannot be shared equally; the run keeps what it became.
+
+    With another batch a resumed run would have other steps and another schedule: its processes must share that one.
+    """
+    if plan.images_per_step == config.batch:
+        return
+    shared = f"processes ({fabric.world_size}) and parts of a step ({config.accumulate})"
+    if config.resume and "batch" in run.read_json("data.json"):  # which runs of earlier versions lack
+        raise UserError(
+            f"{run.folder} takes {config.batch} images a step, which {shared} cannot share equally: resume it with as "
+            "many --devices and --nodes as it was begun with."
         )
+    if fabric.is_global_zero:
+        console.say(f"batch {config.batch} becomes {plan.images_per_step}: {shared} share it equally")
+    if not config.resume:
+        config.batch = plan.images_per_step
+        run.save_config(config)
 
 
 def make_twin(backbone: Backbone) -> Backbone:

@@ -6,7 +6,7 @@ import math
 
 from frugalvit.config.transfer import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.errors import UserError
-from frugalvit.training.recipes import Decision, Decisions, Facts, steps_per_epoch
+from frugalvit.training.recipes import Decisions, Facts, cap_batch, steps_per_epoch
 
 _STEPS_ON_CPU = 200
 
@@ -31,18 +31,14 @@ def decide_length(config: TransferConfig, facts: Facts, decisions: Decisions) ->
     detecting = isinstance(config, DetectConfig)
     most = 4 if facts.device == "cpu" else 16
     batch = max(2, min(most, facts.images // 8))
-    decisions.take(
-        config, "batch", batch, "the papers' 16" if batch == 16 else f"{facts.images:,} images, {facts.device}"
-    )
-    assert isinstance(config.batch, int)
-    if config.batch > facts.images:
-        config.batch = facts.images
-        decisions.append(Decision("batch", facts.images, "there are no more training images than that"))
+    reason = "the papers' 16" if batch == 16 else f"{facts.images:,} images, {facts.device}"
+    decisions.take(config, "batch", max(batch, config.accumulate), reason)
+    batch = cap_batch(config, facts.images, decisions)
     if config.steps is None:
-        epochs, reason = transfer_epochs(facts, config.batch, detecting)
+        epochs, reason = transfer_epochs(facts, batch, detecting)
         decisions.take(config, "epochs", epochs, reason)
     anchor = 1e-4 if detecting else 6e-5
-    lr = float(f"{anchor * math.sqrt(config.batch / 16):.2g}")
+    lr = float(f"{anchor * math.sqrt(batch / 16):.2g}")
     decisions.take(config, "lr", lr, f"the papers' {anchor:g} at batch 16, with the square root of the batch")
 
 

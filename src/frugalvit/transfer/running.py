@@ -74,7 +74,7 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     truth = Listed(list(dict.fromkeys(item.truth for item in items))).fingerprint()
     setup.record(config, run, decisions, images, data.classes, truth=truth)  # type: ignore[arg-type]
     plan = make_plan(config, len(items), fabric.world_size, job)
-    setup.say_batch(config, plan, fabric)
+    setup.share_batch(config, plan, run, fabric)
     task = job.task(config, data, backbone)
     task.to(fabric.device)
     dataset = _dataset(job, items, data, config, task, fabric)
@@ -142,12 +142,26 @@ def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) ->
 
 def _dataset(job: Job, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
     """The images of a split, decoded where they are kept; the unreadable ones named and left out."""
-    pictures = open_pictures(items, config.cache.where, fabric.device)
-    bad = set(pictures.find_bad(worker_count(config.workers), config.cache.max_bad))
-    if bad:
-        items = [item for place, item in enumerate(items) if place not in bad]
-        pictures = open_pictures(items, config.cache.where, fabric.device)
+    items, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.where, fabric.device)
     return job.dataset(items, data, pictures, task)
+
+
+def readable(
+    items: list[Any],
+    max_bad: float = 1.0,
+    workers: int | str = "auto",
+    where: str = "auto",
+    device: torch.device | None = None,
+) -> tuple[list[Any], Pictures]:
+    """The items whose pictures can be read, and these; the others are named, and too many of them an error."""
+    pictures = open_pictures(items, where, device)
+    bad = set(pictures.find_bad(worker_count(workers), max_bad))
+    if not bad:
+        return items, pictures
+    if len(bad) == len(items):
+        raise UserError(f"None of the {len(items)} images can be read.")
+    items = [item for place, item in enumerate(items) if place not in bad]
+    return items, open_pictures(items, where, device)
 
 
 def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> Pictures:
