@@ -166,6 +166,7 @@ _DEFAULTS = {
             "auto, with Drloc, λ=4": f"localization.weight=4 {_PAPER}",
             "auto, not mixed, no RandAugment, with Drloc": f"{_ON} mixing.prob=0 augment.operations=0",
             "auto, not mixed, no RandAugment": f"{_OFF} mixing.prob=0 augment.operations=0",
+            "EsViT, not mixed, no RandAugment": f"init={{esvit}} {_OFF} mixing.prob=0 augment.operations=0",
             "auto, not mixed": f"{_OFF} mixing.prob=0",
             "320 epochs, not mixed, no RandAugment": f"{_OFF} epochs=320 mixing.prob=0 augment.operations=0",
             "320 epochs, half mixed": f"{_OFF} epochs=320 mixing.prob=0.5",
@@ -175,6 +176,7 @@ _DEFAULTS = {
             "paper": f"{_OFF} batch=1024 lr=0.001 ema=0",
         },
         backbones=("swin_nano",),
+        starts={"esvit": ("esvit-nano", "L_V + L_R")},
     ),
     "mixing-flowers": Recipe(
         "all labels, the papers' Swin: every step mixed (mixup and cutmix) as in the papers, every other, or none",
@@ -211,6 +213,14 @@ _PRETRAINING = {
         _UNLABELLED | {"epochs": 100},
         {"L_V + L_R": ""},
         kind="pretrain",
+    ),
+    "esvit-nano": Recipe(
+        "the same with a small network at 64 px, for machines without a GPU",
+        "flowers102",
+        {"images": "all", "epochs": 20, "img_size": 64},
+        {"lr=0.0005": "lr=0.0005", "L_V + L_R": ""},
+        kind="pretrain",
+        backbones=("swin_nano",),
     ),
     "esvit-cifar": Recipe(
         "the same on CIFAR-100's training images at 32 px, a Swin of 7 M parameters",
