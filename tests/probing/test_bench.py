@@ -11,6 +11,7 @@ from PIL import Image
 
 import frugalvit as fv
 from frugalvit.backbones.folder import save_model_folder
+from frugalvit.cli import main
 from frugalvit.config.probe import BenchConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.bench import LiveTensors, accuracy_of, bench, count_parameters, measure, multiply_adds
@@ -100,3 +101,14 @@ def test_a_plot_without_any_accuracy_is_refused_before_measuring(tmp_path: Path)
         bench(BenchConfig(models=["swin_nano"], device="cpu", plot=str(tmp_path / "f.png")))
     with pytest.raises(UserError, match="picture's name"):
         bench(BenchConfig(models=["swin_nano"], device="cpu", plot=str(tmp_path / "f.gif")))
+
+
+def test_a_plot_below_a_file_is_said_before_any_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({"top1": 61.0}))
+    assert main(["bench", str(tmp_path / "run"), "--device", "cpu", "--plot", str(tmp_path / "file" / "f.png")]) == 2
+    told = capsys.readouterr().err
+    assert "Cannot write to" in told and len(told.splitlines()) == 1

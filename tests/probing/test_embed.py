@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from frugalvit.cli import main
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.embed import embed, write_features
@@ -107,3 +108,48 @@ def test_nothing_is_overwritten(squares: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not overwritten"):
         embed(EmbedConfig(data=str(squares), out=str(tmp_path / "f.npz"), **TINY))
     assert (tmp_path / "f.npz").read_text() == "mine"
+
+
+@pytest.mark.parametrize("option", ["--out", "--picture"])
+def test_a_place_below_a_file_is_said_before_any_model_is_loaded(
+    option: str, squares: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    words = {"--out": ["f.npz"], "--picture": ["f.png", "--neighbours", str(squares / "test" / "class1" / "0.png")]}
+    name, *more = words[option]
+    for place in (tmp_path / "file" / name, tmp_path / "file" / "below" / name):
+        assert main(["embed", "no such model", str(squares), option, str(place), *more]) == 2
+        told = capsys.readouterr().err
+        assert "Cannot write to" in told and len(told.splitlines()) == 1
+
+
+def test_the_folder_of_a_file_is_made(squares: Path, tmp_path: Path) -> None:
+    embed(EmbedConfig(data=str(squares), out=str(tmp_path / "new" / "folder" / "f.npz"), split="test", **TINY))
+    assert (tmp_path / "new" / "folder" / "f.npz").is_file()
+
+
+def test_the_only_image_has_no_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite_layouts.write(tmp_path / "images" / "0.png", 0, 0)
+    asked, out = tmp_path / "images" / "0.png", tmp_path / "f.npz"
+    words = ["--neighbours", str(asked), "--picture", str(tmp_path / "near.png"), "--out", str(out), "--quiet"]
+    words += ["--img-size", "32", "--device", "cpu"]
+    assert main(["embed", "no such model", str(tmp_path / "images"), *words]) == 2
+    told = capsys.readouterr().err
+    assert "has no neighbours: there is no other image" in told and len(told.splitlines()) == 1
+    (tmp_path / "images" / "bad.png").write_bytes(b"no image")  # one that nobody can be like
+    assert main(["embed", "swin_nano", str(tmp_path / "images"), *words]) == 2
+    assert "has no neighbours: there is no other image" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_an_image_in_several_splits_has_as_many_neighbours(count: int, tmp_path: Path) -> None:
+    for number in range(4):
+        suite_layouts.write(tmp_path / f"{number}.png", number % 2, number)
+    rows = [f"0.png,a,{split}" for split in ("train", "val", "test")]
+    rows += [f"{number}.png,{'ab'[number % 2]},train" for number in (1, 2, 3)]
+    (tmp_path / "t.csv").write_text("path,label,split\n" + "\n".join(rows))
+    asked, picture = str(tmp_path / "0.png"), str(tmp_path / "near.png")
+    result = embed(EmbedConfig(data=str(tmp_path / "t.csv"), neighbours=asked, count=count, picture=picture, **TINY))
+    near = [Path(entry["image"]).name for entry in result.data["neighbours"]]
+    assert near[0] == "2.png" and len(near) == min(count, 3) and "0.png" not in near

@@ -72,7 +72,17 @@ def test_what_only_views_use_may_rest(monkeypatch: pytest.MonkeyPatch, view_weig
 
 
 @pytest.mark.parametrize(
-    "name", ["attention_biases", "rel_pos_h", "dist_token", "cls_token_1", "pos_embed", "bias_table"]
+    "name",
+    [
+        "attention_biases",
+        "rel_pos_h",
+        "dist_token",
+        "cls_token_1",
+        "pos_embed",
+        "pos_embed_1",
+        "bias_table",
+        "pixel_pos",
+    ],
 )
 def test_tables_and_tokens_are_not_decayed(name: str) -> None:
     parameters = {

@@ -80,13 +80,45 @@ def test_images_without_objects_stay(data: Path) -> None:
 
 def test_objects_without_a_usable_mask_are_left_out_where_others_have_one(data: Path) -> None:
     def spoil(content: dict[str, Any]) -> None:
+        content["annotations"] += [entry | {"id": 1000 + entry["id"]} for entry in content["annotations"][2:]]
         content["annotations"][0]["segmentation"] = [[1.0, 2.0, 3.0, 4.0]]
-        content["annotations"][1]["segmentation"] = []
+        content["annotations"][1]["segmentation"] = []  # one of thirty: a slip
 
     edit(data, "train", spoil)
     found = open_coco(str(data))
-    assert found.splits["train"][0].objects == []
+    assert found.splits["train"][0].objects == [] and found.has_masks()
     assert any("2 objects without a usable mask left out" in note for note in found.notes)
+    whole = open_coco(str(data), masks=False)
+    assert len(whole.splits["train"][0].objects) == 2 and not whole.has_masks()
+    assert not any("left out" in note for note in whole.notes)
+
+
+def bare(count: int) -> Any:
+    """The first objects of a file without masks, as tools write boxes among polygons."""
+    return lambda content: [entry.update(segmentation=[]) for entry in content["annotations"][:count]]
+
+
+@pytest.mark.parametrize("masks", ["auto", True, False])
+def test_many_objects_without_a_mask_were_meant_as_boxes(data: Path, masks: bool | str) -> None:
+    edit(data, "train", bare(15))
+    found = open_coco(str(data), masks=masks)
+    assert sum(len(image.objects) for image in found.splits["train"]) == 16 and not found.has_masks()
+    assert "instances_train.json: 15 of 16 objects have boxes alone: no masks to learn" in found.notes
+    assert not any("left out" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("masks", "kept"), [("auto", 30), (True, 29), (False, 30)])
+def test_a_file_of_boxes_leaves_none_out_of_the_others(data: Path, masks: bool | str, kept: int) -> None:
+    """Where masks are not learnt objects count by their boxes; whoever scores masks asks each file for itself."""
+
+    def slip(content: dict[str, Any]) -> None:
+        content["annotations"] += [entry | {"id": 1000 + entry["id"]} for entry in content["annotations"][2:]]
+        bare(1)(content)
+
+    edit(data, "train", slip)
+    edit(data, "val", bare(8))
+    found = open_coco(str(data), masks=masks)
+    assert sum(len(image.objects) for image in found.splits["train"]) == kept and not found.has_masks()
 
 
 EMPTY = {

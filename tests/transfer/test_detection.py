@@ -6,13 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import MultiScaleRoIAlign
 
 from frugalvit import create_backbone
 from frugalvit.transfer.cascade import OVERLAPS, CascadeHeads
 from frugalvit.transfer.detect_data import View
 from frugalvit.transfer.detection import Detector
-from frugalvit.transfer.parts import DetectorSpec, FloatAnchors
+from frugalvit.transfer.parts import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.regions import own, pad_objects
 
@@ -138,8 +140,8 @@ def test_half_precision_keeps_boxes_exact() -> None:
     """bfloat16 would round places to multiples of four pixels; anchors, boxes and scores stay in float32."""
     net = detector("cascade")
     maps = [torch.rand(1, 16, 8, 8, dtype=torch.bfloat16), torch.rand(1, 16, 4, 4, dtype=torch.bfloat16)]
-    anchors = FloatAnchors(((16,), (32,)), ((1.0,), (1.0,)))
-    placed = anchors(ImageList(torch.rand(1, 3, 800, 800), [(800, 800)]), maps)[0]
+    anchors = FloatAnchors(((16,), (32,)), [100.0, 200.0])
+    placed = anchors(ImageList(torch.rand(1, 3, 800, 800), [(800, 800)]), maps)[0][1::3]  # the squares
     assert placed.dtype == torch.float32 and placed[7].tolist() == [692.0, -8.0, 708.0, 8.0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = net(torch.rand(2, 3, 64, 64), SIZES, targets())
@@ -147,3 +149,68 @@ def test_half_precision_keeps_boxes_exact() -> None:
         net.eval()
         found = net(torch.rand(2, 3, 64, 64), SIZES)
     assert all(objects["boxes"].dtype == torch.float32 for objects in found)
+
+
+def over_the_edge(patch: int) -> Detector:
+    """A plain ViT with patches of so many pixels, of which inputs of multiples of 32 are not whole numbers."""
+    size = {"patch_size": patch, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    backbone = create_backbone("vit_tiny_patch16_224", img_size=8 * patch, **size)
+    return Detector(Pyramid(backbone), DetectorSpec(2, masks=False, channels=16, hidden=32, anchors=2)).eval()
+
+
+@pytest.mark.parametrize("size", [(96, 96), (96, 128), (160, 96)])
+@pytest.mark.parametrize("patch", [12, 14, 16])
+def test_anchors_stand_on_their_cells(patch: int, size: tuple[int, int]) -> None:
+    net = over_the_edge(patch)
+    images = torch.zeros(2, 3, *size)
+    with torch.no_grad():
+        maps = list(net.features(images).values())
+    placed = net.rpn.anchor_generator(ImageList(images, [size] * 2), maps)
+    assert len(placed) == 2 and torch.equal(placed[0], placed[1])
+    counts = [3 * grid.shape[2] * grid.shape[3] for grid in maps]
+    strides = [patch / 4, patch / 2, patch, 2 * patch, 4 * patch]
+    for boxes, grid, stride in zip(placed[0].split(counts), maps, strides, strict=True):
+        centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+        assert centres[0].tolist() == [0, 0]
+        assert centres[-1].tolist() == [(grid.shape[3] - 1) * stride, (grid.shape[2] - 1) * stride]
+
+
+@pytest.mark.parametrize("size", [(96, 96), (96, 128)])
+@pytest.mark.parametrize("patch", [12, 14, 16])
+def test_crops_are_read_where_the_box_is(patch: int, size: tuple[int, int]) -> None:
+    """Maps whose cells hold their places in pixels, as torchvision counts them: a crop's mean is the box's middle."""
+    net = over_the_edge(patch)
+    with torch.no_grad():
+        maps = net.features(torch.zeros(1, 3, *size))
+    ramps = {}
+    for (name, grid), stride in zip(maps.items(), net.features.strides, strict=True):
+        rows, columns = (torch.arange(count) * stride for count in grid.shape[2:])
+        ramps[name] = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))[None]
+    for side in (20, 40, 60):  # pixels: of several levels
+        y, x = size[0] / 2 - 4, size[1] / 2 + 2
+        box = torch.tensor([[x - side / 2, y - side / 2, x + side / 2, y + side / 2]])
+        read = net.heads.box_roi_pool(ramps, [box], [size])[0].mean((1, 2))
+        assert torch.allclose(read, torch.tensor([y, x]), atol=1e-3), side
+
+
+def test_powers_of_two_are_torchvisions() -> None:
+    """Strides 4, 8, 16 and 32: anchors and crops are exactly those that torchvision makes of sizes alone."""
+    torch.manual_seed(0)
+    tiny = {"embed_dim": 16, "depths": [1] * 4, "num_heads": [1, 2, 4, 8], "patch_size": 4}
+    backbone = create_backbone("swin_tiny_w7", img_size=128, **tiny)
+    spec = DetectorSpec(2, masks=False, channels=16, hidden=32, anchors=8)
+    net = Detector(Pyramid(backbone), spec).eval()
+    assert net.features.strides == [4, 8, 16, 32, 64]
+    images = torch.rand(2, 3, 128, 192)
+    shapes = [(128, 192), (100, 150)]
+    with torch.no_grad():
+        maps = net.features(images)
+    batch = ImageList(images, shapes)
+    theirs = AnchorGenerator(tuple((8 * stride,) for stride in (4, 8, 16, 32, 64)), ((0.5, 1.0, 2.0),) * 5)
+    placed = zip(net.rpn.anchor_generator(batch, list(maps.values())), theirs(batch, list(maps.values())), strict=True)
+    assert all(torch.equal(ours, other) for ours, other in placed)
+    corners = torch.rand(2, 40, 2) * 60
+    boxes = list(torch.cat([corners, corners + torch.rand(2, 40, 2) ** 3 * 120 + 2], 2))
+    for side in (7, 14):
+        crops = MultiScaleRoIAlign(["0", "1", "2", "3"], side, sampling_ratio=2)
+        assert torch.equal(roi_align(spec, net.features, side)(maps, boxes, shapes), crops(maps, boxes, shapes))

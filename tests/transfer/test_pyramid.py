@@ -43,6 +43,25 @@ def test_everything_that_learns_gets_a_gradient(name: str) -> None:
     assert pyramid.frozen  # the classifier at least
 
 
+@pytest.mark.parametrize(
+    ("name", "keywords", "size", "strides"),
+    [
+        ("vit_tiny_patch16_224", TINY_VIT, 96, [3, 6, 12, 24]),  # patches of 12 pixels, which 128 is no multiple of
+        ("vit_tiny_patch16_224", TINY_VIT | {"patch_size": 14}, 126, [3.5, 7, 14, 28]),
+        ("vit_tiny_r_s16_p8_224", {"depth": 1}, 224, [8, 16, 32, 64]),  # patches of 8 cells of 4 pixels
+        ("t2t_vit_14", {"depth": 1, "patch_size": 3}, 96, [3, 6, 12, 24]),
+        ("swin_nano", CASES["swin_nano"][0] | {"patch_size": 3}, 96, [3, 6, 12]),
+        ("swin_nano", CASES["swin_nano"][0] | {"patch_size": 4}, 128, [4, 8, 16]),
+        ("resnet10t", {}, 64, [2, 4, 8, 16]),  # a finer stem than the network's own
+    ],
+)
+def test_strides_are_whole_patches_where_the_last_one_hangs_over(
+    name: str, keywords: dict, size: int, strides: list[float]
+) -> None:
+    backbone = create_backbone(name, img_size=size, **keywords)
+    assert Pyramid(backbone).strides == strides
+
+
 def test_channel_norm_is_a_layer_norm_at_every_place() -> None:
     norm = MapNorm(6)
     grid = torch.randn(2, 6, 3, 4)

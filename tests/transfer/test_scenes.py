@@ -227,3 +227,26 @@ def test_one_class_is_nothing_to_tell_apart(data: Path) -> None:
         Image.fromarray(np.zeros((48, 48), np.uint8)).save(path)
     with pytest.raises(UserError, match="fewer than two classes"):
         open_scenes(str(data))
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("label", "instead"), [(0, 1), (1, 0)])
+def test_255_is_no_object(data: Path, label: int, instead: int, named: bool) -> None:
+    """Masks of black and white, as many tools write them, whether or not a file names the classes."""
+    for path in data.glob("masks/*/*.png"):
+        Image.fromarray(np.where(np.asarray(Image.open(path)) == 1, 255, label).astype(np.uint8)).save(path)
+    if named:
+        (data / "classes.txt").write_text("ground\nsquare\n")
+    with pytest.raises(
+        UserError, match=f"hold only {label} beside 255, and 255 counts nowhere.* as {instead}"
+    ) as error:
+        open_scenes(str(data))
+    assert "\n" not in str(error.value)
+    assert named or len(open_scenes(str(data), count=2).classes) == 2  # somebody who says so has them
+
+
+def test_masks_of_nothing_that_counts(data: Path) -> None:
+    for path in data.glob("masks/*/*.png"):
+        Image.fromarray(np.full((48, 48), 255, np.uint8)).save(path)
+    with pytest.raises(UserError, match=r"hold nothing that counts beside 255.* as 1"):
+        open_scenes(str(data))

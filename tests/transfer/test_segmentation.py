@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,11 +57,11 @@ def test_ignored_pixels_add_nothing() -> None:
     labels = torch.randint(0, 3, (1, 4, 4))
     labels[:, 2:] = IGNORED
     by_hand = -logits.log_softmax(1).gather(1, labels[:, None].clamp(max=2))[:, 0][:, :2].sum() / 16
-    loss = pixel_loss(logits, labels)
+    loss = pixel_loss(logits, labels, 1.0)
     assert torch.allclose(loss, by_hand)
     loss.backward()
     assert logits.grad is not None and logits.grad[:, :, 2:].abs().sum() == 0
-    assert pixel_loss(logits, torch.full((1, 4, 4), IGNORED)) == 0
+    assert pixel_loss(logits, torch.full((1, 4, 4), IGNORED), 1.0) == 0
 
 
 @given(length=st.integers(1, 300), window=st.integers(1, 120))
@@ -76,7 +77,7 @@ def test_windows_cover_everything(length: int, window: int) -> None:
 class Pointwise(torch.nn.Module):
     """A network whose answer at a pixel depends on that pixel alone: windows and flips must not matter."""
 
-    spec = SegmenterSpec(2)
+    spec, pyramid = SegmenterSpec(2), SimpleNamespace(strides=[1.0])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return torch.stack([images.sum(1), -images.prod(1)], 1)
@@ -88,6 +89,26 @@ def test_windows_and_flips_are_put_back_where_they_came_from(window: int, flip: 
     net, images = Pointwise(), torch.randn(2, 3, 21, 34)
     found = probabilities(net, images, (21, 34), window=window, flip=flip)  # type: ignore[arg-type]
     assert torch.allclose(found, net(images).softmax(1), atol=1e-5)
+
+
+class Patchwise(torch.nn.Module):
+    """Patches of 16 pixels, the last ones hanging over the edge; each says what its mean is."""
+
+    spec, pyramid = SegmenterSpec(2), SimpleNamespace(strides=[16.0])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        below, right = -images.shape[2] % 16, -images.shape[3] % 16
+        means = torch.nn.functional.avg_pool2d(torch.nn.functional.pad(images, (0, right, 0, below)), 16)
+        return torch.stack([means.sum(1), -means[:, 0]], 1)
+
+
+def test_what_hangs_over_the_edge_is_cut_off() -> None:
+    """An image that ends within a patch is answered as the part of a larger one that it is."""
+    net, images = Patchwise(), torch.zeros(1, 3, 48, 64)
+    images[:, :, :40, :50] = torch.randn(1, 3, 40, 50)
+    whole = probabilities(net, images, (48, 64))  # type: ignore[arg-type]
+    part = probabilities(net, images[:, :, :40, :50], (40, 50))  # type: ignore[arg-type]
+    torch.testing.assert_close(part, whole[:, :, :40, :50])
 
 
 def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
@@ -102,7 +123,8 @@ def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
             look = (look - task.mean) / task.std
             for mirrored in (False, True):
                 logits = task.net(look.flip(3) if mirrored else look)
-                chances = F.interpolate(logits, size=size, mode="bilinear").softmax(1)
+                covered = [round(cells * task.net.pyramid.strides[0]) for cells in logits.shape[2:]]
+                chances = F.interpolate(logits, size=covered, mode="bilinear").softmax(1)[:, :, : size[0], : size[1]]
                 chances = chances.flip(3) if mirrored else chances
                 total += F.interpolate(chances, size=(40, 56), mode="bilinear")[0] / 2
     found = task.predict([picture], test)[0]

@@ -156,7 +156,7 @@ class DetectEvalConfig(_UseConfig):
     """COCO AP of a trained detector on another dataset, or another split."""
 
     data: str = option(help="a folder with COCO-format JSON files and images, or one JSON file", positional=True)
-    split: Literal["train", "val", "test"] = option("val", "which part of the data")
+    split: Literal["train", "val", "test"] = option("val", "which part of a folder; one file is scored as a whole")
     out: str | None = option(None, "folder for pictures and transfer_report.json", short="-o")
 
 

@@ -14,7 +14,7 @@ from frugalvit.data import DataSource, join, open_data
 from frugalvit.data.decode import BadImage, decode
 from frugalvit.data.examples import Examples
 from frugalvit.errors import UserError
-from frugalvit.files import storable, write_atomically
+from frugalvit.files import make_folder, storable, write_atomically
 from frugalvit.probing.extract import Embedded, Extractor
 from frugalvit.probing.knn import nearest
 from frugalvit.probing.prepare import make_extractor, open_model, probe_device
@@ -31,6 +31,8 @@ def embed(config: EmbedConfig) -> Result:
     _check_outputs(config, out, picture)
     source = open_data(config.data, split="given", root=config.root)
     chosen = _chosen(source, config.split)
+    if config.neighbours is not None:
+        _check_others(config.neighbours, [name for examples in chosen.values() for name in examples.names])
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
     query = None if config.neighbours is None else _read(config.neighbours)
@@ -46,11 +48,11 @@ def embed(config: EmbedConfig) -> Result:
         "bad": len(found.bad),
     }
     tables: list[Table] = []
+    near = [] if query is None else _neighbours(extractor, found, query, config, probe_device(model))
     if out is not None:
         write_features(out, found, [splits[position] for position in found.positions], source.classes)
         data["out"] = str(out)
     if query is not None and picture is not None:
-        near = _neighbours(extractor, found, query, config, probe_device(model))
         tables.append(_draw(picture, query, found, join(*chosen.values()), near, source))
         data["neighbours"] = [
             dict(zip(("rank", "image", "class", "cosine"), row, strict=True)) for row in tables[0].rows
@@ -65,7 +67,6 @@ def embed(config: EmbedConfig) -> Result:
 
 def write_features(path: Path, found: Embedded, splits: list[str], classes: tuple[str, ...] | None) -> None:
     """paths, splits, vectors and, where there are any, labels (numbers) with the names of the classes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix.lower() == ".npz":
         arrays: dict[str, np.ndarray] = {
             "paths": np.array(found.names),
@@ -100,6 +101,7 @@ def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) 
             raise UserError(f"{out}: features go into a file that ends with {' or '.join(FORMATS)}.")
         if out.exists():
             raise UserError(f"{out} is already there and is not overwritten; choose another name with -o.")
+        make_folder(out.parent)
         if out.suffix.lower() == ".parquet":
             if config.features == "grid":
                 raise UserError("A grid of tokens does not fit a table; write it to a .npz file.")
@@ -138,10 +140,22 @@ def _neighbours(
     """Rows and cosines of the images most like the query, from near to far; the query's own file is no neighbour."""
     assert config.neighbours is not None
     asked: Tensor = extractor.images(extractor.model.transform.image(query, extractor.device)).cpu()
-    _, similarity, index = next(nearest(found.features, asked, config.count + 1, device=device))
-    own = Path(config.neighbours).resolve()
-    pairs = zip(index[0].tolist(), similarity[0].tolist(), strict=True)
-    return [(row, cosine) for row, cosine in pairs if Path(found.names[row]).resolve() != own][: config.count]
+    _check_others(config.neighbours, found.names)
+    own, looked_at = Path(config.neighbours).resolve(), config.count + 1
+    while True:
+        _, similarity, index = next(nearest(found.features, asked, looked_at, device=device))
+        pairs = zip(index[0].tolist(), similarity[0].tolist(), strict=True)
+        near = [(row, cosine) for row, cosine in pairs if Path(found.names[row]).resolve() != own]
+        if len(near) >= config.count or looked_at >= len(found):
+            return near[: config.count]
+        looked_at *= 2  # the file itself stands in several splits
+
+
+def _check_others(query: str, names: list[str]) -> None:
+    """Refuse a query that is the only image."""
+    own = Path(query).resolve()
+    if names and all(Path(name).resolve() == own for name in names):
+        raise UserError(f"{query} has no neighbours: there is no other image.")
 
 
 def _draw(

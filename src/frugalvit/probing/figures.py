@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from frugalvit import palette
 from frugalvit.errors import UserError
 from frugalvit.figures import STYLE
+from frugalvit.files import make_folder
 
 AHEAD, BEHIND = palette.BLUE, palette.RED
 FORMATS = (".png", ".svg", ".pdf")
@@ -25,6 +26,7 @@ def check_picture(path: Path) -> None:
         raise UserError(f"{path}: a picture's name ends with {', '.join(FORMATS)}.")
     if path.exists():
         raise UserError(f"{path} is already there and is not overwritten; choose another name.")
+    make_folder(path.parent)
 
 
 def neighbours_figure(query: np.ndarray, neighbours: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:

@@ -10,8 +10,8 @@ from torch import nn
 from frugalvit.errors import UserError
 
 # Tables and tokens that say where something is are no weights to be shrunk, although they have two dimensions or more.
-_UNDECAYED = ("bias_table", "position_bias", "attention_biases", "rel_pos_h", "rel_pos_w", "pos_embed")
-_TOKENS = ("cls_token", "reg_token", "dist_token")  # with a number behind them where a network has several
+_UNDECAYED = ("bias_table", "position_bias", "attention_biases", "rel_pos_h", "rel_pos_w", "patch_pos", "pixel_pos")
+_NUMBERED = ("pos_embed", "cls_token", "reg_token", "dist_token")  # with a number behind where a network has several
 
 
 def decay_groups(
@@ -25,7 +25,7 @@ def decay_groups(
     decayed, rest = [], []
     for name, parameter in parameters:
         if parameter.requires_grad:
-            plain = parameter.ndim <= 1 or name.endswith(_UNDECAYED) or name.rpartition(".")[2].startswith(_TOKENS)
+            plain = parameter.ndim <= 1 or name.endswith(_UNDECAYED) or name.rpartition(".")[2].startswith(_NUMBERED)
             (rest if plain else decayed).append((name, parameter))
     groups = [
         {"params": decayed, "weight_decay": weight_decay, "decayed": True, "lr_scale": lr_scale},

@@ -20,6 +20,7 @@ from frugalvit.errors import UserError
 from frugalvit.transfer.coco_check import check_entries, check_runs, is_polygon
 from frugalvit.transfer.places import arrange, check_sizes, find_folder
 
+_FEW_BARE = 0.05  # objects without a mask that are a slip, and left out; more of them are boxes that were meant
 _SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -65,22 +66,37 @@ class CocoData:
         return bool(objects) and all("segmentation" in entry for entry in objects)
 
 
-def open_coco(where: str, split: str = "auto", val_fraction: float = 0.1, categories: str = "own") -> CocoData:
+def open_coco(
+    where: str,
+    split: str = "auto",
+    val_fraction: float = 0.1,
+    categories: str = "own",
+    *,
+    masks: bool | str = "auto",
+    known: tuple[str, dict[int, str]] | None = None,
+) -> CocoData:
     """Read a dataset, check it, and make what splits are missing; every mistake is one line before training.
 
     categories: "own"; "super" learns the supercategories instead; "one" calls everything an object.
+    masks: "auto" wants them if no file has many objects without one; True asks this of each file for itself; False
+        where nobody will look at them. Where they are wanted objects without one are left out, else all are kept.
+    known: a model's name and its categories by id, which the files' are taken for by their names.
     """
     files = find_annotations(Path(where))
     notes: list[str] = []
     contents = {name: _read(path) for name, path in files.items()}
     first = "train" if "train" in contents else next(iter(contents))
-    named = _categories(contents[first], files[first])
+    other, named = files[first].name, _categories(contents[first], files[first])
+    if known and categories == "own":
+        other, named = known
+    boxed = {name: _mostly_boxes(content, files[name], notes) for name, content in contents.items()}
     splits = {}
     for name, content in contents.items():
-        numbers = _numbers(content, files[name], named, files[first], notes)
-        splits[name] = _images(files[name], Path(where), content, numbers, notes)
+        numbers = _numbers(content, files[name], named, other, notes)
+        drawn = masks is not False and not (any(boxed.values()) if masks == "auto" else boxed[name])
+        splits[name] = _images(files[name], Path(where), content, numbers, notes, drawn)
     if categories != "own":
-        named = _merge(splits, _groups(contents[first], files[first], categories))
+        named = _merge(splits, _groups(contents[first], files[first], categories), known)
     root = Path(where) if Path(where).is_dir() else Path(where).parent
     splits = arrange(splits, split, val_fraction, notes)
     return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes)
@@ -186,11 +202,11 @@ def _categories(content: dict[str, Any], path: Path) -> dict[int, str]:
 
 
 def _numbers(
-    content: dict[str, Any], path: Path, known: dict[int, str], first: Path, notes: list[str]
+    content: dict[str, Any], path: Path, known: dict[int, str], first: str, notes: list[str]
 ) -> dict[int, int]:
-    """A file's category id -> the id that means the same in the first file, ``known``: the same name decides.
+    """A file's category id -> the id that means the same in ``first``, a file or model, ``known``: names decide.
 
-    A category the first file lacks has none; that is a mistake only where an annotation is of it.
+    A category that ``first`` lacks has none; that is a mistake only where an annotation is of it.
     """
     own = _categories(content, path)
     numbers: dict[int, int] = {}
@@ -206,14 +222,14 @@ def _numbers(
         name = own[absent[0]]
         what = "calls several so" if name in known.values() else "does not have"
         raise UserError(
-            f"{path.name} has objects of category {absent[0]} '{name}', which {first.name} {what}: both files must "
-            "call the same things the same."
+            f"{path.name} has objects of category {absent[0]} '{name}', which {first} {what}: both must call "
+            "the same things the same."
         )
     moved = [(identity, number) for identity, number in numbers.items() if identity != number and identity in used]
     if moved:
         identity, number = moved[0]
         notes.append(
-            f"{path.name} numbers its categories otherwise than {first.name}: names decide ('{own[identity]}' is "
+            f"{path.name} numbers its categories otherwise than {first}: names decide ('{own[identity]}' is "
             f"{identity} there, {number} here)"
         )
     return numbers
@@ -229,16 +245,37 @@ def _groups(content: dict[str, Any], path: Path, categories: str) -> dict[int, s
     return {int(entry["id"]): str(entry["supercategory"]) for entry in content["categories"]}
 
 
-def _merge(splits: dict[str, list[CocoImage]], groups: dict[int, str]) -> dict[int, str]:
-    """Give every object its group's number, 1, 2, … in the order of their names; number -> name."""
-    numbers = {name: number for number, name in enumerate(sorted(set(groups.values())), 1)}
-    for entry in (entry for images in splits.values() for image in images for entry in image.objects):
-        entry["category_id"] = numbers[groups[entry["category_id"]]]
+def _merge(
+    splits: dict[str, list[CocoImage]], groups: dict[int, str], known: tuple[str, dict[int, str]] | None
+) -> dict[int, str]:
+    """Give every object its group's number, a model's or 1, 2, … in the order of their names; number -> name."""
+    model, named = known or ("", dict(enumerate(sorted(set(groups.values())), 1)))
+    numbers = {name: number for number, name in named.items()}
+    objects = [(entry, image.truth) for images in splits.values() for image in images for entry in image.objects]
+    for entry, truth in objects:
+        group = groups[entry["category_id"]]
+        if group not in numbers:
+            raise UserError(
+                f"{truth.name} has objects of category '{group}', which {model} does not have: both must call "
+                "the same things the same."
+            )
+        entry["category_id"] = numbers[group]
     return {number: name for name, number in numbers.items()}
 
 
+def _mostly_boxes(content: dict[str, Any], path: Path, notes: list[str]) -> bool:
+    """Whether so many objects have no mask that boxes were meant; said where others have one."""
+    count = len(content["annotations"])
+    bare = sum(not entry.get("segmentation") for entry in content["annotations"])
+    if bare <= _FEW_BARE * count:
+        return False
+    if bare < count:
+        notes.append(f"{path.name}: {bare:,} of {count:,} objects have boxes alone: no masks to learn")
+    return True
+
+
 def _images(
-    path: Path, where: Path, content: dict[str, Any], numbers: dict[int, int], notes: list[str]
+    path: Path, where: Path, content: dict[str, Any], numbers: dict[int, int], notes: list[str], masks: bool
 ) -> list[CocoImage]:
     names = [entry["file_name"] for entry in content["images"]]
     if not names:
@@ -257,7 +294,6 @@ def _images(
             raise UserError(f"{path.name} names two images with the id {entry['id']}.")
         images[entry["id"]] = CocoImage(entry["id"], place, height, width, path)
     left_out = {"boxes without area": 0, "objects without a usable mask": 0}
-    any_mask = any(entry.get("segmentation") for entry in content["annotations"])
     for entry in content["annotations"]:
         image = images.get(entry.get("image_id"))
         if image is None:
@@ -269,7 +305,7 @@ def _images(
                 f"{path.name}: annotation {entry.get('id')} has category {entry['category_id']}, which is none of "
                 f"the {len(content['categories'])} categories."
             )
-        cleaned, reason = _clean(entry, image, path, any_mask)
+        cleaned, reason = _clean(entry, image, path, masks)
         if cleaned is None:
             left_out[reason] += 1
         else:

@@ -51,7 +51,7 @@ class DetectJob:
     columns = 2
 
     def open(self, config: DetectConfig) -> CocoData:
-        data = open_coco(str(config.data), config.split, config.val_fraction, config.categories)
+        data = open_coco(str(config.data), config.split, config.val_fraction, config.categories, masks=config.masks)
         if config.masks is True and not data.has_masks():
             raise UserError(f"{config.data} does not have a mask for every object of every split; leave out --masks.")
         if not any(image.learnable() for image in data.splits.get("train", [])):
@@ -136,23 +136,27 @@ class DetectJob:
 def evaluate(config: DetectEvalConfig) -> Result:
     """COCO AP of a trained detector."""
     began = time.monotonic()
+    folder = out_folder(config.out)
     facts = read_facts(config.model, "detect")
-    data = open_coco(config.data, "given", categories=facts.get("categories", "own"))
-    _same_categories(facts, data, config.model)
-    split = config.split if Path(config.data).is_dir() else "train"  # one file is scored as a whole
-    images = data.splits.get(split)
+    known = (config.model, dict(pairs_of(facts)))
+    masks = bool(facts["spec"]["masks"])
+    data = open_coco(config.data, "given", categories=facts.get("categories", "own"), masks=masks, known=known)
+    for note in data.notes:
+        console.say(note)
+    whole = not Path(config.data).is_dir()  # one file is scored as a whole
+    images = data.splits.get("train" if whole else config.split)
     if not images:
         raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
+    seen, pictures = running.readable(images)
     task = load_task(config.model, facts, config.device, config.batch)
-    dataset = ObjectPictures(images, data, running.open_pictures(images), task.net.spec.masks)
-    folder = out_folder(config.out)
+    dataset = ObjectPictures(seen, data, pictures, task.net.spec.masks)
     scores = DetectJob().score(task, dataset, folder)
     seconds = round(time.monotonic() - began, 2)
     summary = {
         "run": config.model,
         **scores,
-        "scored_on": split,
-        "scored_images": len(images),
+        "scored_on": Path(config.data).name if whole else config.split,
+        "scored_images": len(dataset),
         "seconds": seconds,
     }
     return Result(summary, [_table(summary)], [f"pictures  {folder}/pictures"] if folder else [])
@@ -221,15 +225,6 @@ def _told(identity: int, annotations: list[dict[str, Any]], names: dict[int, str
             name = names[entry["category_id"]]
             counts[name] = counts.get(name, 0) + 1
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
-
-
-def _same_categories(facts: dict[str, Any], data: CocoData, model: str) -> None:
-    known = dict(pairs_of(facts))
-    other = {i: n for i, n in zip(data.category_ids, data.classes, strict=True) if known.get(i) != n}
-    if other or len(known) != len(data.classes):
-        identity, name = next(iter(other.items()), (None, None))
-        example = f": it has category {identity} '{name}', which the model does not know" if other else ""
-        raise UserError(f"{data.name} has other categories than {model} was trained with{example}.")
 
 
 def _objects_per_class(dataset: ObjectPictures) -> dict[int, int]:

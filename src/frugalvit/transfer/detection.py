@@ -41,7 +41,7 @@ class Detector(nn.Module):
         self.spec = spec
         self.features = FeaturePyramid(pyramid, spec.channels)
         sizes = tuple((spec.anchors * stride,) for stride in self.features.strides)
-        anchors = FloatAnchors(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
+        anchors = FloatAnchors(sizes, self.features.strides)
         per_place = anchors.num_anchors_per_location()[0]
         kept = {"training": spec.proposals, "testing": spec.proposals}
         self.rpn = Proposals(

@@ -6,8 +6,10 @@ place in a large image to four pixels only.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
@@ -15,6 +17,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops.poolers import initLevelMapper
 
 from frugalvit.transfer.pyramid import FeaturePyramid
 
@@ -41,11 +44,22 @@ class DetectorSpec:
 
 
 class FloatAnchors(AnchorGenerator):
-    """torchvision's anchors, in float32 whatever the maps are: they are places too. All images share one tensor."""
+    """torchvision's anchors, in float32 whatever the maps are: they are places too. All images share one tensor.
+
+    They stand a stride apart. torchvision divides the image by the cells, which is another number where the last cells
+    hang over the edge, as those of patches of 12 or 14 pixels do.
+    """
+
+    def __init__(self, sizes: tuple[tuple[float, ...], ...], strides: list[float]) -> None:
+        super().__init__(sizes, ((0.5, 1.0, 2.0),) * len(sizes))  # pyright: ignore[reportArgumentType]
+        self.strides = strides
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        first = ImageList(image_list.tensors, image_list.image_sizes[:1])
-        return super().forward(first, [grid[:, :1].float() for grid in feature_maps]) * len(image_list.image_sizes)
+        device = feature_maps[0].device
+        self.set_cell_anchors(torch.float32, device)
+        steps = [[torch.full((), stride, device=device)] * 2 for stride in self.strides]  # filled there: no copy
+        anchors = self.grid_anchors([list(grid.shape[-2:]) for grid in feature_maps], steps)
+        return [torch.cat(anchors)] * len(image_list.image_sizes)
 
 
 class FloatProposals(RPNHead):
@@ -72,8 +86,17 @@ class FloatMasks(MaskRCNNPredictor):
 
 
 def roi_align(spec: DetectorSpec, features: FeaturePyramid, side: int) -> MultiScaleRoIAlign:
-    """Crops of ``side`` cells from the level that fits a region: 224 px on stride 16 with anchors of 8 strides."""
-    return MultiScaleRoIAlign(features.names, side, sampling_ratio=2, canonical_scale=round(28 * spec.anchors))
+    """Crops of ``side`` cells from the level that fits a region: 224 px on stride 16 with anchors of 8 strides.
+
+    torchvision would measure the scales at the first batch and round them to powers of two; they are known here.
+    """
+    size = round(28 * spec.anchors)
+    crops = MultiScaleRoIAlign(features.names, side, sampling_ratio=2, canonical_scale=size)
+    strides = features.strides[: len(features.names)]
+    crops.scales = [1 / stride for stride in strides]
+    finest, coarsest = (round(math.log2(stride)) for stride in (strides[0], strides[-1]))
+    crops.map_levels = initLevelMapper(finest, coarsest, canonical_scale=size, canonical_level=4)
+    return crops
 
 
 def mask_parts(spec: DetectorSpec, features: FeaturePyramid) -> dict[str, nn.Module]:

@@ -56,12 +56,20 @@ def upright_size(path: Path) -> tuple[int, int]:
             width, height = picture.size
             if isinstance(picture, TiffImageFile):  # newer Pillows give the turned size, older ones the stored one
                 width, height = int(picture.tag_v2[_WIDTH]), int(picture.tag_v2[_HEIGHT])
-            turned = picture.getexif().get(_ORIENTATION) in _TURNED
+            turned = _orientation(picture) in _TURNED
     except FileNotFoundError:
         raise UserError(f"There is no file {path}.") from None
     except UNREADABLE as error:
         raise UserError(f"{path} is not a readable image ({' '.join(str(error).split())[:100]}).") from None
     return (width, height) if turned else (height, width)
+
+
+def _orientation(picture: Image.Image) -> int | None:
+    """What EXIF says; a PNG may say it behind its pixels, and one that is cut short is for the decoder to leave out."""
+    try:
+        return picture.getexif().get(_ORIENTATION)
+    except UNREADABLE:
+        return None
 
 
 def arrange(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:

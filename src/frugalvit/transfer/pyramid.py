@@ -77,7 +77,16 @@ def _shapes(backbone: Backbone) -> list[tuple[int, float]]:
     with torch.no_grad():
         maps = backbone.stages(torch.zeros(1, backbone.in_chans, side, side))
     backbone.train(was_training)
-    return [(grid.shape[1], side / grid.shape[2]) for grid in maps]
+    known = [entry["reduction"] for entry in getattr(backbone.model, "feature_info", [])]
+    return [(grid.shape[1], _stride(side, grid.shape[2], known)) for grid in maps]
+
+
+def _stride(side: int, cells: int, known: list[int]) -> float:
+    """Pixels from cell to cell: the stride of those a network names that gives so many cells, else side / cells.
+
+    A last cell that hangs over the edge, as those of patches of 12 pixels may, would spoil the measurement.
+    """
+    return float(next((stride for stride in known if -(-side // stride) == cells), side / cells))
 
 
 def _probe_side(backbone: Backbone) -> int:

@@ -96,6 +96,12 @@ def open_scenes(
                 f"mask, give --label-count {label + 1}, or --ignore-index {label} if it should not count."
             )
     labels = [label for label in range(highest) if label not in (ignored, IGNORED)]
+    counted = [label for label in present if label in labels]
+    if IGNORED in present and len(labels if count != "auto" else counted) < 2:
+        raise UserError(
+            f"The masks of {root} hold {f'only {counted[0]}' if counted else 'nothing that counts'} beside {IGNORED}, "
+            f"and {IGNORED} counts nowhere: write what it stands for as {0 if counted and counted[0] else 1}."
+        )
     if len(labels) < 2:
         raise UserError(f"{root} has fewer than two classes: segmentation needs something to tell apart.")
     table = np.full(256, IGNORED, np.uint8)

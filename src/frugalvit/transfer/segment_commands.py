@@ -126,6 +126,7 @@ class SegmentJob:
 def evaluate(config: SegmentEvalConfig) -> Result:
     """mIoU of a trained segmenter."""
     began = time.monotonic()
+    folder = out_folder(config.out)
     facts = read_facts(config.model, "segment")
     ignored = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
     data = open_scenes(config.data, ignore=ignored, count=max(facts["labels"]) + 1, split="given")
@@ -137,16 +138,16 @@ def evaluate(config: SegmentEvalConfig) -> Result:
     scenes = data.splits.get(config.split)
     if not scenes:
         raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
+    seen, pictures = running.readable(scenes)
     task = load_task(config, facts)
-    dataset = LabelledPictures(scenes, data, running.open_pictures(scenes))
-    folder = out_folder(config.out)
+    dataset = LabelledPictures(seen, data, pictures)
     scores = SegmentJob().score(task, dataset, folder)
     seconds = round(time.monotonic() - began, 2)
     summary = {
         "run": config.model,
         **scores,
         "scored_on": config.split,
-        "scored_images": len(scenes),
+        "scored_images": len(dataset),
         "seconds": seconds,
     }
     return Result(summary, [_table(summary)], [f"pictures  {folder}/pictures"] if folder else [])

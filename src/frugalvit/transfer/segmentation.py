@@ -85,9 +85,10 @@ class Segmenter(nn.Module):
     def losses(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross-entropy of both heads; ``labels`` (B, H, W)."""
         maps = self.pyramid(images)
-        losses = {"loss_main": pixel_loss(self._decode(maps), labels)}
+        strides = self.pyramid.strides
+        losses = {"loss_main": pixel_loss(self._decode(maps), labels, strides[0])}
         if self.helper is not None:
-            losses["loss_auxiliary"] = self.spec.auxiliary * pixel_loss(self.helper(maps[-2]), labels)
+            losses["loss_auxiliary"] = self.spec.auxiliary * pixel_loss(self.helper(maps[-2]), labels, strides[-2])
         return losses
 
     def _decode(self, maps: Sequence[Tensor]) -> Tensor:
@@ -101,12 +102,12 @@ class Segmenter(nn.Module):
         return self.classify(self.fuse(torch.cat([_resized(part, size) for part in levels], 1)))
 
 
-def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def pixel_loss(logits: Tensor, labels: Tensor, stride: float) -> Tensor:
     """Cross-entropy at full resolution; ignored pixels add nothing, and the mean is over all pixels.
 
     So a batch's loss is the mean of its images' losses, however many of their pixels count.
     """
-    full = _resized(logits.float(), (labels.shape[1], labels.shape[2]))
+    full = _in_pixels(logits, stride, (labels.shape[1], labels.shape[2]))
     return F.cross_entropy(full, labels, ignore_index=IGNORED, reduction="sum") / labels.numel()
 
 
@@ -127,14 +128,14 @@ def _slide(net: Segmenter, images: Tensor, window: int) -> Tensor:
     """Mean logits (B, classes, H, W) of windows two thirds of their side apart; the last ones end with the image."""
     height, width = images.shape[2], images.shape[3]
     if not window or (height <= window and width <= window):
-        return _resized(net(images).float(), (height, width))
+        return _in_pixels(net(images), net.pyramid.strides[0], (height, width))
     total = images.new_zeros((len(images), net.spec.classes, height, width), dtype=torch.float32)
     seen = images.new_zeros((1, 1, height, width), dtype=torch.float32)
     for top in window_starts(height, window):
         for left in window_starts(width, window):
             part = images[:, :, top : top + window, left : left + window]
             place = (..., slice(top, top + window), slice(left, left + window))
-            total[place] += _resized(net(part).float(), (part.shape[2], part.shape[3]))
+            total[place] += _in_pixels(net(part), net.pyramid.strides[0], (part.shape[2], part.shape[3]))
             seen[place] += 1
     return total / seen
 
@@ -144,6 +145,12 @@ def window_starts(length: int, window: int) -> list[int]:
     last = max(0, length - window)
     count = math.ceil(last / max(1, window * 2 // 3)) + 1
     return sorted({round(last * number / max(1, count - 1)) for number in range(count)})
+
+
+def _in_pixels(logits: Tensor, stride: float, size: tuple[int, int]) -> Tensor:
+    """Logits at an image's resolution. Cells that hang over its edge, as the last patch of a ViT may, are cut there."""
+    height, width = (max(length, round(cells * stride)) for cells, length in zip(logits.shape[2:], size, strict=True))
+    return _resized(logits.float(), (height, width))[:, :, : size[0], : size[1]]
 
 
 def _resized(grid: Tensor, size: tuple[int, int]) -> Tensor:

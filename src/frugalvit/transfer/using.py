@@ -17,7 +17,8 @@ def lone_fabric(device: str) -> Fabric:
 
 
 def out_folder(out: str | None) -> Path | None:
-    return None if out is None else make_folder(Path(out))
+    """The folder for what is written, if any is; to be asked for before the work, since it may be refused."""
+    return None if out is None else make_folder(not_filled(Path(out)))
 
 
 def unique_names(paths: list[Path]) -> list[str]:
