@@ -358,3 +358,5 @@ def test_shards_belong_to_the_split_in_their_names(tmp_path: Path) -> None:
             "test": ["test_00"],
         }
     assert list(layout(f"{tmp_path}/imagenet1k-validation-{{00..00}}.tar").splits) == ["train"]
+    write_tar(tmp_path / "lab" / "lab-dev-00.tar", {"1.png": png(1), "1.cls": b"0"})
+    assert list(layout(str(tmp_path / "lab")).splits) == ["train"]

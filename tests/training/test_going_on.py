@@ -83,7 +83,7 @@ def test_with_its_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     """Two processes made 4 of a batch of 6 images; one process goes on with 4, and as many steps; three cannot."""
     run = Run(tmp_path / "run")
     config = TrainConfig.parse({"data": "x", "batch": 6, "epochs": 4.0, "lr": 1e-3, "ema": 0.0})
-    run.save_json("data.json", {"images": 36, "batch": 6})
+    run.save_json("data.json", {"images": 36, "batch": 6, "processes": 2})
     run.save_config(config)
     steps = shared(config, run, world=2)
     assert steps == 36 and "batch 6 becomes 4" in capsys.readouterr().err
@@ -107,6 +107,19 @@ def test_after_its_last_checkpoint(images: str, tmp_path: Path) -> None:
     assert set(first.data) == set(again.data)
 
 
+def test_words_of_the_beginning_do_again(tmp_path: Path) -> None:
+    """Whatever became of the batch: raised to be shared, or lowered to the images there are and then shared."""
+    for asked, became, images in ((8, 16, 100), (64, 6, 10), (64, 10, 10)):
+        folder = tmp_path / f"{asked}_{became}"
+        run = Run(folder)
+        run.save_json("data.json", {"images": images, "batch": asked, "processes": 2})
+        run.save_config(TrainConfig.parse({"data": "x", "batch": became}))
+        run.close()
+        resuming.check_resume(TrainConfig.parse({"resume": str(folder), "batch": asked}))
+        with pytest.raises(UserError, match=f"was begun with --batch {became}"):
+            resuming.check_resume(TrainConfig.parse({"resume": str(folder), "batch": 5}))
+
+
 @pytest.mark.parametrize("command", [train, pretrain])
 def test_more_parts_than_auto_gives_images(command: Any, images: str, tmp_path: Path) -> None:
     kind, values = (TrainConfig, TRAIN) if command is train else (PretrainConfig, PRETRAIN)
@@ -117,14 +130,16 @@ def test_more_parts_than_auto_gives_images(command: Any, images: str, tmp_path: 
         command(kind.parse(values | {"batch": 64, "accumulate": 32, "out": str(tmp_path / "other")}))
 
 
-def test_a_loss_that_is_added_is_no_divergence() -> None:
-    """L_R begins late; both losses only fall."""
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
+def test_a_loss_that_is_added_is_no_divergence(share: float) -> None:
+    """L_R begins late, within the steps of a line; both losses only fall."""
     health = Health(1024, steps=400, settled=40)
     said = []
     for line in range(40):
         metrics = {"loss": 3.4 - line / 20, "view_loss": 6.8 - line / 10}
         if line >= 20:
-            metrics |= {"region_loss": 6.9 - line / 40, "loss": metrics["loss"] + 3.45 - line / 80}
+            part = share if line == 20 else 1.0
+            metrics |= {"region_loss": 6.9 - line / 40, "loss": metrics["loss"] + part * (3.45 - line / 80)}
         said += health.look(10 * line, metrics)
     assert said == []
 
@@ -143,6 +158,12 @@ def test_long_runs_are_not_looked_through_at_every_line(monkeypatch: pytest.Monk
 def test_layers_are_spared_in_training_only(images: str) -> None:
     with pytest.raises(UserError, match=r"layer_decay spares layers"):
         PretrainConfig.parse(PRETRAIN | {"data": images, "optimizer": {"layer_decay": 0.7}})
+
+
+def test_runs_that_were_begun_with_it_go_on(tmp_path: Path) -> None:
+    """Earlier versions took it, and did nothing with it."""
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(PRETRAIN | {"data": "x", "optimizer": {"layer_decay": 0.7}}))
+    assert PretrainConfig.stored(tmp_path / "config.yaml").optimizer.layer_decay == 0.7
 
 
 def test_a_collapse_that_an_evaluation_finds_is_saved(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from toys import ToyTask, toy_plan
 
 from frugalvit.data.loader import Batch
+from frugalvit.training import stepping
 from frugalvit.training.precision import make_precision
 from frugalvit.training.stepping import Stepper, make_optimizer
 
@@ -29,9 +30,11 @@ def test_inputs_stay_as_they_are(wanted: str, inside: torch.dtype) -> None:
     assert network.seen == (torch.float32, torch.float32) and network.inside == inside
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["as on a CPU", "fused, as on a GPU"])
 @pytest.mark.parametrize("clip_per", ["global", "tensor"])
-def test_the_scale_of_fp16_is_taken_out_once(clip_per: str) -> None:
+def test_the_scale_of_fp16_is_taken_out_once(clip_per: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimiser gets the gradients of a run in fp32, to fp16's rounding, however they are clipped."""
+    monkeypatch.setattr(stepping, "_fused", lambda fabric: fused)
     moments = {}
     for wanted in ("32", "fp16"):
         fabric = Fabric(accelerator="cpu", devices=1, plugins=make_precision(wanted, "cpu"))

@@ -52,6 +52,7 @@ def test_everything_that_learns_gets_a_gradient(name: str) -> None:
         ("t2t_vit_14", {"depth": 1, "patch_size": 3}, 96, [3, 6, 12, 24]),
         ("swin_nano", CASES["swin_nano"][0] | {"patch_size": 3}, 96, [3, 6, 12]),
         ("swin_nano", CASES["swin_nano"][0] | {"patch_size": 4}, 128, [4, 8, 16]),
+        ("inception_v3", {}, 224, [4, 8, 16, 32]),  # convolutions that lose their borders
         ("resnet10t", {}, 64, [2, 4, 8, 16]),  # a finer stem than the network's own
     ],
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import CropsConfig
 from frugalvit.config.kinds import Auto, Count, Positive, Rate, Share
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import PairsConfig
+from frugalvit.errors import UserError
 
 
 class MatchingConfig(Config):
@@ -73,11 +74,12 @@ class PretrainConfig(RunConfig):
     def recipe_task(cls) -> str:
         return "pretrain"
 
-    @model_validator(mode="after")
-    def _all_layers_alike(self) -> Self:
-        if self.optimizer.layer_decay != 1:
-            raise ValueError("optimizer.layer_decay spares layers that have learned: leave it to 'train --init'")
-        return self
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Self:
+        made = super().parse(values)
+        if made.optimizer.layer_decay != 1:
+            raise UserError("optimizer.layer_decay spares layers that have learned: leave it to 'train --init'.")
+        return made
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:

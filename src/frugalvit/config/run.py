@@ -105,6 +105,10 @@ class RunConfig(Config):
         made._given = values
         return made
 
+    def given(self, name: str, default: Any) -> Any:
+        """What an option, by its plain name, was asked to be; ``default`` where it was not."""
+        return self._given.get(name, default)
+
     def was_given(self, name: str) -> bool:
         """Whether an option, by its dotted name, was asked for, and not left to defaults and recipes."""
         values: Any = self._given

@@ -356,10 +356,18 @@ def _shards_by_split(folder: Path) -> dict[str, list[str]]:
 
 
 def _by_split(shards: list[str]) -> dict[str, list[str]]:
-    """``train-000000.tar`` and ``imagenet1k-validation-00.tar`` by the first split in their names; others are train."""
+    """``train-000000.tar`` and ``imagenet1k-validation-00.tar`` by the first split in their names; others are train.
+
+    Where none would be, only a name's first word counts: ``lab-dev-00.tar`` alone are images to learn from.
+    """
+    names = [PurePosixPath(without_query(shard).replace("\\", "/")).name.lower() for shard in shards]
     by_split: dict[str, list[str]] = {}
-    for shard in shards:
-        words = re.split(r"[-_.]", PurePosixPath(without_query(shard).replace("\\", "/")).name.lower())
-        split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
-        by_split.setdefault(split, []).append(shard)
+    for most in (None, 1):
+        by_split = {}
+        for shard, name in zip(shards, names, strict=True):
+            words = re.split(r"[-_.]", name)[:most]
+            split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
+            by_split.setdefault(split, []).append(shard)
+        if "train" in by_split:
+            break
     return by_split

@@ -134,7 +134,7 @@ def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[
             n: {"mean": spreads[n].mean, "deviation": spreads[n].deviation, "values": values[n]} for n in names
         },
         "differences": {n: {k: finite(v) for k, v in vars(found).items()} for n, found in differences.items()},
-        "seconds_per_step": pace,
+        "seconds_per_step": {n: finite(seconds) for n, seconds in pace.items()},
     }
     write_text(folder / "comparison.json", json.dumps(data, indent=1))
     table = Table(columns, rows, f"{metric} of {folder.name}")
@@ -182,8 +182,8 @@ def _rows(
             str(spreads[name]),
             len(values[name]),
             str(differences[name]) if name in differences else "-",
-            f"{pace[name]:.4f}",
-            f"{100 * (pace[name] / base - 1):+.1f} %" if name in differences and base else "-",
+            f"{pace[name]:.4f}" if math.isfinite(pace[name]) else "-",
+            f"{100 * (pace[name] / base - 1):+.1f} %" if name in differences and base * pace[name] > 0 else "-",
         ]
         for name in names
     ]

@@ -148,10 +148,13 @@ class Health:
             return None
         # Only sums of the same losses can be compared: one that is added later makes the sum larger.
         parts, now = frozenset(name for name in metrics if name in _PARTS), metrics["loss"]
+        if self.losses and parts not in self.losses:  # a line's mean is over steps with and without what was added
+            self.losses[parts] = math.inf, math.inf, -1
+            return None
         start, low, count = self.losses.get(parts, (now, now, 0))
-        self.losses[parts] = start, min(low, now), count + 1
-        low = min(low, now)
-        if count + 1 < 5:
+        start, low, count = now if count < 0 else start, min(low, now), max(count, 0) + 1
+        self.losses[parts] = start, low, count
+        if count < 5:
             return None
         if now < start * 1.2 or now < low + 0.5 * abs(start):
             return self._clear("divergence")

@@ -18,6 +18,11 @@ class Autocast(MixedPrecision):
     def convert_input(self, data: Any) -> Any:
         return data
 
+    def unscale_gradients(self, optimizer: Any) -> None:
+        """Fabric's own refuses fused optimisers, which could do so themselves: they do not where it has been done."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
 
 def precision_name(wanted: str, device: str) -> str:
     """Lightning's name for a wanted precision; "auto" is the half precision that the hardware has, on a CPU none."""

@@ -121,5 +121,5 @@ def _was_lowered(name: str, wanted: Any, had: Any, stored: RunConfig, folder: Pa
     """Whether the run itself made another value of the one that is given again: the same words must do again."""
     if name == "batch":
         facts = read_facts(folder)
-        return wanted > had and (had == facts.get("images") or wanted == facts.get("batch"))
+        return wanted == facts.get("batch") or wanted > had == facts.get("images")
     return name == "accumulate" and stored.auto_batch

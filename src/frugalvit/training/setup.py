@@ -135,11 +135,12 @@ def record(
     """
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
-    facts: dict[str, Any] = {"images": len(examples), "classes": list(classes), "batch": config.batch}
+    facts: dict[str, Any] = {"images": len(examples), "classes": list(classes)}
+    facts["batch"] = config.given("batch", config.batch)
     facts["fingerprint"] = examples.fingerprint()
+    facts["processes"] = math.prod(processes.places(config.devices, config.nodes))
     if isinstance(examples, StreamedExamples):
         facts["survey"] = examples.survey._asdict()
-        facts["processes"] = math.prod(processes.places(config.devices, config.nodes))
     if truth is not None:
         facts["truth"] = truth
     if not config.resume or not (run.folder / "data.json").exists():
@@ -249,7 +250,7 @@ def share_batch(config: RunConfig, plan: Plan, run: Run, fabric: Fabric) -> None
     if plan.images_per_step == config.batch:
         return
     shared = f"processes ({fabric.world_size}) and parts of a step ({config.accumulate})"
-    if config.resume and "batch" in run.read_json("data.json"):  # which runs of earlier versions lack
+    if config.resume and run.read_json("data.json").get("processes", fabric.world_size) != fabric.world_size:
         raise UserError(
             f"{run.folder} takes {config.batch} images a step, which {shared} cannot share equally: resume it with as "
             "many --devices and --nodes as it was begun with."

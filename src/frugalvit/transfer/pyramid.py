@@ -7,6 +7,7 @@ backbones for object detection", §3): twice and once doubled by transposed conv
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -77,16 +78,22 @@ def _shapes(backbone: Backbone) -> list[tuple[int, float]]:
     with torch.no_grad():
         maps = backbone.stages(torch.zeros(1, backbone.in_chans, side, side))
     backbone.train(was_training)
-    known = [entry["reduction"] for entry in getattr(backbone.model, "feature_info", [])]
+    known = [entry["reduction"] for entry in getattr(backbone.model, "feature_info", None) or []]
     return [(grid.shape[1], _stride(side, grid.shape[2], known)) for grid in maps]
 
 
 def _stride(side: int, cells: int, known: list[int]) -> float:
-    """Pixels from cell to cell: the stride of those a network names that gives so many cells, else side / cells.
+    """Pixels from cell to cell: of the strides that a network names the one next to side / cells, else that itself.
 
-    A last cell that hangs over the edge, as those of patches of 12 pixels may, would spoil the measurement.
+    A last cell that hangs over the edge, as those of patches of 12 pixels may, would spoil the measurement, and so
+    would borders that convolutions without padding lose.
     """
-    return float(next((stride for stride in known if -(-side // stride) == cells), side / cells))
+
+    def octaves(stride: float) -> float:
+        return abs(math.log2(side / cells / stride))
+
+    nearest = min(known, key=octaves, default=side / cells)
+    return float(nearest if octaves(nearest) <= 0.5 else side / cells)
 
 
 def _probe_side(backbone: Backbone) -> int:
