@@ -49,3 +49,13 @@ def test_cut_off_and_resumed(kind: str, compiled: bool | str, tmp_path: Path, mo
             command(cut)
     command(config.parse({"resume": str(tmp_path / "cut"), "device": "cuda"}))
     assert differences(tmp_path / "whole", tmp_path / "cut") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_fp16(kind: str, tmp_path: Path) -> None:
+    """What GPUs without bf16 do by themselves: the fused optimiser, and a scale that is looked for."""
+    command, config, values = KINDS[kind]
+    values = values | {"data": str(write_images(tmp_path / "images")), "device": "cuda", "precision": "fp16"}
+    outcome = command(config.parse(values | {"compile": False, "out": str(tmp_path / "run")})).data
+    assert outcome["skipped_steps"] < outcome["steps"]
