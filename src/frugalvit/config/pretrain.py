@@ -76,6 +76,7 @@ class PretrainConfig(RunConfig):
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
+        """As all runs' options; one that would do nothing here is refused (what earlier runs stored is not)."""
         made = super().parse(values)
         if made.optimizer.layer_decay != 1:
             raise UserError("optimizer.layer_decay spares layers that have learned: leave it to 'train --init'.")

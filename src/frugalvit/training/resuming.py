@@ -60,7 +60,7 @@ def check_resume(config: RunConfig) -> None:
         if name in (*_OF_NOW, *_free(stored)) or not config.was_given(name):
             continue
         wanted, had = (operator.attrgetter(name)(part) for part in (config, stored))
-        if wanted not in ("auto", had) and not _was_lowered(name, wanted, had, stored, folder):
+        if wanted not in ("auto", had) and not _was_changed(name, wanted, had, stored, folder):
             short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
             flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
             begun = f"with {flag} {had}" if had not in (None, False) else f"without {flag}"
@@ -117,7 +117,7 @@ def _free(stored: RunConfig) -> tuple[str, ...]:
     return _NO_MATTER if stored.stream is True else (*_NO_MATTER, "workers")
 
 
-def _was_lowered(name: str, wanted: Any, had: Any, stored: RunConfig, folder: Path) -> bool:
+def _was_changed(name: str, wanted: Any, had: Any, stored: RunConfig, folder: Path) -> bool:
     """Whether the run itself made another value of the one that is given again: the same words must do again."""
     if name == "batch":
         facts = read_facts(folder)
