@@ -31,6 +31,11 @@ def guard_of(device: torch.device) -> Tensor:
     return torch.zeros(2, device=device)
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """The optimiser itself, without Fabric's wrapper: what a gradient scaler knows it by."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
 def gate(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -> Tensor:
     """Take the optimiser's step only if the gradients are finite, and count it if not; whether they were not.
 
@@ -41,7 +46,7 @@ def gate(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -
     bad = ~torch.isfinite(norm)
     guard[0] = torch.where(bad, guard[0] + 1, torch.zeros_like(guard[0]))
     guard[1] += bad
-    inner = getattr(optimizer, "optimizer", optimizer)
+    inner = unwrapped(optimizer)
     if norm.device.type == "cuda":
         inner.grad_scale, inner.found_inf = None, bad.float()
         optimizer.step()

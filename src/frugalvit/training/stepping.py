@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from frugalvit.config.train import RunConfig
-from frugalvit.training.gradients import Undo, clip_each, gate, guard_of
+from frugalvit.training.gradients import Undo, clip_each, gate, guard_of, unwrapped
 from frugalvit.training.recipes import steps_per_epoch, total_steps
 from frugalvit.training.schedules import Constant, Schedule
 from frugalvit.training.task import Task
@@ -89,7 +89,7 @@ class Stepper:
         self.once = torch.ones((), device=fabric.device)
         self.guard = guard_of(fabric.device)
         self.undo = Undo(task)
-        self.inner: Any = getattr(optimizer, "optimizer", optimizer)  # without Fabric's wrapper
+        self.inner = unwrapped(optimizer)
         self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
 
