@@ -116,8 +116,9 @@ class PretrainTask(Task):
         """Not by itself: graphs take work off the host, and at 224 px the device is the limit."""
         return False
 
-    def compile_with(self, mode: str | None) -> None:
+    def compile_with(self, graphs: bool) -> None:
         """Compile the networks, one graph for each size of crop, and the localization head."""
+        mode = "reduce-overhead" if graphs else None  # as torch calls it when it replays CUDA graphs
         for network in (self.student, self.teacher):
             network.compile(dynamic=False, mode=mode)
         if self.localization is not None:

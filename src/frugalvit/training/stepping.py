@@ -18,6 +18,7 @@ from torch.optim import AdamW
 from frugalvit.config.train import RunConfig
 from frugalvit.training.gradients import Undo, clip_each, gate, guard_of, unwrapped
 from frugalvit.training.recipes import steps_per_epoch, total_steps
+from frugalvit.training.recording import Recording
 from frugalvit.training.schedules import Constant, Schedule
 from frugalvit.training.task import Task
 
@@ -90,6 +91,7 @@ class Stepper:
         self.guard = guard_of(fabric.device)
         self.undo = Undo(task)
         self.inner = unwrapped(optimizer)
+        self.recording: Recording | None = None
         self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
 
@@ -98,6 +100,9 @@ class Stepper:
         torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step's graphs may be overwritten now
         seed_step(plan.seed, step, self.fabric.global_rank)
         self._set_schedules(step)
+        if self.task.recorded:
+            self._replayed_step(step)
+            return
         self.undo.remember()
         for micro in range(plan.accumulate):
             batch = self.task.batch_at(step * plan.accumulate + micro)
@@ -106,11 +111,32 @@ class Stepper:
                 self.fabric.backward(losses["loss"] / plan.accumulate)
             self._collect(losses)
         self.task.before_optimizer(step)
+        norm = self._optimize()
+        self.task.after_step(step)
+        self._collect({"gradient_norm": norm})
+
+    def _optimize(self) -> Tensor:
+        """Clip, step if the gradients are finite, and forget them; their joint norm."""
         norm = self._clip()
         self.undo.where(gate(self.optimizer, norm, self.guard, scaled=self.scaled))
         self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _replayed_step(self, step: int) -> None:
+        """The same step, what the device does of it replayed as one CUDA graph."""
+        if self.recording is None:
+            self.recording = Recording(self._advance, self.inner, self.fabric.device)
+        values = self.recording.take(self.task.inputs(self.task.batch_at(step), step))
         self.task.after_step(step)
-        self._collect({"gradient_norm": norm})
+        self._collect(values)
+
+    def _advance(self, *inputs: Tensor | None) -> dict[str, Tensor]:
+        """All that a step computes on the device from its tensors, the moving average of the weights aside."""
+        self.undo.remember()
+        with self.fabric.autocast():
+            losses = self.task.judge(*inputs)
+        self.fabric.backward(losses["loss"])
+        return {name: loss.detach() for name, loss in losses.items()} | {"gradient_norm": self._optimize()}
 
     def _set_schedules(self, step: int) -> None:
         lr = self.plan.lr.at(step)

@@ -17,11 +17,16 @@ class Task(nn.Module, ABC):
     score: str  # the metric whose highest value marks the best checkpoint
     watched: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
     batches: Any  # where batch_at() takes its batches from
+    recorded = False  # whether its whole step is replayed as one CUDA graph; such a task has inputs() and judge()
 
     @property
     def replayable(self) -> bool:
         """Whether its step is known to do as CUDA graphs."""
         return False
+
+    def no_graphs(self, scaled: bool) -> str:
+        """Why its step cannot be replayed as CUDA graphs, or nothing; ``scaled``: fp16's gradients are."""
+        return ""
 
     @abstractmethod
     def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
@@ -44,8 +49,16 @@ class Task(nn.Module, ABC):
         """Look at what is logged; whether the run should end because going on would be a waste."""
 
     @abstractmethod
-    def compile_with(self, mode: str | None) -> None:
-        """Compile what a step computes; ``mode`` as ``torch.compile`` has it."""
+    def compile_with(self, graphs: bool) -> None:
+        """Compile what a step computes; ``graphs``: and replay it, or parts of it, as CUDA graphs."""
+
+    def inputs(self, batch: Any, step: int) -> tuple[Tensor | None, ...]:
+        """All that tells one step from another, as tensors."""
+        raise NotImplementedError
+
+    def judge(self, *inputs: Any) -> dict[str, Tensor]:
+        """The losses, from what ``inputs`` gave."""
+        raise NotImplementedError
 
     def before_optimizer(self, step: int) -> None:
         """Between the gradients and the optimiser; by itself nothing."""
