@@ -16,6 +16,7 @@ from test_cache import no_decoding, only_file, store_of, write_images
 
 from frugalvit.data import cache, cachefile, open_data
 from frugalvit.data.examples import FileExamples, join
+from frugalvit.data.pack import pack
 from frugalvit.errors import UserError
 from frugalvit.files import CannotLock, FolderLock
 
@@ -170,6 +171,28 @@ def test_a_moved_dataset_keeps_its_fingerprint(tmp_path: Path) -> None:
     before = open_data(str(bitmaps(tmp_path / "here", 0)), split="given").splits["train"].fingerprint()
     (tmp_path / "here").rename(tmp_path / "there")
     assert open_data(str(tmp_path / "there"), split="given").splits["train"].fingerprint() == before
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_copied_dataset_can_be_told_by_its_content(packed: bool, tmp_path: Path) -> None:
+    folder = bitmaps(tmp_path / "images", 0)
+    if packed:
+        pack(open_data(str(folder), split="given"), tmp_path / "shards")
+        folder = tmp_path / "shards"
+        for index in folder.glob("*.json"):
+            index.unlink()  # as with shards that others have written
+
+    def prints() -> list[str]:
+        train = open_data(str(folder), split="given").splits["train"]
+        return [join(train, train.subset([0])).fingerprint(times=times) for times in (True, False)]
+
+    timed, content = prints()
+    for file in folder.rglob("*.*"):
+        os.utime(file, (1, 1))
+    assert prints()[0] != timed and prints()[1] == content
+    if not packed:
+        next(folder.rglob("*.bmp")).write_bytes(b"other")
+        assert prints()[1] != content
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")

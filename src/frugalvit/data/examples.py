@@ -65,14 +65,14 @@ class Examples:
         """Format and size without decoding; ``BadImage`` too when the file's structure shows that it is cut short."""
         return read_header(self.raw(index), self.names[index], whole=True)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *, times: bool = True) -> str:
         """Changes when the images, their order or their labels do.
 
         By names, sizes and times; of content only a few samples are read, which tell datasets apart that an archive
-        has given the same ones.
+        has given the same ones. Without ``times`` a copy has the print of what it is a copy of.
         """
         digest = hashlib.sha256(type(self).__name__.encode())
-        for key, mark in zip(self.keys, self._marks(), strict=True):
+        for key, mark in zip(self.keys, self._marks(times), strict=True):
             digest.update(f"{key}\0{mark}\0".encode("utf-8", "surrogateescape"))
         if self.labels is not None:
             digest.update(self.labels.tobytes())
@@ -96,8 +96,8 @@ class Examples:
     def _take(self, whole: Examples, chosen: np.ndarray) -> None:
         """Cut what a kind of examples holds besides names and labels."""
 
-    def _marks(self) -> Iterable[object]:
-        """One thing per image that changes when the image does."""
+    def _marks(self, times: bool) -> Iterable[object]:
+        """One thing per image that changes when the image does; ``times``: when it was written counts."""
         raise NotImplementedError
 
 
@@ -130,7 +130,7 @@ class FileExamples(Examples):
     def header(self, index: int) -> Header:
         return read_header(self.names[index], whole=True)
 
-    def _marks(self) -> Iterable[object]:
+    def _marks(self, times: bool) -> Iterable[object]:
         sampled = {round(i) for i in np.linspace(0, len(self) - 1, _SAMPLED)}
         for place, path in enumerate(self.names):
             try:
@@ -139,7 +139,8 @@ class FileExamples(Examples):
                 yield "missing"
                 continue
             read = place in sampled and stat.S_ISREG(facts.st_mode)
-            yield facts.st_size, facts.st_mtime_ns, *([_beginning_of(path)] if read else [])
+            written = [facts.st_mtime_ns] if times else []
+            yield facts.st_size, *written, *([_beginning_of(path)] if read else [])
 
 
 _SAMPLED, _BEGINNING = 16, 4096  # files whose first bytes are looked at, and how many
@@ -217,9 +218,9 @@ class ArrayExamples(Examples):
         assert isinstance(whole, ArrayExamples)
         self.images = whole.images[chosen]
 
-    def _marks(self) -> Iterable[object]:
+    def _marks(self, times: bool) -> Iterable[object]:
         if hasattr(self.images, "marks"):  # an array that stays on disk knows its own
-            yield from self.images.marks()  # type: ignore[attr-defined]
+            yield from self.images.marks(times)  # type: ignore[attr-defined]
             return
         for image in self.images:
             yield hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=8).hexdigest()
@@ -263,8 +264,8 @@ class JoinedExamples(Examples):
         assert isinstance(whole, JoinedExamples)
         self.where = [whole.where[i] for i in chosen]
 
-    def _marks(self) -> Iterable[object]:
-        marks = [list(part._marks()) for part in self.parts]
+    def _marks(self, times: bool) -> Iterable[object]:
+        marks = [list(part._marks(times)) for part in self.parts]
         return (marks[number][inner] for number, inner in self.where)
 
 

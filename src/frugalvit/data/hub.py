@@ -60,7 +60,7 @@ class HubExamples(Examples):
         assert isinstance(whole, HubExamples)
         self.indices = whole.indices[chosen]
 
-    def _marks(self) -> Iterable[object]:
+    def _marks(self, times: bool) -> Iterable[object]:
         mark = getattr(self.rows, "_fingerprint", "")
         return ((mark, index) for index in self.indices.tolist())
 

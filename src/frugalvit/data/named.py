@@ -195,9 +195,10 @@ class _H5Images:
             self.shape = (len(self.rows), *file["x"].shape[1:])
         self.ndim = len(self.shape)
 
-    def marks(self) -> Iterator[object]:
+    def marks(self, times: bool) -> Iterator[object]:
         facts = Path(self.path).stat()
-        return ((facts.st_size, facts.st_mtime_ns, row) for row in self.rows.tolist())
+        written = [facts.st_mtime_ns] if times else []
+        return ((facts.st_size, *written, row) for row in self.rows.tolist())
 
     def __len__(self) -> int:
         return len(self.rows)

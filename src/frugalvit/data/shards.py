@@ -83,12 +83,12 @@ class ShardExamples(Examples):
         self.places = whole.places[chosen]
         self.split_rows = chosen if whole.split_rows is None else whole.split_rows[chosen]
 
-    def _marks(self) -> Iterable[object]:
-        facts = [_facts(shard, self.index) for shard in self.shards]
+    def _marks(self, times: bool) -> Iterable[object]:
+        facts = [_facts(shard, self.index, times) for shard in self.shards]
         return ((facts[shard], offset, size) for shard, offset, size in self.places.tolist())
 
 
-def _facts(shard: str, index: PackedIndex | None) -> tuple[object, ...]:
+def _facts(shard: str, index: PackedIndex | None, times: bool) -> tuple[object, ...]:
     """What changes when a shard does: what its index says, so that a copy stays the same, or size and time."""
     path = Path(shard)
     if not path.exists():
@@ -96,7 +96,7 @@ def _facts(shard: str, index: PackedIndex | None) -> tuple[object, ...]:
     known, size = index.shard(path.name) if index is not None else None, path.stat().st_size
     if known is not None and known.bytes == size:
         return (size, known.sha256)
-    return (size, path.stat().st_mtime_ns)
+    return (size, path.stat().st_mtime_ns) if times else (size,)
 
 
 def is_shards(where: str) -> bool:

@@ -137,7 +137,7 @@ def record(
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
     facts: dict[str, Any] = {"images": len(examples), "classes": list(classes)}
     facts["batch"] = config.given("batch", config.batch)
-    facts["fingerprint"] = examples.fingerprint()
+    facts["content"] = examples.fingerprint(times=False)  # data is often copied anew for every part of a run
     facts["processes"] = math.prod(processes.places(config.devices, config.nodes))
     if isinstance(examples, StreamedExamples):
         facts["survey"] = examples.survey._asdict()
@@ -157,7 +157,7 @@ def record(
             f"The classes of {config.data} have changed since {run.folder} began ({len(before['classes'])} then, "
             f"{len(classes)} now): put them back, or start a new run with --init {console.shown(run.folder)}."
         )
-    if before["fingerprint"] != facts["fingerprint"]:
+    if before.get("content", facts["content"]) != facts["content"]:  # folders of earlier versions have none
         console.warn(
             f"the images of {config.data} have changed since {run.folder} began ({before['images']:,} then, "
             f"{len(examples):,} now): it goes on with them, but will not end as it would have"

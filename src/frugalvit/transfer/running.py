@@ -6,7 +6,6 @@ A :class:`Job` says what is particular; ``train`` is what both have in common.
 from __future__ import annotations
 
 import functools
-import hashlib
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from frugalvit import console
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.transfer import TransferConfig
+from frugalvit.data.examples import FileExamples
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
@@ -70,9 +70,8 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     if fabric.is_global_zero:
         for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
             console.say(note)
-    images = Listed([item.path for item in items])
-    truth = Listed(list(dict.fromkeys(item.truth for item in items))).fingerprint()
-    setup.record(config, run, decisions, images, data.classes, truth=truth)  # type: ignore[arg-type]
+    truth = _listed(list(dict.fromkeys(item.truth for item in items))).fingerprint(times=False)
+    setup.record(config, run, decisions, _listed([item.path for item in items]), data.classes, truth=truth)
     plan = make_plan(config, len(items), fabric.world_size, job)
     setup.share_batch(config, plan, run, fabric)
     task = job.task(config, data, backbone)
@@ -99,18 +98,11 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     return _finish(config, job, data, run, task, outcome, final, scored_on, decisions)
 
 
-class Listed:
-    """Files as ``setup.record`` wants to know them: how many, and whether they are still the same."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def fingerprint(self) -> str:
-        facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
-        return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+def _listed(paths: list[Path]) -> FileExamples:
+    """Files as ``setup.record`` wants to know them: by their names, wherever the folder lies."""
+    files = FileExamples([str(path) for path in paths], None)
+    files.keys = [path.name for path in paths]
+    return files
 
 
 def choose_splits(splits: dict[str, list[Any]], where: str) -> tuple[list[Any], list[Any], str, list[Any] | None]:
