@@ -11,6 +11,7 @@ optimiser's moments and load kernels, none of which may happen while a graph is 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ class Recording:
     def __init__(self, advance: Callable[..., Values], optimizer: Any, device: torch.device) -> None:
         self.advance, self.optimizer = advance, optimizer
         self.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
-        self.stream = torch.cuda.Stream() if device.type == "cuda" else None
+        self.stream = _stream(device) if device.type == "cuda" else None
         self.taken: Counter[object] = Counter()
         self.recorded: dict[object, Recorded] = {}
 
@@ -94,6 +95,12 @@ class Recording:
         finally:
             for group, values in zip(groups, before, strict=True):
                 group.update(values)
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    """One for all the recordings of a process: cuBLAS keeps a workspace for every stream that it has worked on."""
+    return torch.cuda.Stream(device)
 
 
 def aside(action: Callable[[], Values], stream: Any) -> Values:
