@@ -177,6 +177,11 @@ def test_the_readme_says_no_more() -> None:
     assert f"{ours}, where the papers' values give {papers} (three seeds)" in prose
     cifar = [scores("drloc-cifar", setting, "top1")[0] for setting in ("with, ce", "without")]
     assert "({:.1f} against {:.1f} after 20 epochs".format(*cifar) in readme
+    first, drloc, alone = (
+        scores("best-cifar", setting, "top1")[0] for setting in ("EsViT + Drloc", "Drloc", "from scratch")
+    )
+    assert f"has {first:.1f} after EsViT on the same images and 684 epochs with Drloc" in prose
+    assert f"({drloc:.1f} with Drloc alone and {alone:.1f} without" in prose.replace("one seed; ", "")
     kept = json.loads((DOCS / "results" / "h200.json").read_text(encoding="utf-8"))
     for name, memory, row in (
         ("pretrain --batch 64 --against", "peak_gib", 0),
@@ -292,16 +297,22 @@ def test_a_teacher_that_follows_quickly() -> None:
         (
             "esvit-cifar/swin_mini/for_small_images,_slow_teacher",
             "knn",
-            {10: "{:.1f} after 10 epochs, ", 20: "{:.1f} after 20 and ", 28: "{:.1f} after 28, where"},
+            {10: "{:.1f} after 10 epochs, ", 30: "{:.1f} after 30 and ", 100: "{:.1f} after 100 (the second"},
         ),
         (
             "best-cifar/swin_mini/Drloc,_windows_of_4",
             "top1",
             {206: "had {:.2f} after 206 and ", 257: "**{:.2f} after 257**, where"},
         ),
+        (
+            "best-cifar/swin_mini/EsViT+Drloc",
+            "top1",
+            {206: "({:.2f} after 206, ", 257: "{:.2f} after 257), and ", 684: "{:.2f} at the end. "},
+        ),
+        ("best-cifar/swin_mini/EsViT+Drloc", "top1", {412: "had to be: {:.2f} after 412 epochs"}),
     ],
 )
-def test_runs_that_were_cut_off(run: str, metric: str, told: dict[int, str]) -> None:
+def test_on_the_way(run: str, metric: str, told: dict[int, str]) -> None:
     lines = (DOCS / "results" / run / "seed_0.jsonl").read_text().splitlines()
     found = {int(line["epoch"]): line[metric] for line in map(json.loads, lines) if metric in line}
     assert "".join(words.format(found[epoch]) for epoch, words in told.items()) in PROSE

@@ -301,6 +301,8 @@ _USES = {
         "cifar100",
         _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
+            "EsViT + Drloc, drop path 0.2": f"init={{esvit}} {_ON} drop_path=0.2",
+            "EsViT + Drloc, resized crops": f"init={{esvit}} {_ON} augment.crop=resized augment.scale=0.25,1",
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
             "EsViT, half mixed": f"init={{esvit}} {_OFF} mixing.prob=0.5",
             "EsViT": f"init={{esvit}} {_OFF}",
