@@ -30,7 +30,7 @@ SMALL = {
 }
 HEADS = {"matching": {"prototypes": 16, "hidden": 8, "momentum": 0.9, "teacher_temp": 0.08, "teacher_temp_start": 0.04}}
 PLAIN_CROPS = {"crops": {"jitter": [0, 0, 0, 0], "grayscale": 0, "solarize": 0, "blur_first": 0, "blur_global": 0,
-                         "blur_local": 0, "flip": 0, "local_crops": 2}}  # fmt: skip
+                         "blur_local": 0, "blur_sigma": [0.1, 2], "flip": 0, "local_crops": 2}}  # fmt: skip
 PLAIN = {"augment": {"crop": "center", "flip": 0, "operations": 0, "erasing": 0}}
 IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 

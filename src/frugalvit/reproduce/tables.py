@@ -41,6 +41,7 @@ _FEW = _VARIED | {
     "evaluate_every": 500,
 }
 _WIDE = "backbone_args.window_size=8"  # swin_mini's windows at 32 px when these settings were measured; now 4
+_PAPER_VIEWS = "crops.blur_sigma=0.1,2 crops.local_scale=0.05,0.4 crops.global_scale=0.4,1 matching.teacher_temp=0.07"
 _SMALL_VIEWS = (
     "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5 crops.global_scale=0.5,1 matching.teacher_temp=0.04 batch=512"
 )
@@ -227,9 +228,9 @@ _PRETRAINING = {
         "cifar100",
         {"images": "train", "epochs": 100, "batch": 1024, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
-            "L_V": f"{_VIEWS_ONLY} {_WIDE}",
-            "L_V + L_R": _WIDE,
-            "L_V + L_R + Drloc": f"{_ON} {_WIDE}",
+            "L_V": f"{_VIEWS_ONLY} {_WIDE} {_PAPER_VIEWS}",
+            "L_V + L_R": f"{_WIDE} {_PAPER_VIEWS}",
+            "L_V + L_R + Drloc": f"{_ON} {_WIDE} {_PAPER_VIEWS}",
             "for small images": f"{_SMALL_VIEWS} {_WIDE}",
             "for small images, quick teacher": f"{_SMALL_VIEWS} matching.momentum=0.9904 epochs=60",
             "for small images, slow teacher": f"{_SMALL_VIEWS} matching.momentum=0.996",

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frugalvit.backbones import Backbone
+from frugalvit.config.data import SMALL_INPUT
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.data.augment import as_pair, usual_crop
 from frugalvit.data.sizes import input_size, largest_input
 from frugalvit.errors import UserError
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
@@ -116,6 +118,9 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
     if config.mixing.mixup or config.mixing.cutmix:
         decisions.take(config, "mixing.prob", *mixing_probability(epochs))
     decisions.take(config, "augment.operations", *augment_operations(epochs, facts.parameters))
+    crop = usual_crop(_side(config, facts))
+    reason = "shifts of the whole image, which is small" if crop == "padded" else "random parts, as in the papers"
+    decisions.take(config, "augment.crop", crop, reason)
     ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
     decisions.take(config, "ema", ema, f"averages about the last twentieth of {steps} steps")
 
@@ -150,14 +155,25 @@ def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decision
         momentum,
         f"the teacher must get somewhere in {steps:,} steps (the paper's 0.996 has 750,000)",
     )
-    long = steps / steps_per_epoch(facts.images, batch) >= 50
-    temperature = 0.07 if long else 0.04
-    reason = (
-        "the paper's, for runs of 50 epochs and more"
-        if long
-        else "no warm-up in a short run: a sharp teacher starts faster"
-    )
-    decisions.take(config, "matching.teacher_temp", temperature, reason)
+    side = _side(config, facts)
+    epochs = steps / steps_per_epoch(facts.images, batch)
+    decisions.take(config, "matching.teacher_temp", *teacher_temperature(epochs, side))
+    reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
+    for name, value in config.crops.views(side)._asdict().items():
+        decisions.take(config, f"crops.{name}", value, reason)
+
+
+def _side(config: RunConfig, facts: Facts) -> int:
+    """Pixels of the longer side of an input."""
+    return facts.side if config.img_size == "auto" else max(as_pair(config.img_size))
+
+
+def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
+    if side <= SMALL_INPUT:
+        return 0.04, f"a sharp teacher for inputs up to {SMALL_INPUT} px"
+    if epochs >= 50:
+        return 0.07, "the paper's, for runs of 50 epochs and more"
+    return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
 
 
 def pretraining_batch(facts: Facts) -> tuple[int, str]:
