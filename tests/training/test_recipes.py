@@ -234,3 +234,11 @@ def test_how_images_are_cut_is_a_decision(side: int, crop: str) -> None:
     config = TrainConfig.parse({"data": "x", "img_size": side})
     decide_training(config, Facts(500, 10, 64, "cpu"), Decisions())
     assert config.augment.crop == crop == TrainAugment(AugmentConfig(), side).crop
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig])
+def test_who_gives_both_lengths_is_told_which_counts(kind: Any) -> None:
+    decisions = Decisions()
+    config = kind.parse({"data": "x", "img_size": 32, "steps": 3, "epochs": 7})
+    (decide_training if kind is TrainConfig else decide_pretraining)(config, Facts(500, 10, 64, "cpu"), decisions)
+    assert "steps = 3: they count, and not --epochs 7" in [str(decision) for decision in decisions]

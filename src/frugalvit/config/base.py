@@ -24,6 +24,14 @@ class Config(pydantic.BaseModel):
         extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False
     )
 
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _at_home(cls, value: Any) -> Any:
+        """``~/photos`` wherever a path may be: a shell leaves it as it is after ``=``, YAML and Python always."""
+        if isinstance(value, list):
+            return [cls._at_home(one) for one in value]
+        return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
+
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         """Validate nested ``values``; a mistake becomes one clear line that says where it is."""

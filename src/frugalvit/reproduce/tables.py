@@ -177,7 +177,7 @@ _DEFAULTS = {
             "paper": f"{_OFF} batch=1024 lr=0.001 ema=0",
         },
         backbones=("swin_nano",),
-        starts={"esvit": ("esvit-nano", "L_V + L_R")},
+        starts={"esvit": ("esvit-nano", "lr=0.0005")},
     ),
     "mixing-flowers": Recipe(
         "all labels, the papers' Swin: every step mixed (mixup and cutmix) as in the papers, every other, or none",

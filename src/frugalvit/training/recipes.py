@@ -104,9 +104,7 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
     batch, reason = supervised_batch(facts)
     decisions.take(config, "batch", max(batch, config.accumulate), reason)
     batch = cap_batch(config, facts.images, decisions)
-    if config.steps is None:
-        epochs, reason = supervised_epochs(facts, batch)
-        decisions.take(config, "epochs", epochs, reason)
+    _decide_length(config, decisions, *supervised_epochs(facts, batch))
     lr, reason = supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune")
     decisions.take(config, "lr", lr, reason)
     weight, reason = localization_weight(facts.family)
@@ -130,9 +128,7 @@ def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decision
     batch, reason = pretraining_batch(facts)
     decisions.take(config, "batch", max(batch, config.accumulate), reason)
     batch = cap_batch(config, facts.images, decisions)
-    if config.steps is None:
-        epochs, reason = pretraining_epochs(facts)
-        decisions.take(config, "epochs", epochs, reason)
+    _decide_length(config, decisions, *pretraining_epochs(facts))
     lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
     decisions.take(
         config,
@@ -174,6 +170,14 @@ def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
     if epochs >= 50:
         return 0.07, "the paper's, for runs of 50 epochs and more"
     return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
+
+
+def _decide_length(config: RunConfig, decisions: Decisions, epochs: int, reason: str) -> None:
+    """Epochs, unless the length is given in steps; who gives both is told which counts."""
+    if config.steps is None:
+        decisions.take(config, "epochs", epochs, reason)
+    elif config.epochs != "auto":
+        decisions.append(Decision("steps", config.steps, f"they count, and not --epochs {config.epochs:g}"))
 
 
 def pretraining_batch(facts: Facts) -> tuple[int, str]:
@@ -288,7 +292,8 @@ def decide_heads(config: TrainConfig | PretrainConfig, backbone: Backbone, decis
     """How wide the heads are. Checkpoints have that shape, so a run keeps it whatever a later version decides."""
     if config.localization.weight:
         width = config.localization.head_width(backbone.dim)
-        decisions.take(config, "localization.hidden", width, f"the backbone's {backbone.dim}, at most the paper's 512")
+        reason = f"the backbone's {backbone.dim}, less than the paper's 512" if width == backbone.dim else "the paper's"
+        decisions.take(config, "localization.hidden", width, reason)
     if isinstance(config, PretrainConfig):
         reason = f"four times the backbone's {backbone.dim}, at most the paper's 2,048"
         decisions.take(config, "matching.hidden", matching_width(backbone.dim), reason)
