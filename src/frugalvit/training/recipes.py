@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,10 +90,12 @@ def cap_batch(config: RunConfig, images: int, decisions: Decisions) -> int:
     return config.batch
 
 
-def decide_stream(config: RunConfig, shards: int, world: int, decisions: Decisions) -> None:
-    """Reading in passing, and by how many: a resumed run must divide the shards among as many readers."""
+def decide_stream(config: RunConfig, shards: int, world: int, cores: int, decisions: Decisions) -> None:
+    """Reading in passing, and by how many: a resumed run must divide the shards among as many readers.
+
+    cores: for each process, the same number in all of them
+    """
     decisions.take(config, "stream", True, "the shards lie elsewhere, or are more than an index can hold")
-    cores = (os.cpu_count() or 1) // config.devices
     readers = max(1, min(16, cores, shards // world))
     decisions.take(config, "workers", readers, f"{cores} cores a process, {shards:,} shards for {world} of them")
 
