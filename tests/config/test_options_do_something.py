@@ -53,6 +53,23 @@ def last_lr_of_training(value: float) -> float:
     return make_plan(made(TrainConfig, "optimizer.min_lr", value), images=64, watched=8, world=1).lr.at(STEPS)
 
 
+CUT_OFF = {"optimizer": {"warmup": 0, "min_lr": 0}, "localization": {"weight": 1.0, "schedule": "ramp"}, "ema": 0.0}
+
+
+def last_lr_cut_off(value: float) -> float:
+    from frugalvit.training.commands import make_plan
+
+    return make_plan(made(TrainConfig, "stretch", value, CUT_OFF), images=64, watched=8, world=1).lr.at(STEPS)
+
+
+def last_weight_cut_off(value: float) -> float:
+    """Of λ's ramp, whose way up is a fifth of the run."""
+    from frugalvit.training.commands import make_network, make_plan, make_task
+
+    config = made(TrainConfig, "stretch", value, CUT_OFF, {"localization": {"variant": "l1", "grid_size": 7}})
+    return make_task(config, make_network(config, 2), make_plan(config, images=64, watched=8, world=1)).weight.at(STEPS)
+
+
 def last_lr_of_pretraining(value: float) -> float:
     from frugalvit.training.pretrain import make_plan
 
@@ -235,6 +252,8 @@ def classes_of_scenes(value: int, folder: Path) -> int:
 CASES: dict[str, tuple[Callable[..., float], list[tuple[Any, Any]]]] = {
     "optimizer.min_lr, train": (last_lr_of_training, [(0.0, 0.0), (0.25, 0.25)]),
     "optimizer.min_lr, pretrain": (last_lr_of_pretraining, [(0.0, 0.0), (0.25, 0.25)]),
+    "stretch, the rate": (last_lr_cut_off, [(1.0, 0.0), (3.0, 0.75)]),  # as in Drloc's released code
+    "stretch, λ": (last_weight_cut_off, [(1.0, 0.0), (3.0, 1 - 10 / 34)]),
     "weight_decay_end": (last_weight_decay, [(0.1, 0.1), (0.4, 0.4)]),
     "matching.teacher_temp_warmup": (second_temperature, [(0.0, 0.08), (0.25, 0.08), (0.5, 0.04 + 0.04 / 3)]),
     "matching.hold_last": (steps_of_resting_prototypes, [(0.0, 0), (0.25, 2), (9.0, 4)]),  # a tenth of the run at most

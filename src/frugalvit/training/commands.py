@@ -122,7 +122,8 @@ def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Pla
     if every == "auto":
         every = evaluation_interval(plan.steps, plan.steps_per_epoch, plan.images_per_step, watched)
     lowest, first = config.lr * config.optimizer.min_lr, config.lr * 1e-3
-    return replace(plan, lr=Cosine(config.lr, lowest, plan.steps, warm, warmup_from=first), evaluate_every=every)
+    length = round(config.stretch * plan.steps)
+    return replace(plan, lr=Cosine(config.lr, lowest, length, warm, warmup_from=first), evaluate_every=every)
 
 
 def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
@@ -140,7 +141,8 @@ def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> Supervised
         console.say(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
     weight: Schedule = Constant(settings.weight)
     if settings.schedule == "ramp":
-        weight = Ramp(settings.weight, warmup_steps(20, plan.steps_per_epoch, plan.steps), plan.steps)
+        length = round(config.stretch * plan.steps)
+        weight = Ramp(settings.weight, warmup_steps(20, plan.steps_per_epoch, plan.steps), length)
     return SupervisedTask(
         backbone,
         _localization(config, backbone) if settings.weight > 0 else None,
