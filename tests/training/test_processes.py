@@ -150,7 +150,11 @@ def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(("rank", "error"), [("0", KeyboardInterrupt), ("1", SystemExit)])
 def test_a_stopped_comparison(
-    rank: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: str,
+    error: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A status other than 0 of any but the first makes the launcher kill the first."""
     monkeypatch.setenv("LOCAL_RANK", rank)
@@ -158,6 +162,7 @@ def test_a_stopped_comparison(
     with pytest.raises(error) as left:
         compare.run_once(wanted, lambda _: Result({"stopped": "SIGTERM"}))
     assert (tmp_path / "run" / "asked.json").exists() == (rank == "0")
+    assert ("starting" in capsys.readouterr().err) == (rank == "0")
     if rank == "1":
         assert left.value.code == 0  # type: ignore[attr-defined]
 

@@ -69,7 +69,8 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     if summary is not None:
         return summary | {"run": str(folder)}  # where it lies now: a comparison may have been moved since
     begun = holds_run(folder)
-    console.say(f"{'continuing' if begun else 'starting'} {folder}")
+    if is_first():
+        console.say(f"{'continuing' if begun else 'starting'} {folder}")
     where = {name: getattr(config, name) for name in ("device", "devices", "nodes")}
     result = train(type(config).parse({"resume": str(folder), **where}) if begun else config)
     if "stopped" in result.data:
