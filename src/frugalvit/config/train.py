@@ -78,7 +78,7 @@ class TrainConfig(RunConfig):
     freeze: int = option(0, "leave the first N blocks (and the embedding) as they are", ge=0)
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
     stretch: float = option(
-        1.0, "lay the schedules of the rate and of λ's ramp out for a run this many times as long, and cut them off", ge=1
+        1.0, "schedules of the learning rate and of λ's ramp for a run this many times as long, cut off", ge=1
     )
     ema: Rate | Auto = option("auto", "averaging rate of the weights that are evaluated and exported; 0 for none")
     evaluate_every: Count | Auto = option(
