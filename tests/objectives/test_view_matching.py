@@ -224,7 +224,7 @@ def test_mistakes_are_named() -> None:
 @pytest.mark.parametrize("wrong", [{"student_temp": 0.0}, {"teacher_temp": 0.0}, {"teacher_temp": -0.04}], ids=str)
 def test_temperatures_without_a_meaning_are_refused(wrong: dict[str, float]) -> None:
     logits, grids = [torch.randn(2, 4, 5)] * 2, [torch.randn(2, 6, 2, 2)] * 2
-    temperatures = {"student_temp": 0.1, "teacher_temp": 0.04} | wrong
+    temperatures: dict[str, Any] = {"student_temp": 0.1, "teacher_temp": 0.04} | wrong
     (name,) = wrong
     with pytest.raises(UserError, match=name):
         view_loss(logits, logits, center=torch.zeros(5), **temperatures)
