@@ -86,6 +86,9 @@ def test_the_paired_difference() -> None:
             f"{signed(found.mean)}, 95 % interval {signed(found.low)} to {signed(found.high)}, p = {found.p_value:.3f}"
         )
         assert f"| {told}, against" in TEXT
+    first = paired_difference(*(scores("defaults-flowers", name, "top1") for name in (f"EsViT, {plain[6:]}", plain)))
+    told = f"{signed(first.mean)}, 95 % interval {signed(first.low)} to {signed(first.high)}, p = {first.p_value:.3f}"
+    assert f'| {told}, against "{plain}" |' in TEXT
     less = paired_difference(*(scores("defaults-flowers", name, "top1") for name in (plain, "auto")))
     assert f"that is {signed(less.mean)} ({signed(less.low)} to {signed(less.high)})" in PROSE
     rates = paired_difference(*(scores("defaults-flowers", setting, "top1") for setting in ("auto", "lr=0.00013")))
@@ -314,6 +317,12 @@ def test_a_teacher_that_follows_quickly() -> None:
             "top1",
             {206: "({:.2f} after 206, ", 257: "{:.2f} after 257), and ", 684: "{:.2f} at the end. "},
         ),
+        (
+            "esvit-nano/swin_nano/lr=0.0005",
+            "knn",
+            {1: "rose from {:.1f} after the first epoch to ", 8: "{:.1f} after 8 and ", 20: "{:.1f} at the end; "},
+        ),
+        ("esvit-nano/swin_nano/L_V+L_R", "knn", {8: "had {:.1f} after 8 and ", 9: "{:.1f} after 9, where that run"}),
         ("best-cifar/swin_mini/EsViT+Drloc", "top1", {412: "had to be: {:.2f} after 412 epochs"}),
     ],
 )
