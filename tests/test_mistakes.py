@@ -91,6 +91,8 @@ MISTAKES = [
         "frugalvit: one crop has no other to match; raise",
     ),
     ("bench swin_nano --img-size 0", "img_size = '0': it must be at least 1"),
+    ("train photos --lr nan", "lr = 'nan': it must be a finite number or 'auto'"),
+    ("train photos --localization.weight nan", "localization.weight = 'nan': it must be a finite number or 'auto'"),
     ("probe knn run photos --img-size 100000", "it must be at most 8,192 pixels"),
     # what contradicts itself
     ("probe knn run photos --backbone resnet18", "run holds a swin_nano and says so itself: leave out --backbone"),

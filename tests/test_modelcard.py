@@ -12,6 +12,7 @@ import frugalvit as fv
 from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.export import ExportConfig
 from frugalvit.export import export
+from frugalvit.modelcard import _given_scores
 
 CLASSES = ("daisy", "<script>alert(1)</script>", "pipe | _dream_")
 
@@ -44,7 +45,7 @@ def test_the_model_card_is_filled_from_the_run(tmp_path: Path) -> None:
         "image-classification",
     )
     metrics = header["model-index"][0]["results"][0]["metrics"]
-    assert [metric["value"] for metric in metrics] == [91.23, 99.0]
+    assert [metric["value"] for metric in metrics] == [91.23], "top-5 of three classes says nothing"
     for words in (
         "flowers \\| 3",
         "| epochs | 100 |",
@@ -58,3 +59,8 @@ def test_the_model_card_is_filled_from_the_run(tmp_path: Path) -> None:
     assert "import frugalvit" in body
     cards = pytest.importorskip("huggingface_hub")
     assert cards.ModelCard(text).data.license == "mit"
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(5, ["top-1 accuracy"]), (6, ["top-1 accuracy", "top-5 accuracy"])])
+def test_top_five_of_five_is_left_out(classes: int, shown: list[str]) -> None:
+    assert list(_given_scores({"top1": 80.0, "top5": 99.0, "mean_per_class": None}, classes)) == shown

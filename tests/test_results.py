@@ -86,6 +86,9 @@ def test_the_paired_difference() -> None:
             f"{signed(found.mean)}, 95 % interval {signed(found.low)} to {signed(found.high)}, p = {found.p_value:.3f}"
         )
         assert f"| {told}, against" in TEXT
+    first = paired_difference(*(scores("defaults-flowers", name, "top1") for name in (f"EsViT, {plain[6:]}", plain)))
+    told = f"{signed(first.mean)}, 95 % interval {signed(first.low)} to {signed(first.high)}, p = {first.p_value:.3f}"
+    assert f'| {told}, against "{plain}" |' in TEXT
     less = paired_difference(*(scores("defaults-flowers", name, "top1") for name in (plain, "auto")))
     assert f"that is {signed(less.mean)} ({signed(less.low)} to {signed(less.high)})" in PROSE
     rates = paired_difference(*(scores("defaults-flowers", setting, "top1") for setting in ("auto", "lr=0.00013")))
@@ -142,7 +145,7 @@ def test_the_readme_says_no_more() -> None:
     shown = {
         "from scratch": (("drloc-flowers", "without"), ("few-labels", "from scratch")),
         "+ Drloc": (("drloc-variants", "ce"), ("drloc-learned", "ce")),
-        "from scratch, 100 epochs, nothing": (("mixing-flowers", "not mixed"), ("few-labels", "not mixed")),
+        "from scratch, as long, nothing": (("mixing-flowers", "not mixed"), ("few-labels", "not mixed")),
         "with Drloc": (
             ("mixing-flowers", "not mixed, with Drloc"),
             ("few-labels", "not mixed, with Drloc, ce"),
@@ -160,6 +163,11 @@ def test_the_readme_says_no_more() -> None:
     settings = ("long EsViT + Drloc", "Drloc, ce", "from scratch")
     best, drloc, alone = (scores("best-flowers", setting, "top1")[0] for setting in settings)
     assert f"as long with Drloc alone: {drloc:.1f}, without either: {alone:.1f}) | **{best:.1f}** |" in readme
+    few = (
+        statistics.fmean(scores("few-labels", setting, "top1")) for setting in ("EsViT", "not mixed, with Drloc, ce")
+    )
+    told = "({:.1f} against {:.1f} with a tenth of the labels; {:.1f} against {:.1f} after 320 epochs with all)"
+    assert told.format(*few, best, drloc) in " ".join(readme.split())
     baseline = scores("mixing-flowers", "not mixed", "top1")
     mixed = paired_difference(baseline, scores("drloc-flowers", "without", "top1"))
     prose = " ".join(readme.split())
@@ -177,6 +185,11 @@ def test_the_readme_says_no_more() -> None:
     assert f"{ours}, where the papers' values give {papers} (three seeds)" in prose
     cifar = [scores("drloc-cifar", setting, "top1")[0] for setting in ("with, ce", "without")]
     assert "({:.1f} against {:.1f} after 20 epochs".format(*cifar) in readme
+    first, drloc, alone = (
+        scores("best-cifar", setting, "top1")[0] for setting in ("EsViT + Drloc", "Drloc", "from scratch")
+    )
+    assert f"has {first:.1f} after EsViT on the same images and 684 epochs with Drloc" in prose
+    assert f"({drloc:.1f} with Drloc alone and {alone:.1f} without" in prose.replace("one seed; ", "")
     kept = json.loads((DOCS / "results" / "h200.json").read_text(encoding="utf-8"))
     for name, memory, row in (
         ("pretrain --batch 64 --against", "peak_gib", 0),
@@ -292,16 +305,28 @@ def test_a_teacher_that_follows_quickly() -> None:
         (
             "esvit-cifar/swin_mini/for_small_images,_slow_teacher",
             "knn",
-            {10: "{:.1f} after 10 epochs, ", 20: "{:.1f} after 20 and ", 28: "{:.1f} after 28, where"},
+            {10: "{:.1f} after 10 epochs, ", 30: "{:.1f} after 30 and ", 100: "{:.1f} after 100 (the second"},
         ),
         (
             "best-cifar/swin_mini/Drloc,_windows_of_4",
             "top1",
             {206: "had {:.2f} after 206 and ", 257: "**{:.2f} after 257**, where"},
         ),
+        (
+            "best-cifar/swin_mini/EsViT+Drloc",
+            "top1",
+            {206: "({:.2f} after 206, ", 257: "{:.2f} after 257), and ", 684: "{:.2f} at the end. "},
+        ),
+        (
+            "esvit-nano/swin_nano/lr=0.0005",
+            "knn",
+            {1: "rose from {:.1f} after the first epoch to ", 8: "{:.1f} after 8 and ", 20: "{:.1f} at the end; "},
+        ),
+        ("esvit-nano/swin_nano/L_V+L_R", "knn", {8: "had {:.1f} after 8 and ", 9: "{:.1f} after 9, where that run"}),
+        ("best-cifar/swin_mini/EsViT+Drloc", "top1", {412: "had to be: {:.2f} after 412 epochs"}),
     ],
 )
-def test_runs_that_were_cut_off(run: str, metric: str, told: dict[int, str]) -> None:
+def test_on_the_way(run: str, metric: str, told: dict[int, str]) -> None:
     lines = (DOCS / "results" / run / "seed_0.jsonl").read_text().splitlines()
     found = {int(line["epoch"]): line[metric] for line in map(json.loads, lines) if metric in line}
     assert "".join(words.format(found[epoch]) for epoch, words in told.items()) in PROSE

@@ -236,7 +236,11 @@ _NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)  # disk full, disk read-onl
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; 0 when it went well, 2 for a mistake of the user, 1 for a fault of ours."""
+    """Run one command; 0 when it went well, 2 for a mistake of the user, 1 for a fault of ours, 130 after Ctrl-C.
+
+    A command may end with a status of its own: 3 for a run that a signal ended, saved, so that a scheduler knows that
+    there is more to do; 1 where ``doctor`` found problems.
+    """
     words = sys.argv[1:] if argv is None else argv
     try:
         return _run(words)

@@ -34,7 +34,7 @@ def card(model: ReadyModel, licence: str, summary: dict[str, Any], settings: dic
         _what(model),
         "## Data\n\n" + _data(model, known, settings),
         "## Recipe\n\n" + _recipe(settings, known),
-        "## Scores\n\n" + _scores(known),
+        "## Scores\n\n" + _scores(known, model.backbone.num_classes),
         "## Use\n\n" + _use(model),
         "## Licence\n\n" + _licence(licence),
     ]
@@ -50,9 +50,8 @@ def _front_matter(model: ReadyModel, licence: str, known: dict[str, Any]) -> dic
         "tags": ["timm", "frugalvit", task],
     }
     scores = [
-        {"type": "accuracy", "name": label, "value": known[name]}
-        for name, label in _SCORES.items()
-        if isinstance(known.get(name), int | float)
+        {"type": "accuracy", "name": label, "value": value}
+        for label, value in _given_scores(known, model.backbone.num_classes).items()
     ]
     if scores and known.get("data"):
         data = str(known["data"])
@@ -96,9 +95,14 @@ def _recipe(settings: dict[str, Any], known: dict[str, Any]) -> str:
     return as_markdown(["setting", "value"], rows).rstrip()
 
 
-def _scores(known: dict[str, Any]) -> str:
+def _given_scores(known: dict[str, Any], classes: int) -> dict[str, float]:
+    """Those that are known; top-5 of five classes is always 100 and says nothing."""
     given = {label: known[name] for name, label in _SCORES.items() if isinstance(known.get(name), int | float)}
-    rows = [(label, f"{value:.2f} %") for label, value in given.items()]
+    return {label: value for label, value in given.items() if classes > 5 or label != _SCORES["top5"]}
+
+
+def _scores(known: dict[str, Any], classes: int) -> str:
+    rows = [(label, f"{value:.2f} %") for label, value in _given_scores(known, classes).items()]
     if not rows:
         return "Not scored."
     place = f" on {known['scored_on']}" if known.get("scored_on") else ""

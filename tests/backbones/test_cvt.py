@@ -39,15 +39,15 @@ def test_channel_norm_divides_by_the_deviation_plus_eps():
     norm = ChannelNorm(6).double()
     torch.nn.init.normal_(norm.g)
     torch.nn.init.normal_(norm.b)
-    x = torch.randn(2, 6, 3, 4)
-    expected = torch.empty(2, 6, 3, 4)
+    x = torch.randn(2, 6, 3, 4, dtype=torch.double)
+    expected = torch.empty_like(x)
     for image in range(2):
         for row in range(3):
             for column in range(4):
                 values = x[image, :, row, column].numpy()
                 expected[image, :, row, column] = torch.from_numpy((values - values.mean()) / (values.std() + 1e-5))
     expected = expected * norm.g + norm.b
-    torch.testing.assert_close(norm(x), expected, check_dtype=False, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norm(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_channel_norm_of_a_blank_image_has_finite_gradients():

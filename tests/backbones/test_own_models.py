@@ -175,6 +175,16 @@ def test_bf16_stays_close(name):
     assert (rough.float() - exact).abs().max() < 0.1 * exact.abs().max()
 
 
+@every_model
+def test_a_double_network_computes_in_double(name):
+    """Half a step moves the grid half as far; one this small drowns where anything is rounded to single precision."""
+    model, batch = tiny(name).double(), images(2, 3, 64, 64).double()
+    with torch.no_grad():
+        before, half, whole = (model.forward_grid(batch + step * batch.sin())[0] for step in (0, 5e-8, 1e-7))
+    moved = whole - before
+    assert (2 * (half - before) - moved).abs().max() < 1e-3 * moved.abs().max()
+
+
 @pytest.mark.gpu
 @every_model
 def test_bf16_on_a_device(name):

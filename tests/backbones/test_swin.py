@@ -187,6 +187,14 @@ def test_half_precision_keeps_padding_out() -> None:
         torch.testing.assert_close(logits.float(), model(images), atol=0.05, rtol=0.1)
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_attention_to_look_at_sums_to_one_in_half_precision() -> None:
+    model = SwinTransformer(num_classes=0, img_size=64, **TINY).eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        weights, _ = model.last_window_attention(torch.randn(2, 3, 64, 64))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+
+
 def test_features_only_through_timm() -> None:
     model = timm.create_model("swin_nano", features_only=True, img_size=64, patch_size=4)
     shapes = [tuple(grid.shape[1:]) for grid in model(torch.zeros(1, 3, 64, 64))]

@@ -17,7 +17,7 @@ from frugalvit.config.inspect import DataConfig, PackConfig
 from frugalvit.config.kinds import Opened
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.run import RunConfig
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.config.transfer import DetectConfig, SegmentConfig, SegmentEvalConfig
 from frugalvit.errors import UserError
 
@@ -111,3 +111,12 @@ def test_signs_in_a_help_text_are_only_signs() -> None:
 def test_data_and_pack_open_alike() -> None:
     assert issubclass(DataConfig, Opened) and issubclass(PackConfig, Opened)
     assert PackConfig(data="x", out="y").split == "given"
+
+
+def test_a_home_folder_is_found_wherever_a_path_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = TrainConfig.parse({"data": "~/photos", "out": "a~/b"})
+    config.init = "~/run"
+    images = PredictConfig.parse({"model": "~/m", "images": ["~/a.jpg", "b.jpg"]}).images
+    assert (config.data, config.out, config.init) == ("/home/me/photos", "a~/b", "/home/me/run")
+    assert images == ["/home/me/a.jpg", "b.jpg"]

@@ -30,7 +30,7 @@ SMALL = {
 }
 HEADS = {"matching": {"prototypes": 16, "hidden": 8, "momentum": 0.9, "teacher_temp": 0.08, "teacher_temp_start": 0.04}}
 PLAIN_CROPS = {"crops": {"jitter": [0, 0, 0, 0], "grayscale": 0, "solarize": 0, "blur_first": 0, "blur_global": 0,
-                         "blur_local": 0, "flip": 0, "local_crops": 2}}  # fmt: skip
+                         "blur_local": 0, "blur_sigma": [0.1, 2], "flip": 0, "local_crops": 2}}  # fmt: skip
 PLAIN = {"augment": {"crop": "center", "flip": 0, "operations": 0, "erasing": 0}}
 IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
@@ -53,6 +53,23 @@ def last_lr_of_training(value: float) -> float:
     return make_plan(made(TrainConfig, "optimizer.min_lr", value), images=64, watched=8, world=1).lr.at(STEPS)
 
 
+CUT_OFF = {"optimizer": {"warmup": 0, "min_lr": 0}, "localization": {"weight": 1.0, "schedule": "ramp"}, "ema": 0.0}
+
+
+def last_lr_cut_off(value: float) -> float:
+    from frugalvit.training.commands import make_plan
+
+    return make_plan(made(TrainConfig, "stretch", value, CUT_OFF), images=64, watched=8, world=1).lr.at(STEPS)
+
+
+def last_weight_cut_off(value: float) -> float:
+    """Of λ's ramp, whose way up is a fifth of the run."""
+    from frugalvit.training.commands import make_network, make_plan, make_task
+
+    config = made(TrainConfig, "stretch", value, CUT_OFF, {"localization": {"variant": "l1", "grid_size": 7}})
+    return make_task(config, make_network(config, 2), make_plan(config, images=64, watched=8, world=1)).weight.at(STEPS)
+
+
 def last_lr_of_pretraining(value: float) -> float:
     from frugalvit.training.pretrain import make_plan
 
@@ -71,6 +88,58 @@ def second_temperature(value: float) -> float:
 
     config = made(PretrainConfig, "matching.teacher_temp_warmup", value, HEADS)
     return make_task(config, make_network(config), make_plan(config, images=64, world=1)).teacher_temp.at(1)
+
+
+def steps_of_resting_prototypes(value: float) -> int:
+    """In a run of 40 steps of which 8 are an epoch, counted by taking the first of them."""
+    from frugalvit.data.loader import Batch
+    from frugalvit.training.pretrain import make_network, make_plan, make_task
+
+    config = made(PretrainConfig, "matching.hold_last", value, HEADS, {"steps": 40, "matching": {"regions_from": 0.0}})
+    task = make_task(config, make_network(config), make_plan(config, images=64, world=1))
+    task.batches = SimpleNamespace(augment=SimpleNamespace(config=config.crops))  # type: ignore[assignment]
+    optimizer = torch.optim.AdamW(task.parameters(), 0.01, weight_decay=0.1)
+    assert task.views is not None and task.regions is not None
+    prototypes = [level.student.last_layer.weight_v for level in (task.views, task.regions)]
+    crops: Any = [torch.randn(2, 3, SIDE, SIDE) for _ in range(config.crops.global_crops)]
+    rested = []
+    for step in range(6):
+        before = [weight.clone() for weight in prototypes]
+        optimizer.zero_grad()
+        task(Batch(crops, None, None, torch.arange(2)), step)["loss"].backward()
+        task.before_optimizer(step)
+        optimizer.step()
+        rested.append([torch.equal(weight, was) for weight, was in zip(prototypes, before, strict=True)])
+    resting = rested.count([True, True])
+    assert rested == [[True, True]] * resting + [[False, False]] * (6 - resting), "both at once, and never again"
+    return resting
+
+
+def transfer_rate(kind: Any, option: str, step: int) -> Callable[[Any], float]:
+    """The learning rate of detection or segmentation at a step of a run without a warm-up, whose highest is 1."""
+
+    def observe(value: Any) -> float:
+        from frugalvit.transfer.detect_commands import DetectJob
+        from frugalvit.transfer.segment_commands import SegmentJob
+
+        job: Any = DetectJob() if kind is DetectConfig else SegmentJob()
+        return job.schedule(made(kind, option, value, {"optimizer": {"warmup": 0}}), STEPS).at(step)
+
+    return observe
+
+
+def last_averaging_rate(value: float) -> float:
+    """How much the averaged weights keep of themselves late in a run: the followed ones move by 1 and are that far."""
+    from frugalvit.training.commands import make_network, make_plan, make_task
+
+    config = made(TrainConfig, "ema", value, {"localization": {"weight": 0.0}})
+    task = make_task(config, make_network(config, 2), make_plan(config, images=64, watched=8, world=1))
+    assert task.average is not None
+    followed, follower = (next(network.parameters()) for network in (task.backbone, task.average))
+    with torch.no_grad():
+        followed += 1
+    task.after_step(10**6)
+    return (followed - follower).mean().item()
 
 
 # -- what the network keeps
@@ -183,8 +252,22 @@ def classes_of_scenes(value: int, folder: Path) -> int:
 CASES: dict[str, tuple[Callable[..., float], list[tuple[Any, Any]]]] = {
     "optimizer.min_lr, train": (last_lr_of_training, [(0.0, 0.0), (0.25, 0.25)]),
     "optimizer.min_lr, pretrain": (last_lr_of_pretraining, [(0.0, 0.0), (0.25, 0.25)]),
+    "stretch, the rate": (last_lr_cut_off, [(1.0, 0.0), (3.0, 0.75)]),  # as in Drloc's released code
+    "stretch, λ": (last_weight_cut_off, [(1.0, 0.0), (3.0, 1 - 10 / 34)]),
     "weight_decay_end": (last_weight_decay, [(0.1, 0.1), (0.4, 0.4)]),
     "matching.teacher_temp_warmup": (second_temperature, [(0.0, 0.08), (0.25, 0.08), (0.5, 0.04 + 0.04 / 3)]),
+    "matching.hold_last": (steps_of_resting_prototypes, [(0.0, 0), (0.25, 2), (9.0, 4)]),  # a tenth of the run at most
+    "ema": (last_averaging_rate, [(0.9, 0.9), (0.5, 0.5)]),
+    "optimizer.milestones, detect": (
+        transfer_rate(DetectConfig, "optimizer.milestones", STEPS // 2),
+        [((0.75,), 1.0), ((0.5,), 0.1), ((0.25, 0.5), 0.01)],
+    ),
+    "optimizer.factor, detect": (transfer_rate(DetectConfig, "optimizer.factor", STEPS), [(0.5, 0.25), (1.0, 1.0)]),
+    "optimizer.power, segment": (
+        transfer_rate(SegmentConfig, "optimizer.power", STEPS // 2),
+        [(1.0, 0.5), (2.0, 0.25)],
+    ),
+    "optimizer.min_lr, segment": (transfer_rate(SegmentConfig, "optimizer.min_lr", STEPS), [(0.0, 0.0), (0.25, 0.25)]),
     "crops.global_scale": (shown_by("crops.global_scale", 0), [((0.04, 0.04), 0.2), ((1, 1), 1.0)]),
     "crops.local_scale": (shown_by("crops.local_scale", 2), [((0.04, 0.04), 0.2), ((1, 1), 1.0)]),
     "crops.jitter_prob": (jittered_crops, [(0.0, 0.0), (1.0, 1.0)]),

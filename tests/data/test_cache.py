@@ -135,6 +135,10 @@ def test_auto_takes_the_fastest_place_with_room(tmp_path: Path, monkeypatch: pyt
     assert choose_place(6_000, cpu, tmp_path) == "disk"
     assert choose_place(1 << 60, cpu, tmp_path) == "off"
     assert cache.available_memory() == 10_000
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # each of four processes holds its own copy in RAM, and has its own GPU
+    assert choose_place(300, gpu, tmp_path) == "device"
+    assert choose_place(1_200, cpu, tmp_path) == "ram"
+    assert choose_place(4_000, cpu, tmp_path) == "disk"
 
 
 def test_the_choice_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -319,6 +319,9 @@ def test_learns_positions() -> None:
         (lambda: RelativeLocalization(5, "l2"), "is not one of l1"),  # type: ignore[arg-type]
         (lambda: RelativeLocalization(5, form="relaesed"), "Did you mean 'released'"),  # type: ignore[arg-type]
         (lambda: RelativeLocalization(5, pairs=0), "at least 1"),
+        (lambda: RelativeLocalization(5, pairs=True), "pairs=True"),
+        (lambda: RelativeLocalization(5, hidden=0), "dim and hidden of at least 1"),
+        (lambda: RelativeLocalization(0), "dim and hidden of at least 1"),
         (lambda: RelativeLocalization(5, "ce", grid_size=None), "give grid_size"),
         (lambda: RelativeLocalization(5, grid_size=0), "grid_size=0"),
         (lambda: RelativeLocalization(5, "ce", absolute=True), "contradicts"),

@@ -42,6 +42,14 @@ def test_matching_ignores_length_and_autocast() -> None:
         assert torch.equal(match_regions(student, teacher * lengths), match_regions(student, teacher))
 
 
+def test_half_precision_grids_are_matched_in_single() -> None:
+    """Nearly alike regions differ by less than bf16 resolves: similarities in it would match most of them wrongly."""
+    torch.manual_seed(0)
+    common = torch.randn(4, 32, 1, 1)
+    student, teacher = ((common + 0.1 * torch.randn(4, 32, 7, 7)).bfloat16() for _ in range(2))
+    assert torch.equal(match_regions(student, teacher), match_regions(student.float(), teacher.float()))
+
+
 def test_released_numbers_over_four_steps(golden: Any) -> None:
     """½ view + ½ region, with both centres, as the released code sums them."""
     arrays = golden("b_ddino")

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from frugalvit.errors import UserError
 from frugalvit.features import Features
-from frugalvit.objectives import RegionMatching, ViewMatching, update_center, view_loss
+from frugalvit.objectives import (
+    RegionMatching,
+    ViewMatching,
+    assigned_cross_entropy,
+    region_loss,
+    update_center,
+    view_loss,
+)
 
 EPOCHS_OF_STEPS = (0, 0, 10, 50)
 
@@ -212,3 +219,25 @@ def test_mistakes_are_named() -> None:
         view_loss(logits, logits, center=torch.zeros(5))
     with pytest.raises(UserError, match="student_temp"):
         ViewMatching(6, prototypes=5, student_temp=0.0)
+
+
+@pytest.mark.parametrize("wrong", [{"student_temp": 0.0}, {"teacher_temp": 0.0}, {"teacher_temp": -0.04}], ids=str)
+def test_temperatures_without_a_meaning_are_refused(wrong: dict[str, float]) -> None:
+    logits, grids = [torch.randn(2, 4, 5)] * 2, [torch.randn(2, 6, 2, 2)] * 2
+    temperatures: dict[str, Any] = {"student_temp": 0.1, "teacher_temp": 0.04} | wrong
+    (name,) = wrong
+    with pytest.raises(UserError, match=name):
+        view_loss(logits, logits, center=torch.zeros(5), **temperatures)
+    with pytest.raises(UserError, match=name):
+        region_loss(logits, logits, grids, grids, center=torch.zeros(5), **temperatures)
+    vectors, weight = torch.randn(2, 3, 4), torch.randn(5, 4)
+    with pytest.raises(UserError, match=name):
+        assigned_cross_entropy(
+            vectors, weight, vectors, weight, torch.ones(2, 3, 3), center=torch.zeros(5), **temperatures
+        )
+
+
+def test_a_temperature_in_a_tensor_is_not_looked_at() -> None:
+    """Looking would stall a GPU at every step, so what is wrong there shows in the loss."""
+    logits = [torch.randn(2, 5)] * 2
+    assert view_loss(logits, logits, center=torch.zeros(5), teacher_temp=torch.tensor(0.0)).isnan()

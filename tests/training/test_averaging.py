@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from frugalvit.backbones import create_backbone
+from frugalvit.config.train import LocalizationConfig
 from frugalvit.training.averaging import MovingAverage
+from frugalvit.training.schedules import Constant
+from frugalvit.training.supervised import SupervisedTask
 
 
 def network(seed: int) -> nn.Module:
@@ -42,3 +46,20 @@ def test_networks_may_move_before_the_first_step() -> None:
         one.double()
     average.follow(0.0)
     torch.testing.assert_close(follower.state_dict(), followed.state_dict())
+
+
+def test_early_on_the_average_follows_quickly() -> None:
+    """min(ema, (1 + step) / (10 + step)): a tenth is kept of the random start, and the rate itself comes later."""
+    shape = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
+    backbone = create_backbone("swin_nano", img_size=32, num_classes=2, **shape)
+    task = SupervisedTask(backbone, None, LocalizationConfig(), Constant(0.0), ema=0.95)
+    assert task.average is not None
+    followed, follower = (next(one.parameters()) for one in (task.backbone, task.average))
+    kept = {}
+    for step in (0, 8, 80, 1000):
+        with torch.no_grad():
+            followed.zero_()
+            follower.fill_(1.0)
+        task.after_step(step)
+        kept[step] = follower.mean().item()
+    assert kept == pytest.approx({0: 0.1, 8: 0.5, 80: 0.9, 1000: 0.95}, abs=1e-5)

@@ -83,6 +83,7 @@ def test_a_metric_that_runs_do_not_have_is_said_after_the_first(photos: Path, tm
     ("values", "message"),
     [
         ({"without_settings": []}, "two settings"),
+        ({"with_settings": [], "without_settings": [], "localization": {"weight": 0}}, "leaves nothing to compare"),
         ({"settings": ["nameless"]}, "name: option=value"),
         ({"settings": ["a: lr=1", "a: lr=2"]}, "'a' twice"),
         ({"settings": ["with: lr=1"]}, "'with' twice"),
@@ -99,6 +100,15 @@ def test_mistakes(photos: Path, tmp_path: Path, values: dict[str, object], messa
     with pytest.raises(UserError, match=message):
         compare(config(photos, tmp_path / "c", **values))
     assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_by_itself_the_loss_is_compared() -> None:
+    config = CompareConfig.parse({"data": "x", "localization": {"pairs": 32}})
+    first, second = (
+        TrainConfig.parse(config.run_values(values, 0, "out")) for values in config.named_settings().values()
+    )
+    assert (first.localization.weight, second.localization.weight) == ("auto", 0)
+    assert first.localization.pairs == 32 and list(config.named_settings()) == ["with", "without"]
 
 
 OLD = {"variant": "l1", "grid_size": 7}

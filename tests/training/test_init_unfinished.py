@@ -13,6 +13,7 @@ from torch import nn
 from frugalvit import cli, create_backbone
 from frugalvit.backbones.weights import load_weights
 from frugalvit.errors import UserError
+from frugalvit.training.models import load_model
 from frugalvit.training.unfinished import _backbone_in, is_unfinished, weights_of
 
 NETWORK = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}
@@ -69,3 +70,10 @@ def test_the_backbone_inside_a_detector_is_found() -> None:
     other = create_backbone("swin_nano", 32, **NETWORK)
     assert found is not None and not load_weights(other, found, strict=True).missing
     assert _backbone_in(nn.Linear(2, 2).state_dict()) is None
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_where_a_model_is_wanted_the_way_to_it_is_said(verb: str, place: Path) -> None:
+    run = place / verb
+    with pytest.raises(UserError, match=f"not finished; 'frugalvit {verb} --resume {run}' goes on"):
+        load_model(str(run), device="cpu")

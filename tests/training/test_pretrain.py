@@ -220,6 +220,15 @@ def test_nothing_to_learn_is_said(photos: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_test_images_choose_nothing(tmp_path: Path) -> None:
+    """Without validation images the test images are asked, by their name, and no best weights come of it."""
+    (write_images(tmp_path / "photos") / "val").rename(tmp_path / "photos" / "test")
+    summary = pretrain(config(tmp_path / "photos", tmp_path / "run", steps=4, split="given")).data
+    assert {line["split"] for line in read_metrics(tmp_path / "run")} == {"train", "test"}
+    assert summary["knn"] is not None and summary["best_knn"] is None
+    assert not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
+
+
 def test_unlabelled_folder_and_summary(photos: Path, tmp_path: Path) -> None:
     flat = tmp_path / "flat"
     flat.mkdir()

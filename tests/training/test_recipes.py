@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from frugalvit.backbones import create_backbone
+from frugalvit.config.data import PAPER_VIEWS, SMALL_VIEWS, AugmentConfig, CropsConfig, Views
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.data.augment import MultiCrop, TrainAugment
 from frugalvit.training.parameters import merged
 from frugalvit.training.recipes import (
     Decisions,
@@ -212,3 +214,31 @@ def test_groups_that_learn_alike_are_one() -> None:
 def test_what_a_backbone_adds() -> None:
     facts = Facts(500, 10, 64, "cpu").knowing(create_backbone("swin_nano", img_size=32, num_classes=10))
     assert facts.family == "swin" and 300_000 < facts.parameters < 500_000 and facts.images == 500
+
+
+@pytest.mark.parametrize(
+    ("side", "temperature", "views"), [(32, 0.04, SMALL_VIEWS), (33, 0.07, PAPER_VIEWS), ((32, 64), 0.07, PAPER_VIEWS)]
+)
+def test_small_inputs_have_milder_views(side: Any, temperature: float, views: Views) -> None:
+    config = PretrainConfig.parse({"data": "x", "img_size": side, "epochs": 60, "crops": {"blur_sigma": [1, 2]}})
+    decisions = Decisions()
+    decide_pretraining(config, Facts(5000, 0, 32, "cuda"), decisions)
+    assert config.matching.teacher_temp == temperature
+    assert config.crops.views(1000) == config.crops.views(8) == views._replace(blur_sigma=(1.0, 2.0))
+    assert {"crops.global_scale", "crops.local_scale"} < {decision.name for decision in decisions}
+    assert MultiCrop(CropsConfig(), side).ranges == views
+
+
+@pytest.mark.parametrize(("side", "crop"), [(32, "padded"), (33, "resized")])
+def test_how_images_are_cut_is_a_decision(side: int, crop: str) -> None:
+    config = TrainConfig.parse({"data": "x", "img_size": side})
+    decide_training(config, Facts(500, 10, 64, "cpu"), Decisions())
+    assert config.augment.crop == crop == TrainAugment(AugmentConfig(), side).crop
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig])
+def test_who_gives_both_lengths_is_told_which_counts(kind: Any) -> None:
+    decisions = Decisions()
+    config = kind.parse({"data": "x", "img_size": 32, "steps": 3, "epochs": 7})
+    (decide_training if kind is TrainConfig else decide_pretraining)(config, Facts(500, 10, 64, "cpu"), decisions)
+    assert "steps = 3: they count, and not --epochs 7" in [str(decision) for decision in decisions]

@@ -35,8 +35,8 @@ class ChannelNorm(nn.Module):
         self.b = nn.Parameter(torch.zeros(1, dim, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        # In float32 under autocast: a variance in bf16 loses most of its digits.
-        wide = x.float()
+        # At least in float32, under autocast too: a variance in bf16 loses most of its digits.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         centred = wide - wide.mean(1, keepdim=True)
         variance = centred.square().mean(1, keepdim=True)
         # The derivative of sqrt is infinite at 0 (a constant column of channels, as from a blank image).

@@ -11,6 +11,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import is_model, load_pretrained, register_model
 from torch import nn
 
@@ -38,8 +39,6 @@ OWN = {
     "resnet50": "resnet50",
 }
 """The papers' names -> timm's registry, where our own networks are too."""
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 # Asked of every network and dropped for those that do not know them: they let one object take every image size.
 _FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
@@ -297,9 +296,9 @@ def to_size(img_size: int | Sequence[int]) -> Size:
 def _default_statistics(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """ImageNet's; their average for grey images; the middle of the range for anything else."""
     if in_chans == 3:
-        return IMAGENET_MEAN, IMAGENET_STD
+        return IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
     if in_chans == 1:
-        return (round(sum(IMAGENET_MEAN) / 3, 4),), (round(sum(IMAGENET_STD) / 3, 4),)
+        return (round(sum(IMAGENET_DEFAULT_MEAN) / 3, 4),), (round(sum(IMAGENET_DEFAULT_STD) / 3, 4),)
     return (0.5,) * in_chans, (0.25,) * in_chans
 
 

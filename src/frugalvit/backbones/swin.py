@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.classifier import ClassifierHead
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.swin_transformer import checkpoint_filter_fn as timm_filter
@@ -260,8 +261,8 @@ def _cfg(**overrides: Any) -> dict[str, Any]:
         "crop_pct": 0.9,
         "interpolation": "bicubic",
         "fixed_input_size": True,
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
         "first_conv": "patch_embed.proj",
         "classifier": "head.fc",
         **overrides,

@@ -89,9 +89,10 @@ class WindowAttention(nn.Module):
         return fits(plan, tokens.shape[-1] // self.num_heads, dtype) and _modern(tokens.device)
 
     def weights(self, windows: Tensor, plan: WindowPlan) -> Tensor:
-        """The softmax itself, (B * windows, heads, N, N)."""
+        """The softmax itself, (B * windows, heads, N, N), for looking at: at least in fp32, so that rows sum to 1."""
         query, key, _ = self._heads(windows)
-        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+        scores = query @ key.transpose(-2, -1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * query.shape[-1] ** -0.5
         return (scores + self._bias(plan, query)).softmax(-1)
 
     def _heads(self, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

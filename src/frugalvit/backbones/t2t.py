@@ -66,12 +66,13 @@ class Performer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         keys, queries, values = self.kqv(self.norm1(x)).chunk(3, dim=-1)
-        # Exponents lose their meaning in bf16 and exp overflows in fp16, so this part stays in float32.
+        # Exponents lose their meaning in bf16 and exp overflows in fp16, so this part is at least in float32.
+        precise = torch.promote_types(values.dtype, torch.float32)
         shapes_only = x.device.type == "meta"  # where there is no autocast to leave
         with nullcontext() if shapes_only else torch.autocast(x.device.type, enabled=False):
-            key_features, query_features = self.phi(keys.float()), self.phi(queries.float())
+            key_features, query_features = self.phi(keys.to(precise)), self.phi(queries.to(precise))
             total = query_features @ key_features.sum(1).unsqueeze(-1)
-            mixed = query_features @ (key_features.transpose(1, 2) @ values.float()) / (total + 1e-8)
+            mixed = query_features @ (key_features.transpose(1, 2) @ values.to(precise)) / (total + 1e-8)
         x = values + self.proj(mixed.to(values.dtype))
         return x + self.mlp(self.norm2(x))
 

@@ -195,7 +195,3 @@ def _name(backbone: nn.Module) -> str:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") or "nothing"
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape))

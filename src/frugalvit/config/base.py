@@ -18,9 +18,19 @@ from frugalvit.errors import UserError, nearest
 
 
 class Config(pydantic.BaseModel):
-    """A typed group of options. Unknown keys are errors, values are checked on assignment too."""
+    """A typed group of options. Unknown keys are errors, values are checked on assignment too, numbers are finite."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", validate_assignment=True, validate_default=True)
+    model_config = pydantic.ConfigDict(
+        extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _at_home(cls, value: Any) -> Any:
+        """``~/photos`` wherever a path may be: a shell leaves it as it is after ``=``, YAML and Python always."""
+        if isinstance(value, list):
+            return [cls._at_home(one) for one in value]
+        return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
@@ -150,6 +160,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
 
 
 _KINDS = {
+    "finite": "a finite number",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -174,7 +185,10 @@ def _wanted(field: pydantic.fields.FieldInfo | None, error: Any) -> str:
     if kind == "literal_error":
         return context["expected"]
     if kind in ("missing", "too_long", "tuple_type") and field is not None:
-        parts = (field.annotation, *typing.get_args(field.annotation))
+        parts = [
+            getattr(part, "__origin__", part) if typing.get_origin(part) is typing.Annotated else part
+            for part in (field.annotation, *typing.get_args(field.annotation))
+        ]
         tuples = [typing.get_args(part) for part in parts if typing.get_origin(part) is tuple]
         if not tuples or ... in tuples[0]:
             return "several values"
@@ -183,7 +197,7 @@ def _wanted(field: pydantic.fields.FieldInfo | None, error: Any) -> str:
         )
         return f"{len(tuples[0])} values{example}"
     word = _KINDS.get(kind.partition("_")[0])
-    if word is not None and kind.endswith(("_parsing", "_type", "_from_float")):
+    if word is not None and kind.endswith(("_parsing", "_type", "_from_float", "_number")):
         return word
     message = str(error["msg"]).removeprefix("Value error, ")
     return message[0].lower() + message[1:]

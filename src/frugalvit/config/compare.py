@@ -47,6 +47,7 @@ class Compared(RunConfig):
         for name, words in (("with", self.with_settings), ("without", self.without_settings)):
             if words:
                 _add(found, name, words)
+        found = found or self.usual_settings()
         if len(found) < 2:
             raise UserError("A comparison wants two settings, e.g. --with lr=0.001 --without lr=0.0001.")
         same = next((pair for pair in itertools.combinations(found, 2) if found[pair[0]] == found[pair[1]]), None)
@@ -57,6 +58,10 @@ class Compared(RunConfig):
                 raise UserError(f"'{name}' cannot change the recipe: write out the options in which the two differ.")
         return found
 
+    def usual_settings(self) -> dict[str, dict[str, Any]]:
+        """What is compared when nothing is named; by itself nothing."""
+        return {}
+
     def run_values(self, setting: dict[str, Any], seed: int, out: str) -> dict[str, Any]:
         """The configuration of one training: the common values, the setting's on top."""
         own = set(Compared.model_fields) - set(RunConfig.model_fields)
@@ -65,7 +70,7 @@ class Compared(RunConfig):
 
 
 class CompareConfig(Compared, TrainConfig):
-    """Trainings under two or more settings over several seeds, with a paired test."""
+    """Trainings under two or more settings over several seeds, with a paired test; by itself with and without Drloc."""
 
     with_settings: list[str] = option(
         default_factory=list, help="options of the first setting, e.g. localization.weight=0.5", short="--with"
@@ -73,6 +78,12 @@ class CompareConfig(Compared, TrainConfig):
     without_settings: list[str] = option(
         default_factory=list, help="options of the second, e.g. localization.weight=0", short="--without"
     )
+
+    def usual_settings(self) -> dict[str, dict[str, Any]]:
+        """With the loss as everything else has it, and without it."""
+        if self.localization.weight == 0:
+            raise UserError("--localization.weight 0 leaves nothing to compare: say what with --with and --without.")
+        return {"with": {}, "without": {"localization": {"weight": 0.0}}}
 
 
 def _add(found: dict[str, dict[str, Any]], name: str, words: list[str]) -> None:

@@ -47,7 +47,7 @@ class RunConfig(Config):
     device: Device = option("auto", "where to compute")
     devices: int = option(1, "processes on this machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
-    peer_timeout: float = option(300.0, "seconds a process waits for another before it gives the run up", gt=0)
+    peer_timeout: float = option(300.0, "seconds a process waits for another in a step, then gives the run up", gt=0)
     auto_batch: bool = option(
         False, "before a run on a GPU: split the batch (accumulate) until a step fits into its memory"
     )

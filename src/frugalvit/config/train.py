@@ -77,6 +77,9 @@ class TrainConfig(RunConfig):
     pretrained: bool = option(False, "start from timm's published weights (needs a network)")
     freeze: int = option(0, "leave the first N blocks (and the embedding) as they are", ge=0)
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
+    stretch: float = option(
+        1.0, "schedules of the learning rate and of λ's ramp for a run this many times as long, cut off", ge=1
+    )
     ema: Rate | Auto = option("auto", "averaging rate of the weights that are evaluated and exported; 0 for none")
     evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or as often as a quarter of the time allows"

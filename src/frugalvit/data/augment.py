@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from frugalvit.config.data import AugmentConfig, CropsConfig
+from frugalvit.config.data import SMALL_INPUT, AugmentConfig, CropsConfig
 from frugalvit.data import geometry
 from frugalvit.data.color import luma
 from frugalvit.data.crops import (
@@ -111,7 +111,7 @@ class TrainAugment:
         self.normalize = Normalize(mean, std, dtype, channels_last)
         self.crop = config.crop
         if self.crop == "auto":
-            self.crop = "padded" if max(self.out_size) <= 32 else "resized"
+            self.crop = usual_crop(max(self.out_size))
         operations = 2 if config.operations == "auto" else config.operations
         self.rand = RandAugment(operations, config.operation_prob, config.magnitude, config.magnitude_std)
         self.jitter = ColorJitter(config.jitter, config.jitter_prob)
@@ -187,6 +187,7 @@ class MultiCrop:
         channels_last: bool = False,
     ) -> None:
         self.config, self.out_size = config, as_pair(out_size)
+        self.ranges = config.views(max(self.out_size))
         self.local_size = local_crop_size(config, self.out_size)
         sizes = (config.global_crops, self.out_size), (config.local_crops, self.local_size)
         self.pixels = sum(crops * math.prod(size) for crops, size in sizes)
@@ -201,13 +202,12 @@ class MultiCrop:
 
     def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> list[Tensor]:
         """images (B, C, S, S') uint8 on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
-        config = self.config
-        numbers = numbers.view(len(images), self.views, -1)
-        large = config.global_crops
-        crops = self._views(images, sizes, numbers[:, :large], self.out_size, config.global_scale, is_global=True)
-        if config.local_crops:
+        numbers, ranges = numbers.view(len(images), self.views, -1), self.ranges
+        large = self.config.global_crops
+        crops = self._views(images, sizes, numbers[:, :large], self.out_size, ranges.global_scale, is_global=True)
+        if self.config.local_crops:
             crops += self._views(
-                images, sizes, numbers[:, large:], self.local_size, config.local_scale, is_global=False
+                images, sizes, numbers[:, large:], self.local_size, ranges.local_scale, is_global=False
             )
         return crops
 
@@ -238,11 +238,17 @@ class MultiCrop:
             blur_prob, solar_prob = torch.full((views * batch,), config.blur_local), torch.zeros(views * batch)
         steps = self.jitter.plan(jitter)
         steps.append(chosen("grayscale", gray[:, 0], config.grayscale))
-        steps.append(blur_step(blur, blur_prob, config.blur_sigma))
+        sigma = self.ranges.blur_sigma
+        steps.append(blur_step(blur, blur_prob, sigma))
         solarized = chosen("solarize", solar[:, 0], solar_prob)
         steps.append(solarized._replace(strength=torch.full((len(solarized.rows),), 127.5 / 255)))
-        crops = run_steps(crops.flatten(0, 1), steps, blur_size=blur_kernel_size(config.blur_sigma))
+        crops = run_steps(crops.flatten(0, 1), steps, blur_size=blur_kernel_size(sigma))
         return list(self.normalize(crops).split(batch))
+
+
+def usual_crop(side: int) -> Literal["padded", "resized"]:
+    """How training images of this many pixels are cut: a resized crop leaves too little of a small one."""
+    return "padded" if side <= SMALL_INPUT else "resized"
 
 
 def local_crop_size(config: CropsConfig, out_size: tuple[int, int]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +32,7 @@ from frugalvit.errors import UserError
 from frugalvit.files import CannotLock, FolderLock, remove_parts
 
 Where = Literal["auto", "device", "ram", "disk", "off"]
+PLACES: tuple[Where, ...] = ("device", "ram", "disk", "off")  # the fastest first
 _ENLARGED = 256 / 224  # a stored image is this much larger than the input, as the usual evaluation resize
 _NATIVE = 1.3  # images of one size are stored as they are up to this much above that
 _SAMPLE = 48
@@ -50,6 +51,7 @@ def build_store(
     cache_dir: str | Path | None = None,
     max_bad: float = 0.05,
     workers: int | Literal["auto"] = "auto",
+    agree: Callable[[Where], Where] = lambda place: place,
 ) -> ImageStore | LazyStore:
     """Decode ``examples`` for inputs of ``size`` (height, width) and keep them where they serve ``device`` best.
 
@@ -61,6 +63,7 @@ def build_store(
         cache_dir: default ~/.cache/frugalvit, or FRUGALVIT_CACHE.
         max_bad: share of unreadable images (at least one) that are left out before it is an error.
         workers: decoding threads at most (processes for "off"); auto: one per core.
+        agree: what "auto" comes to where several processes have chosen, each for itself.
     """
     if len(examples) == 0:
         raise UserError("There are no images to load.")
@@ -76,7 +79,7 @@ def build_store(
     seconds *= len(examples) / abreast
     volume = len(examples) * 3 * rectangle[0] * rectangle[1]
     folder = local(cache_dir) if cache_dir else cache_root()
-    place = choose_place(volume, device, folder) if where == "auto" else where
+    place = agree(choose_place(volume, device, folder)) if where == "auto" else where
     if place == "device" and device.type == "cpu":
         place = "ram"
     _say_choice(place, volume, len(examples), rectangle, where)
@@ -185,9 +188,17 @@ def choose_place(volume: int, device: torch.device, folder: Path) -> Where:
         free, _ = torch.cuda.mem_get_info(device)
         if volume < _DEVICE_SHARE * free:
             return "device"
-    if volume < _RAM_SHARE * available_memory():
+    if volume < _RAM_SHARE * memory_share():
         return "ram"
     return "disk" if _writable(folder, volume) else "off"
+
+
+def memory_share() -> int:
+    """Bytes of RAM that this process may take, where each of several on this machine holds its own copy of the images.
+
+    LOCAL_WORLD_SIZE, their number, is set by torchrun and by ``training.processes``.
+    """
+    return available_memory() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def available_memory() -> int:

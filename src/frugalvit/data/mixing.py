@@ -76,7 +76,7 @@ class Mixing:
         return Blend(kept, (top, bottom, left, right))
 
     def apply(self, images: Tensor, labels: Tensor, blend: Blend) -> tuple[Tensor, Tensor]:
-        """Mixed images (a new tensor) and targets (B, K); labels are class numbers (B,)."""
+        """Images (mixed, a new tensor; else the given ones) and targets (B, K); labels are class numbers (B,)."""
         targets = soft_targets(labels, self.classes, self.config.smoothing)
         if blend.kept == 1:
             return images, targets

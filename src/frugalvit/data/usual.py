@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode, v2
 
 from frugalvit.config.data import CropsConfig
-from frugalvit.data.augment import IMAGENET_MEAN, IMAGENET_STD, local_crop_size
+from frugalvit.data.augment import IMAGENET_MEAN, IMAGENET_STD, local_crop_size, usual_crop
 from frugalvit.data.examples import Examples
 from frugalvit.data.loader import Batch
 from frugalvit.data.mixing import Mixing
@@ -52,7 +52,7 @@ class Files(Dataset[Any]):
 def supervised_transform(size: int) -> Any:
     """Crop, flip, RandAugment, erasing: what ``TrainAugment`` does, by torchvision."""
     crop: Any = v2.RandomCrop(size, padding=4)
-    if size > 32:
+    if usual_crop(size) == "resized":
         crop = v2.RandomResizedCrop(size, interpolation=InterpolationMode.BICUBIC)
     return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.RandAugment(2, 9), *_finish(), v2.RandomErasing(0.25)])
 
@@ -62,7 +62,8 @@ class TorchvisionCrops:
 
     def __init__(self, config: CropsConfig, size: int) -> None:
         (local, _) = local_crop_size(config, (size, size))
-        blur = v2.GaussianBlur(13, config.blur_sigma)
+        ranges = config.views(size)
+        blur = v2.GaussianBlur(13, ranges.blur_sigma)
 
         def view(out: int, scale: tuple[float, float], blurred: float, solarized: float) -> Any:
             return v2.Compose(
@@ -77,9 +78,9 @@ class TorchvisionCrops:
                 ]
             )
 
-        first = view(size, config.global_scale, config.blur_first, 0.0)
-        second = view(size, config.global_scale, config.blur_global, config.solarize)
-        small = view(local, config.local_scale, config.blur_local, 0.0)
+        first = view(size, ranges.global_scale, config.blur_first, 0.0)
+        second = view(size, ranges.global_scale, config.blur_global, config.solarize)
+        small = view(local, ranges.local_scale, config.blur_local, 0.0)
         self.views = [first, second, *[small] * config.local_crops]
 
     def __call__(self, image: Any) -> list[Tensor]:

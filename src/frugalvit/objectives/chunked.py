@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from frugalvit.errors import UserError
 from frugalvit.kernels import KERNELS
 
 # K-wide elements per chunk: 1,024 rows of 65,536 on a GPU (256 MiB of fp32 logits), enough for full-rate products.
@@ -47,6 +48,12 @@ if KERNELS:
 def should_chunk(rows: int, prototypes: int) -> bool:
     """Whether the chunked loss pays for ``rows`` student and teacher rows together."""
     return rows * prototypes >= _PAYS_FROM
+
+
+def check_temperature(name: str, value: float | Tensor) -> None:
+    """A temperature of 0 gives NaN in silence. A tensor is not looked at: that would stall its device."""
+    if not isinstance(value, Tensor) and not value > 0:
+        raise UserError(f"{name}={value!r}: a temperature must be above 0.")
 
 
 def assigned_cross_entropy(
@@ -72,6 +79,8 @@ def assigned_cross_entropy(
 
     Under autocast on a GPU with bf16 the products run in bf16 with fp32 accumulation, everything else in fp32.
     """
+    check_temperature("student_temp", student_temp)
+    check_temperature("teacher_temp", teacher_temp)
     return _apply(
         student, student_weight, teacher, teacher_weight, assignment, center, student_temp, teacher_temp, rows
     )

@@ -95,7 +95,9 @@ class RelativeLocalization(nn.Module):
         _check_choice("variant", variant, get_args(Variant))
         _check_choice("form", form, get_args(Form))
         _check_choice("precision", precision, get_args(Precision))
-        if pairs != "all" and (not isinstance(pairs, int) or pairs < 1):
+        if min(dim, hidden) < 1:
+            raise UserError("a localization head needs dim and hidden of at least 1.")
+        if pairs != "all" and (not isinstance(pairs, int) or isinstance(pairs, bool) or pairs < 1):
             raise UserError(f"pairs={pairs!r}: give a number of pairs per image, at least 1, or 'all'.")
         self.variant: Variant = variant
         self.form: Form = form

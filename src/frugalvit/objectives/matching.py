@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from frugalvit.errors import UserError
 from frugalvit.features import Features
-from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
+from frugalvit.objectives.chunked import assigned_cross_entropy, check_temperature, should_chunk
 from frugalvit.objectives.heads import ProjectionHead, update_average
 
 # Rows × prototypes the health numbers may look at: a sample says enough and costs little.
@@ -45,12 +45,14 @@ def count_pairs(students: int, teachers: int) -> int:
 
 def sharpened(logits: Tensor, center: Tensor, temperature: float | Tensor) -> Tensor:
     """The teacher's distribution: softmax((logits - centre) / τt) over the last axis, at least in fp32."""
+    check_temperature("teacher_temp", temperature)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return ((logits - center.flatten().to(logits)) / temperature).softmax(-1)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
     """Σ_t -p_t · log softmax(logits / τs) for target = Σ_t p_t: (…, K), (…, K) -> (…)."""
+    check_temperature("student_temp", temperature)
     with torch.autocast(logits.device.type, enabled=False):
         scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         return target.sum(-1) * scaled.logsumexp(-1) - (target * scaled).sum(-1)

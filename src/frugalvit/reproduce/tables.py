@@ -41,6 +41,7 @@ _FEW = _VARIED | {
     "evaluate_every": 500,
 }
 _WIDE = "backbone_args.window_size=8"  # swin_mini's windows at 32 px when these settings were measured; now 4
+_PAPER_VIEWS = "crops.blur_sigma=0.1,2 crops.local_scale=0.05,0.4 crops.global_scale=0.4,1 matching.teacher_temp=0.07"
 _SMALL_VIEWS = (
     "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5 crops.global_scale=0.5,1 matching.teacher_temp=0.04 batch=512"
 )
@@ -176,7 +177,7 @@ _DEFAULTS = {
             "paper": f"{_OFF} batch=1024 lr=0.001 ema=0",
         },
         backbones=("swin_nano",),
-        starts={"esvit": ("esvit-nano", "L_V + L_R")},
+        starts={"esvit": ("esvit-nano", "lr=0.0005")},
     ),
     "mixing-flowers": Recipe(
         "all labels, the papers' Swin: every step mixed (mixup and cutmix) as in the papers, every other, or none",
@@ -227,9 +228,9 @@ _PRETRAINING = {
         "cifar100",
         {"images": "train", "epochs": 100, "batch": 1024, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
-            "L_V": f"{_VIEWS_ONLY} {_WIDE}",
-            "L_V + L_R": _WIDE,
-            "L_V + L_R + Drloc": f"{_ON} {_WIDE}",
+            "L_V": f"{_VIEWS_ONLY} {_WIDE} {_PAPER_VIEWS}",
+            "L_V + L_R": f"{_WIDE} {_PAPER_VIEWS}",
+            "L_V + L_R + Drloc": f"{_ON} {_WIDE} {_PAPER_VIEWS}",
             "for small images": f"{_SMALL_VIEWS} {_WIDE}",
             "for small images, quick teacher": f"{_SMALL_VIEWS} matching.momentum=0.9904 epochs=60",
             "for small images, slow teacher": f"{_SMALL_VIEWS} matching.momentum=0.996",
@@ -301,6 +302,11 @@ _USES = {
         "cifar100",
         _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
+            "EsViT + Drloc, as published": f"init={{esvit}} {_ON} batch=256 lr=0.001 mixing.prob=0.5 augment.repeats=3"
+            " optimizer.warmup=10",
+            "EsViT + Drloc, lr=0.002": f"init={{esvit}} {_ON} lr=0.002",
+            "EsViT + Drloc, drop path 0.2": f"init={{esvit}} {_ON} drop_path=0.2",
+            "EsViT + Drloc, resized crops": f"init={{esvit}} {_ON} augment.crop=resized augment.scale=0.25,1",
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
             "EsViT, half mixed": f"init={{esvit}} {_OFF} mixing.prob=0.5",
             "EsViT": f"init={{esvit}} {_OFF}",

@@ -38,26 +38,25 @@ def fit_to_memory(config: RunConfig, plan: Plan, task: Task, run: Run, fabric: F
         console.say(f"auto-batch: {plan.images_per_step} images a step fit")
         return plan
     console.say(f"auto-batch: {plan.images_per_step} images a step fit in {parts} parts (accumulate = {parts})")
+    task.batches = with_batch(task.batches, plan.images_per_step // parts)
     config.accumulate = parts
     run.save_config(config.model_copy(update={"resume": None}))
-    plan = dataclasses.replace(plan, accumulate=parts)
-    task.batches = with_batch(task.batches, plan.images_per_step // parts)
-    return plan
+    return dataclasses.replace(plan, accumulate=parts)
 
 
 def parts_that_fit(task: Task, parts: int, fabric: Fabric) -> int:
-    """Twice as many parts of a step's batch until forward and backward go through, on every process."""
+    """More and more equal parts of a step's batch until forward and backward go through, on every process."""
     whole = task.batch_at(0)
-    images = len(whole.index)  # already one of ``parts``, and this process's share of it
-    fewer = 1
-    while not _agreed(fabric, _goes_through(task, first_images(whole, images // fewer), fabric)):
-        fewer *= 2
-        if images % fewer:
-            raise UserError(
-                f"Not even {images // (fewer // 2)} images at once fit into this device's memory. Use a smaller "
-                "--img-size or --backbone, or --checkpoint-activations."
-            )
-    return parts * fewer
+    mixed = getattr(getattr(task, "batches", None), "mixing", None) is not None
+    together = 2 if mixed and fabric.world_size > 1 else 1  # a pair of mixed images stays in one process
+    groups = len(whole.index) // together  # already one of ``parts``, and this process's share of it
+    for more in (number for number in range(1, groups + 1) if groups % number == 0):
+        if _agreed(fabric, _goes_through(task, first_images(whole, groups // more * together), fabric)):
+            return parts * more
+    raise UserError(
+        f"Not even {together} images at once fit into this device's memory. Use a smaller --img-size or --backbone, or "
+        "--checkpoint-activations."
+    )
 
 
 def _goes_through(task: Task, batch: Any, fabric: Fabric) -> bool:

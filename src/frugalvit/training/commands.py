@@ -39,6 +39,7 @@ from frugalvit.training.evidence import (
 from frugalvit.training.localizing import make_head
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.parameters import freeze_first
+from frugalvit.training.processes import in_step, together
 from frugalvit.training.recipes import (
     Decisions,
     Facts,
@@ -97,7 +98,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
         balance=config.balance,
         keep_clean=config.localization.images == "clean" and task.localization is not None,
     )
-    watch_set = setup.eval_set(watched, backbone, config, fabric.device)
+    watch_set = setup.eval_set(watched, backbone, config, fabric)
     task.feed(batches, watch_set, "val" if validation is not None else "test", fabric)
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
@@ -121,7 +122,8 @@ def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Pla
     if every == "auto":
         every = evaluation_interval(plan.steps, plan.steps_per_epoch, plan.images_per_step, watched)
     lowest, first = config.lr * config.optimizer.min_lr, config.lr * 1e-3
-    return replace(plan, lr=Cosine(config.lr, lowest, plan.steps, warm, warmup_from=first), evaluate_every=every)
+    length = round(config.stretch * plan.steps)
+    return replace(plan, lr=Cosine(config.lr, lowest, length, warm, warmup_from=first), evaluate_every=every)
 
 
 def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
@@ -139,7 +141,8 @@ def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> Supervised
         console.say(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
     weight: Schedule = Constant(settings.weight)
     if settings.schedule == "ramp":
-        weight = Ramp(settings.weight, warmup_steps(20, plan.steps_per_epoch, plan.steps), plan.steps)
+        length = round(config.stretch * plan.steps)
+        weight = Ramp(settings.weight, warmup_steps(20, plan.steps_per_epoch, plan.steps), length)
     return SupervisedTask(
         backbone,
         _localization(config, backbone) if settings.weight > 0 else None,
@@ -174,12 +177,13 @@ def _finish(
     decisions: Decisions,
 ) -> Result:
     """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
-    best = run.load_best()
+    best = together(fabric, run.load_best)  # the first process wrote them: others may not see them yet, or never
     if best is not None:
         task.load_state_dict(best["task"])
-    final = setup.eval_set(test, task.backbone, config, fabric.device) if test is not None else watched
+    final = setup.eval_set(test, task.backbone, config, fabric) if test is not None else watched
     assert source.classes is not None
-    scores = task.scores(final)
+    with in_step(fabric, config.peer_timeout):
+        scores = task.scores(final)
     summary: dict[str, Any] = {"run": str(run.folder), "task": "train", **scores.summary()}
     summary |= {
         "scored_on": "test" if test is not None else task.watched,

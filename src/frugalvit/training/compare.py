@@ -17,6 +17,7 @@ from frugalvit.files import make_folder, read_json, write_text
 from frugalvit.formats import as_csv, as_latex, as_markdown
 from frugalvit.results import Result, Table
 from frugalvit.training.evidence import finite
+from frugalvit.training.processes import is_first
 from frugalvit.training.runs import Run, holds_run, read_summary
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
 from frugalvit.training.tracking import TensorBoard, make_trackers
@@ -55,6 +56,8 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
         for name in settings:
             scores[name].append(run_once(plans[name][k], train))
             _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
+    if not is_first():  # of several processes: one writes, and its answer is the one that is shown
+        return Result({"run": str(folder)})
     return write_comparison(folder, scores, config.metric, config.track)
 
 
@@ -66,10 +69,13 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     if summary is not None:
         return summary | {"run": str(folder)}  # where it lies now: a comparison may have been moved since
     begun = holds_run(folder)
-    console.say(f"{'continuing' if begun else 'starting'} {folder}")
+    if is_first():
+        console.say(f"{'continuing' if begun else 'starting'} {folder}")
     where = {name: getattr(config, name) for name in ("device", "devices", "nodes")}
     result = train(type(config).parse({"resume": str(folder), **where}) if begun else config)
     if "stopped" in result.data:
+        if not is_first():
+            raise SystemExit(0)  # any other status makes the launcher kill the first process, which has more to do
         raise KeyboardInterrupt
     return result.data
 
@@ -80,7 +86,7 @@ def _same_question(folder: Path, wanted: RunConfig) -> None:
     if begun and (other := asked_otherwise(folder, wanted)):
         raise UserError(f"{other}: choose another --out.")
     asked = make_folder(folder) / _ASKED
-    if not begun or not asked.exists():
+    if is_first() and (not begun or not asked.exists()):
         write_text(asked, json.dumps(wanted.model_dump(mode="json", exclude=NO_MATTER), indent=1))
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.training.faults import explain_out_of_memory, is_out_of_memory, keep_evidence
-from frugalvit.training.processes import mind_the_peers, same_everywhere, synchronise_norms
+from frugalvit.training.processes import in_step, mind_the_peers, same_everywhere, synchronise_norms
 from frugalvit.training.runs import Run, Stopwatch
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer
 from frugalvit.training.task import Task
@@ -37,7 +37,10 @@ def fit(task: Task, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
     synchronise_norms(task, fabric)
     optimizer: Any = make_optimizer(task, plan, fabric)
     try:
-        with mind_the_peers(fabric, run.folder, plan.patience_for_peers):
+        with (
+            mind_the_peers(fabric, run.folder, plan.patience_for_peers),
+            in_step(fabric, plan.patience_for_peers),
+        ):
             module, optimizer = fabric.setup(task, optimizer)
             loop = _Loop(task, module, optimizer, plan, run, fabric)
             loop.resume()
@@ -90,6 +93,7 @@ class _Loop(Stepper):
                 if last or stop or self.hopeless or self.time_to_save():
                     self.save()
                 if stop and not last:
+                    self.fabric.barrier()  # whoever leaves before the first process has saved would end it
                     raise Stopped(signal.Signals(stop).name)
         meter.close()
 

@@ -14,6 +14,7 @@ from frugalvit.backbones.remap import classifier_part
 from frugalvit.backbones.weights import LoadReport, load_weights
 from frugalvit.data.augment import EvalTransform
 from frugalvit.errors import UserError, nearest
+from frugalvit.training.resuming import verb_of
 
 _MODELS = "give a run's folder, a checkpoint or an exported folder"
 _HOW = f"{_MODELS[0].upper()}{_MODELS[1:]}, or a name of 'frugalvit list models'."
@@ -49,7 +50,8 @@ def load_model(
         folder = find_model_folder(path)
         if folder is None:
             begun = (path / "config.yaml").exists()
-            way = f"'frugalvit … --resume {console.shown(path)}' goes on"
+            verb = verb_of(path) if begun else None
+            way = f"'frugalvit {verb or 'train'} --resume {console.shown(path)}' goes on"
             hint = f"the run is not finished; {way}" if begun else _MODELS
             raise UserError(f"{path} holds no model (no config.json): {hint}.")
         backbone, meta = load_model_folder(folder, img_size=img_size)

@@ -87,11 +87,11 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
     _check_crops(student, augment, config)
     batches = setup.make_batches(examples, student.img_size, plan, config, fabric, augment=augment)
-    monitor = make_monitor(config, source, student, fabric)
+    monitor, watched = make_monitor(config, source, student, fabric)
     assert isinstance(config.matching.prototypes, int)
     settled = max(task.hold_last + plan.log_every, round(0.2 * plan.steps))
     health = Health(config.matching.prototypes, plan.steps, settled, stop=config.health.stop_on_collapse)
-    task.feed(batches, monitor, health, fabric)
+    task.feed(batches, monitor, health, fabric, watched)
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
     graphs = compile_task(task, config, plan, fabric)
@@ -172,18 +172,22 @@ def make_task(
     )
 
 
-def make_monitor(config: PretrainConfig, source: DataSource, backbone: Backbone, fabric: Fabric) -> FeatureMonitor:
-    """A fixed sample of the images; with labels, training images as the bank and validation images as questions."""
+def make_monitor(
+    config: PretrainConfig, source: DataSource, backbone: Backbone, fabric: Fabric
+) -> tuple[FeatureMonitor, str]:
+    """A fixed sample of the images; with labels, training images as the bank and validation images as questions.
+
+    Without validation images the test images are asked, and the split that comes with the monitor is theirs.
+    """
     bank = _sample(
         source.splits["train"].at_hand(), 8 * config.health.images if source.classes else config.health.images
     )
-    asked = source.splits.get("val") or source.splits.get("test")
+    watched = next((split for split in ("val", "test") if source.splits.get(split)), None) if source.classes else None
     queries = None
-    if source.classes and asked is not None and len(asked):
-        queries = setup.eval_set(_sample(asked, config.health.images), backbone, config, fabric.device)
-    return FeatureMonitor(
-        setup.eval_set(bank, backbone, config, fabric.device), queries, len(source.classes or ()), fabric
-    )
+    if watched is not None:
+        queries = setup.eval_set(_sample(source.splits[watched], config.health.images), backbone, config, fabric)
+    monitor = FeatureMonitor(setup.eval_set(bank, backbone, config, fabric), queries, len(source.classes or ()), fabric)
+    return monitor, watched or "val"
 
 
 def _sample(examples: Examples, count: int) -> Examples:
@@ -220,7 +224,7 @@ def _finish(
 ) -> Result:
     """The teacher's last weights are the result: the average over the end of the run is better than any one moment."""
     lines = run.metrics()
-    last = next((line for line in reversed(lines) if line.get("split") == "val"), {})
+    last = next((line for line in reversed(lines) if line.get("split") == task.watched), {})
     losses = [line["loss"] for line in lines if line.get("split") == "train" and line.get("loss") is not None]
     summary: dict[str, Any] = {
         "run": str(run.folder),

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed
 from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
@@ -21,6 +23,14 @@ from frugalvit import console
 from frugalvit.errors import UserError
 
 T = TypeVar("T")
+
+PREPARING = 12 * 3600.0
+"""Seconds to wait for a process outside of the steps: one may have a million images to decode, and another none."""
+
+_LOOKING = 60.0  # seconds till a network disk shows everybody what one process has just written
+
+# The first process of all is the first by every count that its launcher keeps.
+_RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 # What the backends say when a peer closes its connection, or does not answer in time.
 _LOST = ("connection closed", "connection reset", "connection refused", "timed out", "timeout", "broken pipe", "nccl")
@@ -40,6 +50,13 @@ def places(devices: int, nodes: int) -> tuple[int, int]:
     return devices, nodes
 
 
+def is_first() -> bool:
+    """Whether this process writes and speaks for all of them; known before it has met the others, too."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() == 0
+    return not any(int(os.environ.get(name) or 0) for name in _RANKS)
+
+
 def strategy(several: bool, patience: float, *, resting: bool = False) -> Any:
     """DDP for several processes; a collective that waits longer than ``patience`` seconds is an error.
 
@@ -51,11 +68,19 @@ def strategy(several: bool, patience: float, *, resting: bool = False) -> Any:
     return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True, find_unused_parameters=resting)
 
 
-def launch(fabric: Fabric) -> None:
-    """Start the other processes (where nobody else has) and let only the first one talk."""
+def launch(fabric: Fabric, here: int = 1) -> None:
+    """Start the other processes (where nobody else has) and let only the first one talk.
+
+    here: processes on this machine, which share its memory: ``data.cache`` reads it from the environment
+    """
+    if here > 1:
+        os.environ["LOCAL_WORLD_SIZE"] = str(here)
     for name in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     fabric.launch()
+    if fabric.world_size > 1:
+        fabric.barrier()  # NCCL connects at the first collective, and waits for that only as long as for the launch
+        _wait_at_most(PREPARING)
     console.set_secondary(fabric.global_rank > 0)
     children = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
     if children:
@@ -89,6 +114,13 @@ def together(fabric: Fabric, decide: Callable[[], T]) -> T:
     return value
 
 
+def largest(fabric: Fabric, value: int) -> int:
+    """The largest of the processes' numbers."""
+    if fabric.world_size == 1:
+        return value
+    return int(fabric.all_reduce(torch.tensor(value, device=fabric.device), reduce_op="max"))  # type: ignore[arg-type]
+
+
 def same_everywhere(fabric: Fabric, value: int) -> bool:
     """Whether all processes hold the same number."""
     if fabric.world_size == 1:
@@ -97,18 +129,89 @@ def same_everywhere(fabric: Fabric, value: int) -> bool:
     return both_ends.tolist() == [value, -value]
 
 
+def check_shared(fabric: Fabric, folder: Path) -> None:
+    """All processes must find the first one's folder: each of them reads the checkpoints there.
+
+    A folder of the same name is not enough, so the first process leaves a word in it for the others to find.
+    """
+    if fabric.world_size == 1:
+        return
+    note, word = folder / ".seen.part", fabric.broadcast(uuid.uuid4().hex)
+    together(fabric, lambda: _write_note(note, word))
+    everywhere = same_everywhere(fabric, int(_finds(note, word)))
+    if fabric.global_rank == 0:
+        note.unlink(missing_ok=True)
+    if not everywhere:
+        raise UserError(
+            f"Not all processes find the first one's {folder}: it must lie on a file system that all machines share."
+        )
+
+
+def _write_note(note: Path, word: str) -> None:
+    try:
+        note.write_text(word, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"Cannot write to {note.parent} ({error.strerror}). Choose another folder with --out."
+        ) from None
+
+
+def _finds(note: Path, word: str) -> bool:
+    until = time.monotonic() + _LOOKING
+    while True:
+        try:
+            if note.read_text(encoding="utf-8") == word:
+                return True
+        except OSError:
+            pass
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.2)
+
+
 @contextmanager
-def mind_the_peers(fabric: Fabric, folder: Path, patience: float) -> Iterator[None]:
-    """A peer that died or hangs ends the run with a line that says so, instead of a hang or a traceback."""
+def in_step(fabric: Fabric, patience: float) -> Iterator[None]:
+    """Inside, processes take the same steps, and one that does not answer for ``patience`` seconds hangs.
+
+    Outside they wait for each other's preparations. So they meet before the time begins to count.
+    """
+    if fabric.world_size == 1:
+        yield
+        return
+    fabric.barrier()
+    _wait_at_most(patience)
+    try:
+        yield
+    finally:
+        _wait_at_most(PREPARING)
+
+
+def _wait_at_most(seconds: float) -> None:
+    """For every collective from now on."""
+    distributed: Any = torch.distributed
+    change = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout  # its older name
+    change(timedelta(seconds=seconds))
+
+
+@contextmanager
+def mind_the_peers(fabric: Fabric, folder: Path | None, patience: float) -> Iterator[None]:
+    """A peer that died or hangs ends the run with a line that says so, instead of a hang or a traceback.
+
+    folder: of the run; None before it has one
+    """
     try:
         yield
     except RuntimeError as error:
         text = " ".join(str(error).split())
         if fabric.world_size == 1 or not any(sign in text.lower() for sign in _LOST):
             raise
+        way = (
+            "Nothing has begun yet: mend what that process said, then start the same processes again."
+            if folder is None
+            else "What was saved is intact: start the same processes again with --resume " + console.shown(folder) + "."
+        )
         raise UserError(
-            f"Another process of this run has ended, or has not answered for {patience:.0f} s ({text[:160]}). What was "
-            f"saved is intact: start the same processes again with --resume {console.shown(folder)}."
+            f"Another process of this run has ended, or has not answered for {patience:.0f} s ({text[:160]}). {way}"
         ) from error
 
 

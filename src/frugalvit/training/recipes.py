@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 from frugalvit.backbones import Backbone
+from frugalvit.config.data import SMALL_INPUT
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.data.augment import as_pair, usual_crop
 from frugalvit.data.sizes import input_size, largest_input
 from frugalvit.errors import UserError
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
@@ -89,10 +90,12 @@ def cap_batch(config: RunConfig, images: int, decisions: Decisions) -> int:
     return config.batch
 
 
-def decide_stream(config: RunConfig, shards: int, world: int, decisions: Decisions) -> None:
-    """Reading in passing, and by how many: a resumed run must divide the shards among as many readers."""
+def decide_stream(config: RunConfig, shards: int, world: int, cores: int, decisions: Decisions) -> None:
+    """Reading in passing, and by how many: a resumed run must divide the shards among as many readers.
+
+    cores: for each process, the same number in all of them
+    """
     decisions.take(config, "stream", True, "the shards lie elsewhere, or are more than an index can hold")
-    cores = (os.cpu_count() or 1) // config.devices
     readers = max(1, min(16, cores, shards // world))
     decisions.take(config, "workers", readers, f"{cores} cores a process, {shards:,} shards for {world} of them")
 
@@ -102,9 +105,7 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
     batch, reason = supervised_batch(facts)
     decisions.take(config, "batch", max(batch, config.accumulate), reason)
     batch = cap_batch(config, facts.images, decisions)
-    if config.steps is None:
-        epochs, reason = supervised_epochs(facts, batch)
-        decisions.take(config, "epochs", epochs, reason)
+    _decide_length(config, decisions, *supervised_epochs(facts, batch))
     lr, reason = supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune")
     decisions.take(config, "lr", lr, reason)
     weight, reason = localization_weight(facts.family)
@@ -116,6 +117,9 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
     if config.mixing.mixup or config.mixing.cutmix:
         decisions.take(config, "mixing.prob", *mixing_probability(epochs))
     decisions.take(config, "augment.operations", *augment_operations(epochs, facts.parameters))
+    crop = usual_crop(_side(config, facts))
+    reason = "shifts of the whole image, which is small" if crop == "padded" else "random parts, as in the papers"
+    decisions.take(config, "augment.crop", crop, reason)
     ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
     decisions.take(config, "ema", ema, f"averages about the last twentieth of {steps} steps")
 
@@ -125,9 +129,7 @@ def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decision
     batch, reason = pretraining_batch(facts)
     decisions.take(config, "batch", max(batch, config.accumulate), reason)
     batch = cap_batch(config, facts.images, decisions)
-    if config.steps is None:
-        epochs, reason = pretraining_epochs(facts)
-        decisions.take(config, "epochs", epochs, reason)
+    _decide_length(config, decisions, *pretraining_epochs(facts))
     lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
     decisions.take(
         config,
@@ -150,14 +152,33 @@ def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decision
         momentum,
         f"the teacher must get somewhere in {steps:,} steps (the paper's 0.996 has 750,000)",
     )
-    long = steps / steps_per_epoch(facts.images, batch) >= 50
-    temperature = 0.07 if long else 0.04
-    reason = (
-        "the paper's, for runs of 50 epochs and more"
-        if long
-        else "no warm-up in a short run: a sharp teacher starts faster"
-    )
-    decisions.take(config, "matching.teacher_temp", temperature, reason)
+    side = _side(config, facts)
+    epochs = steps / steps_per_epoch(facts.images, batch)
+    decisions.take(config, "matching.teacher_temp", *teacher_temperature(epochs, side))
+    reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
+    for name, value in config.crops.views(side)._asdict().items():
+        decisions.take(config, f"crops.{name}", value, reason)
+
+
+def _side(config: RunConfig, facts: Facts) -> int:
+    """Pixels of the longer side of an input."""
+    return facts.side if config.img_size == "auto" else max(as_pair(config.img_size))
+
+
+def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
+    if side <= SMALL_INPUT:
+        return 0.04, f"a sharp teacher for inputs up to {SMALL_INPUT} px"
+    if epochs >= 50:
+        return 0.07, "the paper's, for runs of 50 epochs and more"
+    return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
+
+
+def _decide_length(config: RunConfig, decisions: Decisions, epochs: int, reason: str) -> None:
+    """Epochs, unless the length is given in steps; who gives both is told which counts."""
+    if config.steps is None:
+        decisions.take(config, "epochs", epochs, reason)
+    elif config.epochs != "auto":
+        decisions.append(Decision("steps", config.steps, f"they count, and not --epochs {config.epochs:g}"))
 
 
 def pretraining_batch(facts: Facts) -> tuple[int, str]:
@@ -272,7 +293,8 @@ def decide_heads(config: TrainConfig | PretrainConfig, backbone: Backbone, decis
     """How wide the heads are. Checkpoints have that shape, so a run keeps it whatever a later version decides."""
     if config.localization.weight:
         width = config.localization.head_width(backbone.dim)
-        decisions.take(config, "localization.hidden", width, f"the backbone's {backbone.dim}, at most the paper's 512")
+        reason = f"the backbone's {backbone.dim}, less than the paper's 512" if width == backbone.dim else "the paper's"
+        decisions.take(config, "localization.hidden", width, reason)
     if isinstance(config, PretrainConfig):
         reason = f"four times the backbone's {backbone.dim}, at most the paper's 2,048"
         decisions.take(config, "matching.hidden", matching_width(backbone.dim), reason)

@@ -64,8 +64,12 @@ class PretrainTask(Task):
         self.health: Health | None = None
         self.share = Share()
 
-    def feed(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric) -> None:
-        """Where crops come from, what looks at the features, and what watches the signs."""
+    def feed(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric, watched: str = "val") -> None:
+        """Where crops come from, what looks at the features, what watches the signs, and which split is asked.
+
+        "val" chooses the best weights, "test" does not.
+        """
+        self.watched = watched
         self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
         self.share = Share(batches.seed, batches.rank, batches.world)
 

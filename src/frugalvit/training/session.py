@@ -16,7 +16,7 @@ from frugalvit.errors import UserError
 from frugalvit.results import Result
 from frugalvit.training import resuming, setup
 from frugalvit.training.loop import Stopped
-from frugalvit.training.processes import mind_the_peers
+from frugalvit.training.processes import PREPARING, check_shared, mind_the_peers
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.runs import Run, finished_summary
 from frugalvit.training.tracking import check_trackers
@@ -43,20 +43,24 @@ def in_run_folder(
         done = finished_summary(config.resume)
         if done:
             return shown(done)
+    with mind_the_peers(fabric, Path(config.resume) if config.resume else None, PREPARING):
+        try:
+            source = open_source(resuming.stored_config(config), fabric)
+        except UserError as error:
+            raise UserError(f"{error}{resuming.if_it_has_moved(config, command)}") from None
+        label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
+        config, run = setup.open_run(config, fabric, label, source.name)
     try:
-        source = open_source(resuming.stored_config(config), fabric)
-    except UserError as error:
-        raise UserError(f"{error}{resuming.if_it_has_moved(config, command)}") from None
-    label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
-    config, run = setup.open_run(config, fabric, label, source.name)
-    try:
-        with mind_the_peers(fabric, run.folder, config.peer_timeout):
+        with mind_the_peers(fabric, run.folder, PREPARING):
+            check_shared(fabric, run.folder)
             return body(config, source, run, fabric)
     except Stopped as stop:
         more = "".join(
             f" --{name} {count}" for name in ("devices", "nodes") if (count := getattr(config, name)) not in (1, "auto")
         )
-        console.warn(f"{stop}: saved; continue with 'frugalvit {command} --resume {console.shown(run.folder)}{more}'")
+        if fabric.is_global_zero:
+            way = f"frugalvit {command} --resume {console.shown(run.folder)}{more}"
+            console.warn(f"{stop}: saved; continue with '{way}'")
         return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
     except UserError:
         if not config.out and not config.resume:  # a folder nobody named: a mistake leaves none behind

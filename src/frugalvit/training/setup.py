@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment import Augment, EvalTransform
-from frugalvit.data.cache import build_store, look
+from frugalvit.data.cache import PLACES, Where, build_store, look
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.loader import Batches, Store
 from frugalvit.data.mixing import Mixing
@@ -88,7 +89,7 @@ def make_fabric(config: RunConfig) -> Fabric:
         strategy=processes.strategy(devices * nodes > 1, config.peer_timeout, resting=resting),
         plugins=make_precision(config.precision, device),
     )
-    processes.launch(fabric)
+    processes.launch(fabric, devices)
     if device == "cuda":
         tune_for_gpu()
     return fabric
@@ -270,12 +271,12 @@ def make_twin(backbone: Backbone) -> Backbone:
     return twin
 
 
-def eval_set(examples: Examples, backbone: Backbone, config: RunConfig, device: torch.device) -> EvalSet:
+def eval_set(examples: Examples, backbone: Backbone, config: RunConfig, fabric: Fabric) -> EvalSet:
     """Images prepared for evaluation: resized and cropped in the middle."""
     transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std)
-    store = store_of(examples, backbone.img_size, config, device)
+    store = store_of(examples, backbone.img_size, config, fabric.device, fabric)
     batch = config.batch if isinstance(config.batch, int) else 64
-    return EvalSet(store, transform, max(64, batch) if device.type == "cuda" else min(batch, 64))
+    return EvalSet(store, transform, max(64, batch) if fabric.device.type == "cuda" else min(batch, 64))
 
 
 def make_batches(
@@ -295,7 +296,8 @@ def make_batches(
     shared = {"seed": config.seed, "augment": augment, "mixing": mixing, "keep_clean": keep_clean}
     shared |= {"rank": fabric.global_rank, "world": fabric.world_size}
     if not isinstance(examples, StreamedExamples):
-        return Batches(store_of(examples, img_size, config, fabric.device), batch, balance=balance, **shared)
+        store = store_of(examples, img_size, config, fabric.device, fabric)
+        return Batches(store, batch, balance=balance, **shared)
     if balance or augment.repeats > 1:
         raise UserError("--balance and --augment.repeats choose images one by one: use --stream false.")
     assert isinstance(config.workers, int)
@@ -314,9 +316,11 @@ def make_batches(
 
 
 def decide_reading(config: RunConfig, examples: Examples, fabric: Fabric, decisions: Decisions) -> None:
-    """For shards read in passing: how many readers share them."""
+    """For shards read in passing: how many readers share them, as many on every machine."""
     if isinstance(examples, StreamedExamples):
-        decide_stream(config, len(examples.shards), fabric.world_size, decisions)
+        here, _ = processes.places(config.devices, config.nodes)
+        cores = -processes.largest(fabric, -((os.cpu_count() or 1) // here))  # of the machine with the fewest
+        decide_stream(config, len(examples.shards), fabric.world_size, cores, decisions)
 
 
 @contextmanager
@@ -333,18 +337,33 @@ _stores: dict[tuple[object, ...], Store] = {}
 _STORES_KEPT = 4
 
 
-def store_of(examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device) -> Store:
-    """Decoded images; several runs in one process (a comparison) share them."""
+def store_of(
+    examples: Examples,
+    img_size: tuple[int, int],
+    config: RunConfig,
+    device: torch.device,
+    fabric: Fabric | None = None,
+) -> Store:
+    """Decoded images; several runs in one process (a comparison) share them.
+
+    fabric: of the processes that each ask for them now, and must get the same
+    """
     key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json())
     if key not in _stores:
         while len(_stores) >= _STORES_KEPT:
             _stores.pop(next(iter(_stores)))
-        _stores[key] = _build(examples, img_size, config, device)
+        _stores[key] = _build(examples, img_size, config, device, fabric)
     return _stores[key]
 
 
-def _build(examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device) -> Store:
-    return build_store(
+def _build(
+    examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device, fabric: Fabric | None
+) -> Store:
+    def agree(place: Where) -> Where:
+        """The slowest place that any process needs: those that decode while training leave out other images."""
+        return place if fabric is None else PLACES[processes.largest(fabric, PLACES.index(place))]
+
+    store = build_store(
         examples,
         img_size,
         device=device,
@@ -353,7 +372,15 @@ def _build(examples: Examples, img_size: tuple[int, int], config: RunConfig, dev
         cache_dir=config.cache.folder,
         max_bad=config.cache.max_bad,
         workers=config.workers,
+        agree=agree,
     )
+    if fabric is not None and not processes.same_everywhere(fabric, len(store)):
+        raise UserError(
+            f"The processes can read different images of {config.data} (this one {len(store):,} of "
+            f"{len(examples):,}): see that every machine has all of them, and give --cache.where off if some cannot be "
+            "read anywhere."
+        )
+    return store
 
 
 def say_decisions(source: DataSource, decisions: Decisions) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from frugalvit import console
-from frugalvit.data.cache import available_memory
+from frugalvit.data.cache import memory_share
 from frugalvit.data.decode import BadImage, decode, read_header
 from frugalvit.data.randomness import generator_for, uniform
 from frugalvit.errors import UserError
@@ -35,7 +35,7 @@ class Pictures:
     ) -> None:
         self.paths, self.sizes = list(paths), list(sizes)
         needed = 3 * sum(height * width for height, width in sizes)
-        self.keeps = where in ("ram", "device") or (where == "auto" and needed < _SHARE_OF_MEMORY * available_memory())
+        self.keeps = where in ("ram", "device") or (where == "auto" and needed < _SHARE_OF_MEMORY * memory_share())
         self.device = device if where == "device" else None
         self._kept: dict[int, Tensor] = {}
 

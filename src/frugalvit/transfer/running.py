@@ -24,6 +24,7 @@ from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.evidence import decisions_table, finite, kept_weights, run_facts, summary_table
 from frugalvit.training.loop import Plan, fit
+from frugalvit.training.processes import in_step, together
 from frugalvit.training.recipes import Decisions, Facts
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Schedule
@@ -95,7 +96,7 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     outcome = fit(task, plan, run, fabric)
     final = _dataset(job, unseen, data, config, task, fabric) if unseen is not None else watch_set
     scored_on = "test" if unseen is not None else split
-    return _finish(config, job, data, run, task, outcome, final, scored_on, decisions)
+    return _finish(config, job, data, run, fabric, task, outcome, final, scored_on, decisions)
 
 
 def _listed(paths: list[Path]) -> FileExamples:
@@ -179,6 +180,7 @@ def _finish(
     job: Job,
     data: Any,
     run: Run,
+    fabric: Fabric,
     task: Any,
     outcome: dict[str, Any],
     final: Any,
@@ -188,10 +190,11 @@ def _finish(
     """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
     from frugalvit.transfer.trained import save_trained
 
-    best = run.load_best()
+    best = together(fabric, run.load_best)  # the first process wrote them: others may not see them yet, or never
     if best is not None:
         task.load_state_dict(best["task"])
-    scores = job.score(task, final, run.folder if run.writer else None)
+    with in_step(fabric, config.peer_timeout):
+        scores = job.score(task, final, run.folder if run.writer else None)
     summary: dict[str, Any] = {"run": str(run.folder), "task": job.verb, **scores}
     summary |= {
         "scored_on": scored_on,

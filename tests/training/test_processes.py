@@ -1,0 +1,251 @@
+"""What several processes of a run agree on; they are threads here, and real ones in ``test_distributed.py``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from crowd import gather
+from lightning_fabric import Fabric
+from toys import ToyTask, run_toy
+
+from frugalvit.config.train import TrainConfig
+from frugalvit.data.examples import ArrayExamples
+from frugalvit.errors import UserError
+from frugalvit.results import Result
+from frugalvit.training import commands, compare, processes, session, setup
+from frugalvit.training.loop import Stopped
+from frugalvit.training.recipes import Decisions
+from frugalvit.training.runs import Run
+from frugalvit.transfer import feed, running
+
+
+class Enough(Exception):
+    """The test has seen what it wanted to see."""
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times that collectives were given; threads have no process group whose time could be set."""
+    given: list[float] = []
+    monkeypatch.setattr(processes, "_wait_at_most", given.append)
+    monkeypatch.setattr(processes, "_LOOKING", 0.3)
+    return given
+
+
+# -- the folder of the run
+
+
+@pytest.mark.parametrize("command", ["train", "segment"])
+def test_all_score_the_best_weights_of_the_first(command: str, tmp_path: Path) -> None:
+    """The second process does not see them: another machine, or a network disk that is late."""
+
+    def finish(fabric: Any) -> list[Any]:
+        (tmp_path / str(fabric.global_rank)).mkdir()
+        run = Run(tmp_path / str(fabric.global_rank))
+        if fabric.global_rank == 0:
+            run.save_checkpoint({"step": 3, "task": {"weight": torch.ones(2)}}, best=True)
+        taken: list[Any] = []
+
+        def score(*_: Any) -> None:
+            raise Enough
+
+        task: Any = SimpleNamespace(load_state_dict=taken.append, scores=score, backbone=None)
+        config, data = TrainConfig(), SimpleNamespace(classes=("a", "b"))
+        job, decisions = SimpleNamespace(score=score), Decisions()
+        arguments = {
+            "train": (config, data, run, fabric, task, {}, None, None, decisions),
+            "segment": (config, job, data, run, fabric, task, {}, None, "val", decisions),
+        }
+        end: Any = {"train": commands._finish, "segment": running._finish}[command]
+        with pytest.raises(Enough):
+            end(*arguments[command])
+        run.close()
+        return [state["weight"].tolist() for state in taken]
+
+    assert gather(2, finish) == [[[1.0, 1.0]]] * 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_folder_must_be_seen_by_all(shared: bool, tmp_path: Path) -> None:
+    """A folder of the same name on another machine is not the same folder."""
+    (tmp_path / "1").mkdir()
+
+    def look(fabric: Any) -> None:
+        folder = tmp_path / str(0 if shared else fabric.global_rank)
+        folder.mkdir(exist_ok=True)
+        processes.check_shared(fabric, folder)
+
+    found = gather(2, look)
+    assert not list(tmp_path.rglob(".seen*"))
+    if shared:
+        assert found == [None, None]
+    else:
+        assert all(
+            isinstance(error, UserError) and "file system that all machines share" in str(error) for error in found
+        )
+
+
+# -- a command with several processes
+
+
+def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any) -> list[Any]:
+    peers = threading.local()
+    monkeypatch.setattr(setup, "make_fabric", lambda _: peers.own)
+
+    def command(fabric: Any) -> Any:
+        peers.own = fabric
+        config = TrainConfig(data="photos", out=str(out))
+        return session.in_run_folder(config, "train", open_source, body, Result)
+
+    return gather(2, command)
+
+
+def test_only_the_first_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> Result:
+        raise Stopped("SIGTERM")
+
+    results = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), stop)
+    assert [result.data["stopped"] for result in results] == ["SIGTERM"] * 2
+    assert capsys.readouterr().err.count("saved; continue with") == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_peer_that_cannot_open_the_data_is_said(lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_source(_: TrainConfig, fabric: Any) -> Any:
+        if fabric.global_rank == lost:
+            raise UserError("There is no folder photos.")
+        return SimpleNamespace(name="photos")
+
+    results = live(monkeypatch, tmp_path / "run", open_source, lambda *_: Result({}))
+    assert str(results[lost]) == "There is no folder photos."
+    left = results[1 - lost]
+    assert isinstance(left, UserError), left
+    assert "Another process of this run has ended" in str(left) and "--resume" not in str(left)
+
+
+def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    real = Run.save_checkpoint
+    monkeypatch.setattr(Run, "save_checkpoint", lambda *args, **more: done.append("save") or real(*args, **more))
+    monkeypatch.setattr(Fabric, "barrier", lambda *_: done.append("barrier"))
+
+    class Told(ToyTask):
+        def after_step(self, step: int) -> None:
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="SIGTERM"):
+        run_toy(tmp_path / "run", Told(), save_every=100)
+    assert done[-2:] == ["save", "barrier"]
+
+
+@pytest.mark.parametrize(("rank", "error"), [("0", KeyboardInterrupt), ("1", SystemExit)])
+def test_a_stopped_comparison(
+    rank: str,
+    error: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A status other than 0 of any but the first makes the launcher kill the first."""
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    wanted = TrainConfig(data="photos", out=str(tmp_path / "run"))
+    with pytest.raises(error) as left:
+        compare.run_once(wanted, lambda _: Result({"stopped": "SIGTERM"}))
+    assert (tmp_path / "run" / "asked.json").exists() == (rank == "0")
+    assert ("starting" in capsys.readouterr().err) == (rank == "0")
+    if rank == "1":
+        assert left.value.code == 0  # type: ignore[attr-defined]
+
+
+def test_one_process_writes_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(compare, "run_once", lambda *_: {"run": "r", "top1": 1.0})
+    config = compare.CompareConfig.parse(
+        {"data": "photos", "out": str(tmp_path / "c"), "settings": ["a: lr=1", "b: lr=2"]}
+    )
+    compare.compare(config)
+    assert not list((tmp_path / "c").iterdir())
+
+
+# -- what they decide together
+
+
+def test_memory_is_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frugalvit.data.cache.available_memory", lambda: 10_000)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert feed.Pictures([], [(10, 20)]).keeps
+    fabric: Any = SimpleNamespace(launch=lambda: None, world_size=1, global_rank=0, strategy=None)
+    processes.launch(fabric, 8)
+    assert not feed.Pictures([], [(10, 20)]).keeps
+
+
+def test_as_many_readers_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines with 16 and 8 cores, on each of which torchrun has started two processes."""
+    cores = threading.local()
+    monkeypatch.setattr(os, "cpu_count", lambda: cores.here)
+    monkeypatch.setattr(setup, "StreamedExamples", SimpleNamespace)
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+    def decide(fabric: Any) -> Any:
+        cores.here = 16 if fabric.global_rank < 2 else 8
+        config, shards = TrainConfig(), SimpleNamespace(shards=range(100))
+        setup.decide_reading(config, shards, fabric, Decisions())  # type: ignore[arg-type]
+        return config.workers
+
+    assert gather(4, decide) == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("lengths", "error"), [((5, 5), ""), ((5, 4), "this one")])
+def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has room in RAM and the other has not; one cannot read an image that the other can."""
+    places: list[str] = []
+
+    def build(*_: Any, agree: Any, **__: Any) -> range:
+        rank = ranks.own
+        places.append(agree(("ram", "off")[rank]))
+        return range(lengths[rank])
+
+    ranks = threading.local()
+    monkeypatch.setattr(setup, "build_store", build)
+    examples = ArrayExamples(torch.zeros(5, 8, 8, 3, dtype=torch.uint8).numpy(), None, "five")
+
+    def keep(fabric: Any) -> int:
+        ranks.own = fabric.global_rank
+        return len(setup._build(examples, (8, 8), TrainConfig(), fabric.device, fabric))
+
+    found = gather(2, keep)
+    assert places == ["off", "off"]
+    if error:
+        assert all(isinstance(one, UserError) and error in str(one) for one in found)
+    else:
+        assert found == [5, 5]
+
+
+def test_time_counts_in_the_steps_only(waits: list[float]) -> None:
+    """Preparing may take longer than a step ever does: the others wait, and only then does the time begin."""
+    arrived: list[int] = []
+
+    def work(fabric: Any) -> None:
+        if fabric.global_rank == 1:
+            threading.Event().wait(0.2)
+        arrived.append(fabric.global_rank)
+        with processes.in_step(fabric, 5.0):
+            assert len(arrived) == 2
+            fabric.barrier()
+
+    assert gather(2, work) == [None, None]
+    assert waits == [5.0, 5.0, processes.PREPARING, processes.PREPARING]
+    fabric: Any = SimpleNamespace(launch=lambda: None, barrier=lambda: None, world_size=2, global_rank=0, strategy=None)
+    processes.launch(fabric)
+    assert waits[-1] == processes.PREPARING
