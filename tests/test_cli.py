@@ -32,6 +32,17 @@ def test_help_loads_nothing_heavy() -> None:
     assert "usage: frugalvit" in done.stdout and "--localization.weight" in done.stdout
 
 
+def test_training_starts_without_what_it_does_not_use() -> None:
+    """Both take seconds to import; Fabric would import the one, a mark for CUDA graphs the other."""
+    code = (
+        "import sys, frugalvit.transfer.running, frugalvit.training.stepping\n"
+        "assert not {'torchmetrics', 'torch._inductor.cudagraph_trees'} & set(sys.modules)\n"
+        "import torchmetrics"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("verb", cli.VERBS, ids=lambda verb: verb.words.replace(" ", "-"))
 def test_every_verb_has_help_and_a_function(verb: cli.Verb, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, *verb.words.split(), "--help")

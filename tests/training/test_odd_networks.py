@@ -64,7 +64,7 @@ def test_what_only_views_use_may_rest(monkeypatch: pytest.MonkeyPatch, view_weig
     """Several processes wait for gradients of every parameter, unless they are told that some get none."""
     made: dict[str, Any] = {}
     monkeypatch.setattr(setup, "Fabric", lambda **keywords: made.update(keywords) or SimpleNamespace())
-    monkeypatch.setattr(processes, "launch", lambda fabric: None)
+    monkeypatch.setattr(processes, "launch", lambda *_: None)
     setup.make_fabric(
         PretrainConfig.parse({"data": "x", "device": "cpu", "devices": 2, "matching": {"view_weight": view_weight}})
     )

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lightning_fabric import Fabric
 from toys import ToyTask, run_toy
 
 from frugalvit.config.train import TrainConfig
+from frugalvit.config.transfer import DetectConfig
 from frugalvit.data.examples import ArrayExamples
 from frugalvit.errors import UserError
 from frugalvit.results import Result
@@ -230,6 +232,18 @@ def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypa
         assert all(isinstance(one, UserError) and error in str(one) for one in found)
     else:
         assert found == [5, 5]
+
+
+def test_all_learn_to_detect_from_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = threading.local()
+    monkeypatch.setattr(running, "readable", lambda items, *_: (items[ranks.own :], None))
+
+    def open_them(fabric: Any) -> None:
+        ranks.own = fabric.global_rank
+        running._dataset(Mock(), [1, 2, 3], None, DetectConfig(), None, fabric)
+
+    found = gather(2, open_them)
+    assert [str(one).partition("(")[2].partition(")")[0] for one in found] == ["this one 3 of 3", "this one 2 of 3"]
 
 
 def test_time_counts_in_the_steps_only(waits: list[float]) -> None:

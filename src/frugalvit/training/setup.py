@@ -374,13 +374,18 @@ def _build(
         workers=config.workers,
         agree=agree,
     )
-    if fabric is not None and not processes.same_everywhere(fabric, len(store)):
-        raise UserError(
-            f"The processes can read different images of {config.data} (this one {len(store):,} of "
-            f"{len(examples):,}): see that every machine has all of them, and give --cache.where off if some cannot be "
-            "read anywhere."
-        )
+    if fabric is not None:
+        check_same_images(fabric, len(store), len(examples), config)
     return store
+
+
+def check_same_images(fabric: Fabric, found: int, given: int, config: RunConfig) -> None:
+    """All processes must have as many: each draws its part of a batch from the same numbers."""
+    if not processes.same_everywhere(fabric, found):
+        raise UserError(
+            f"The processes can read different images of {config.data} (this one {found:,} of {given:,}): see that "
+            "every machine has all of them, and give --cache.where off if some cannot be read anywhere."
+        )
 
 
 def say_decisions(source: DataSource, decisions: Decisions) -> None:

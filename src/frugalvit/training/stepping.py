@@ -97,7 +97,8 @@ class Stepper:
 
     def one_step(self) -> None:
         plan, step = self.plan, self.step
-        torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step's graphs may be overwritten now
+        if self.fabric.device.type == "cuda":  # elsewhere it would only import the compiler
+            torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step's graphs may be overwritten now
         seed_step(plan.seed, step, self.fabric.global_rank)
         self._set_schedules(step)
         if self.task.recorded:

@@ -135,8 +135,9 @@ def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) ->
 
 def _dataset(job: Job, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
     """The images of a split, decoded where they are kept; the unreadable ones named and left out."""
-    items, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.where, fabric.device)
-    return job.dataset(items, data, pictures, task)
+    whole, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.where, fabric.device)
+    setup.check_same_images(fabric, len(whole), len(items), config)
+    return job.dataset(whole, data, pictures, task)
 
 
 def readable(
