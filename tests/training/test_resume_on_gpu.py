@@ -57,5 +57,7 @@ def test_in_fp16(kind: str, tmp_path: Path) -> None:
     """What GPUs without bf16 do by themselves: the fused optimiser, and a scale that is looked for."""
     command, config, values = KINDS[kind]
     values = values | {"data": str(write_images(tmp_path / "images")), "device": "cuda", "precision": "fp16"}
+    if kind == "pretrain":  # with heads of the usual width: one of eight needs a scale that takes longer to find
+        values = values | {"matching": {"prototypes": 65536}}
     outcome = command(config.parse(values | {"compile": False, "out": str(tmp_path / "run")})).data
     assert outcome["skipped_steps"] < outcome["steps"]
