@@ -85,7 +85,9 @@ def test_what_is_left_open_is_as_in_the_run_that_is_continued(
 
 def test_nothing_left_to_do_is_said(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = run(views_only, "both.yaml", "short", "--continue", str(views_only / "views"), "--steps", "3")
-    assert status == 2 and "has come to step 4 and this run would end at 3" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert status == 2 and "has come to step 4 and this run would end at 3" in said
+    assert "cache:" not in said, "the images need not be decoded for that"
 
 
 def test_another_backbone_is_refused(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,7 +160,7 @@ def test_a_stopped_comparison(
 ) -> None:
     """A status other than 0 of any but the first makes the launcher kill the first."""
     monkeypatch.setenv("LOCAL_RANK", rank)
-    wanted = TrainConfig(data="photos", out=str(tmp_path / "run"))
+    wanted = TrainConfig(data="photos", out=str(tmp_path / "run"), devices=2)
     with pytest.raises(error) as left:
         compare.run_once(wanted, lambda _: Result({"stopped": "SIGTERM"}))
     assert (tmp_path / "run" / "asked.json").exists() == (rank == "0")
@@ -169,14 +169,20 @@ def test_a_stopped_comparison(
         assert left.value.code == 0  # type: ignore[attr-defined]
 
 
-def test_one_process_writes_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("devices", "writes"), [(2, False), (1, True)], ids=["the second of two", "a lone one"])
+def test_one_process_writes_the_comparison(
+    devices: int, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters leave ranks in the environment of processes that are on their own."""
     monkeypatch.setenv("LOCAL_RANK", "1")
+    written: list[Path] = []
+    monkeypatch.setattr(compare, "write_comparison", lambda folder, *_: written.append(folder))
     monkeypatch.setattr(compare, "run_once", lambda *_: {"run": "r", "top1": 1.0})
     config = compare.CompareConfig.parse(
-        {"data": "photos", "out": str(tmp_path / "c"), "settings": ["a: lr=1", "b: lr=2"]}
+        {"data": "photos", "out": str(tmp_path / "c"), "settings": ["a: lr=1", "b: lr=2"], "devices": devices}
     )
     compare.compare(config)
-    assert not list((tmp_path / "c").iterdir())
+    assert bool(written) == writes
 
 
 # -- what they decide together

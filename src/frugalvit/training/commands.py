@@ -122,8 +122,13 @@ def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Pla
     if every == "auto":
         every = evaluation_interval(plan.steps, plan.steps_per_epoch, plan.images_per_step, watched)
     lowest, first = config.lr * config.optimizer.min_lr, config.lr * 1e-3
-    length = round(config.stretch * plan.steps)
-    return replace(plan, lr=Cosine(config.lr, lowest, length, warm, warmup_from=first), evaluate_every=every)
+    lr = Cosine(config.lr, lowest, _laid_out(config, plan), warm, warmup_from=first)
+    return replace(plan, lr=lr, evaluate_every=every)
+
+
+def _laid_out(config: TrainConfig, plan: Plan) -> int:
+    """Steps that the schedules are for; the run may end before them."""
+    return round(config.stretch * plan.steps)
 
 
 def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
@@ -141,8 +146,8 @@ def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> Supervised
         console.say(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
     weight: Schedule = Constant(settings.weight)
     if settings.schedule == "ramp":
-        length = round(config.stretch * plan.steps)
-        weight = Ramp(settings.weight, warmup_steps(20, plan.steps_per_epoch, plan.steps), length)
+        up = warmup_steps(20, plan.steps_per_epoch, plan.steps)
+        weight = Ramp(settings.weight, up, _laid_out(config, plan))
     return SupervisedTask(
         backbone,
         _localization(config, backbone) if settings.weight > 0 else None,

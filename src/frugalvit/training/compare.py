@@ -56,7 +56,9 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
         for name in settings:
             scores[name].append(run_once(plans[name][k], train))
             _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
-    if not is_first():  # of several processes: one writes, and its answer is the one that is shown
+    if not is_first(
+        config.devices, config.nodes
+    ):  # of several processes: one writes, and its answer is the one that is shown
         return Result({"run": str(folder)})
     return write_comparison(folder, scores, config.metric, config.track)
 
@@ -69,12 +71,12 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     if summary is not None:
         return summary | {"run": str(folder)}  # where it lies now: a comparison may have been moved since
     begun = holds_run(folder)
-    if is_first():
+    if is_first(config.devices, config.nodes):
         console.say(f"{'continuing' if begun else 'starting'} {folder}")
     where = {name: getattr(config, name) for name in ("device", "devices", "nodes")}
     result = train(type(config).parse({"resume": str(folder), **where}) if begun else config)
     if "stopped" in result.data:
-        if not is_first():
+        if not is_first(config.devices, config.nodes):
             raise SystemExit(0)  # any other status makes the launcher kill the first process, which has more to do
         raise KeyboardInterrupt
     return result.data
@@ -86,7 +88,7 @@ def _same_question(folder: Path, wanted: RunConfig) -> None:
     if begun and (other := asked_otherwise(folder, wanted)):
         raise UserError(f"{other}: choose another --out.")
     asked = make_folder(folder) / _ASKED
-    if is_first() and (not begun or not asked.exists()):
+    if is_first(wanted.devices, wanted.nodes) and (not begun or not asked.exists()):
         write_text(asked, json.dumps(wanted.model_dump(mode="json", exclude=NO_MATTER), indent=1))
 
 

@@ -84,6 +84,8 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     task = make_task(config, student, plan)
     if config.init and setup.begins_anew(config):
         start_from_heads(task, config.init)
+    if config.continue_from and not run.has_checkpoint():  # before the images are decoded: it may not fit
+        run.save_checkpoint(carry_over(config.continue_from, task, plan.steps))
     augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
     _check_crops(student, augment, config)
     batches = setup.make_batches(examples, student.img_size, plan, config, fabric, augment=augment)
@@ -95,8 +97,6 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
     graphs = compile_task(task, config, plan, fabric)
-    if config.continue_from and not run.has_checkpoint():
-        run.save_checkpoint(carry_over(config.continue_from, task, plan.steps))
     with setup.closing_readers(task):
         try:
             outcome = fit(task, plan, run, fabric)

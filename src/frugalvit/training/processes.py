@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -50,8 +51,13 @@ def places(devices: int, nodes: int) -> tuple[int, int]:
     return devices, nodes
 
 
-def is_first() -> bool:
-    """Whether this process writes and speaks for all of them; known before it has met the others, too."""
+def is_first(devices: int, nodes: int) -> bool:
+    """Whether this process writes and speaks for all of them; known before it has met the others, too.
+
+    A lone process is, whatever rank its environment speaks of.
+    """
+    if math.prod(places(devices, nodes)) == 1:
+        return True
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
     return not any(int(os.environ.get(name) or 0) for name in _RANKS)

@@ -166,6 +166,7 @@ def _side(config: RunConfig, facts: Facts) -> int:
 
 
 def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
+    """Where its warm-up ends. At 32 px a sharp teacher was measured together with milder views (docs/RESULTS.md)."""
     if side <= SMALL_INPUT:
         return 0.04, f"a sharp teacher for inputs up to {SMALL_INPUT} px"
     if epochs >= 50:
