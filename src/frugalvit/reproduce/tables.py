@@ -304,6 +304,8 @@ _USES = {
         {
             "EsViT + Drloc, as published": f"init={{esvit}} {_ON} batch=256 lr=0.001 mixing.prob=0.5 augment.repeats=3"
             " optimizer.warmup=10",
+            "EsViT + Drloc, more variety": f"init={{esvit}} {_ON} drop_path=0.2 augment.crop=resized"
+            " augment.scale=0.5,1",
             "EsViT + Drloc, lr=0.002": f"init={{esvit}} {_ON} lr=0.002",
             "EsViT + Drloc, drop path 0.2": f"init={{esvit}} {_ON} drop_path=0.2",
             "EsViT + Drloc, resized crops": f"init={{esvit}} {_ON} augment.crop=resized augment.scale=0.25,1",
