@@ -18,6 +18,7 @@ from frugalvit.data.decode import BadImage, Header
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.sources import open_data
 from frugalvit.results import Result, Table
+from frugalvit.words import counted, some
 
 # "auto" decodes everything up to this many megapixels: about ten seconds on two cores.
 FULL_DECODE_MEGAPIXELS = 300.0
@@ -215,12 +216,14 @@ def _notes(data: dict[str, Any]) -> list[str]:
     if len(data["bad"]) > 200:
         notes.append(f"{len(data['bad']) - 200:,} more bad files: --json lists them all.")
     empty = {split: facts["without_images"] for split, facts in data["splits"].items() if facts.get("without_images")}
-    notes += [f"{split} has no image of {len(names)} classes: {', '.join(names[:5])}" for split, names in empty.items()]
+    notes += [
+        f"{split} has no image of {counted(len(names), 'class')}: {some(names)}" for split, names in empty.items()
+    ]
     found = data["duplicates"]
     if found is not None:
         if found["groups"]:
             notes.append(
-                f"{found['surplus']:,} images repeat another one exactly; {found['across_splits']:,} lie in several "
+                f"{counted(found['surplus'], 'exact copy')} of other images; {found['across_splits']:,} lie in several "
                 f"splits, {found['across_classes']:,} in several classes."
             )
             notes += ["  the same: " + " = ".join(group) for group in found["examples"][:5]]
