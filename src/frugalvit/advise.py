@@ -99,8 +99,8 @@ def _labelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Pr
     untimed = config.model_copy(update={"trial": 0})
     start = _train(untimed, source, facts, {"recipe": "scratch"})
     start.command, start.why = (
-        f"frugalvit train {place} --init RUN --recipe scratch",
-        "then start from its folder (RUN) instead of chance, with the learning rate of a run from scratch, as measured",
+        f"frugalvit train {place} --init RUN",
+        "then start from its folder (RUN) instead of chance",
     )
     if scratch.seconds is not None and scratch.steps and start.steps:  # the same network, the same pace
         start.seconds, start.seconds_per_step = scratch.seconds * start.steps / scratch.steps, scratch.seconds_per_step

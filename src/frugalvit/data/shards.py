@@ -333,7 +333,7 @@ def shard_examples(
 def _are_labels(samples: list[Sample], where: str, notes: list[str]) -> bool:
     labelled = [sample for sample in samples if sample.label]
     if not labelled:
-        notes.append(f"{where} has no labels (.cls, .json or .txt members): read as unlabelled.")
+        notes.append(f"No member of {where} is a label (.cls, .json or .txt): read as unlabelled.")
         return False
     if any(sample.caption for sample in labelled):
         texts = {sample.label or "" for sample in labelled}
