@@ -76,10 +76,10 @@ def find_runs(places: list[Path]) -> list[Path]:
     for place in places:
         if not place.exists():
             raise UserError(f"There is no run {place}.")
-        if _is_run(place):
+        if is_run(place):
             found.append(place)
             continue
-        inside = sorted(path for path in place.rglob("*") if path.is_dir() and _is_run(path)) if place.is_dir() else []
+        inside = sorted(path for path in place.rglob("*") if path.is_dir() and is_run(path)) if place.is_dir() else []
         if not inside:
             raise UserError(f"{place} is not a run folder: it holds no metrics.jsonl and no summary.json.")
         found += inside
@@ -129,7 +129,7 @@ def name_apart(records: list[Record]) -> None:
             record.name = "/".join(record.folder.resolve().parts[-length:])
 
 
-def _is_run(place: Path) -> bool:
+def is_run(place: Path) -> bool:
     return any((place / name).is_file() for name in ("metrics.jsonl", "summary.json"))
 
 
