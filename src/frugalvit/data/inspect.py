@@ -14,7 +14,7 @@ import numpy as np
 
 from frugalvit import console
 from frugalvit.config.inspect import DataConfig
-from frugalvit.data.decode import BadImage, Header
+from frugalvit.data.decode import BadImage, Header, almost_black
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.sources import open_data
 from frugalvit.results import Result, Table
@@ -105,19 +105,21 @@ def _decode(source: DataSource, looks: dict[str, Look], mode: str) -> dict[str, 
         chosen = np.random.default_rng(0).choice(len(sound), SAMPLE, replace=False)
         sound = [sound[i] for i in sorted(chosen)]
 
-    def check(number: int) -> str | None:
+    def check(number: int) -> str | int:
         split, index = sound[number]
         try:
-            source.splits[split].read(index)
+            return int(source.splits[split].read(index).max())
         except BadImage as bad:
             return bad.reason
-        return None
 
-    for number, reason in enumerate(_parallel(check, len(sound), "decoding")):
-        if reason is not None:
+    brightest = None
+    for number, found in enumerate(_parallel(check, len(sound), "decoding")):
+        if isinstance(found, int):
+            brightest = max(found, brightest or 0)
+        else:
             split, index = sound[number]
-            looks[split].bad[index] = reason
-    return {"mode": mode, "images": len(sound)}
+            looks[split].bad[index] = found
+    return {"mode": mode, "images": len(sound), "brightest": brightest}
 
 
 def _split_facts(examples: Examples, classes: tuple[str, ...] | None) -> dict[str, Any]:
@@ -230,6 +232,8 @@ def _notes(data: dict[str, Any]) -> list[str]:
         else:
             notes.append("No two images have the same content.")
     decoded = data["decoded"]
+    if decoded["brightest"] is not None and (dark := almost_black(decoded["brightest"])):
+        notes.append(f"{dark[0].upper()}{dark[1:]}.")
     what = {
         "all": f"All {decoded['images']:,} images with a sound header were decoded",
         "sample": f"All headers and ends were read, {decoded['images']:,} images decoded (--decode all: every one)",
