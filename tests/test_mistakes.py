@@ -99,6 +99,7 @@ MISTAKES = [
     ("train photos --init run --pretrained", "--init and --pretrained both say which weights to start from"),
     ("pretrain photos --init run --continue pre", "--init and --continue both say which weights"),
     ("train photos --resume run --steps 50", "run was begun with --steps 1 and goes on so: leave it out"),
+    ("train --resume run --epochs 3", "run was begun without --epochs and goes on so: leave it out"),
     ("train --resume run --init pre", "run was begun without --init and goes on so"),
     ("train --resume run --localization.weight 3", "run was begun with --localization.weight 0.5 and goes on so"),
     ("train --resume run --out other", "stays in its folder, run: leave out --out other"),

@@ -146,6 +146,15 @@ def test_bash_completion() -> None:
     assert complete(script, "frugalvit data p") == ["pack"]
     assert "--shard-megabytes" in complete(script, "frugalvit data pack --shard")
     assert complete(script, "frugalvit completion z") == ["zsh"]
+    assert complete(script, "frugalvit train photos --track ") == ["wandb", "mlflow", "trackio"]
+    assert complete(script, "frugalvit pretrain photos --recipe esvit-p") == ["esvit-paper"]
+    assert complete(script, "frugalvit train photos --recipe esvit-p") == []
+
+
+def test_what_stands_for_a_value_is_not_offered() -> None:
+    offered = {word for words in describe() for choices in words.choices.values() for word in choices}
+    assert "auto" in offered and not [word for word in offered if word.upper() == word and not word.isdigit()]
+    assert not [word for word in offered if " " in word or "," in word]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -183,8 +183,9 @@ def test_the_readme_says_no_more() -> None:
     ]
     ours, papers = (f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}" for values in small)
     assert f"{ours}, where the papers' values give {papers} (three seeds)" in prose
-    cifar = [scores("drloc-cifar", setting, "top1")[0] for setting in ("with, ce", "without")]
-    assert "({:.1f} against {:.1f} after 20 epochs".format(*cifar) in readme
+    cifar = [scores("drloc-cifar", setting, "top1")[0] for setting in ("20 epochs, with, ce", "20 epochs, without")]
+    assert "({:.1f} against {:.1f} after 20 epochs".format(*cifar) in prose
+    assert f"with it {scores('drloc-cifar', 'with, ce', 'top1')[0]:.1f} after 100, where the paper has 66.2" in prose
     first, drloc, alone = (
         scores("best-cifar", setting, "top1")[0] for setting in ("EsViT + Drloc", "Drloc", "from scratch")
     )
@@ -278,7 +279,9 @@ def test_one_seed_differences() -> None:
         return scores(table, setting, "top1")[0] - scores(table, baseline, "top1")[0]
 
     assert f"320 epochs (+{gain('best-flowers', 'Drloc, ce', 'from scratch'):.1f}, one" in PROSE
-    assert f"at 224 px (+{gain('drloc-cifar', 'with, ce', 'without'):.1f} after 20 epochs" in PROSE
+    assert (
+        f"at 224 px (+{gain('drloc-cifar', '20 epochs, with, ce', '20 epochs, without'):.1f} after 20 epochs" in PROSE
+    )
     half = gain("best-cifar", "60 epochs, half mixed", "60 epochs"), gain("best-cifar", "Drloc, half mixed", "Drloc")
     assert f"+{half[0]:.1f} points after 60 epochs" in PROSE and f"(−{-half[1]:.1f} on every other after 200" in PROSE
     short = "60 epochs, windows of 4"
@@ -324,6 +327,7 @@ def test_a_teacher_that_follows_quickly() -> None:
         ),
         ("esvit-nano/swin_nano/L_V+L_R", "knn", {8: "had {:.1f} after 8 and ", 9: "{:.1f} after 9, where that run"}),
         ("best-cifar/swin_mini/EsViT+Drloc", "top1", {412: "had to be: {:.2f} after 412 epochs"}),
+        ("best-cifar/swin_mini/EsViT+Drloc,_more_variety", "top1", {257: "on the way ({:.2f} after 257) and ends"}),
     ],
 )
 def test_on_the_way(run: str, metric: str, told: dict[int, str]) -> None:

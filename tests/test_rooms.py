@@ -28,6 +28,7 @@ BASE = {
     "errors",
     "console",
     "results",
+    "words",
     "features",
     "files",
     "figures",

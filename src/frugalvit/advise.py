@@ -31,6 +31,7 @@ from frugalvit.training.health import Health
 from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, decide_training
 from frugalvit.training.stepbench import timed
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer
+from frugalvit.words import counted
 
 # A network with published weights that fits the machine: the papers' Swin, or on a CPU the smallest ViT of timm.
 PUBLISHED = {"cpu": "vit_tiny_patch16_224", "gpu": "swin_tiny_patch4_window7_224"}
@@ -98,8 +99,8 @@ def _labelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Pr
     untimed = config.model_copy(update={"trial": 0})
     start = _train(untimed, source, facts, {"recipe": "scratch"})
     start.command, start.why = (
-        f"frugalvit train {place} --init RUN --recipe scratch",
-        "then start from its folder (RUN) instead of chance, with the learning rate of a run from scratch, as measured",
+        f"frugalvit train {place} --init RUN",
+        "then start from its folder (RUN) instead of chance",
     )
     if scratch.seconds is not None and scratch.steps and start.steps:  # the same network, the same pace
         start.seconds, start.seconds_per_step = scratch.seconds * start.steps / scratch.steps, scratch.seconds_per_step
@@ -237,7 +238,9 @@ def _pace(task: Any, plan: Plan, fabric: Fabric, steps: int, label: str) -> floa
 def _warnings(looked: dict[str, Any], facts: Facts) -> list[str]:
     notes = list(looked["notes"])
     if looked["bad"]:
-        notes.append(f"{len(looked['bad'])} files cannot be read; 'frugalvit data' names them. A run leaves them out.")
+        notes.append(
+            f"{counted(len(looked['bad']), 'file')} cannot be read and will be left out: see 'frugalvit data'."
+        )
     spread = looked["splits"].get("train", {}).get("per_class")
     if spread and spread["max"] >= 5 * max(1, spread["min"]):
         notes.append(

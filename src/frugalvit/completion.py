@@ -6,6 +6,7 @@ The script is plain text for the shell: pressing Tab starts no Python.
 from __future__ import annotations
 
 import importlib
+import re
 from argparse import SUPPRESS
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ INSTALL = {
     "zsh": "echo 'source <(frugalvit completion zsh --quiet)' >> ~/.zshrc",
     "fish": "frugalvit completion fish --quiet > ~/.config/fish/completions/frugalvit.fish",
 }
-_KINDS = {"N", "X", "TEXT", "VALUE", "FILE"}  # what stands for a value in --help when it is no choice
+_STANDS_FOR_A_VALUE = re.compile(r"[A-Z]+(,[A-Z]+)*")  # N, TEXT, X,X: not a choice
 
 
 @dataclass
@@ -46,22 +47,30 @@ def describe() -> list[Words]:
     """Every verb with its options, as the parser itself knows them."""
     from frugalvit.backbones.factory import OWN
 
-    names = {"--backbone": list(OWN), "--recipe": [recipe.name for recipe in all_recipes()]}
     found = []
     for verb in VERBS:
         module, _, name = verb.config.partition(":")
-        parser = make_parser(getattr(importlib.import_module(module), name), verb.words, verb.help)
+        config = getattr(importlib.import_module(module), name)
+        parser = make_parser(config, verb.words, verb.help)
+        names = {"--backbone": list(OWN)}
+        if hasattr(config, "recipe_task"):
+            names["--recipe"] = [recipe.name for recipe in all_recipes() if recipe.task == config.recipe_task()]
         words = Words(verb.words, verb.help)
         for action in (action for action in parser._actions if action.help != SUPPRESS):
             for flag in (flag for flag in action.option_strings if flag.startswith("--")):
                 words.flags[flag] = (action.help or "").replace("%%", "%").split(" (default")[0]
-                offered = [word for word in str(action.metavar or "").split("|") if word and word not in _KINDS]
-                if offered or flag in names:
-                    words.choices[flag] = names.get(flag, []) or offered
+                if offered := names.get(flag) or _choices(str(action.metavar or "")):
+                    words.choices[flag] = offered
             if not action.option_strings and verb.words == "completion":
                 words.choices[""] = list(INSTALL)
         found.append(words)
     return found
+
+
+def _choices(metavar: str) -> list[str]:
+    """The words to choose from in what --help shows for a value: ``auto|N`` -> ``auto``."""
+    words = metavar.removesuffix(" …").split("|")
+    return [word for word in words if word and not _STANDS_FOR_A_VALUE.fullmatch(word)]
 
 
 def _heads(verbs: list[Words]) -> dict[str, list[str]]:

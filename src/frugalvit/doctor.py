@@ -19,7 +19,7 @@ from frugalvit.results import Result, Table
 
 # Extras that people who use frugalvit want; "dev" and "docs" are for those who build it.
 USEFUL = {
-    "streams": "WebDataset shards, Hugging Face datasets, Parquet",
+    "streams": "Hugging Face datasets, Parquet, s3:// and the like",
     "tracking": "W&B, MLflow, Trackio",
     "export": "ONNX",
     "video": "UCF101's middle frames",

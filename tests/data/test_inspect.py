@@ -14,6 +14,8 @@ from PIL import Image
 
 from frugalvit import cli
 from frugalvit.config.inspect import DataConfig
+from frugalvit.data import open_data
+from frugalvit.data.cache import build_store
 from frugalvit.data.decode import read_header
 from frugalvit.data.inspect import command
 from frugalvit.data.whole import is_cut_short
@@ -124,7 +126,7 @@ def test_sampling_says_so(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("frugalvit.data.inspect.SAMPLE", 3)
     monkeypatch.setattr("frugalvit.data.inspect.FULL_DECODE_MEGAPIXELS", 0)
     result = command(DataConfig(data=str(photos)))
-    assert result.data["decoded"] == {"mode": "sample", "images": 3} and "--decode all" in result.notes[-1]
+    assert result.data["decoded"]["images"] == 3 and "--decode all" in result.notes[-1]
 
 
 def test_unlabelled_images_have_no_classes(photos: Path) -> None:
@@ -150,3 +152,20 @@ def test_real_flowers_in_seconds(data_root: Path) -> None:
     result = command(DataConfig(data=str(data_root / "flowers102"), decode="headers"))
     assert result.data["images"] == 8189 and result.data["classes"] == 102 and result.data["bad"] == []
     assert result.data["duplicates"]["across_splits"] == 2
+
+
+@pytest.mark.parametrize(("brightest", "told"), [(4080, True), (60_000, False)])
+def test_twelve_bits_in_sixteen_are_said_to_look_black(
+    brightest: int, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Microscopes and scanners save them so; scaled from the full range they are nearly black."""
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        values = random.integers(0, brightest + 1, (8, 8)).astype(np.uint16)
+        values[0, 0] = brightest
+        Image.fromarray(values).save(tmp_path / "photos" / name / "0.png")
+    found = command(DataConfig(data=str(tmp_path / "photos")))
+    assert found.data["decoded"]["brightest"] == round(brightest / 257)
+    assert any("almost black" in note for note in found.notes) == told
+    build_store(open_data(tmp_path / "photos").splits["train"], 8)
+    assert ("almost black" in capsys.readouterr().err) == told

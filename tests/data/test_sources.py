@@ -107,7 +107,7 @@ def test_labels_can_be_ignored(tmp_path: Path) -> None:
 
 def test_loose_images_beside_class_folders(tmp_path: Path) -> None:
     source = open_data(fill(tmp_path / "few", {".": 1, "cat": 4, "dog": 4}))
-    assert source.classes == ("cat", "dog") and any("1 loose images" in note for note in source.notes)
+    assert source.classes == ("cat", "dog") and any("1 loose image beside" in note for note in source.notes)
     source = open_data(fill(tmp_path / "many", {".": 9, "cat": 1, "dog": 1}))
     assert source.classes is None and len(source) == 11
 

@@ -75,7 +75,7 @@ def test_modes() -> None:
     assert list(complete(no_val, "given").splits) == ["train", "test"]
     assert list(complete(source(None, train=make(None, 5))).splits) == ["train"]
     single = complete(source(train=make([0, 0, 1])))
-    assert "1 classes with a single image stay in train" in single.notes[-1]
+    assert "1 class with a single image: in train" in single.notes[-1]
     for mode, fraction in (("auto", 0.0), ("auto", 1.0), ("random", 0.1)):
         with pytest.raises(UserError):
             complete(no_val, mode, fraction)

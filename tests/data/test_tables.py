@@ -98,14 +98,14 @@ def test_an_image_in_two_splits_is_noted(tmp_path: Path) -> None:
     rows = ["000.png,a,train", "./000.png,a,train", "001.png,b,train", "./001.png,b,val", "002.png,a,val"]
     source = open_data(write_csv(tmp_path, "\n".join(["path,label,split", *rows])), split="given")
     assert [len(examples) for examples in source.splits.values()] == [2, 2]
-    assert any("1 repeated rows left out" in note for note in source.notes)
+    assert any("1 repeated row left out" in note for note in source.notes)
     assert any("1 images are in several splits" in note and "001.png" in note for note in source.notes)
 
 
 def test_tables_without_labels_and_other_files(tmp_path: Path) -> None:
     fill(tmp_path, {".": 2})
     source = open_data(write_csv(tmp_path, "path\n000.png\n001.png\n000.png\n"))
-    assert source.classes is None and len(source) == 2 and "1 repeated rows" in source.notes[0]
+    assert source.classes is None and len(source) == 2 and "1 repeated row" in source.notes[0]
     (tmp_path / "x.zip").write_bytes(b"PK")
     (tmp_path / "x.csv").write_bytes(b"\xff\xfe\x00")
     for name, words in (("x.zip", "unpack it"), ("000.png", "single file"), ("x.csv", "not UTF-8")):

@@ -165,6 +165,17 @@ def test_released_forms_give_the_released_numbers(golden: Any, tag: str) -> None
     assert norm == pytest.approx(float(arrays[f"{tag}.grad_mlp_norm"]), rel=1e-5)
 
 
+@pytest.mark.parametrize(("name", "prefix"), [("f_drloc_cvt", "w.drloc.0."), ("f_drloc_t2t", "w.drloc.")])
+def test_the_released_networks_heads_give_their_numbers(golden: Any, name: str, prefix: str) -> None:
+    arrays = golden(name)
+    weights = {key.removeprefix(prefix): torch.tensor(value) for key, value in arrays.items() if key.startswith(prefix)}
+    module = RelativeLocalization(arrays["grid"].shape[1], form="released").float()
+    module.load_state_dict({key: value.float() for key, value in weights.items()})
+    grid, first, second = (torch.tensor(arrays[key]) for key in ("grid", "pos1", "pos2"))
+    expected = np.abs(arrays["pred"] - arrays["target"]).mean()
+    torch.testing.assert_close(module.loss_at(grid, first, second).item(), float(expected), rtol=1e-5, atol=1e-6)
+
+
 def test_paper_forms_give_the_papers_numbers(golden: Any) -> None:
     arrays = golden("a_drloc")
     grid, first, second = (torch.from_numpy(arrays[name]) for name in ("x", "pos1", "pos2"))

@@ -77,6 +77,17 @@ def panel(curve, label="a<b>"):
 
 
 @pytest.mark.parametrize(
+    ("heading", "values", "ends"),
+    [("Accuracy", (60.0, 100.0), True), ("k-NN", (99.0, 100.0), True), ("Loss", (60.0, 100.0), False)],
+)
+def test_a_percentage_ends_at_a_hundred(heading, values, ends):
+    text = charts.chart(charts.Panel(heading, "top1", "epoch", [charts.Series("a", 0, [*enumerate(values)])], False))
+    points = re.search(r'points="([^"]*)"', text)[1].split()
+    tops = [float(point.partition(",")[2]) for point in points]
+    assert (min(tops) == 10.0) is ends  # the frame's upper edge
+
+
+@pytest.mark.parametrize(
     "curve",
     [
         [(0.0, 1.0)],

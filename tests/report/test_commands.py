@@ -12,7 +12,7 @@ from PIL import Image
 from frugalvit import cli
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.folder import save_model_folder
-from frugalvit.report import commands
+from frugalvit.report import commands, page
 from frugalvit.training.models import load_model
 
 from .samples import write_picture, write_run
@@ -197,6 +197,31 @@ def test_report_of_run_folders(here, capsys):
     assert "not a report of frugalvit" in complaint(capsys, "report", "runs/one", "-o", "mine.html")
     assert (here / "mine.html").read_text() == "<p>my own notes</p>"
     assert "There is no run" in complaint(capsys, "report", "runs/three")
+
+
+def test_a_page_replaces_only_one_about_the_same_runs(here, capsys):
+    one, two = (write_run(here / "runs" / name, seed=seed, extras=False) for seed, name in enumerate(("one", "two")))
+    run(capsys, "report", one, two, "-o", "both.html")
+    run(capsys, "report", two, one, "-o", "both.html")  # in another order they are the same
+    run(capsys, "report", "runs/one")
+    (here / "explored.html").write_text(page.explorer({"images": [], "models": []}, "explored"))
+    before = {path: path.read_bytes() for path in here.rglob("*.html")}
+    for words in ((one, "-o", "both.html"), (one, two, "-o", "explored.html"), (two, "-o", "explored.html")):
+        assert "exists already and is not a report of these runs" in complaint(capsys, "report", *words)
+    for words in ((two, "-o", "runs/one/report.html"), (one, two, "-o", "runs/two/report.html")):
+        assert "is the page of the run in that folder" in complaint(capsys, "report", *words)
+    assert {path: path.read_bytes() for path in here.rglob("*.html")} == before
+    (here / "runs").rename(here / "moved")  # a page goes with its run
+    run(capsys, "report", "moved/one")
+
+
+def test_a_page_of_an_earlier_version_is_made_anew_in_its_own_folder_only(here, capsys):
+    write_run(here / "one", extras=False)
+    for name in ("one/report.html", "page.html"):
+        (here / name).write_text(f"<head>{page.GENERATOR}</head>")
+    run(capsys, "report", "one")
+    assert page.mark_of((here / "one" / "report.html").read_text()) is not None
+    assert "exists already" in complaint(capsys, "report", "one", "-o", "page.html")
 
 
 def test_report_of_a_real_run_in_a_browser(here, capsys, browser):

@@ -122,6 +122,36 @@ def test_several_runs_with_means_and_differences(tmp_path):
     assert "What differs" in text and "mean of 2" in text
 
 
+@pytest.mark.parametrize(("seeds", "mean"), [((0,), None), ((0, 1), "mean of 2: a …")])
+@pytest.mark.parametrize("known", [True, False])  # a run that does not say its seed is known by all it wrote
+def test_a_copied_run_is_no_further_seed(tmp_path, seeds, mean, known):
+    runs = [write_run(tmp_path / "ab"[seed], seed=seed) for seed in seeds]
+    for run in () if known else runs:
+        (run / "config.yaml").write_text(re.sub(r"seed: \d", "", (run / "config.yaml").read_text()))
+        (run / "summary.json").write_text(re.sub(r'"seed": \d,', "", (run / "summary.json").read_text()))
+    text = page.write_report([*runs, shutil.copytree(runs[0], tmp_path / "copy")], tmp_path / "r.html").read_text()
+    assert "a, copy: the same run (settings and seed); it counts once." in text
+    assert re.findall(r"mean of \d+: \w+ …", text) == ([mean] if mean else [])
+    assert set(re.findall(r'"label":"[^"]*(mean of \d+)"', text)) == ({"mean of 2"} if mean else set())
+    assert mean or "±" not in text
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
+def test_top5_is_shown_where_it_says_something(tmp_path, classes, shown):
+    run = write_run(tmp_path / "run", classes=tuple(f"class {k}" for k in range(classes)))
+    texts = Reader(page.report([read_run(run)])).texts
+    assert ("top-5" in texts) is shown and ("top5" in " ".join(texts)) is shown
+
+
+def test_the_weights_of_several_runs_are_told_by_their_step(tmp_path):
+    runs = [write_run(tmp_path / f"run{k}", seed=k) for k in (0, 1)]
+    for step, run in enumerate(runs, 7):
+        more = {"best_step": step, "weights": f"the best on val, of step {step}"}
+        (run / "summary.json").write_text(json.dumps(json.loads((run / "summary.json").read_text()) | more))
+    alone, together = (Reader(page.report([read_run(run) for run in some])).texts for some in (runs[:1], runs))
+    assert "weights" in alone and "weights" not in together and "best step" in together
+
+
 def about(text):
     return re.search(r'<p class="about">([^<]*)</p>', text)[1]
 

@@ -64,6 +64,17 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
         compare(config(photos, tmp_path / "c", steps=5))
 
 
+def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
+    usual = tmp_path / "compare_photos"
+    assert module._folder_for(["a", "b"], None, usual) == usual
+    usual.mkdir()
+    (usual / "comparison.json").write_text('{"settings": {"a": {}, "b": {}}}')
+    assert module._folder_for(["a", "b", "c"], None, usual) == usual  # with one more, nothing is lost
+    assert module._folder_for(["a", "c"], None, usual) == tmp_path / "compare_photos_2"
+    with pytest.raises(UserError, match="holds a comparison with b: name these too, or another --out"):
+        module._folder_for(["a", "c"], str(usual), usual)
+
+
 def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("")

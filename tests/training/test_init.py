@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,18 @@ def test_models_without_their_weights_are_refused(
         where = str(tmp_path / where)
     with pytest.raises(UserError, match=words):
         load_model(where, architecture=architecture)
+
+
+def test_a_file_of_a_run_leads_to_its_folder(folder: Path, tmp_path: Path) -> None:
+    """A model folder's weights are the model; a checkpoint does not name its network, but its run does."""
+    run = tmp_path / "run"
+    shutil.copytree(folder, run / "model")
+    named = load_model(str(run / "model" / "model.safetensors"))
+    assert named.backbone.spec() == load_model(str(run)).backbone.spec()
+    (run / "checkpoints").mkdir()
+    torch.save({}, run / "checkpoints" / "last.pt")
+    with pytest.raises(UserError, match=rf"does not name its network: give {run}, which does"):
+        load_model(str(run / "checkpoints" / "last.pt"))
+    torch.save({}, tmp_path / "bare.pt")
+    with pytest.raises(UserError, match="does not name its network: say it with --backbone NAME"):
+        load_model(str(tmp_path / "bare.pt"))

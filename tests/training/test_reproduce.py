@@ -17,7 +17,7 @@ from frugalvit.config.reproduce import ReproduceConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.transfer import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.errors import UserError
-from frugalvit.reproduce import TABLES, reproduce
+from frugalvit.reproduce import TABLES, reproduce, running
 from frugalvit.reproduce.running import folder_name
 from frugalvit.reproduce.scoring import probe_scores
 from frugalvit.reproduce.tables import Recipe
@@ -100,6 +100,18 @@ def test_a_table_that_begins_from_another_one_runs_and_goes_on(
     told = capsys.readouterr().err
     assert f"{run} was run with steps = 2, now 3 is wanted: the table begins from it as it is" in told
     assert (run / "summary.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("asked", "begun"), [(None, 100), (2.0, 2), (684.0, 100)])
+def test_a_longer_run_does_not_lengthen_its_start(
+    asked: float | None, begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial's length is meant for both; "--epochs 684" is how long to go on from the pre-training as it is."""
+    made: list[Any] = []
+    monkeypatch.setattr("frugalvit.training.compare.run_once", lambda config, _: made.append(config))
+    config = ReproduceConfig(table="best-cifar", data=str(tmp_path), out=str(tmp_path / "out"), epochs=asked)
+    running._start("esvit-cifar", "for small images, slow teacher", config)
+    assert made[0].epochs == begun
 
 
 def test_scores_of_an_older_table_are_read_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

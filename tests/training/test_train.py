@@ -18,7 +18,7 @@ from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError
 from frugalvit.training import commands, localizing, supervised
-from frugalvit.training.commands import _hardly_localized, train
+from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
 from frugalvit.training.predict import predict
 from frugalvit.training.supervised import SupervisedTask
@@ -76,13 +76,6 @@ def test_a_task_that_was_hardly_learned_is_said(
     result = train(config(photos, tmp_path / "run", **settings))
     assert any("hardly learned" in note for note in result.notes) == told
     assert ("constant_answer_error" in result.data) == (weight > 0)
-
-
-@pytest.mark.parametrize(("variant", "proposed"), [("l1", True), ("ce", False)])
-def test_a_form_that_is_in_use_is_not_proposed(variant: str, proposed: bool) -> None:
-    said = {"localization_error": 2.0, "constant_answer_error": 2.1, "localization_variant": variant}
-    notes = _hardly_localized(said)
-    assert ("--localization.variant ce" in notes[1]) == proposed and "larger --localization.weight" in notes[1]
 
 
 def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(
@@ -213,6 +206,20 @@ def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) 
     first = train(config(photos, tmp_path / "first", steps=4)).data["run"]
     result = train(config(few, tmp_path / "second", init=first, steps=None, epochs=1, batch=128))
     assert result.data["steps"] >= 1 and TrainConfig.from_yaml(tmp_path / "second/config.yaml").recipe == "finetune"
+
+
+@pytest.mark.parametrize("where", ["run", "run/model", "run/checkpoints/last.pt", "exported"])
+def test_own_features_are_fine_tuned_at_the_full_rate(where: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("matching: {}\n")
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "config.json").write_text('{"frugalvit": {"meta": {"task": "pretrain"}}}')
+    asked = {"data": "photos", "init": str(tmp_path / where)}
+    assert TrainConfig.parse(asked).recipe == "scratch"
+    (tmp_path / "run" / "config.yaml").write_text("mixing: {}\n")
+    (tmp_path / "exported" / "config.json").write_text('{"frugalvit": {"meta": {"task": "train"}}}')
+    assert TrainConfig.parse(asked).recipe == "finetune"
+    assert TrainConfig.parse({"data": "photos", "pretrained": True}).recipe == "finetune"
 
 
 def test_frozen_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from frugalvit.config.transfer import DetectEvalConfig, SegmentEvalConfig
 from frugalvit.transfer import detect_commands, segment_commands
 
 from .samples import make_coco, make_scenes
-from .test_transfer_commands import detect_config, segment_config
+from .tiny import detect_config, segment_config
 
 
 @pytest.mark.gpu

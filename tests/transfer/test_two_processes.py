@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from .samples import make_coco, make_scenes
-from .test_transfer_commands import COMMON
+from .tiny import COMMON
 
 
 def losses(kind: str, data: Path, out: Path, processes: int, options: list[str]) -> list[float]:

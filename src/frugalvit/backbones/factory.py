@@ -247,7 +247,7 @@ def describe(name: str) -> ModelInfo:
         params=sum(parameter.numel() for parameter in model.parameters()),
         grid=grid if min(grid) else None,
         img_size=size,
-        source="frugalvit" if name in OWN else "timm",
+        source="frugalvit" if isinstance(model, GridModel) else "timm",
     )
 
 

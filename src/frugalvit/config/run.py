@@ -11,6 +11,7 @@ from frugalvit.config.base import Config, merge, option, pixels, positive, read_
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.kinds import Auto, Device, Precision, Rate, Splitting, Whole
 from frugalvit.config.recipes import recipe_values
+from frugalvit.files import read_json
 
 
 class OptimizerConfig(Config):
@@ -41,7 +42,7 @@ class RunConfig(Config):
     accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
     lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch")
     seed: int = option(0, "everything random follows from it", ge=0)
-    out: str | None = option(None, "run folder (default: runs/DATE_backbone_data)", short="-o")
+    out: str | None = option(None, "run folder (default: runs/DATE_BACKBONE_DATA, or DATE_COMMAND_DATA)", short="-o")
     init: str | None = option(None, "start from these weights: a run, a checkpoint, an exported folder")
     resume: str | None = option(None, "continue this run to its end, to the bit; DATA only if it lies elsewhere now")
     device: Device = option("auto", "where to compute")
@@ -140,4 +141,17 @@ class RunConfig(Config):
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:
-        return "finetune" if values.get("init") or values.get("pretrained") else "scratch"
+        """Published weights want to be moved gently; features learned here did better at the full rate (RESULTS.md)."""
+        init = values.get("init")
+        return "finetune" if values.get("pretrained") or (init and not _learned_here(str(init))) else "scratch"
+
+
+def _learned_here(where: str) -> bool:
+    """Whether weights are those of a pre-training of ours, by the run's or the model's own folder."""
+    folder = Path(where).expanduser()
+    for run in (folder, *folder.parents[:2]):  # RUN, RUN/model, RUN/checkpoints/last.pt
+        if (run / "config.yaml").is_file() and "matching" in read_yaml(run / "config.yaml"):
+            return True
+    saved = read_json(folder / "config.json", dict) or {}
+    ours = saved.get("frugalvit")
+    return isinstance(ours, dict) and (ours.get("meta") or {}).get("task") == "pretrain"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from frugalvit import console
 from frugalvit.data import cachefile
-from frugalvit.data.decode import BadImage
+from frugalvit.data.decode import BadImage, almost_black
 from frugalvit.data.decoding import check_bad, decode_all, threads_for
 from frugalvit.data.examples import Examples
 from frugalvit.data.lazy import LazyStore
@@ -340,6 +340,8 @@ def _as_store(examples: Examples, found: cachefile.Decoded, place: str, device: 
         console.warn(f"left out: {name}: {reason}")
     if len(found.bad) > 20:
         console.warn(f"left out: {len(found.bad) - 20} further unreadable images")
+    if len(images) and (dark := almost_black(int(images[:: max(1, len(images) // 256)].max()))):
+        console.warn(dark)
     names = [examples.names[i] for i in kept.tolist()]
     return ImageStore(images, found.sizes, labels, names, device, place, found.bad, kept)
 

@@ -29,6 +29,7 @@ MAX_MEGAPIXELS = 200.0
 # Formats that describe pixels and nothing else: no PostScript, PDF or other format that starts a program to be read.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA", "QOI", "SGI", "PCX")
 _ORIENTATION = 0x0112
+_DARK = 32  # of 255: the brightest pixel of a set of photographs is far above it
 _CUT_WORDS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} does"
 
@@ -246,6 +247,16 @@ def _from_integers(image: Image.Image) -> np.ndarray:
     grey = _from_16_bit(values) if fits else _stretch(values)
     clear = image.info.get("transparency")
     return np.where(values == clear, np.uint8(255), grey) if isinstance(clear, int) else grey
+
+
+def almost_black(brightest: int) -> str:
+    """A word where no pixel is bright: 12 bits in files of 16, say, or labels instead of pictures; else nothing."""
+    if brightest >= _DARK:
+        return ""
+    return (
+        f"no pixel is brighter than {brightest} of 255, so these images look almost black: 16-bit files with 12 bits "
+        "in them, or masks? Rescale them first"
+    )
 
 
 def _from_16_bit(values: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from frugalvit.data.examples import DataSource, Examples, FileExamples
 from frugalvit.data.listing import Listing, base, identity_of, list_images, open_root
 from frugalvit.errors import UserError, nearest
 from frugalvit.files import storable
+from frugalvit.words import counted, some
 
 SPLIT_NAMES = {
     "train": "train", "training": "train",
@@ -82,7 +83,7 @@ def open_folder(
         return DataSource(Path(where).resolve().name, where, "unlabelled images", None, _ordered(splits), notes)
     names = _class_names(trees, classes, classes_from)
     if classes is not None:
-        notes.append(f"Kept the {len(names):,} classes asked for.")
+        notes.append(f"Kept the {counted(len(names), 'class')} asked for.")
     splits = _labelled_splits(trees, names, root, notes)
     return DataSource(Path(where).resolve().name, where, "class folders", tuple(names), _ordered(splits), notes)
 
@@ -213,19 +214,20 @@ def chosen_classes(place: str, present: Sequence[str], wanted: Sequence[str]) ->
 
 def unknown_classes(place: str, train: str, unknown: Sequence[str], split: str) -> UserError:
     """The error for a split with classes that nothing can be learned about."""
-    count = "1 class" if len(unknown) == 1 else f"{len(unknown)} classes"
     way_out = "Move them, or pass --split remake." if split == "val" else "Move or remove them."
-    return UserError(f"{place} has {count} that {train} lacks: {some(unknown)}. {way_out}")
+    return UserError(f"{place} has {counted(len(unknown), 'class')} that {train} lacks: {some(unknown)}. {way_out}")
 
 
 def _labelled_splits(trees: dict[str, _Tree], names: list[str], root: str, notes: list[str]) -> dict[str, Examples]:
     splits: dict[str, Examples] = {}
     for split, tree in trees.items():
         if tree.loose and not tree.classes and split != "train":
-            notes.append(f"{tree.path}: {len(tree.loose):,} images without class folders, so without labels: left out.")
+            notes.append(
+                f"{tree.path}: {counted(len(tree.loose), 'image')} without class folders, so without labels: left out."
+            )
             continue
         if tree.loose:
-            notes.append(f"{tree.path}: {len(tree.loose):,} loose images beside the class folders: left out.")
+            notes.append(f"{tree.path}: {counted(len(tree.loose), 'loose image')} beside the class folders: left out.")
         paths = [path for name in names if name in tree.classes for path in tree.classes[name].images]
         counts = [len(tree.classes[name].images) if name in tree.classes else 0 for name in names]
         if paths:
@@ -237,16 +239,12 @@ def _labelled_splits(trees: dict[str, _Tree], names: list[str], root: str, notes
 
 def _note_leftovers(tree: _Tree, notes: list[str]) -> None:
     if tree.others:
-        notes.append(f"{tree.path}: {len(tree.others):,} files that are no images: {some([*map(base, tree.others)])}.")
+        verb = "is no image" if len(tree.others) == 1 else "are no images"
+        names = some([*map(base, tree.others)])
+        notes.append(f"{tree.path}: {counted(len(tree.others), 'file')} that {verb}: {names}.")
     if tree.unreadable:
         notes.append(f"{tree.path}: no permission to read {some(tree.unreadable)}.")
 
 
 def _ordered(splits: dict[str, Examples]) -> dict[str, Examples]:
     return {split: splits[split] for split in ("train", "val", "test") if split in splits and len(splits[split])}
-
-
-def some(names: Sequence[str], shown: int = 5) -> str:
-    """``a, b, c and 7 more``."""
-    listed = ", ".join(names[:shown])
-    return listed if len(names) <= shown else f"{listed} and {len(names) - shown} more"

@@ -17,9 +17,10 @@ import numpy as np
 from frugalvit import console
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import DataSource, Examples
-from frugalvit.data.folders import SPLIT_NAMES, some, unknown_classes
+from frugalvit.data.folders import SPLIT_NAMES, unknown_classes
 from frugalvit.data.tables import LABEL_COLUMNS, class_list
 from frugalvit.errors import UserError
+from frugalvit.words import some
 
 _FINE_FIRST = ("fine_label", *LABEL_COLUMNS, "labels", "coarse_label")
 

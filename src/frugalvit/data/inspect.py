@@ -14,10 +14,11 @@ import numpy as np
 
 from frugalvit import console
 from frugalvit.config.inspect import DataConfig
-from frugalvit.data.decode import BadImage, Header
+from frugalvit.data.decode import BadImage, Header, almost_black
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.sources import open_data
 from frugalvit.results import Result, Table
+from frugalvit.words import counted, some
 
 # "auto" decodes everything up to this many megapixels: about ten seconds on two cores.
 FULL_DECODE_MEGAPIXELS = 300.0
@@ -104,19 +105,21 @@ def _decode(source: DataSource, looks: dict[str, Look], mode: str) -> dict[str, 
         chosen = np.random.default_rng(0).choice(len(sound), SAMPLE, replace=False)
         sound = [sound[i] for i in sorted(chosen)]
 
-    def check(number: int) -> str | None:
+    def check(number: int) -> str | int:
         split, index = sound[number]
         try:
-            source.splits[split].read(index)
+            return int(source.splits[split].read(index).max())
         except BadImage as bad:
             return bad.reason
-        return None
 
-    for number, reason in enumerate(_parallel(check, len(sound), "decoding")):
-        if reason is not None:
+    brightest = None
+    for number, found in enumerate(_parallel(check, len(sound), "decoding")):
+        if isinstance(found, int):
+            brightest = max(found, brightest or 0)
+        else:
             split, index = sound[number]
-            looks[split].bad[index] = reason
-    return {"mode": mode, "images": len(sound)}
+            looks[split].bad[index] = found
+    return {"mode": mode, "images": len(sound), "brightest": brightest}
 
 
 def _split_facts(examples: Examples, classes: tuple[str, ...] | None) -> dict[str, Any]:
@@ -215,18 +218,22 @@ def _notes(data: dict[str, Any]) -> list[str]:
     if len(data["bad"]) > 200:
         notes.append(f"{len(data['bad']) - 200:,} more bad files: --json lists them all.")
     empty = {split: facts["without_images"] for split, facts in data["splits"].items() if facts.get("without_images")}
-    notes += [f"{split} has no image of {len(names)} classes: {', '.join(names[:5])}" for split, names in empty.items()]
+    notes += [
+        f"{split} has no image of {counted(len(names), 'class')}: {some(names)}" for split, names in empty.items()
+    ]
     found = data["duplicates"]
     if found is not None:
         if found["groups"]:
             notes.append(
-                f"{found['surplus']:,} images repeat another one exactly; {found['across_splits']:,} lie in several "
+                f"{counted(found['surplus'], 'exact copy')} of other images; {found['across_splits']:,} lie in several "
                 f"splits, {found['across_classes']:,} in several classes."
             )
             notes += ["  the same: " + " = ".join(group) for group in found["examples"][:5]]
         else:
             notes.append("No two images have the same content.")
     decoded = data["decoded"]
+    if decoded["brightest"] is not None and (dark := almost_black(decoded["brightest"])):
+        notes.append(f"{dark[0].upper()}{dark[1:]}.")
     what = {
         "all": f"All {decoded['images']:,} images with a sound header were decoded",
         "sample": f"All headers and ends were read, {decoded['images']:,} images decoded (--decode all: every one)",

@@ -208,4 +208,5 @@ def _result(source: DataSource, out: Path, index: dict[str, Any], notes: list[st
         tables.append(Table(["left out", "reason"], listed, f"{len(bad):,} bad files"))
     data = {"out": str(out), "data": source.location, "splits": splits, "bad": bad, "seconds": round(seconds, 2)}
     data |= {"decoded": index.get("decoded", [])}
-    return Result(data, tables, [*source.notes, *notes, f"Train on them with: frugalvit train {console.shown(out)}"])
+    verb = "train" if source.classes else "pretrain"
+    return Result(data, tables, [*source.notes, *notes, f"Train on them with: frugalvit {verb} {console.shown(out)}"])

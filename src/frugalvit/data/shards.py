@@ -16,7 +16,7 @@ import numpy as np
 
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import DataSource, Examples
-from frugalvit.data.folders import SPLIT_NAMES, some, unknown_classes
+from frugalvit.data.folders import SPLIT_NAMES, unknown_classes
 from frugalvit.data.listing import open_root
 from frugalvit.data.packed import INDEX, Attached, DecodedFile, PackedIndex, index_beside
 from frugalvit.data.places import local
@@ -26,6 +26,7 @@ from frugalvit.data.tables import LABEL_COLUMNS, class_list
 from frugalvit.data.tar import BadShard, Member, members
 from frugalvit.errors import UserError
 from frugalvit.files import storable
+from frugalvit.words import some
 
 _MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -332,7 +333,7 @@ def shard_examples(
 def _are_labels(samples: list[Sample], where: str, notes: list[str]) -> bool:
     labelled = [sample for sample in samples if sample.label]
     if not labelled:
-        notes.append(f"{where} has no labels (.cls, .json or .txt members): read as unlabelled.")
+        notes.append(f"No member of {where} is a label (.cls, .json or .txt): read as unlabelled.")
         return False
     if any(sample.caption for sample in labelled):
         texts = {sample.label or "" for sample in labelled}

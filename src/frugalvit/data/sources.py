@@ -13,6 +13,7 @@ from frugalvit.data import folders, splits, tables
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.places import local
 from frugalvit.errors import UserError, nearest
+from frugalvit.words import counted
 
 _ROWS = (".parquet", ".arrow")
 
@@ -75,7 +76,7 @@ def _only_classes(source: DataSource, wanted: Sequence[str], place: str) -> Data
     new = np.full(len(source.classes), -1)
     new[[source.classes.index(name) for name in names]] = np.arange(len(names))
     kept: dict[str, Examples] = {}
-    notes = [*source.notes, f"Kept the {len(names):,} classes asked for."]
+    notes = [*source.notes, f"Kept the {counted(len(names), 'class')} asked for."]
     for split, examples in source.splits.items():
         assert examples.labels is not None
         part = examples.subset(new[examples.labels] >= 0)

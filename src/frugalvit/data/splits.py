@@ -10,6 +10,7 @@ import numpy as np
 
 from frugalvit.data.examples import DataSource, Examples, join
 from frugalvit.errors import UserError
+from frugalvit.words import counted
 
 MODES = ("auto", "given", "train+val", "remake")
 
@@ -109,4 +110,4 @@ def _singles(train: Examples, val: Examples, classes: Sequence[str] | None) -> s
     if classes is None or train.labels is None or val.labels is None:
         return ""
     missing = len(np.setdiff1d(train.labels, val.labels))
-    return f"; {missing:,} classes with a single image stay in train" if missing else ""
+    return f"; {counted(missing, 'class')} with a single image: in train" if missing else ""

@@ -17,7 +17,6 @@ import numpy as np
 
 from frugalvit import console
 from frugalvit.data.examples import DataSource, Examples
-from frugalvit.data.folders import some
 from frugalvit.data.packed import PackedIndex
 from frugalvit.data.places import is_folder, local
 from frugalvit.data.remote import FAULTS, is_remote, open_remote, reason_of
@@ -37,6 +36,7 @@ from frugalvit.data.stream import ShardStream, texts_in_passing
 from frugalvit.data.tables import class_list
 from frugalvit.data.tar import BadShard
 from frugalvit.errors import UserError
+from frugalvit.words import counted, some
 
 T = TypeVar("T")
 _LARGE = 10**12  # bytes of local shards (some ten million photos) from which on an index of them gets too large
@@ -145,7 +145,7 @@ def open_stream(
         if splits.get(name):
             found[name] = _indexed(splits[name], named, keep, index, f"{name} in {where}", notes)
     about = "" if survey.counts is not None else "about "
-    notes.append(f"{len(train):,} shards are read in passing: {about}{survey.total:,} images.")
+    notes.append(f"{counted(len(train), 'shard')} read in passing: {about}{survey.total:,} images.")
     name = Path(where).resolve().name if not is_remote(where) else where
     return DataSource(name, where, "stream", tuple(names) if named is not None else None, found, notes)
 

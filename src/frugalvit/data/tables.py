@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.data.examples import DataSource, Examples, FileExamples
-from frugalvit.data.folders import SPLIT_NAMES, some, unknown_classes
+from frugalvit.data.folders import SPLIT_NAMES, unknown_classes
 from frugalvit.data.signatures import EXTENSIONS
 from frugalvit.errors import UserError
+from frugalvit.words import counted, some
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "image_path", "img")
@@ -259,7 +260,7 @@ def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]
                 f"(line {row.line}): one label per image."
             )
     if len(first) < len(rows):
-        notes.append(f"{where}: {len(rows) - len(first):,} repeated rows left out.")
+        notes.append(f"{where}: {counted(len(rows) - len(first), 'repeated row')} left out.")
     times = Counter(image for image, _ in first)
     if shared := [image for image, count in times.items() if count > 1]:
         notes.append(f"{where}: {len(shared):,} images are in several splits, so scores flatter: {some(shared)}.")

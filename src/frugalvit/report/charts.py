@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frugalvit import palette
-from frugalvit.report.records import Curve, Record, mean_curve, thin
+from frugalvit.report.records import Curve, Record, distinct, mean_curve, thin
 
 WIDTH, HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 30  # the left one at least
@@ -62,6 +62,11 @@ def chapter(metric: str) -> str:
     return next((title for title, words in _CHAPTERS if any(word in name for word in words.split())), "Other")
 
 
+def is_percentage(heading: str) -> bool:
+    """Whether what stands under a heading ends at 100."""
+    return heading in ("Accuracy", "k-NN")
+
+
 def panels(records: list[Record]) -> list[Panel]:
     """All curves of the runs, one panel per metric, in the order of the headings.
 
@@ -99,9 +104,12 @@ def _series(
     prefix = f"{key[0]} " if kinds == 1 and splits > 1 else ""
     if len(here) == 1:
         return [Series(f"{prefix}{here[0].name if runs > 1 else ''}".strip() or key[0], style, here[0].curves[key])]
-    lines = [Series(f"{prefix}{record.name}", style, record.curves[key], "faint") for record in here]
-    if here:
-        lines.append(Series(f"{prefix}mean of {len(here)}", style, mean_curve([r.curves[key] for r in here]), "mean"))
+    seeds = distinct(here)
+    weight = "faint" if len(seeds) > 1 else "run"
+    lines = [Series(f"{prefix}{record.name}", style, record.curves[key], weight) for record in here]
+    if len(seeds) > 1:
+        mean = mean_curve([record.curves[key] for record in seeds])
+        lines.append(Series(f"{prefix}mean of {len(seeds)}", style, mean, "mean"))
     return [line for line in lines if line.curve]
 
 
@@ -116,6 +124,8 @@ def chart(panel: Panel) -> str:
     y0, y1 = _widen(*(scale(bound) for bound in (min(ys), max(ys))))
     margin = 0.05 * (y1 - y0)
     y0, y1 = (y0 if min(ys) == 0 else y0 - margin), y1 + margin
+    if is_percentage(panel.heading) and max(ys) <= 100 and not logarithmic:
+        y1 = min(y1, 100.0)
 
     levels = log_ticks(y0, y1) if logarithmic else ticks(y0, y1)
     texts = [f"{value:g}" for value in levels] if logarithmic else tick_texts(levels)

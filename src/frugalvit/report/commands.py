@@ -22,7 +22,7 @@ from frugalvit.lens import correspondence as lens
 from frugalvit.lens.explore import Picture, gather
 from frugalvit.lens.views import SecondView, at_rest, kept_share, model_input, shown, shown_batches, spread_evenly
 from frugalvit.report import page, plots
-from frugalvit.report.records import find_runs
+from frugalvit.report.records import find_runs, is_run
 from frugalvit.results import Result, Table
 from frugalvit.training.models import Model, load_model
 from frugalvit.training.setup import pick_device
@@ -152,8 +152,7 @@ def report(config: ReportConfig) -> Result:
     out = Path(config.out) if config.out else Path(config.runs[0]) / "report.html"
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file in it, for instance {out / 'report.html'}.")
-    if out.exists() and page.GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:4000]:
-        raise UserError(f"{out} exists and is not a report of frugalvit; choose another --out.")
+    _may_replace(out, [Path(run) for run in config.runs])
     pictures = [read_picture(path) for path in config.images]
     make_folder(out.parent)
     seen: dict[Path, dict[str, Any]] = {}
@@ -164,6 +163,21 @@ def report(config: ReportConfig) -> Result:
     page.write_report([Path(run) for run in config.runs], out, seen=seen)
     data = {"page": str(out), "runs": [str(folder) for folder in folders], "bytes": out.stat().st_size}
     return Result(data, [], [f"report  {out}"])
+
+
+def _may_replace(out: Path, runs: list[Path]) -> None:
+    """A page takes the place of an earlier one about the same runs only, never of another run's own."""
+    own = len(runs) == 1 and out.resolve() == runs[0].resolve() / "report.html"
+    if out.name == "report.html" and not own and is_run(out.parent):
+        raise UserError(f"{out} is the page of the run in that folder; choose another --out.")
+    if not out.exists():
+        return
+    head = out.read_text(encoding="utf-8", errors="replace")[:4000]
+    if page.GENERATOR not in head:
+        raise UserError(f"{out} exists already and is not a report of frugalvit; choose another --out.")
+    found = page.mark_of(head)
+    if found != page.mark(runs, out) and not (own and found is None):  # pages of earlier versions have no mark
+        raise UserError(f"{out} exists already and is not a report of these runs; choose another --out.")
 
 
 def read_picture(path: str) -> Picture:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -73,14 +74,36 @@ def write_report(
     records = [read_run(folder, seen.get(folder)) for folder in folders]
     name_apart(records)
     compared = next((found for run in runs if (found := read_comparison(Path(run)))), None)
-    text = report(records, compared)
+    text = report(records, compared, mark(runs, out))
     for folder, lens in seen.items():  # once the page is made: what cannot be shown must not stay in the folder
         write_text(folder / "lens.json", json.dumps(lens))
     write_text(out, text)
     return out
 
 
-def report(records: list[Record], compared: dict[str, Any] | None = None) -> str:
+def mark(runs: Sequence[Path], out: Path) -> str:
+    """The line in a page that tells whether another one is about the same runs.
+
+    It holds no paths, and counts from the page's own folder: one that was moved or copied with its runs stays theirs.
+    """
+    home = out.resolve().parent
+    found = [run.resolve() for run in runs]
+    # From one drive to another no way leads.
+    places = sorted(os.path.relpath(run, home) if run.anchor == home.anchor else str(run) for run in found)
+    return _mark(f"report {hashlib.sha256(chr(10).join(places).encode()).hexdigest()[:16]}")
+
+
+def mark_of(text: str) -> str | None:
+    """The line of a page that was written before; None in one of an earlier version."""
+    found = re.search(_mark('[^"]*'), text)
+    return found[0] if found else None
+
+
+def _mark(content: str) -> str:
+    return f'<meta name="frugalvit" content="{content}">'
+
+
+def report(records: list[Record], compared: dict[str, Any] | None = None, mark: str = "") -> str:
     """The page of one or several runs, and of what a comparison of them found."""
     first = records[0]
     title = first.name if len(records) == 1 else f"{len(records)} runs"
@@ -114,13 +137,13 @@ def report(records: list[Record], compared: dict[str, Any] | None = None) -> str
     notes = [f"{record.name}: {note}" for record in records for note in record.notes]
     tail = "".join(f'<p class="quiet">{escape(note)}</p>' for note in notes)
     head = sections.unfinished(records) + (sections.tiles(first) if len(records) == 1 else "")
-    return render(title, _about(records), head + "".join(parts) + tail)
+    return render(title, _about(records), head + "".join(parts) + tail, mark)
 
 
 def explorer(data: dict[str, Any], title: str) -> str:
     """A page with the explorer alone."""
     about = ", ".join(model["name"] for model in data["models"])
-    return render(title, about, explorer_section(data))
+    return render(title, about, explorer_section(data), _mark("explorer"))
 
 
 def explorer_section(data: dict[str, Any] | None) -> str:
@@ -134,7 +157,7 @@ def explorer_section(data: dict[str, Any] | None) -> str:
     return sections.section("explorer", "Explorer", f'<div class="explorer">{charts.json_block(data)}</div>', lead)
 
 
-def render(title: str, about: str, content: str) -> str:
+def render(title: str, about: str, content: str, mark: str = "") -> str:
     """Fill the template. Scripts are named by their hash in the page's policy, so that nothing else can ever run."""
     style = _template("style.css")
     light, dark = palette.css_variables()
@@ -147,7 +170,7 @@ def render(title: str, about: str, content: str) -> str:
         "title": escape(title),
         "about": escape(about),
         "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}",
-        "generator": GENERATOR,
+        "generator": GENERATOR + mark,
         "style": style.replace("{{light}}", light).replace("{{dark}}", dark),
         "links": "".join(f'<a href="#{identity}">{text}</a>' for identity, text in links) if len(links) > 1 else "",
         "content": content,

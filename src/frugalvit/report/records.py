@@ -23,6 +23,7 @@ Curve = list[tuple[float, float]]
 
 _NO_METRIC = {"step", "epoch", "split", "time", "seconds", "wall"}
 _LARGEST = 1e300  # sums and differences of what is drawn must not run over
+_GUESSES = 5  # of top5
 _DATA_URI = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 
 
@@ -69,6 +70,18 @@ class Record:
         same = {key: value for key, value in self.setting.items() if key not in ("seed", "out", "resume", "name")}
         return json.dumps(same, sort_keys=True, default=str) if same else str(self.folder)
 
+    def identity(self) -> tuple[str, str]:
+        """What the copy of a run, or the same done again, has in common with it; without a seed, all it wrote."""
+        return self.kind(), str(self.seed if self.seed is not None else (self.summary, self.curves))
+
+
+def distinct(records: list[Record]) -> list[Record]:
+    """The first of each run and its copies: two of the same seed tell nothing of the deviation between seeds."""
+    found: dict[tuple[str, str], Record] = {}
+    for record in records:
+        found.setdefault(record.identity(), record)
+    return list(found.values())
+
 
 def find_runs(places: list[Path]) -> list[Path]:
     """Run folders among ``places``; a folder of runs stands for the runs in it."""
@@ -76,10 +89,10 @@ def find_runs(places: list[Path]) -> list[Path]:
     for place in places:
         if not place.exists():
             raise UserError(f"There is no run {place}.")
-        if _is_run(place):
+        if is_run(place):
             found.append(place)
             continue
-        inside = sorted(path for path in place.rglob("*") if path.is_dir() and _is_run(path)) if place.is_dir() else []
+        inside = sorted(path for path in place.rglob("*") if path.is_dir() and is_run(path)) if place.is_dir() else []
         if not inside:
             raise UserError(f"{place} is not a run folder: it holds no metrics.jsonl and no summary.json.")
         found += inside
@@ -129,7 +142,7 @@ def name_apart(records: list[Record]) -> None:
             record.name = "/".join(record.folder.resolve().parts[-length:])
 
 
-def _is_run(place: Path) -> bool:
+def is_run(place: Path) -> bool:
     return any((place / name).is_file() for name in ("metrics.jsonl", "summary.json"))
 
 
@@ -142,6 +155,7 @@ def read_run(folder: Path, seen: dict[str, Any] | None = None) -> Record:
     summary = read_summary(folder)
     record.finished = summary is not None
     record.summary = _sound_summary(_with_decisions(summary or {}, folder), record)
+    _leave_out_the_certain(record)
     if (folder.resolve().parent.parent / "comparison.json").is_file():
         record.setting_folder = folder.resolve().parent
     for mistake in read_json(folder / "mistakes.json", list) or []:
@@ -182,6 +196,14 @@ def _sound_summary(summary: dict[str, Any], record: Record) -> dict[str, Any]:
         record.note(_unlike("summary.json", "'confusion'"))
         del sound["confusion"]
     return sound
+
+
+def _leave_out_the_certain(record: Record) -> None:
+    """Of five classes or fewer the right one is always among five guesses."""
+    classes = record.summary.get("classes") or record.summary.get("confusion") or ()
+    if 0 < len(classes) <= _GUESSES:
+        record.summary.pop("top5", None)
+        record.curves = {key: curve for key, curve in record.curves.items() if key[1] != "top5"}
 
 
 _LENS = {"images": {"name": str, "src": str, "width": int, "height": int},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -15,7 +16,7 @@ from typing import Any
 
 from frugalvit import console, palette
 from frugalvit.report import charts
-from frugalvit.report.records import Record, finite
+from frugalvit.report.records import Record, distinct, finite
 from frugalvit.results import as_text
 from frugalvit.training.statistics import Difference, Spread
 
@@ -33,18 +34,18 @@ def section(identity: str, title: str, body: str, lead: str = "") -> str:
     return f'<section id="{identity}"><h2>{title}</h2>{lead}{body}</section>'
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
-    """Cells are escaped; numbers are set to the right. A row's first cell is its heading."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", marks: Iterable[str] = ()) -> str:
+    """Cells are escaped; numbers are set to the right. A row's first cell is its heading, after its mark (HTML)."""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     lines = []
-    for first, *rest in rows:
+    for (first, *rest), mark in itertools.zip_longest(rows, marks, fillvalue=""):
         cells = "".join(
             f'<td class="number">{escape(as_text(cell))}</td>'
             if (isinstance(cell, int | float) and not isinstance(cell, bool)) or " ± " in str(cell)
             else f"<td>{escape(as_text(cell))}</td>"
             for cell in rest
         )
-        lines.append(f'<tr><th scope="row">{escape(as_text(first))}</th>{cells}</tr>')
+        lines.append(f'<tr><th scope="row">{mark}{escape(as_text(first))}</th>{cells}</tr>')
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     body = "".join(lines)
     return f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -75,7 +76,7 @@ def results(records: list[Record]) -> str:
     """One row per run with every single value of its summary, and its data where they differ; a row of means where
     several seeds ran.
 
-    Words that are the same for all runs stand below, once.
+    Words that are the same for all runs stand below, once; so does which of them are the same run.
     """
     shown = [_scalars(record.summary) for record in records]
     keys = dict.fromkeys(key for values in shown for key in values)
@@ -84,6 +85,8 @@ def results(records: list[Record]) -> str:
         return ""
     if len(records) == 1:
         return table(["", ""], [[key.replace("_", " "), as_text(shown[0][key])] for key in ordered])
+    if "best_step" in keys:  # the number says what the sentence about the weights says
+        ordered = [key for key in ordered if key != "weights"]
     data = data_names(records)
     if "data" not in keys and len(set(data)) > 1:
         ordered.insert(0, "data")
@@ -91,18 +94,26 @@ def results(records: list[Record]) -> str:
     words = {key: [values.get(key) for values in shown] for key in ordered}
     common = {key: found[0] for key, found in words.items() if isinstance(found[0], str) and len(set(found)) == 1}
     ordered = [key for key in ordered if key not in common]
+    values = {id(record): found for record, found in zip(records, shown, strict=True)}
     rows: list[list[Any]] = []
     for kind in dict.fromkeys(record.kind() for record in records):
-        members = [index for index, record in enumerate(records) if record.kind() == kind]
+        members = distinct([record for record in records if record.kind() == kind])
         if len(members) > 1:
-            name = f"mean of {len(members)}: {records[members[0]].name} …"
-            rows.append([name, *(_mean(key, [shown[m].get(key) for m in members]) for key in ordered)])
-    rows += [
-        [record.name, *(values.get(key) for key in ordered)] for record, values in zip(records, shown, strict=True)
-    ]
+            name = f"mean of {len(members)}: {members[0].name} …"
+            rows.append([name, *(_mean(key, [values[id(m)].get(key) for m in members]) for key in ordered)])
+    rows += [[record.name, *(values[id(record)].get(key) for key in ordered)] for record in records]
     below = " · ".join(f"{key.replace('_', ' ')}: {value}" for key, value in common.items())
     drawn = table(["run", *(key.replace("_", " ") for key in ordered)], rows)
-    return drawn + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "")
+    return drawn + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "") + _copies(records)
+
+
+def _copies(records: list[Record]) -> str:
+    """Which runs are one and the same."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        together.setdefault(record.identity(), []).append(record.name)
+    texts = [f"{', '.join(names)}: the same run (settings and seed)" for names in together.values() if len(names) > 1]
+    return "".join(f'<p class="quiet">{escape(text)}; it counts once.</p>' for text in texts)
 
 
 def comparison(found: dict[str, Any] | None) -> str:

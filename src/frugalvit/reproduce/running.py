@@ -94,8 +94,12 @@ def _start(table: str, setting: str, config: ReproduceConfig) -> str:
     recipe = TABLES[table]
     backbone = recipe.backbones[0]
     folder = _folder(config, table, backbone, setting, seed=0)
-    # A length, backbone or size that the user wants is meant for it too.
-    wanted, train = _one_run(table, setting, recipe.settings[setting], config, backbone, seed=0)
+    text = recipe.settings[setting]
+    own = assignments(text.split()).get("epochs", recipe.common.get("epochs"))
+    if config.epochs and own and config.epochs > own:  # a longer run from it is meant, not a longer start
+        config = config.model_copy(update={"epochs": None})
+    # A shorter length, a backbone or a size that the user wants is meant for it too.
+    wanted, train = _one_run(table, setting, text, config, backbone, seed=0)
     if not (folder / "summary.json").exists():
         console.say(f"first the run to begin from: {table}, {setting}")
         run_once(wanted, train)
@@ -139,8 +143,10 @@ def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> 
     tables: list[Table] = []
     named = [f"{folder_name(name)}: {values}" for name, values in settings.items()]
     for backbone in (config.backbone,) if config.backbone else recipe.backbones:
+        folder = Path(config.out) / table / backbone
+        (folder / "comparison.json").unlink(missing_ok=True)  # of these runs or others of the table: drawn anew
         values = _values(recipe, config, backbone) | {"settings": named, "seeds": config.seeds, "metric": recipe.metric}
-        result = compare(compared.parse(values | {"out": str(Path(config.out) / table / backbone)}))
+        result = compare(compared.parse(values | {"out": str(folder)}))
         data[backbone] = result.data
         tables += [Table(shown.columns, shown.rows, backbone) for shown in result.tables]
     folder = Path(config.out) / table

@@ -66,6 +66,8 @@ _DRLOC = {
         "cifar100",
         _CIFAR | {"epochs": 100, "img_size": 224},
         {
+            "20 epochs, with, ce": f"{_CLASSIFIED} epochs=20",
+            "20 epochs, without": f"{_OFF} epochs=20",
             "with, ce, not mixed": f"{_CLASSIFIED} mixing.prob=0",
             "without, not mixed": f"{_OFF} mixing.prob=0",
             "with, ce": _CLASSIFIED,
@@ -302,11 +304,13 @@ _USES = {
         "cifar100",
         _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
-            "EsViT + Drloc, as published": f"init={{esvit}} {_ON} batch=256 lr=0.001 mixing.prob=0.5 augment.repeats=3"
-            " optimizer.warmup=10",
+            "EsViT + Drloc, as published": f"init={{esvit}} {_ON} epochs=300 batch=256 lr=0.001 optimizer.warmup=30"
+            " mixing.prob=0.5 mixing.mixup=1",
+            "EsViT + Drloc, repeated views": f"init={{esvit}} {_ON} epochs=100 batch=256 lr=0.001 optimizer.warmup=10"
+            " mixing.prob=0.5 augment.repeats=3",
+            "EsViT + Drloc, more variety": f"init={{esvit}} {_ON} drop_path=0.2 augment.crop=resized"
+            " augment.scale=0.5,1",
             "EsViT + Drloc, lr=0.002": f"init={{esvit}} {_ON} lr=0.002",
-            "EsViT + Drloc, drop path 0.2": f"init={{esvit}} {_ON} drop_path=0.2",
-            "EsViT + Drloc, resized crops": f"init={{esvit}} {_ON} augment.crop=resized augment.scale=0.25,1",
             "EsViT + Drloc": f"init={{esvit}} {_ON}",
             "EsViT, half mixed": f"init={{esvit}} {_OFF} mixing.prob=0.5",
             "EsViT": f"init={{esvit}} {_OFF}",

@@ -232,15 +232,14 @@ def _result(summary: dict[str, Any]) -> Result:
 
 
 def _hardly_localized(summary: dict[str, Any]) -> list[str]:
-    """A word where Drloc's task was not learned, with what made a large network learn it (docs/RESULTS.md)."""
+    """A word where Drloc's task was not learned. Its form is no advice: "auto" has chosen what measured best."""
     error, guess = summary.get("localization_error"), summary.get("constant_answer_error")
     if error is None or guess is None or error < HARDLY * guess:
         return []
-    form = "" if summary.get("localization_variant") == "ce" else "--localization.variant ce or "
     return [
         f"drloc       its task was hardly learned: an error of {error:.2f} grid cells, where the same answer for all "
         f"pairs has {guess:.2f}",
-        f"            {form}a larger --localization.weight pulls harder; 'frugalvit compare' tells whether that helps",
+        "            a larger --localization.weight pulls harder, 0 leaves it out: 'frugalvit compare' tells",
     ]
 
 

@@ -44,7 +44,8 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     if config.data is None:
         raise UserError(f"What should be compared on? Give a folder of images: 'frugalvit {command} DATA --with …'.")
     settings = config.named_settings()
-    folder = make_folder(Path(config.out or f"runs/{'_'.join([*command.split(), Path(config.data).name])}"))
+    usual = Path("runs") / "_".join([*command.split(), Path(config.data).name])
+    folder = make_folder(_folder_for(settings, config.out, usual))
     seeds = range(config.seed, config.seed + config.seeds)
     # All are read before the first is run: a mistake in the last setting should not be found at night.
     plans = {
@@ -56,11 +57,22 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
         for name in settings:
             scores[name].append(run_once(plans[name][k], train))
             _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
-    if not is_first(
-        config.devices, config.nodes
-    ):  # of several processes: one writes, and its answer is the one that is shown
+    if not is_first(config.devices, config.nodes):  # one of several processes writes, and its answer is shown
         return Result({"run": str(folder)})
     return write_comparison(folder, scores, config.metric, config.track)
+
+
+def _folder_for(settings: Iterable[str], out: str | None, usual: Path) -> Path:
+    """The folder asked for, or the usual one; never one whose comparison tells of settings that are not wanted now."""
+    for number in range(1, 10_000):
+        folder = Path(out) if out else usual if number == 1 else usual.with_name(f"{usual.name}_{number}")
+        written = read_json(folder / "comparison.json", dict) or {}
+        others = [name for name in written.get("settings", {}) if name not in settings]
+        if not others:
+            return folder
+        if out:
+            raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
+    raise UserError(f"There are too many comparisons {usual}_…: choose a folder with --out.")
 
 
 def run_once(config: RunConfig, train: Train) -> dict[str, Any]:

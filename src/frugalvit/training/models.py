@@ -11,7 +11,7 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.factory import close_names, is_name
 from frugalvit.backbones.folder import find_model_folder, load_model_folder
 from frugalvit.backbones.remap import classifier_part
-from frugalvit.backbones.weights import LoadReport, load_weights
+from frugalvit.backbones.weights import WEIGHT_FILES, LoadReport, load_weights
 from frugalvit.data.augment import EvalTransform
 from frugalvit.errors import UserError, nearest
 from frugalvit.training.resuming import verb_of
@@ -46,6 +46,8 @@ def load_model(
     """
     path = Path(where)
     meta: dict[str, Any] = {}
+    if path.name in WEIGHT_FILES and (path.parent / "config.json").is_file():
+        path = path.parent  # the weights of a model folder, which says what they belong to
     if path.is_dir():
         folder = find_model_folder(path)
         if folder is None:
@@ -62,7 +64,10 @@ def load_model(
         name = path.resolve().name
     elif path.is_file():
         if architecture is None:
-            raise UserError(f"{path} is a bare checkpoint: say what it belongs to with --backbone NAME.")
+            run = path.parent.parent
+            own = path.parent.name == "checkpoints" and find_model_folder(run) is not None
+            way = f"give {console.shown(run)}, which does" if own else "say it with --backbone NAME"
+            raise UserError(f"{path} is a bare checkpoint, which does not name its network: {way}.")
         backbone = _from_file(path, architecture, img_size or 224)
         name = path.stem
     else:

@@ -63,7 +63,7 @@ def check_resume(config: RunConfig) -> None:
         if wanted not in ("auto", had) and not _was_changed(name, wanted, had, stored, folder):
             short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
             flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
-            begun = f"with {flag} {had}" if had not in (None, False) else f"without {flag}"
+            begun = f"with {flag} {had}" if had not in (None, False, "auto") else f"without {flag}"
             raise UserError(
                 f"{folder} was begun {begun} and goes on so: leave it out, or start a new run from its weights with "
                 f"--init {shown(folder)}."

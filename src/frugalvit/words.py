@@ -1,0 +1,18 @@
+"""How numbers and lists are put into a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_PLURALS = {"class": "classes", "exact copy": "exact copies"}
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 file``, ``2,000 files``."""
+    return f"{count:,} {noun if count == 1 else _PLURALS.get(noun, noun + 's')}"
+
+
+def some(names: Sequence[str], shown: int = 5) -> str:
+    """``a, b, c and 7 more``."""
+    listed = ", ".join(names[:shown])
+    return listed if len(names) <= shown else f"{listed} and {len(names) - shown} more"

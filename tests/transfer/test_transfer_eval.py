@@ -1,0 +1,197 @@
+"""detect eval and segment eval: the scores, on whose categories, of which pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frugalvit.cli import main
+from frugalvit.config.transfer import DetectEvalConfig
+from frugalvit.errors import UserError
+from frugalvit.transfer import detect_commands, segment_commands
+
+from .samples import edit, make_coco, make_scenes
+from .tiny import detect_config, segment_config
+
+
+def test_eval_gives_the_scores_of_training(
+    detector: Path, segmenter: Path, shapes: Path, scenes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run, data, kind, key in ((detector, shapes, "detect", "box_ap"), (segmenter, scenes, "segment", "miou")):
+        assert main([kind, "eval", str(run), str(data), "--device", "cpu", "--json", "--quiet"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found[key] == pytest.approx(json.loads((run / "summary.json").read_text())[key], abs=1e-6)
+        assert found["scored_images"] == 4
+    words = [str(detector), str(shapes / "instances_train.json"), "--device", "cpu", "--json", "--quiet"]
+    assert main(["detect", "eval", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scored_on"] == "instances_train.json"
+    assert found["scored_images"] == 8 and found["box_ap_large"] is None and found["box_ap_small"] is not None
+
+
+def test_multi_scale_eval_says_both(segmenter: Path, scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--multi-scale", "--test.scales", "0.75", "1", "--json", "--quiet", "--device", "cpu"]
+    assert main(["segment", "eval", str(segmenter), str(scenes), *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["single_scale_miou"] == pytest.approx(json.loads((segmenter / "summary.json").read_text())["miou"])
+    assert 0 <= found["miou"] <= 1
+
+
+def test_a_detector_of_one_category_is_scored_as_such(shapes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    trained = detect_commands.train(detect_config(shapes, out, categories="one", steps=2)).data
+    scored = detect_commands.evaluate(DetectEvalConfig(model=str(out), data=str(shapes), device="cpu")).data
+    assert scored["box_ap"] == pytest.approx(trained["box_ap"], abs=1e-6)
+    assert json.loads((out / "summary.json").read_text(encoding="utf-8"))["classes"] == ["object"]
+
+
+def score(run: Path, data: Path, **more: Any) -> dict[str, Any]:
+    return detect_commands.evaluate(DetectEvalConfig(model=str(run), data=str(data), device="cpu", **more)).data
+
+
+def sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every detector find exactly the first object of every picture, with the label 1: a square."""
+
+    def find(self: Any, dataset: Any) -> list[dict[str, Any]]:
+        return [
+            {"image": place, "label": 1, "score": 0.9, "bbox": image.objects[0]["bbox"]}
+            for place, image in enumerate(dataset.images)
+        ]
+
+    monkeypatch.setattr(detect_commands.DetectTask, "find", find)
+
+
+def test_one_file_is_scored_by_the_names_of_its_categories(
+    detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_coco(tmp_path / "data", side=48)
+    for split in ("train", "val"):  # boxes alone, so that perfect ones need no masks
+        edit(data, split, lambda content: [entry.pop("segmentation") for entry in content["annotations"]])
+    sure(monkeypatch)
+    before = score(detector, data)
+    assert before["box_ap"] == pytest.approx(0.5) and before["scored_on"] == "val"  # all squares, no disc
+
+    def renumber(content: dict[str, Any]) -> None:
+        numbers = {3: 2, 17: 1}
+        for entry in content["categories"]:
+            entry["id"] = numbers[entry["id"]]
+        for entry in content["annotations"]:
+            entry["category_id"] = numbers[entry["category_id"]]
+
+    edit(data, "val", renumber)
+    capsys.readouterr()
+    for where in (data, data / "instances_val.json"):
+        assert score(detector, where)["box_ap"] == pytest.approx(0.5)
+        assert f"numbers its categories otherwise than {detector if where.is_file() else ''}" in capsys.readouterr().err
+
+    def squares_only(content: dict[str, Any]) -> None:
+        content["categories"] = [entry for entry in content["categories"] if entry["name"] == "square"]
+        content["annotations"] = [entry for entry in content["annotations"] if entry["category_id"] == 2]
+
+    edit(data, "val", squares_only)
+    found = score(detector, data / "instances_val.json")
+    assert found["box_ap"] == pytest.approx(1) and found["scored_on"] == "instances_val.json"
+    edit(data, "val", lambda content: content["categories"][0].update(name="ring"))
+    with pytest.raises(UserError, match=r"objects of category 2 'ring', which .*detector does not have"):
+        score(detector, data / "instances_val.json")
+
+
+def test_supercategories_are_scored_by_name_too(shapes: Path, tmp_path: Path) -> None:
+    data = make_coco(tmp_path / "data", side=48)
+    for split in ("train", "val"):
+        edit(data, split, lambda c: [entry.update(supercategory=entry["name"] + "s") for entry in c["categories"]])
+    run = tmp_path / "run"
+    detect_commands.train(detect_config(data, run, categories="super", steps=1, report=False))
+
+    def squares_only(content: dict[str, Any]) -> None:
+        content["categories"] = [entry for entry in content["categories"] if entry["name"] == "square"]
+        content["annotations"] = [entry for entry in content["annotations"] if entry["category_id"] == 3]
+
+    edit(data, "val", squares_only)
+    assert score(run, data / "instances_val.json")["scored_images"] == 4
+    edit(data, "val", lambda content: content["categories"][0].update(supercategory="rings"))
+    with pytest.raises(UserError, match=r"objects of category 'rings', which .*run does not have"):
+        score(run, data / "instances_val.json")
+
+
+def test_objects_without_masks_count_where_nobody_asks_for_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One object of 24 is a slip for who learns masks; for boxes it is an object like any other."""
+
+    def slip(content: dict[str, Any]) -> None:
+        content["annotations"] = [entry | {"id": n} for n, entry in enumerate(4 * content["annotations"])]
+        content["annotations"][0].update(segmentation=[])
+
+    data = make_coco(tmp_path / "data", train=3, val=3, side=40)
+    for split in ("train", "val"):
+        edit(data, split, slip)
+    counted: list[int] = []
+    original = detect_commands.DetectTask.scores
+
+    def scores(self: Any, dataset: Any, found: Any) -> Any:
+        counted.append(sum(len(image.objects) for image in dataset.images))
+        return original(self, dataset, found)
+
+    monkeypatch.setattr(detect_commands.DetectTask, "scores", scores)
+    for masks, objects in ((False, 24), (True, 23)):
+        settings = detect_config(data, tmp_path / f"masks_{masks}", masks=masks, steps=1, report=False)
+        opened = detect_commands.DetectJob().open(settings)
+        assert [sum(len(image.objects) for image in opened.splits[split]) for split in opened.splits] == [objects] * 2
+    run = tmp_path / "run"
+    trained = detect_commands.train(detect_config(data, run, masks=False, steps=1, report=False)).data
+    assert "mask_ap" not in trained and "mask_ap" not in score(run, data)
+    assert len(counted) >= 2 and set(counted) == {24}
+
+
+def cut_short(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * 7 // 10])
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_a_png_that_is_cut_short_is_left_out_by_name(
+    kind: str, detector: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if kind == "detect":
+        data, run = make_coco(tmp_path / "data", train=4, side=48), detector
+        bad = [data / "images" / f"{split}_2.png" for split in ("train", "val")]
+    else:
+        data, run = make_scenes(tmp_path / "data", train=4, side=40), segmenter
+        bad = [data / "images" / split / "2.png" for split in ("train", "val")]
+    for path in bad:
+        cut_short(path)
+    command: Any = detect_commands if kind == "detect" else segment_commands
+    make: Any = detect_config if kind == "detect" else segment_config
+    with pytest.raises(UserError, match=r"1 of 4 images cannot be read, .*2\.png.*--cache.max-bad"):
+        command.train(make(data, tmp_path / "strict", steps=1))
+    capsys.readouterr()
+    found = command.train(make(data, tmp_path / "run", steps=1, report=False, cache={"max_bad": 0.3})).data
+    told = capsys.readouterr().err
+    assert found["scored_images"] == 3 and all(str(path) in told for path in bad)
+    words = [str(data), "--device", "cpu", "--json", "--quiet", "--out", str(tmp_path / "scored")]
+    assert main([kind, "eval", str(run), *words]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["scored_images"] == 3 and str(bad[1]) in told.err
+    pictures = bad[1].parent.glob("val_*.png" if kind == "detect" else "*.png")
+    for path in pictures:
+        cut_short(path)
+    assert main([kind, "eval", str(run), *words[:-2]]) == 2
+    assert "None of the 4 images can be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_eval_never_writes_over_anything_and_looks_before_it_works(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out" / "pictures").mkdir(parents=True)
+    (tmp_path / "out" / "pictures" / "best_1.jpg").write_text("mine")
+    assert main([kind, "eval", "no model", "no data", "--out", str(tmp_path / "out")]) == 2
+    assert "already exists and is kept; choose another folder with --out" in capsys.readouterr().err
+    assert (tmp_path / "out" / "pictures" / "best_1.jpg").read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
+    assert main([kind, "eval", "no model", "no data", "--out", str(tmp_path / "file" / "out")]) == 2
+    assert "Cannot write to" in capsys.readouterr().err
