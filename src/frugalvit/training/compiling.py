@@ -6,7 +6,6 @@ that away, for memory that stays reserved.
 
 from __future__ import annotations
 
-import gc
 from typing import Literal
 
 import torch
@@ -32,20 +31,17 @@ KEEPS_SHAPES = Version("2.15")
 _FUSES_SUMS = getattr(inductor.triton, "mix_order_reduction", False)  # as torch, or its user, has it
 
 
-def compile_task(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> bool:
-    """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough. Whether graphs will be replayed."""
+def compile_task(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> None:
+    """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough."""
     wanted = _chosen(task, config, plan, fabric) if config.compile == "auto" else config.compile
     if not wanted:
-        return False
+        return
     graphs = wanted == "graphs"
     if graphs and (reason := _no_graphs(task, config, plan, fabric)):
         console.warn(f"compiled without CUDA graphs: {reason}")
         graphs = False
-    if graphs:
-        forget_graphs()
     prepare_compiler(task)
     task.compile_with(graphs)
-    return graphs
 
 
 def prepare_compiler(module: nn.Module) -> None:
@@ -69,18 +65,7 @@ def _chosen(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> bool |
 
 def replays_by_itself(task: Task, fabric: Fabric) -> bool:
     """Whether a step has been tried with graphs, and has no scale of fp16 to look for."""
-    return task.replayable and not _scaled(fabric)
-
-
-def _scaled(fabric: Fabric) -> bool:
-    """Whether gradients are scaled, as those of fp16 are."""
-    return getattr(fabric.strategy.precision, "scaler", None) is not None
-
-
-def forget_graphs() -> None:
-    """Give back the memory that graphs of this process keep. What is compiled is forgotten with them."""
-    torch.compiler.reset()
-    gc.collect()
+    return task.replayable and getattr(fabric.strategy.precision, "scaler", None) is None
 
 
 def _no_graphs(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> str:
@@ -93,4 +78,4 @@ def _no_graphs(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> str
         return "a graph's gradients are overwritten by its next replay, and a step in parts adds them up"
     if config.checkpoint_activations:
         return "recomputed activations would be replayed out of turn"
-    return task.no_graphs(_scaled(fabric))
+    return task.no_graphs

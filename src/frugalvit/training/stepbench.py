@@ -36,7 +36,7 @@ from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import commands, pretrain
 from frugalvit.training.aswritten import AsWritten
-from frugalvit.training.compiling import forget_graphs, prepare_compiler, replays_by_itself
+from frugalvit.training.compiling import prepare_compiler, replays_by_itself
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.recipes import Decisions, Facts, decide_pretraining, decide_training
@@ -92,7 +92,6 @@ def measure(
 
     operations = _operations(stepper)
     if config.compile and not as_written and device.type == "cuda":
-        forget_graphs()
         by_itself = config.compile == "auto" and replays_by_itself(stepper.task, fabric)
         graphs = config.compile == "graphs" or by_itself
         prepare_compiler(stepper.task)

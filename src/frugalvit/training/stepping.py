@@ -91,53 +91,44 @@ class Stepper:
         self.guard = guard_of(fabric.device)
         self.undo = Undo(task)
         self.inner = unwrapped(optimizer)
-        self.recording: Recording | None = None
         self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
+        self.recording = Recording(self.learning, fabric.device)
         self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
 
     def one_step(self) -> None:
         plan, step = self.plan, self.step
-        if self.fabric.device.type == "cuda":  # elsewhere it would only import the compiler
-            torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step's graphs may be overwritten now
         seed_step(plan.seed, step, self.fabric.global_rank)
         self._set_schedules(step)
-        if self.task.recorded:
-            self._replayed_step(step)
-            return
         self.undo.remember()
-        for micro in range(plan.accumulate):
-            batch = self.task.batch_at(step * plan.accumulate + micro)
-            with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < plan.accumulate):  # type: ignore[arg-type]
-                losses = self.module(batch, step)
-                self.fabric.backward(losses["loss"] / plan.accumulate)
-            self._collect(losses)
-        self.task.before_optimizer(step)
-        norm = self._optimize()
-        self.task.after_step(step)
-        self._collect({"gradient_norm": norm})
-
-    def _optimize(self) -> Tensor:
-        """Clip, step if the gradients are finite, and forget them; their joint norm."""
+        if self.task.recorded and self.task.steady(step):
+            inputs = self.task.inputs(self.task.batch_at(step), step)
+            self._collect(self.recording.take(self._gradients, inputs))
+        else:
+            self._accumulate(step)
         norm = self._clip()
         self.undo.where(gate(self.optimizer, norm, self.guard, scaled=self.scaled))
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
-
-    def _replayed_step(self, step: int) -> None:
-        """The same step, what the device does of it replayed as one CUDA graph."""
-        if self.recording is None:
-            self.recording = Recording(self._advance, self.inner, self.fabric.device)
-        values = self.recording.take(self.task.inputs(self.task.batch_at(step), step))
         self.task.after_step(step)
-        self._collect(values)
+        self._collect({"gradient_norm": norm})
 
-    def _advance(self, *inputs: Tensor | None) -> dict[str, Tensor]:
-        """All that a step computes on the device from its tensors, the moving average of the weights aside."""
-        self.undo.remember()
+    def _accumulate(self, step: int) -> None:
+        """The gradients of a step, of its parts if it has several."""
+        parts = self.plan.accumulate
+        for micro in range(parts):
+            batch = self.task.batch_at(step * parts + micro)
+            with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < parts):  # type: ignore[arg-type]
+                losses = self.module(batch, step)
+                self.fabric.backward(losses["loss"] / parts)
+            self._collect(losses)
+        self.task.before_optimizer(step)
+
+    def _gradients(self, *inputs: Tensor | bool | None) -> dict[str, Tensor]:
+        """The same from tensors alone, as it can be recorded; their values."""
         with self.fabric.autocast():
             losses = self.task.judge(*inputs)
         self.fabric.backward(losses["loss"])
-        return {name: loss.detach() for name, loss in losses.items()} | {"gradient_norm": self._optimize()}
+        self.task.before_optimizer(self.step)
+        return {name: loss.detach() for name, loss in losses.items()}
 
     def _set_schedules(self, step: int) -> None:
         lr = self.plan.lr.at(step)

@@ -131,13 +131,13 @@ class SupervisedTask(Task):
         """Whether its step is known to do as CUDA graphs: one of our Swins', with the plain loss or none."""
         return isinstance(self.backbone.model, SwinTransformer) and not isinstance(self.localization, DenseLocalization)
 
-    def no_graphs(self, scaled: bool) -> str:
-        if isinstance(self.localization, DenseLocalization):
-            return "the loss in every block passes through the network once more"
-        return "the scale of fp16 is looked for on the host" if scaled else ""
+    @property
+    def no_graphs(self) -> str:
+        dense = isinstance(self.localization, DenseLocalization)
+        return "the loss in every block passes through the network once more" if dense else ""
 
     def compile_with(self, graphs: bool) -> None:
-        """Compile what a step computes; with ``graphs`` the whole step is recorded."""
+        """Compile what a step computes; with ``graphs`` its gradients are recorded."""
         self.judge = torch.compile(self.judge, dynamic=False)
         self.recorded = graphs
         if isinstance(self.localization, DenseLocalization):

@@ -17,16 +17,21 @@ class Task(nn.Module, ABC):
     score: str  # the metric whose highest value marks the best checkpoint
     watched: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
     batches: Any  # where batch_at() takes its batches from
-    recorded = False  # whether its whole step is replayed as one CUDA graph; such a task has inputs() and judge()
+    recorded = False  # whether its gradients are replayed as a CUDA graph; such a task has inputs() and judge()
 
     @property
     def replayable(self) -> bool:
         """Whether its step is known to do as CUDA graphs."""
         return False
 
-    def no_graphs(self, scaled: bool) -> str:
-        """Why its step cannot be replayed as CUDA graphs, or nothing; ``scaled``: fp16's gradients are."""
+    @property
+    def no_graphs(self) -> str:
+        """Why its step cannot be replayed as CUDA graphs, or nothing."""
         return ""
+
+    def steady(self, step: int) -> bool:
+        """Whether the step is one of the many of its kind, and not of a short beginning: worth recording."""
+        return True
 
     @abstractmethod
     def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
@@ -50,10 +55,10 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def compile_with(self, graphs: bool) -> None:
-        """Compile what a step computes; ``graphs``: and replay it, or parts of it, as CUDA graphs."""
+        """Compile what a step computes; ``graphs``: and replay it as CUDA graphs."""
 
-    def inputs(self, batch: Any, step: int) -> tuple[Tensor | None, ...]:
-        """All that tells one step from another, as tensors."""
+    def inputs(self, batch: Any, step: int) -> tuple[Tensor | bool | None, ...]:
+        """All that tells one step from another: tensors, and flags for steps of another kind."""
         raise NotImplementedError
 
     def judge(self, *inputs: Any) -> dict[str, Tensor]:
