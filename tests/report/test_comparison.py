@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from frugalvit.report.comparison import Curve, comparison_chart, comparison_figure
+from frugalvit.report.comparison import Curve, comparison_chart, comparison_figure, sideways
 
 NAMES = {
     "two": ["with", "without"],
@@ -78,6 +78,29 @@ def test_more_settings_than_colours_are_told_apart() -> None:
 def test_a_curve_of_one_point_is_seen() -> None:
     figure = comparison_figure({"a": [1.0], "b": [2.0]}, {"a": [[(5.0, 1.0)]], "b": [[(5.0, 2.0)]]}, "miou")
     assert [line.get_marker() for line in figure.axes[0].get_lines()] == ["o", "o"]
+
+
+def test_both_charts_say_what_they_are() -> None:
+    values, curves = made(["a", "b"])
+    for labels, told in ((None, ["top1", "final top1"]), (("on val", "on test"), ["on val", "on test"])):
+        assert [axes.get_ylabel() for axes in comparison_figure(values, curves, "top1", labels).axes] == told
+
+
+@pytest.mark.parametrize("values", [[100.0] * 4, [99.0, 100.0], [0.0, 0.5]])
+@pytest.mark.parametrize(("metric", "ends"), [("top1", True), ("seconds", False)])
+def test_a_percentage_ends_at_a_hundred(values: list[float], metric: str, ends: bool) -> None:
+    figure = comparison_figure({"a": values, "b": values}, {"a": [[*enumerate(values)]], "b": [[]]}, metric)
+    inside = [axes.get_ylim()[0] >= 0 and axes.get_ylim()[1] <= 100 for axes in figure.axes]
+    assert inside == [ends, ends]
+
+
+@pytest.mark.parametrize("values", [[50.0] * 2, [50.0] * 9, [50.0, 50.001, 70.0], [50.0, 60.0, 70.0]])
+def test_equal_dots_are_all_seen(values: list[float]) -> None:
+    aside = sideways(values, reach=0.5)
+    assert max(map(abs, aside)) <= 0.3 and sum(aside) == pytest.approx(0)
+    for (one, first), (two, second) in itertools.combinations(zip(values, aside, strict=True), 2):
+        assert abs(one - two) > 0.5 or abs(first - second) > 0.05
+    assert all(where == 0 for value, where in zip(values, aside, strict=True) if value > 50.5)
 
 
 def test_a_name_with_dollar_signs_is_a_name(tmp_path: Path) -> None:

@@ -64,6 +64,22 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
         compare(config(photos, tmp_path / "c", steps=5))
 
 
+@pytest.mark.parametrize(
+    ("splits", "summary", "told"),
+    [
+        ({"val"}, {"scored_on": "test", "best_step": 3}, ("on val while training", "on test, best weights")),
+        ({"test"}, {"scored_on": "test", "best_step": None}, ("on test while training", "on test, last weights")),
+        (set(), {"scored_on": "test", "best_step": 3}, ("", "final")),
+        ({"val"}, {}, ("", "final")),
+    ],
+)
+def test_the_chart_says_which_images_and_weights(
+    splits: set[str], summary: dict[str, Any], told: tuple[str, str]
+) -> None:
+    labels = module._labels("top1", splits, [summary])
+    assert tuple(label.replace("top1", "").strip() for label in labels) == told
+
+
 def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
     usual = tmp_path / "compare_photos"
     assert module._folder_for(["a", "b"], None, usual) == usual

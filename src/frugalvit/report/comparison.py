@@ -7,11 +7,13 @@ import statistics
 from pathlib import Path
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from frugalvit import palette
 from frugalvit.figures import save
+from frugalvit.report.charts import chapter, is_percentage
 from frugalvit.report.records import Curve, mean_curve
 
 _FEW = 3  # points of a curve that are drawn as such
@@ -19,16 +21,31 @@ _WIDTH = 28  # letters that fit side by side under the right chart
 _TURNED = (6, 20)  # names, and letters of each, that fit there slantwise
 _LINE, _SWATCH = 92, 9  # letters that fit side by side above both, and how many a line's sample takes
 _LONGEST = 72  # letters of a name there
+_TOUCHING = 0.03  # of the values' range: dots nearer than this lie on each other
+_ASIDE, _WIDEST = 0.1, 0.28  # from dot to dot, and from the foot to the last
 
 
-def comparison_chart(values: dict[str, list[float]], curves: dict[str, list[Curve]], metric: str, path: Path) -> None:
+def comparison_chart(
+    values: dict[str, list[float]],
+    curves: dict[str, list[Curve]],
+    metric: str,
+    path: Path,
+    labels: tuple[str, str] | None = None,
+) -> None:
     """Draw a comparison into a file."""
     with matplotlib.rc_context({"text.parse_math": False}):  # a setting with a dollar sign is a name
-        save(comparison_figure(values, curves, metric), path)
+        save(comparison_figure(values, curves, metric, labels), path)
 
 
-def comparison_figure(values: dict[str, list[float]], curves: dict[str, list[Curve]], metric: str) -> Figure:
+def comparison_figure(
+    values: dict[str, list[float]],
+    curves: dict[str, list[Curve]],
+    metric: str,
+    labels: tuple[str, str] | None = None,
+) -> Figure:
     """Left: each setting's mean curve, its seeds thin behind it. Right: final values, dots and mean.
+
+    ``labels`` say what each of the two is: curves and final values may be of other images and other weights.
 
     The names of the curves stand above both charts: inside, any place may be a curve's. Where they are too long or too
     many for the foot of the right chart, they are numbered there.
@@ -39,6 +56,8 @@ def comparison_figure(values: dict[str, list[float]], curves: dict[str, list[Cur
     columns = max(1, min(len(texts), _LINE // (max(map(len, texts)) + _SWATCH)))
     figure = Figure(figsize=(7.2, 2.9 + 0.21 * -(-len(texts) // columns)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    everything = [value for found in values.values() for value in found]
+    reach = _TOUCHING * (max(everything) - min(everything))
     lines = []
     for index, name in enumerate(values):
         colour, dashes = palette.SERIES[palette.colour(index)], palette.dashes(index) or (None, None)
@@ -53,9 +72,11 @@ def comparison_figure(values: dict[str, list[float]], curves: dict[str, list[Cur
         line.set_dashes(dashes)
         lines.append(line)
         right.hlines(statistics.fmean(values[name]), index - 0.3, index + 0.3, color=colour, linewidth=2)
-        right.scatter([index] * len(values[name]), values[name], color=colour, s=14, zorder=3)
+        places = [index + aside for aside in sideways(values[name], reach)]
+        right.scatter(places, values[name], color=colour, s=14, zorder=3, clip_on=False)
     left.set_xlabel("epoch")
-    left.set_ylabel(metric)
+    curve_label, value_label = labels or (metric, f"final {metric}")
+    left.set_ylabel(curve_label)
     if left.has_data() or numbered:
         figure.legend(lines, texts, frameon=False, loc="outside upper center", ncols=columns)
     right.set_xlim(-0.7, len(values) - 0.3)
@@ -67,5 +88,33 @@ def comparison_figure(values: dict[str, list[float]], curves: dict[str, list[Cur
         for label in right.get_xticklabels():
             label.set_horizontalalignment("right")
             label.set_rotation_mode("anchor")
-    right.set_ylabel(f"final {metric}")
+    right.set_ylabel(value_label)
+    if is_percentage(chapter(metric)):
+        _end_at_a_hundred(left)
+        _end_at_a_hundred(right)
     return figure
+
+
+def sideways(values: list[float], reach: float) -> list[float]:
+    """How far aside of its foot each dot stands: those within ``reach`` of their neighbour lie side by side."""
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    together: list[list[int]] = []
+    for index in order:
+        if together and values[index] - values[together[-1][-1]] <= reach:
+            together[-1].append(index)
+        else:
+            together.append([index])
+    aside = [0.0] * len(values)
+    for group in together:
+        step = min(_ASIDE, 2 * _WIDEST / max(1, len(group) - 1))
+        for place, index in enumerate(sorted(group)):
+            aside[index] = step * (place - (len(group) - 1) / 2)
+    return aside
+
+
+def _end_at_a_hundred(axes: Axes) -> None:
+    """A margin beyond what a percentage can be is no room for anything."""
+    low, high = axes.dataLim.intervaly
+    if 0 <= low <= high <= 100:
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(max(bottom, 0), min(top, 100))

@@ -143,10 +143,13 @@ def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[
     write_text(folder / "comparison.md", as_markdown(columns, rows))
     write_text(folder / "comparison.csv", _every_run(metric, scores))
     write_text(folder / "comparison.tex", as_latex(columns, rows))
-    curves = {name: [_curve(Path(summary["run"]), metric) for summary in scores[name]] for name in names}
+    lines = {name: [_lines(Path(summary["run"]), metric) for summary in scores[name]] for name in names}
+    curves = {name: [[(line["epoch"], line[metric]) for line in run] for run in runs] for name, runs in lines.items()}
+    splits = {str(line["split"]) for runs in lines.values() for run in runs for line in run}
     from frugalvit.report.comparison import comparison_chart
 
-    comparison_chart(values, curves, metric, folder / "comparison.png")
+    labels = _labels(metric, splits, [summary for summaries in scores.values() for summary in summaries])
+    comparison_chart(values, curves, metric, folder / "comparison.png", labels)
     data = {
         "run": str(folder),
         "metric": metric,
@@ -209,10 +212,21 @@ def _rows(
     ]
 
 
-def _curve(run: Path, metric: str) -> list[tuple[float, float]]:
-    """(epoch, metric) pairs of a run, from its own folder."""
+def _lines(run: Path, metric: str) -> list[dict[str, Any]]:
+    """What a run logged of a metric on the images it watched, from its own folder."""
     lines = Run(run, writer=False).metrics()
-    return [(line["epoch"], line[metric]) for line in lines if line.get("split") in ("val", "test") and metric in line]
+    return [line for line in lines if line.get("split") in ("val", "test") and metric in line]
+
+
+def _labels(metric: str, splits: set[str], summaries: list[dict[str, Any]]) -> tuple[str, str]:
+    """What the curves and the final values are: on which images, with which weights."""
+    scored = {str(summary["scored_on"]) for summary in summaries if summary.get("scored_on")}
+    if not splits or not scored:  # a fact of the run, no score on images
+        return metric, f"final {metric}"
+    chosen = {summary.get("best_step") is not None for summary in summaries}
+    weights = "best and last" if len(chosen) > 1 else "best" if True in chosen else "last"
+    watched, final = ("/".join(sorted(places)) for places in (splits, scored))
+    return f"{metric} on {watched} while training", f"{metric} on {final}, {weights} weights"
 
 
 def _every_run(metric: str, scores: Scores) -> str:
