@@ -34,9 +34,7 @@ from frugalvit.training.supervised import SupervisedTask
 
 
 def task_that(is_told: list[Any], replayable: bool = False) -> Any:
-    return SimpleNamespace(
-        compile_with=is_told.append, replayable=replayable, parameters=list, no_graphs=lambda scaled: ""
-    )
+    return SimpleNamespace(compile_with=is_told.append, replayable=replayable, parameters=list, no_graphs="")
 
 
 def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
