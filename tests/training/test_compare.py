@@ -15,7 +15,9 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.results import Result
 from frugalvit.training import compare as module
-from frugalvit.training.compare import asked_otherwise, compare
+from frugalvit.training.compare import asked_otherwise, compare, known_metrics
+from frugalvit.transfer.detect_task import summary_of
+from frugalvit.transfer.scores import AveragePrecision, Confusion
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +102,25 @@ def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None
     assert (asked[0].resume, asked[0].devices, asked[0].nodes) == (str(tmp_path / "run"), 4, 2)
 
 
-def test_a_metric_that_runs_do_not_have_is_said_after_the_first(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no number 'val_top2' to compare\. Did you mean 'val_top1'\?"):
+def test_a_metric_that_no_run_has_is_said_before_the_first(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--metric val_top2: runs have no such number\. Did you mean 'val_top1'\?"):
         compare(config(photos, tmp_path / "c", metric="val_top2"))
-    assert len(list((tmp_path / "c").rglob("summary.json"))) == 1
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_metric_that_these_runs_do_not_have_is_said_after_the_first(photos: Path, tmp_path: Path) -> None:
+    settings = {"with_settings": ["lr=0.001"], "without_settings": ["lr=0.002"], "localization": {"weight": 0}}
+    with pytest.raises(UserError, match="no number 'localization_error' to compare"):
+        compare(config(photos, tmp_path / "c", metric="localization_error", **settings))
+    (summary,) = (tmp_path / "c").rglob("summary.json")
+    numbers = {name for name, value in json.loads(summary.read_text()).items() if isinstance(value, int | float)}
+    assert numbers - {"seed"} <= set(known_metrics("train"))
+
+
+def test_every_score_of_detectors_and_segmenters_is_known() -> None:
+    found = AveragePrecision(*[0.0] * 6, curves={}, classes=[])
+    assert set(summary_of({"bbox": found, "segm": found})) <= set(known_metrics("detect"))
+    assert set(Confusion(2).summary()) <= set(known_metrics("segment"))
 
 
 @pytest.mark.parametrize(

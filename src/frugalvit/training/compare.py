@@ -29,6 +29,20 @@ _ASKED = "asked.json"
 NO_MATTER = {"out", "resume", "report", "device", "workers", "track", "peer_timeout"}
 """What may differ between what a run was asked and what is wanted of it now: no score follows from it."""
 
+_PRECISIONS = [f"{kind}_{ap}" for kind in ("box", "mask") for ap in
+               ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")]  # fmt: skip
+_SCORES = {
+    "train": ["top1", "top5", "mean_per_class", "val_top1", "localization_error", "constant_answer_error"],
+    "detect": [*_PRECISIONS, "val_box_ap"],
+    "segment": ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "val_miou"],
+}
+_FACTS = ["seconds", "seconds_per_step", "steps", "skipped_steps", "best_step", "parameters", "scored_images"]
+
+
+def known_metrics(task: str) -> list[str]:
+    """The numbers that a run of this kind may have; a single run need not have them all."""
+    return _SCORES[task] + _FACTS
+
 
 def compare(config: CompareConfig) -> Result:
     from frugalvit.training.commands import train
@@ -43,6 +57,12 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     """
     if config.data is None:
         raise UserError(f"What should be compared on? Give a folder of images: 'frugalvit {command} DATA --with …'.")
+    known = known_metrics(kind.recipe_task())
+    if config.metric not in known:
+        raise UserError(
+            f"--metric {config.metric}: runs have no such number.{nearest(config.metric, known)} They have "
+            f"{', '.join(known)}."
+        )
     settings = config.named_settings()
     usual = Path("runs") / "_".join([*command.split(), Path(config.data).name])
     folder = make_folder(_folder_for(settings, config.out, usual))
