@@ -142,6 +142,20 @@ def test_mistakes_are_one_line(here, capsys, model):
     assert "There is no model" in complaint(capsys, "look", "attend", "runs/none", "a.png")
 
 
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["a.png", "--limit", 5], "--limit"),
+        (["a.png", "--split", "val"], "--split"),
+        (["a.png", "--batch", 2], "--batch"),
+        (["--data", "photos", "--fit", "whole"], "--fit"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(capsys, words, flag):
+    told = complaint(capsys, "look", "correspond", "nowhere", *words)
+    assert f"frugalvit: {flag} is of the images that are" in told and "or leave it out" in told
+
+
 @pytest.mark.parametrize("letter", ["x", "é"])
 def test_a_long_name_is_cut(here, capsys, model, letter):
     """Systems count bytes, and a letter may have several."""

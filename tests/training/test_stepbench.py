@@ -23,6 +23,7 @@ from frugalvit.data.loader import Batches
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.store import ImageStore
 from frugalvit.data.usual import Files, UsualBatches, supervised_transform, usual_loader
+from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.training import stepbench
 from frugalvit.training.aswritten import AsWritten
@@ -67,16 +68,32 @@ def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPa
     for name, value in {"_IMAGES": 8, "_WARM_UP": 1, "_GROUP": 1}.items():
         monkeypatch.setattr(stepbench, name, value)
     config = BenchStepConfig.parse(
-        {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 2, "prototypes": 16, "steps": 5,
-         "device": "cpu", "against": True, "workers": 0}
+        {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 2, "steps": 5, "device": "cpu",
+         "against": True, "workers": 0, **({"prototypes": 16} if kind == "pretrain" else {})}
     )  # fmt: skip
-    ours, *without, written, usual = stepbench.bench_step(config).data["rows"]
+    result = stepbench.bench_step(config)
+    ours, *without, written, usual = result.data["rows"]
+    assert any("in turns" in note for note in result.notes) is (kind == "train")
+    assert ("prototypes" in result.data) is (kind == "pretrain")
     if kind == "train":
         assert "drloc_percent" in ours and "drloc_percent" not in without[0] and ours["drloc"] == "l1"
         assert without[0]["step"] == "without Drloc" and without[0]["gflop_per_image"] <= ours["gflop_per_image"]
     assert ours["images_per_second"] > 0 and ours["gflop_per_image"] > 0
     for row in (written, usual):
         assert row["ratio"] == pytest.approx(ours["images_per_second"] / row["images_per_second"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("values", "flag"),
+    [
+        ({"kind": "pretrain", "localization": 0.3}, "--localization is of 'bench step train'"),
+        ({"kind": "train", "prototypes": 64}, "--prototypes is of 'bench step pretrain'"),
+        ({"kind": "train", "workers": 2}, "--workers .* --against"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(values: dict[str, Any], flag: str) -> None:
+    with pytest.raises(UserError, match=flag):
+        BenchStepConfig.parse(values)
 
 
 @pytest.mark.parametrize(("as_written", "variant"), [(False, "ce"), (True, "l1")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+
+import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.kinds import Auto, Device, Side
@@ -33,6 +35,16 @@ class CorrespondConfig(_LookConfig):
     )
     seed: int = option(0, "colours of the second views follow from it", ge=0)
     format: Literal["png", "svg", "pdf"] = option("png", "of the figures")
+
+    @pydantic.model_validator(mode="after")
+    def _only_what_is_used(self) -> Self:
+        """An option that would do nothing is refused."""
+        for name in ("split", "limit", "batch"):
+            if self.data is None and name in self.model_fields_set:
+                raise ValueError(f"--{name} is of the images that are scored: give --data, or leave it out")
+        if not self.images and "fit" in self.model_fields_set:
+            raise ValueError("--fit is of the images that are drawn: name one or two, or leave it out")
+        return self
 
 
 class AttendConfig(_LookConfig):
