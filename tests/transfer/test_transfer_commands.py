@@ -132,6 +132,22 @@ def test_a_picture_that_is_cut_short_is_found_before_training(where: str, tmp_pa
     assert pictures.find_bad(1, max_bad=0.5) == [1]
 
 
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+@pytest.mark.parametrize(
+    ("split", "words"), [("auto", "has one image: two are needed at least"), ("given", "Use --split auto")]
+)
+def test_one_image_is_too_few_and_leaves_no_folder(kind: str, split: str, words: str, tmp_path: Path) -> None:
+    make, config = (make_coco, detect_config) if kind == "detect" else (make_scenes, segment_config)
+    command: Any = detect_commands if kind == "detect" else segment_commands
+    data = make(tmp_path / "data", train=1, val=0, side=48)
+    (data / "instances_val.json").unlink(missing_ok=True)
+    for folder in data.glob("*/val"):
+        folder.rmdir()
+    with pytest.raises(UserError, match=words):
+        command.train(config(data, tmp_path / "run", split=split))
+    assert not (tmp_path / "run").exists()
+
+
 def test_epochs_are_counted_in_steps_of_the_shared_batch(tmp_path: Path) -> None:
     config = detect_config(tmp_path, tmp_path / "run", steps=None, epochs=4, batch=10, accumulate=4)
     plan = running.make_plan(config, 100, 1, detect_commands.DetectJob())

@@ -51,7 +51,14 @@ class DetectJob:
     columns = 2
 
     def open(self, config: DetectConfig) -> CocoData:
-        data = open_coco(str(config.data), config.split, config.val_fraction, config.categories, masks=config.masks)
+        data = open_coco(
+            str(config.data),
+            config.split,
+            config.val_fraction,
+            config.categories,
+            masks=config.masks,
+            max_bad=config.cache.max_bad,
+        )
         if config.masks is True and not data.has_masks():
             raise UserError(f"{config.data} does not have a mask for every object of every split; leave out --masks.")
         if not any(image.learnable() for image in data.splits.get("train", [])):
@@ -140,14 +147,12 @@ def evaluate(config: DetectEvalConfig) -> Result:
     facts = read_facts(config.model, "detect")
     known = (config.model, dict(pairs_of(facts)))
     masks = bool(facts["spec"]["masks"])
-    data = open_coco(config.data, "given", categories=facts.get("categories", "own"), masks=masks, known=known)
+    groups = facts.get("categories", "own")
+    data = open_coco(config.data, "given", categories=groups, masks=masks, known=known, only=config.split, max_bad=1.0)
     for note in data.notes:
         console.say(note)
     whole = not Path(config.data).is_dir()  # one file is scored as a whole
-    images = data.splits.get("train" if whole else config.split)
-    if not images:
-        raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
-    seen, pictures = running.readable(images)
+    seen, pictures = running.readable(data.splits["train" if whole else config.split])
     task = load_task(config.model, facts, config.device, config.batch)
     dataset = ObjectPictures(seen, data, pictures, task.net.spec.masks)
     scores = DetectJob().score(task, dataset, folder)

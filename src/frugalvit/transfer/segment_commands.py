@@ -25,7 +25,7 @@ from frugalvit.training.schedules import Polynomial, Schedule
 from frugalvit.transfer import running
 from frugalvit.transfer.decide import decide_segmenter, short_side
 from frugalvit.transfer.feed import Pictures
-from frugalvit.transfer.pictures import draw_classes, save_picture, side_by_side
+from frugalvit.transfer.pictures import colours_of, draw_classes, save_picture, side_by_side, with_legend
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scenes import Scene, SceneData, open_scenes
 from frugalvit.transfer.scores import Confusion
@@ -36,6 +36,8 @@ from frugalvit.transfer.using import lone_fabric, not_filled, out_folder, unique
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
+_PANEL = 320
+"""Pixels to which the longer side of a small image is enlarged there: three fill the page's width."""
 
 
 def train(config: SegmentConfig) -> Result:
@@ -56,6 +58,7 @@ class SegmentJob:
             count=config.label_count,
             split=config.split,
             val_fraction=config.val_fraction,
+            max_bad=config.cache.max_bad,
         )
 
     def decide(self, config: SegmentConfig, data: SceneData, backbone: Backbone, decisions: Decisions) -> None:
@@ -97,6 +100,7 @@ class SegmentJob:
             make_folder(folder / "pictures")
             material = {
                 "per_class": _per_class(confusion, dataset),
+                "colours": colours_of(dataset.data.classes),
                 **_pictures(task, dataset, shares, folder),
             }
             write_text(folder / "transfer_report.json", json.dumps(material, indent=1, ensure_ascii=False))
@@ -129,16 +133,21 @@ def evaluate(config: SegmentEvalConfig) -> Result:
     folder = out_folder(config.out)
     facts = read_facts(config.model, "segment")
     ignored = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
-    data = open_scenes(config.data, ignore=ignored, count=max(facts["labels"]) + 1, split="given")
+    data = open_scenes(
+        config.data,
+        ignore=ignored,
+        count=max(facts["labels"]) + 1,
+        split="given",
+        only=config.split,
+        model=config.model,
+        max_bad=1.0,
+    )
     if np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
         raise UserError(
             f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
             "the same labels must count in both (see --ignore-index)."
         )
-    scenes = data.splits.get(config.split)
-    if not scenes:
-        raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
-    seen, pictures = running.readable(scenes)
+    seen, pictures = running.readable(data.splits[config.split])
     task = load_task(config, facts)
     dataset = LabelledPictures(seen, data, pictures)
     scores = SegmentJob().score(task, dataset, folder)
@@ -173,7 +182,7 @@ def predict(config: SegmentPredictConfig) -> Result:
         for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
             mask, picture = (folder / f"{names[place]}{kind}" for kind in (".png", ".jpg"))
             save_picture(Image.fromarray(labels[found]), mask)
-            save_picture(draw_classes(pixels, found), picture)
+            save_picture(with_legend(draw_classes(pixels, found), np.unique(found), facts["classes"]), picture)
             shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
             most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
             rows.append([str(path), ", ".join(most)])
@@ -182,7 +191,7 @@ def predict(config: SegmentPredictConfig) -> Result:
             predictions.append({**files, "shares": held})
     seconds = round(time.monotonic() - began, 2)
     data = {"out": str(folder), "images": len(rows), "classes": facts["classes"], "seconds": seconds}
-    data |= {"predictions": predictions, "unreadable": given.unreadable}
+    data |= {"colours": colours_of(facts["classes"]), "predictions": predictions, "unreadable": given.unreadable}
     return Result(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
 
 
@@ -215,12 +224,20 @@ def _pictures(
             picture = dataset.pictures.read(place)
             found = task.predict([picture], task.test)[0].cpu().numpy()
             pixels = picture.cpu().permute(1, 2, 0).numpy()
-            parts = [Image.fromarray(pixels), draw_classes(pixels, dataset.labels(place).numpy())]
+            truth = dataset.labels(place).numpy()
+            panels = side_by_side([draw_classes(pixels, part, enlarge=_PANEL) for part in (None, truth, found)])
             name = f"pictures/{kind}_{number}.jpg"
-            save_picture(side_by_side([*parts, draw_classes(pixels, found)]), folder / name)
-            caption = f"{dataset.scenes[place].path.name}: {100 * right:.0f} % right"
-            shown[kind].append({"image": name, "caption": caption})
+            present = np.union1d(np.unique(truth), np.unique(found))
+            save_picture(with_legend(panels, present, dataset.data.classes), folder / name)
+            shown[kind].append(
+                {"image": name, "caption": f"{dataset.scenes[place].path.name}: {_percent(right)} right"}
+            )
     return shown
+
+
+def _percent(share: float) -> str:
+    """``99.9 %`` for all that is not quite whole."""
+    return f"{100 if share == 1 else min(99.9, round(100 * share, 1)):.1f} %"
 
 
 def _table(summary: dict[str, Any]) -> Table:
