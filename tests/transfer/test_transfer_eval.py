@@ -32,6 +32,18 @@ def test_eval_gives_the_scores_of_training(
     assert found["scored_images"] == 8 and found["box_ap_large"] is None and found["box_ap_small"] is not None
 
 
+def test_sizes_without_objects_have_a_dash_in_the_table(
+    detector: Path, shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["detect", "eval", str(detector), str(shapes), "--device", "cpu", "--quiet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(line for line in lines if "medium" in line)
+    assert heads.split() == ["objects", "small", "medium", "large"]
+    for kind in ("box", "mask"):
+        row = next(line.split() for line in lines if line.startswith(f"{kind} AP"))
+        assert row[2] != "-" and row[3:] == ["-", "-"]  # all objects are small
+
+
 def test_multi_scale_eval_says_both(segmenter: Path, scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--multi-scale", "--test.scales", "0.75", "1", "--json", "--quiet", "--device", "cpu"]
     assert main(["segment", "eval", str(segmenter), str(scenes), *words]) == 0

@@ -32,7 +32,7 @@ from frugalvit.transfer.scores import Confusion
 from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask
 from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
-from frugalvit.transfer.using import lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.transfer.using import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -148,7 +148,7 @@ def evaluate(config: SegmentEvalConfig) -> Result:
             "the same labels must count in both (see --ignore-index)."
         )
     seen, pictures = running.readable(data.splits[config.split])
-    task = load_task(config, facts)
+    task = load_task(config.model, facts, config.device, config.batch, config.test)
     dataset = LabelledPictures(seen, data, pictures)
     scores = SegmentJob().score(task, dataset, folder)
     seconds = round(time.monotonic() - began, 2)
@@ -170,37 +170,40 @@ def predict(config: SegmentPredictConfig) -> Result:
     given = Given(config.images)
     names = unique_names(given.paths)
     make_folder(folder)
-    task = load_task(config, facts)
+    task = load_task(config.model, facts, config.device, config.batch, config.test)
     labels = np.array(facts["labels"], np.uint8)
     rows: list[list[Any]] = []
     predictions: list[dict[str, Any]] = []
     parts = given.batches(config.batch, "segmenting")
     # A batch is one block of pixels: neighbours of one size are looked at together.
     groups = (list(same) for part in parts for _, same in itertools.groupby(part, key=lambda one: one.pixels.shape))
-    for group in groups:
-        predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
-        for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
-            mask, picture = (folder / f"{names[place]}{kind}" for kind in (".png", ".jpg"))
-            save_picture(Image.fromarray(labels[found]), mask)
-            save_picture(with_legend(draw_classes(pixels, found), np.unique(found), facts["classes"]), picture)
-            shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
-            most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
-            rows.append([str(path), ", ".join(most)])
-            held = {facts["classes"][k]: round(float(shares[k]), 4) for k in np.flatnonzero(shares)}
-            files = {"image": str(path), "mask": str(mask), "picture": str(picture)}
-            predictions.append({**files, "shares": held})
+    with kept_when_stopped(folder, rows, len(given.paths)):
+        for group in groups:
+            predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
+            for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
+                mask, picture = (folder / f"{names[place]}{kind}" for kind in (".png", ".jpg"))
+                save_picture(Image.fromarray(labels[found]), mask)
+                save_picture(with_legend(draw_classes(pixels, found), np.unique(found), facts["classes"]), picture)
+                shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
+                most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
+                rows.append([str(path), ", ".join(most)])
+                held = {facts["classes"][k]: round(float(shares[k]), 4) for k in np.flatnonzero(shares)}
+                files = {"image": str(path), "mask": str(mask), "picture": str(picture)}
+                predictions.append({**files, "shares": held})
     seconds = round(time.monotonic() - began, 2)
     data = {"out": str(folder), "images": len(rows), "classes": facts["classes"], "seconds": seconds}
     data |= {"colours": colours_of(facts["classes"]), "predictions": predictions, "unreadable": given.unreadable}
     return Result(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
 
 
-def load_task(config: SegmentEvalConfig | SegmentPredictConfig, facts: dict[str, Any]) -> SegmentTask:
+def load_task(
+    where: str, facts: dict[str, Any], device: str, batch: int, test: TestConfig | None = None
+) -> SegmentTask:
     """A trained segmenter, ready to look at pictures."""
     net = Segmenter(Pyramid(rebuild_backbone(facts)), SegmenterSpec(**facts["spec"]))
-    task = SegmentTask(net, facts["side"], test=config.test)
-    fill(task, config.model)
-    task.fabric, task.eval_batch = lone_fabric(config.device), config.batch
+    task = SegmentTask(net, facts["side"], test=test)
+    fill(task, where)
+    task.fabric, task.eval_batch = lone_fabric(device), batch
     return task.to(task.fabric.device).eval()
 
 
