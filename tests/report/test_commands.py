@@ -143,6 +143,36 @@ def test_mistakes_are_one_line(here, capsys, model):
 
 
 @pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (["correspond", "a.png"], {"figure": "correspond_a.png"}),
+        (["correspond", "a.png", "--data", "photos"], {"figure": "correspond_a.png", "chart": "correspond_scores.png"}),
+        (["correspond", "--data", "photos"], {"chart": "correspond_scores.png"}),
+        (["attend", "a.png"], {"figure": "attend_a.png"}),
+        (["explore", "a.png"], {"page": "explore_a.html"}),
+    ],
+    ids=lambda part: part[0] if isinstance(part, list) else "",
+)
+def test_a_folder_gets_a_new_file(here, capsys, model, words, written):
+    (here / "figures").mkdir()
+    (here / "photos").mkdir()
+    write_picture(here / "a.png", 1)
+    write_picture(here / "photos" / "b.png", 2)
+    lens, *rest = words
+    result = run(capsys, "look", lens, model, *rest, "-o", "figures")
+    assert {key: result[key] for key in written} == {key: f"figures/{name}" for key, name in written.items()}
+    assert sorted(path.name for path in (here / "figures").iterdir()) == sorted(written.values())
+    assert not list(here.glob("figures*.*"))
+
+
+def test_only_what_has_formats_speaks_of_them(here, capsys, model):
+    write_picture(here / "a.png", 1)
+    assert "p.png does not end with .html; choose another name." in complaint(
+        capsys, "look", "explore", model, "a.png", "-o", "p.png"
+    )
+
+
+@pytest.mark.parametrize(
     ("words", "flag"),
     [
         (["a.png", "--limit", 5], "--limit"),

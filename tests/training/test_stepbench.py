@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +135,18 @@ def test_the_cost_of_drloc_is_taken_in_turns(monkeypatch: pytest.MonkeyPatch) ->
     cost = stepbench._cost_of_drloc(stepper, lambda _: None, 30, torch.device("cpu"))
     assert cost == pytest.approx(0.5, abs=0.04)
     assert asked == [True, False] * 4 and stepper.task.localization == "head"
+
+
+def test_a_profile_without_a_gpu_is_no_error(tmp_path: Path) -> None:
+    """In a process of its own: the profiler's library reads how much it may say once."""
+    code = (
+        "import torch; from pathlib import Path; from frugalvit.training.stepbench import _profile\n"
+        "_profile(lambda _: torch.ones(9) + 1, torch.device('cpu'), Path('profile.txt'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("oneDNN")]
+    assert said == ["where the time goes: profile.txt"]
+    assert "aten::add" in (tmp_path / "profile.txt").read_text()
 
 
 def test_the_usual_input_reads_files(tmp_path: Path) -> None:

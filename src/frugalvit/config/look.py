@@ -15,7 +15,7 @@ class _LookConfig(Config):
     backbone: str | None = option(None, "what a bare checkpoint belongs to")
     img_size: Side | None = option(None, "look at this many pixels a side instead of the model's own")
     device: Device = option("auto", "where to compute")
-    out: str | None = option(None, "file to write (default: a new name in this folder)", short="-o")
+    out: str | None = option(None, "file to write, or a folder for it (default: a new name in this folder)", short="-o")
 
 
 class CorrespondConfig(_LookConfig):

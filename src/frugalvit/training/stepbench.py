@@ -8,6 +8,7 @@ softmax; once with our input, once with the usual one, a DataLoader with torchvi
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -309,6 +310,8 @@ def _profile(step: Callable[[int], None], device: torch.device, path: Path) -> N
     from torch.profiler import ProfilerActivity, profile
 
     cuda = device.type == "cuda"
+    if not cuda:  # else the profiler reports as an error that there is no GPU
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as seen:
         for number in range(3):
             step(number)
