@@ -99,6 +99,25 @@ def test_attend_ranks_the_heads(here, capsys, model):
     assert run(capsys, "look", "attend", model, "photo.png", "--query", "2,2", "--fit", "whole")["query"] == [0, 0]
 
 
+@pytest.mark.parametrize(("network", "token"), [("swin_nano", False), ("vit_tiny_patch16_224", True)])
+def test_attention_to_a_class_token_is_told_where_there_is_one(here, capsys, network, token):
+    write_picture(here / "photo.png", 1, 64, 64)
+    words = ["look", "attend", network, "photo.png", "--img-size", 32]
+    assert all(("on_class_token" in head) is token for head in run(capsys, *words)["heads"])
+    assert cli.main([*map(str, words), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert ("on class token" in out) is token and "bits: all regions alike" in out
+
+
+def test_regions_count_from_one_for_people_and_that_is_said(here, capsys, model):
+    write_picture(here / "photo.png", 1)
+    first = run(capsys, "look", "correspond", model, "photo.png")["matches"][0]["pairs"][0]
+    assert cli.main(["look", "correspond", model, "photo.png", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert f" {first['first'][0] + 1},{first['first'][1] + 1} " in out
+    assert "count from 1 here, from 0 in --json" in out
+
+
 def test_explore_writes_one_page(here, capsys, model):
     write_picture(here / "a.png", 1)
     write_picture(here / "b.png", 2)

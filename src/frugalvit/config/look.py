@@ -19,7 +19,10 @@ class _LookConfig(Config):
 
 
 class CorrespondConfig(_LookConfig):
-    """Which regions of two views match (EsViT, Fig. 6), and how often they match right (Fig. 8)."""
+    """Which regions of two views match (EsViT, Fig. 6), and how often they match right (Fig. 8).
+
+    Tables count rows and columns of regions from 1, as people do; --json counts them from 0, as arrays do.
+    """
 
     images: list[str] = option(
         default_factory=list, help="one image (its second view is mirrored and grey) or two", positional=True

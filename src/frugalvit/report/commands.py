@@ -78,7 +78,7 @@ def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[
             [p.rank, *(f"{r + 1},{c + 1}" for r, c in (p.first, p.second)), p.similarity] for p in row.seen.pairs
         ]
         result.tables.append(Table(["rank", "row,column", "matches", "similarity"], lines, row.title))
-    result.notes.append(f"figure  {path}")
+    result.notes += ["rows and columns of regions count from 1 here, from 0 in --json", f"figure  {path}"]
 
 
 def _score_matches(config: CorrespondConfig, models: list[Model], examples: Examples, result: Result) -> None:
@@ -119,14 +119,16 @@ def attend(config: AttendConfig) -> Result:
             "head": head,
             "entropy": view.entropy[head].item(),
             "regions": int(view.masks[head].sum()),
-            "on_class_token": view.elsewhere[head].item(),
         }
+        | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
         for head in view.order
     ]
     data = {"figure": str(path), "model": model.name, "grid": grid, "query": query, "heads": heads}
     rows: list[list[object]] = [list(head.values()) for head in heads]
-    columns = ["head", "entropy (bits)", f"regions that hold {100 * config.mass:.0f} %", "on class token"]
-    return Result(data, [Table(columns, rows, "Heads of the last block, most focused first")], [f"figure  {path}"])
+    columns = ["head", "entropy (bits)", f"regions that hold {100 * config.mass:.0f} %"]
+    columns += ["on class token"] if view.extra else []
+    title = f"Heads of the last block, most focused first; {plots.most_bits(view):.3g} bits: all regions alike"
+    return Result(data, [Table(columns, rows, title)], [f"figure  {path}"])
 
 
 def explore(config: ExploreConfig) -> Result:
