@@ -71,7 +71,7 @@ def test_a_head_that_looks_everywhere_alike_is_seen_to():
     figure = plots.attention_figure(torch.rand(3, 32, 32), view, "title", 0.6)
     maps = [axis.images[-1] for axis in figure.subfigs[2].axes if len(axis.images) == 2]
     assert len(maps) == 2 and {(image.norm.vmin, image.norm.vmax) for image in maps} == {(0, 1)}
-    assert any("share of a head's attention" in axis.get_xlabel() for axis in figure.subfigs[2].axes)
+    assert any("share of a head's attention" in axis.get_xlabel() for axis in figure.subfigs[3].axes)
     bars = figure.subfigs[0].axes[1]
     assert [list(line.get_ydata()) for line in bars.get_lines()] == [[4, 4]]
 

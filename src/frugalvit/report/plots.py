@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_BAR = 0.55
+_BAR = 0.5
 """Inches of the scale of colours below the maps."""
 
 _OPEN: Any = {"linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 1.8}
@@ -121,9 +121,9 @@ def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float
         rows = lines * (6.4 / columns * aspect + 0.16)
         figure = Figure(figsize=(6.8, 1.7 + 2 * rows + _BAR), layout="constrained")
         figure.suptitle(title, fontsize=8, x=0.01, ha="left")
-        heights = [1.5, rows, rows + _BAR]
+        heights = [1.5, rows, rows, _BAR]
         scale = PowerNorm(0.5, 0, view.maps.max().item())
-        top, masks, maps = np.ravel(np.array(figure.subfigures(3, 1, height_ratios=heights)))
+        top, masks, maps, bottom = np.ravel(np.array(figure.subfigures(4, 1, height_ratios=heights)))
         _entropy_bars(top, image, view)
         for kind, part in (("mask", masks), ("map", maps)):
             part.supylabel(f"{100 * mass:.0f} % mass" if kind == "mask" else "attention", fontsize=7)
@@ -135,12 +135,9 @@ def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float
                 _overlay(axis, view, head, kind, image, scale)
                 axis.set_title(f"head {head}", fontsize=6, pad=2)
                 _mark_query(axis, view, image)
-            if kind == "map":
-                bar = part.colorbar(
-                    ScalarMappable(scale, "viridis"), ax=axes, location="bottom", fraction=0.05, aspect=60, pad=0.02
-                )
-                bar.set_label("share of a head's attention that a region gets", fontsize=6)
-                bar.ax.tick_params(labelsize=6)
+        bar = bottom.colorbar(ScalarMappable(scale, "viridis"), cax=bottom.subplots(), orientation="horizontal")
+        bar.set_label("share of a head's attention that a region gets", fontsize=6)
+        bar.ax.tick_params(labelsize=6)
         return figure
 
 
