@@ -71,6 +71,7 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
     [
         ({"val"}, {"scored_on": "test", "best_step": 3}, ("on val while training", "on test, best weights")),
         ({"test"}, {"scored_on": "test", "best_step": None}, ("on test while training", "on test, last weights")),
+        ({"val"}, {"scored_on": "test"}, ("on val while training", "on test")),
         (set(), {"scored_on": "test", "best_step": 3}, ("", "final")),
         ({"val"}, {}, ("", "final")),
     ],

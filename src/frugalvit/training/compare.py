@@ -243,10 +243,17 @@ def _labels(metric: str, splits: set[str], summaries: list[dict[str, Any]]) -> t
     scored = {str(summary["scored_on"]) for summary in summaries if summary.get("scored_on")}
     if not splits or not scored:  # a fact of the run, no score on images
         return metric, f"final {metric}"
-    chosen = {summary.get("best_step") is not None for summary in summaries}
-    weights = "best and last" if len(chosen) > 1 else "best" if True in chosen else "last"
+    kinds = {_weights_of(summary) for summary in summaries}
+    weights = f", {kinds.pop()} weights" if len(kinds) == 1 and None not in kinds else ""
     watched, final = ("/".join(sorted(places)) for places in (splits, scored))
-    return f"{metric} on {watched} while training", f"{metric} on {final}, {weights} weights"
+    return f"{metric} on {watched} while training", f"{metric} on {final}{weights}"
+
+
+def _weights_of(summary: dict[str, Any]) -> str | None:
+    """Which weights a run handed out; runs of earlier versions do not say."""
+    if "best_step" not in summary:
+        return None
+    return "last" if summary["best_step"] is None else "best"
 
 
 def _every_run(metric: str, scores: Scores) -> str:
