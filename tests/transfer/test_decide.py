@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from frugalvit.config.transfer import DetectConfig, SegmentConfig, TransferConfig
@@ -60,6 +62,25 @@ def test_segmentation(images: int, side: int, size: int, epochs: int) -> None:
     decide_segmenter(config, 768, decisions)
     assert (config.img_size, config.batch, config.epochs, config.lr) == (size, 16, epochs, 6e-5)
     assert (config.drop_path, config.decoder.channels) == (0.2, 512)
+
+
+@pytest.mark.parametrize(("kind", "published"), [(DetectConfig, 1e-4), (SegmentConfig, 6e-5)])
+@pytest.mark.parametrize(
+    ("parameters", "start", "factor"),
+    [
+        (900_000, {}, 10),
+        (900_000, {"init": "runs/features"}, 1),
+        (900_000, {"pretrained": True}, 1),
+        (28_000_000, {}, 1),
+    ],
+)
+def test_small_networks_that_begin_at_random_learn_faster(
+    kind: type[TransferConfig], published: float, parameters: int, start: dict[str, Any], factor: int
+) -> None:
+    config, decisions = kind.parse({"data": "x", "batch": 16, "steps": 1, **start}), Decisions()
+    decide_length(config, Facts(100, 2, 64, "cuda", parameters=parameters), decisions)
+    assert config.lr == pytest.approx(factor * published)
+    assert ("begins at random" in decisions[-1].reason) == (factor > 1)
 
 
 def test_given_values_stay() -> None:

@@ -168,6 +168,26 @@ def test_init_takes_the_backbone_of_a_run(segmenter: Path, shapes: Path, tmp_pat
         assert torch.allclose(ours, best[name], atol=1e-6), name
 
 
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_the_rate_knows_the_network_and_its_start(
+    kind: str, shapes: Path, scenes: Path, segmenter: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run's own decisions, up to the first step."""
+    command: Any = detect_commands if kind == "detect" else segment_commands
+    make, data = (detect_config, shapes) if kind == "detect" else (segment_config, scenes)
+    found: list[float] = []
+
+    def stop(config: Any, *_: object) -> None:
+        found.append(config.lr)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "make_plan", stop)
+    for name, start in (("random", {}), ("begun", {"init": str(segmenter)})):
+        with pytest.raises(KeyboardInterrupt):
+            command.train(make(data, tmp_path / name, lr="auto", **start))
+    assert found[0] == pytest.approx(10 * found[1], rel=0.05)
+
+
 def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
     data = make_coco(tmp_path / "boxes", train=3, val=2, side=40)
     for split in ("train", "val"):

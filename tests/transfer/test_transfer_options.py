@@ -35,7 +35,7 @@ def test_what_these_tasks_do_not_use_is_refused_and_not_offered(model: type[Tran
     for name, value in UNUSED.items():
         given: dict[str, Any] = {"data": "x"}
         set_dotted(given, name, value)
-        with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} is not for {model.recipe_task()}, leave it"):
+        with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} is not for {model.recipe_task()}; leave it"):
             model.parse(given)
         assert actions[name].help == SUPPRESS
     assert actions["cache.where"].metavar == "auto|device|ram|off"

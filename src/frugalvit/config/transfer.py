@@ -55,12 +55,12 @@ class TransferConfig(RunConfig):
     """What detection and segmentation share beside every run's options."""
 
     unused: ClassVar[dict[str, str]] = {
-        "root": "give the folder itself",
-        "classes": "the data name them",
-        "auto_batch": "lower --batch, or raise --accumulate",
-        "stream": "its images are files",
-        "cache.size": "it keeps whole pictures",
-        "cache.folder": "it keeps pictures in memory",
+        "root": "Give the folder itself",
+        "classes": "The data name them",
+        "auto_batch": "Lower --batch, or raise --accumulate",
+        "stream": "Its images are files",
+        "cache.size": "Whole pictures are kept",
+        "cache.folder": "Pictures are kept in memory",
     }
     """Every run's options that these do not use, and why: not in --help, and refused rather than ignored."""
 
@@ -79,7 +79,7 @@ class TransferConfig(RunConfig):
         for name, reason in self.unused.items():
             if operator.attrgetter(name)(self) not in (None, False, "", "auto"):
                 flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} is not for {self.recipe_task()}, leave it out: {reason}")
+                raise ValueError(f"--{flag} is not for {self.recipe_task()}; leave it out. {reason}")
         return self
 
     @classmethod

@@ -73,7 +73,7 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     decide_drop_path(config, decisions)
     torch.manual_seed(config.seed)  # the initial weights follow from it too
     backbone = make_backbone(config, facts, decisions)
-    decide_length(config, facts, decisions)
+    decide_length(config, facts.knowing(backbone), decisions)
     job.decide(config, data, backbone, decisions)
     if fabric.is_global_zero:
         for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:

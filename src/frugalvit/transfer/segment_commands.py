@@ -142,6 +142,8 @@ def evaluate(config: SegmentEvalConfig) -> Result:
         model=config.model,
         max_bad=1.0,
     )
+    for note in data.notes:
+        console.say(note)
     if np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
         raise UserError(
             f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
