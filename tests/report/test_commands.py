@@ -95,6 +95,9 @@ def test_attend_ranks_the_heads(here, capsys, model):
     assert entropies == sorted(entropies) and len(entropies) == 4
     assert (here / "attend_photo.png").is_file()
     assert "cropped away" in complaint(capsys, "look", "attend", model, "photo.png", "--query", "2,2")
+    for query in ("-1,0", "0,300"):
+        told = complaint(capsys, "look", "attend", model, "photo.png", "--query", query)
+        assert f"--query {query} lies outside the picture of 500x300 pixels" in told
     assert "no class token" in complaint(capsys, "look", "attend", model, "photo.png", "--query", "class")
     assert run(capsys, "look", "attend", model, "photo.png", "--query", "2,2", "--fit", "whole")["query"] == [0, 0]
 
