@@ -78,7 +78,7 @@ def _with_place(message: str, flags: list[str], file: str | None, written: dict[
     found = re.match(r"(?:There is no option ')?([\w.]+)", message)
     name = found[1] if found else ""
     if name in flags:
-        return f"--{message}"
+        return f"--{_dashes(name)}{message.removeprefix(name)}"
     in_file = any(known == name or known.startswith(f"{name}.") for known in flatten(written))
     return f"{file}: {message}" if in_file else message
 
