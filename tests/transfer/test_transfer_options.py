@@ -66,7 +66,7 @@ def test_scales_without_multi_scale_are_not_ignored(
         (["detect", "train", "nowhere"], "no folder or JSON file nowhere"),
         (["segment", "train", "nowhere"], "no folder nowhere"),
         (["detect", "train", "x", "--head", "ssd"], "head = 'ssd'"),
-        (["segment", "train", "x", "--ignore-index", "300"], "ignore_index"),
+        (["segment", "train", "x", "--ignore-index", "300"], "--ignore-index"),
         (["detect", "train", "x", "--classes", "names.txt"], "--classes is not for detect"),
         (["detect", "predict", "nowhere", "x.png"], "no run at nowhere"),
         (["segment", "eval", "nowhere", "x"], "no run at nowhere"),
