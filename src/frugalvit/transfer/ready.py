@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from faster_coco_eval.core import mask as run_length
-from PIL import Image
 from torch import Tensor
 
-from frugalvit.data.decode import decode
+from frugalvit.data.decode import as_pixels
 from frugalvit.transfer import detect_commands, segment_commands
 from frugalvit.transfer.trained import read_facts
 
@@ -39,7 +38,7 @@ class ReadyDetector:
     def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Found]]:
         """The objects of each picture that score at least ``threshold``, the surest first.
 
-        pictures: a path, a PIL image, a uint8 array (H, W, 3), or a list of them
+        pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
         """
         self._task.net.see_down_to(threshold)
         found = (self._task.detect([pixels])[0] for pixels in _tensors(pictures))
@@ -82,8 +81,5 @@ def load_segmenter(where: str | Path, device: str = "auto") -> ReadySegmenter:
 def _tensors(pictures: Any) -> Iterator[Tensor]:
     """Pictures as uint8 (3, H, W)."""
     for picture in pictures if isinstance(pictures, list | tuple) else [pictures]:
-        if isinstance(picture, str | Path):
-            pixels = decode(picture)
-        else:
-            pixels = np.array(picture.convert("RGB") if isinstance(picture, Image.Image) else picture)
-        yield torch.from_numpy(pixels).permute(2, 0, 1)
+        pixels = torch.from_numpy(as_pixels(picture)).permute(2, 0, 1)
+        yield pixels.expand(3, -1, -1)
