@@ -287,7 +287,7 @@ def test_a_page_of_an_earlier_version_is_made_anew_in_its_own_folder_only(here, 
         (here / name).write_text(f"<head>{page.GENERATOR}</head>")
     run(capsys, "report", "one")
     assert page.mark_of((here / "one" / "report.html").read_text()) is not None
-    assert "exists already" in complaint(capsys, "report", "one", "-o", "page.html")
+    assert "of which runs it is: an earlier version" in complaint(capsys, "report", "one", "-o", "page.html")
 
 
 def test_report_of_a_real_run_in_a_browser(here, capsys, browser):

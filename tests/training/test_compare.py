@@ -85,13 +85,37 @@ def test_the_chart_says_which_images_and_weights(
 
 def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
     usual = tmp_path / "compare_photos"
-    assert module._folder_for(["a", "b"], None, usual) == usual
-    usual.mkdir()
+
+    def place(*settings: str, lr: float = 0.1) -> Path:
+        def plan(folder: Path) -> Any:
+            asked = {"data": "photos", "lr": lr}
+            return {name: [TrainConfig.parse(asked | {"out": str(folder / name / "seed_0")})] for name in settings}
+
+        return module._free_place(usual, plan)[0]
+
+    def begin(folder: Path, name: str, lr: float = 0.1) -> None:
+        run = folder / name / "seed_0"
+        run.mkdir(parents=True)
+        asked = TrainConfig.parse({"data": "photos", "lr": lr})
+        (run / "asked.json").write_text(asked.model_dump_json(exclude=module.NO_MATTER))
+
+    assert place("a", "b") == usual
+    begin(usual, "a")
+    assert place("a", "b") == usual  # begun, and gone on with
+    assert place("c", "d") == place("a", "b", lr=0.2) == tmp_path / "compare_photos_2"
+    begin(usual, "b")
     (usual / "comparison.json").write_text('{"settings": {"a": {}, "b": {}}}')
-    assert module._folder_for(["a", "b", "c"], None, usual) == usual  # with one more, nothing is lost
-    assert module._folder_for(["a", "c"], None, usual) == tmp_path / "compare_photos_2"
+    assert place("a", "b", "c") == usual  # with one more, nothing is lost
+    assert place("a", "c") == tmp_path / "compare_photos_2"
+    assert module._others(usual, ["a", "c"]) == ["b"]
+
+
+def test_a_comparison_asked_for_by_name_is_not_written_over_either(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "comparison.json").write_text('{"settings": {"b": {}}}')
     with pytest.raises(UserError, match="holds a comparison with b: name these too, or another --out"):
-        module._folder_for(["a", "c"], str(usual), usual)
+        compare(config(photos, tmp_path / "c"))
+    assert compare(config(photos, tmp_path / "c", redraw=True, seeds=1)).data["settings"].keys() == {"with", "without"}
 
 
 def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None:

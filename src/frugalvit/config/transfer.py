@@ -12,6 +12,7 @@ from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.kinds import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
 from frugalvit.config.run import RunConfig
+from frugalvit.errors import UserError
 
 
 class TransferOptimizerConfig(Config):
@@ -143,15 +144,13 @@ class TestConfig(Config):
     flip: bool = option(True, "and each mirrored (with multi-scale)")
     window: Whole | Auto = option("auto", "side of a sliding window; auto: img-size with multi-scale; 0: whole images")
 
-    @pydantic.model_validator(mode="after")
-    def _several_looks(self) -> Self:
-        """What is said of several scales would do nothing where images are looked at once."""
+    def check_typed(self) -> None:
+        """What is asked of several scales would do nothing where images are looked at once; not for stored values."""
         usual = type(self).model_fields["scales"].default
         changed = {"--test.scales": self.scales != list(usual), "--no-test.flip": not self.flip}
         named = [flag for flag, given in changed.items() if given]
         if named and not self.multi_scale:
-            raise ValueError(f"{' and '.join(named)} alone would do nothing; add --multi-scale")
-        return self
+            raise UserError(f"{' and '.join(named)} alone would do nothing; add --multi-scale.")
 
 
 class SegmentConfig(TransferConfig):

@@ -179,7 +179,11 @@ def _may_replace(out: Path, runs: list[Path]) -> None:
     if page.GENERATOR not in head:
         raise UserError(f"{out} exists already and is not a report of frugalvit; choose another --out.")
     found = page.mark_of(head)
-    if found != page.mark(runs, out) and not (own and found is None):  # pages of earlier versions have no mark
+    if found is None and not own:
+        raise UserError(
+            f"{out} does not say of which runs it is: an earlier version's. Remove it or choose another --out."
+        )
+    if found is not None and found != page.mark(runs, out):
         raise UserError(f"{out} exists already and is not a report of these runs; choose another --out.")
 
 

@@ -142,8 +142,8 @@ def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float
 
 
 def most_bits(view: AttentionView) -> float:
-    """The entropy of a head that looks at all regions alike."""
-    return math.log2(view.maps[0].numel())
+    """The entropy of a head that looks alike at all regions it can see, which are those of a window in a Swin."""
+    return math.log2(max(2, int((view.maps > 0).any(0).sum())))
 
 
 def _entropy_bars(figure: Any, image: Tensor, view: AttentionView) -> None:

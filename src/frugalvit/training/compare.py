@@ -24,6 +24,7 @@ from frugalvit.training.tracking import TensorBoard, make_trackers
 
 Scores = dict[str, list[dict[str, Any]]]
 Train = Callable[[Any], Result]
+Plans = dict[str, list[RunConfig]]
 
 _ASKED = "asked.json"
 NO_MATTER = {"out", "resume", "report", "device", "workers", "track", "peer_timeout"}
@@ -64,14 +65,20 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
             f"{', '.join(known)}."
         )
     settings = config.named_settings()
+
+    def plan(folder: Path) -> Plans:
+        seeds = range(config.seed, config.seed + config.seeds)
+        return {
+            name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
+            for name, values in settings.items()
+        }
+
     usual = Path("runs") / "_".join([*command.split(), Path(config.data).name])
-    folder = make_folder(_folder_for(settings, config.out, usual))
-    seeds = range(config.seed, config.seed + config.seeds)
     # All are read before the first is run: a mistake in the last setting should not be found at night.
-    plans = {
-        name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
-        for name, values in settings.items()
-    }
+    folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _free_place(usual, plan)
+    if not config.redraw and (others := _others(folder, settings)):
+        raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
+    make_folder(folder)
     scores: Scores = {name: [] for name in settings}
     for k in range(config.seeds):
         for name in settings:
@@ -82,17 +89,22 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     return write_comparison(folder, scores, config.metric, config.track)
 
 
-def _folder_for(settings: Iterable[str], out: str | None, usual: Path) -> Path:
-    """The folder asked for, or the usual one; never one whose comparison tells of settings that are not wanted now."""
+def _free_place(usual: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans]:
+    """The usual folder, or the next with a number: one that holds this very comparison, or none."""
     for number in range(1, 10_000):
-        folder = Path(out) if out else usual if number == 1 else usual.with_name(f"{usual.name}_{number}")
-        written = read_json(folder / "comparison.json", dict) or {}
-        others = [name for name in written.get("settings", {}) if name not in settings]
-        if not others:
-            return folder
-        if out:
-            raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
+        folder = usual if number == 1 else usual.with_name(f"{usual.name}_{number}")
+        plans = plan(folder)
+        asked = (asked_otherwise(Path(str(run.out)), run) for runs in plans.values() for run in runs)
+        if not _others(folder, plans) and not any(asked):
+            return folder, plans
     raise UserError(f"There are too many comparisons {usual}_…: choose a folder with --out.")
+
+
+def _others(folder: Path, settings: Iterable[str]) -> list[str]:
+    """The settings of a comparison in a folder, finished or begun, that are not among these."""
+    told = (read_json(folder / "comparison.json", dict) or {}).get("settings", {})
+    begun = (path.parent.parent.name for path in sorted(folder.glob(f"*/seed_*/{_ASKED}")))
+    return [name for name in dict.fromkeys([*told, *begun]) if name not in settings]
 
 
 def run_once(config: RunConfig, train: Train) -> dict[str, Any]:

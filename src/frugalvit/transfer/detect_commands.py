@@ -33,6 +33,7 @@ from frugalvit.transfer.pictures import draw_objects, save_picture, side_by_side
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
 from frugalvit.transfer.using import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.words import counted
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -306,7 +307,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
     """The scores, and those by the size of the objects, with a dash where there is none of a size."""
     names = ["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75", "seconds"]
     names = [name for name in names if name in summary]
-    title = f"{summary['scored_on']}: {summary['scored_images']:,} images"
+    title = f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}"
     whole = Table(names, [[summary[name] for name in names]], title)
     sizes = ("small", "medium", "large")
     rows = [

@@ -33,6 +33,7 @@ from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTa
 from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
 from frugalvit.transfer.using import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.words import counted
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -42,6 +43,8 @@ _PANEL = 320
 
 def train(config: SegmentConfig) -> Result:
     """Train a segmenter; the run folder holds everything afterwards."""
+    if not config.resume:
+        config.test.check_typed()
     return running.train(config, SegmentJob())
 
 
@@ -129,6 +132,7 @@ class SegmentJob:
 
 def evaluate(config: SegmentEvalConfig) -> Result:
     """mIoU of a trained segmenter."""
+    config.test.check_typed()
     began = time.monotonic()
     folder = out_folder(config.out)
     facts = read_facts(config.model, "segment")
@@ -166,6 +170,7 @@ def evaluate(config: SegmentEvalConfig) -> Result:
 
 def predict(config: SegmentPredictConfig) -> Result:
     """The label of every pixel as a PNG with the dataset's own labels, and a picture of it over the image."""
+    config.test.check_typed()
     began = time.monotonic()
     folder = not_filled(Path(config.out))
     facts = read_facts(config.model, "segment")
@@ -248,5 +253,5 @@ def _percent(share: float) -> str:
 def _table(summary: dict[str, Any]) -> Table:
     names = ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "seconds"]
     names = [name for name in names if name in summary]
-    title = f"{summary['scored_on']}: {summary['scored_images']:,} images"
+    title = f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}"
     return Table(names, [[summary[name] for name in names]], title)
