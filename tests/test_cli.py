@@ -58,7 +58,13 @@ def test_every_verb_has_help_and_a_function(verb: cli.Verb, capsys: pytest.Captu
         (["list", "modles"], "Did you mean 'models'"),
         (["train", "x", "--epoch", "3"], "Did you mean '--epochs'"),
         (["train", "x", "--localization.wieght", "3"], "--localization.weight"),
-        (["train", "x", "--batch", "many"], "batch = 'many'"),
+        (["train", "x", "--batch", "many"], "--batch = 'many'"),
+        (["look", "attend", "x", "a.png", "--mass", "2"], "--mass = '2': it must be less than 1"),
+        (["train", "x", "--augment.scale", "-1,0"], "--augment.scale = '-1': it must be"),
+        (["completion", "tcsh"], "frugalvit: shell = 'tcsh'"),
+        (["list", "models", "zzz"], "No network is called zzz."),
+        (["list", "datasets", "zzz"], "No dataset is called zzz."),
+        (["list", "recipes", "scrtch"], "No recipe is called scrtch. Did you mean 'scratch'?"),
         (["train", "x", "--localization.weight", "-1"], "cannot be negative"),
         (["train", "x", "--recipe", "scrath"], "Did you mean 'scratch'"),
         (["train", "x", "--config", "absent.yaml"], "There is no configuration file absent.yaml"),
@@ -84,9 +90,32 @@ def test_yaml_and_flags_meet(tmp_path, capsys: pytest.CaptureFixture[str]) -> No
     )
     assert isinstance(config, TrainConfig)
     assert (config.epochs, config.batch, config.localization.pairs, config.img_size) == (7, 8, 32, (40, 56))
-    file.write_text("epohcs: 7\n")
-    status, _, err = run(capsys, "train", "photos", "--config", str(file))
-    assert status == 2 and "Did you mean 'epochs'" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epohcs: 7", "{file}: There is no option 'epohcs'. Did you mean 'epochs'?"),
+        ("localization: {wieght: 7}", "{file}: There is no option 'localization.wieght'."),
+        ("epochs: many", "{file}: epochs = 'many': it must be"),
+        ("localization: 3", "{file}: localization = 3: it must be"),
+        ("epochs: 7", "--batch = '0': it must be"),  # the flag's own mistake
+    ],
+)
+def test_a_mistake_in_a_file_names_it(text: str, message: str, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    batch = ["--batch", "0"] if message.startswith("--") else []
+    status, _, err = run(capsys, "train", "photos", "--config", str(file), *batch)
+    assert status == 2 and err.startswith(f"frugalvit: {message.format(file=file)}")
+
+
+def test_the_command_that_fetches_a_dataset_knows_where_they_lie(tmp_path: Path, capsys) -> None:
+    for root, told in (("here too", " --root 'here too'"), ("", "")):
+        words = ["--root", root] if root else []
+        _, out, _ = run(capsys, "list", "datasets", "cifar100", "--json", *words)
+        (found,) = json.loads(out)["datasets"]
+        assert f"'frugalvit data cifar100{told}'" in found["instruction"] or found["status"] == "present"
 
 
 def test_list_recipes_as_json(capsys: pytest.CaptureFixture[str]) -> None:

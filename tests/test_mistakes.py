@@ -63,7 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MISTAKES = [
     # numbers
-    ("train photos --img-size 5000000", "img_size = '5000000': it must be at most 8,192 pixels"),
+    ("train photos --img-size 5000000", "--img-size = '5000000': it must be at most 8,192 pixels"),
     ("train photos --img-size 33,abc", "it must be a whole number or 'auto'"),
     ("train photos --img-size 32,0", "it must be more than 0"),
     ("train photos --steps 1.5", "steps = '1.5': it must be a whole number."),
@@ -71,7 +71,7 @@ MISTAKES = [
     ("train photos --augment.scale 0.5", "augment.scale = ['0.5']: it must be 2 values, e.g. 0.08,1"),
     ("train photos --augment.scale 1,0.5", "the smaller of the two comes first"),
     ("train photos --augment.flip 3", "augment.flip = '3': it must be at most 1."),
-    ("train photos --drop-path 2", "drop_path = '2': it must be less than 1 or 'auto'"),
+    ("train photos --drop-path 2", "--drop-path = '2': it must be less than 1 or 'auto'"),
     ("train photos --ema 1", "ema = '1': it must be less than 1"),
     ("train photos --workers -1", "workers = '-1': it must be at least 0"),
     ("train photos --report perhaps", "one argument too many"),
@@ -90,7 +90,7 @@ MISTAKES = [
         "pretrain photos --crops.global-crops 1 --crops.local-crops 0",
         "frugalvit: one crop has no other to match; raise",
     ),
-    ("bench swin_nano --img-size 0", "img_size = '0': it must be at least 1"),
+    ("bench swin_nano --img-size 0", "--img-size = '0': it must be at least 1"),
     ("train photos --lr nan", "lr = 'nan': it must be a finite number or 'auto'"),
     ("train photos --localization.weight nan", "localization.weight = 'nan': it must be a finite number or 'auto'"),
     ("probe knn run photos --img-size 100000", "it must be at most 8,192 pixels"),

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from PIL import Image
 
 from frugalvit import arguments, cli, doctor
 from frugalvit.advise import Proposal, _first_look, advise
-from frugalvit.completion import completion, describe
+from frugalvit.completion import INSTALL, completion, describe
 from frugalvit.config.product import AdviseConfig, CompletionConfig, DoctorConfig
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +55,20 @@ def test_doctor_sees_packages_and_devices() -> None:
     assert data["devices"][0]["device"] == "cpu" and data["devices"][0]["memory_gib"] > 0
     assert {extra["name"] for extra in data["extras"]} == set(doctor.USEFUL)
     json.dumps(data)
+
+
+def test_doctor_says_which_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the processor what is free, of a GPU all there is."""
+    import torch
+
+    facts = SimpleNamespace(name="GPU", multi_processor_count=8, total_memory=40 * 2**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    rows = doctor.doctor(DoctorConfig(cache=False)).tables[1].rows
+    assert str(rows[0][3]).endswith(" free now") and rows[1][3] == "40.0 in all"
+    assert str(rows[0][2]).endswith(" 1 thread")
 
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,9 +161,25 @@ def test_bash_completion() -> None:
     assert complete(script, "frugalvit data p") == ["pack"]
     assert "--shard-megabytes" in complete(script, "frugalvit data pack --shard")
     assert complete(script, "frugalvit completion z") == ["zsh"]
+    assert complete(script, "frugalvit bench step ") == ["train", "pretrain"]
+    assert complete(script, "frugalvit bench ") == ["step"]
+    assert complete(script, "frugalvit reproduce drloc-fl") == ["drloc-flowers"]
+    assert complete(script, "frugalvit reproduce drloc-flowers d") == []
     assert complete(script, "frugalvit train photos --track ") == ["wandb", "mlflow", "trackio"]
     assert complete(script, "frugalvit pretrain photos --recipe esvit-p") == ["esvit-paper"]
     assert complete(script, "frugalvit train photos --recipe esvit-p") == []
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_first_words_are_offered_by_the_other_shells(shell: str) -> None:
+    script = completion(CompletionConfig.parse({"shell": shell})).data["script"]
+    place = {"zsh": "(( CURRENT == 4 )) && compadd -- train pretrain", "fish": "_from step' -f -a 'train pretrain'"}
+    assert place[shell] in script and "best-cifar" in script
+
+
+def test_what_is_written_into_a_folder_makes_it_first() -> None:
+    for shell, line in INSTALL.items():
+        assert "mkdir -p" in line or ">>" in line, shell
 
 
 def test_what_stands_for_a_value_is_not_offered() -> None:

@@ -28,6 +28,8 @@ _HOME = {
     "match_regions": "frugalvit.objectives",
     "open_data": "frugalvit.data",
     "load": "frugalvit.export",
+    "load_detector": "frugalvit.transfer.ready",
+    "load_segmenter": "frugalvit.transfer.ready",
     "UserError": "frugalvit.errors",
 }
 
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from frugalvit.objectives import match_regions as match_regions
     from frugalvit.objectives import region_loss as region_loss
     from frugalvit.objectives import view_loss as view_loss
+    from frugalvit.transfer.ready import load_detector as load_detector
+    from frugalvit.transfer.ready import load_segmenter as load_segmenter
 
 __all__ = ["__version__", *_HOME]
 

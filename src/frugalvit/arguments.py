@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import types
 import typing
 from typing import Any, NoReturn
 
-from frugalvit.config.base import Config, flat_fields, merge, read_yaml, read_yaml_text, set_dotted
+from frugalvit.config.base import Config, flat_fields, flatten, merge, read_yaml, read_yaml_text, set_dotted
 from frugalvit.errors import UserError, nearest
 
 # What other programs call our options.
@@ -59,21 +60,37 @@ def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[
     if unknown:
         raise UserError(_unknown(parser, unknown[0], prog))
     given: dict[str, Any] = {}
+    flags: list[str] = []
     for name, field in flat_fields(model).items():
         value = getattr(parsed, name, None)
         if value is not None:
             set_dotted(given, name, _value(value, field.annotation))
-    if parsed.config:
-        given = merge(read_yaml(parsed.config), given)
-    return model.parse(given), parsed
+            flags += [name] if f"--{_dashes(name)}" in parser._option_string_actions else []
+    written = read_yaml(parsed.config) if parsed.config else {}
+    try:
+        return model.parse(merge(written, given)), parsed
+    except UserError as error:
+        raise UserError(_with_place(str(error), flags, parsed.config, written)) from None
+
+
+def _with_place(message: str, flags: list[str], file: str | None, written: dict[str, Any]) -> str:
+    """A mistake with the flag it was made in, or the file; the configuration itself knows names of options only."""
+    found = re.match(r"(?:There is no option ')?([\w.]+)", message)
+    name = found[1] if found else ""
+    if name in flags:
+        return f"--{_dashes(name)}{message.removeprefix(name)}"
+    in_file = any(known == name or known.startswith(f"{name}.") for known in flatten(written))
+    return f"{file}: {message}" if in_file else message
 
 
 def make_parser(model: type[Config], prog: str, about: str) -> Parser:
     parser = Parser(
         prog, description=about, allow_abbrev=False, argument_default=None, formatter_class=_Formatter, add_help=False
     )
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # --query -1,0 has a value, too
     arguments = parser.add_argument_group("arguments")
     groups: dict[str, Any] = {}
+    unused = getattr(model, "unused", {})  # options of a shared ground that this command would refuse
     for name, field in flat_fields(model).items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         group = name.rpartition(".")[0]
@@ -81,7 +98,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
             groups[group] = parser.add_argument_group(group or "options")
         add = groups[group].add_argument
         default = field.get_default(call_default_factory=True) if not field.is_required() else None
-        text = argparse.SUPPRESS if extra.get("hidden") else _help(field, default)
+        text = argparse.SUPPRESS if extra.get("hidden") or name in unused else _help(field, default)
         many = typing.get_origin(_plain(field.annotation)) in (list, tuple)
         if extra.get("positional"):
             nargs = ("+" if field.is_required() else "*") if many else (None if field.is_required() else "?")

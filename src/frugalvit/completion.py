@@ -9,19 +9,23 @@ import importlib
 import re
 from argparse import SUPPRESS
 from dataclasses import dataclass, field
+from typing import Literal, get_args, get_origin
 
 from frugalvit import console
 from frugalvit.arguments import make_parser
 from frugalvit.cli import VERBS
+from frugalvit.config.base import Config
 from frugalvit.config.product import CompletionConfig
 from frugalvit.config.recipes import all_recipes
+from frugalvit.config.reproduce import ReproduceConfig
 from frugalvit.results import Result
 
 INSTALL = {
     "bash": "mkdir -p ~/.local/share/bash-completion/completions && "
     "frugalvit completion bash --quiet > ~/.local/share/bash-completion/completions/frugalvit",
     "zsh": "echo 'source <(frugalvit completion zsh --quiet)' >> ~/.zshrc",
-    "fish": "frugalvit completion fish --quiet > ~/.config/fish/completions/frugalvit.fish",
+    "fish": "mkdir -p ~/.config/fish/completions && "
+    "frugalvit completion fish --quiet > ~/.config/fish/completions/frugalvit.fish",
 }
 _STANDS_FOR_A_VALUE = re.compile(r"[A-Z]+(,[A-Z]+)*")  # N, TEXT, X,X: not a choice
 
@@ -61,10 +65,20 @@ def describe() -> list[Words]:
                 words.flags[flag] = (action.help or "").replace("%%", "%").split(" (default")[0]
                 if offered := names.get(flag) or _choices(str(action.metavar or "")):
                     words.choices[flag] = offered
-            if not action.option_strings and verb.words == "completion":
-                words.choices[""] = list(INSTALL)
+        if first := _first_words(config):
+            words.choices[""] = first
         found.append(words)
     return found
+
+
+def _first_words(config: type[Config]) -> list[str]:
+    """What may follow the verb itself, where that is one of a few words."""
+    if config is ReproduceConfig:
+        from frugalvit.reproduce.tables import TABLES
+
+        return list(TABLES)
+    field = next(iter(config.model_fields.values()))
+    return [str(word) for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
 
 
 def _choices(metavar: str) -> list[str]:
@@ -104,7 +118,8 @@ def bash(verbs: list[Words]) -> str:
         lines += [f"        {_quoted(words.verb)})", f"            flags={_quoted(' '.join(words.flags))}"]
         extra = [*follow, *words.choices.get("", [])]
         if extra:
-            lines.append(f'            [ "$COMP_CWORD" -eq 2 ] && words={_quoted(" ".join(extra))}')
+            place = 1 + len(words.verb.split())
+            lines.append(f'            [ "$COMP_CWORD" -eq {place} ] && words={_quoted(" ".join(extra))}')
         if any(words.choices):
             lines.append('            case "$before" in')
             lines += [f"                {f}) choices={_quoted(' '.join(c))} ;;" for f, c in words.choices.items() if f]
@@ -152,7 +167,7 @@ def zsh(verbs: list[Words]) -> str:
         lines += ["            esac"] if any(words.choices) else []
         follow = [*heads.get(words.verb, []), *words.choices.get("", [])]
         if follow:
-            lines.append(f"            (( CURRENT == 3 )) && compadd -- {' '.join(follow)}")
+            lines.append(f"            (( CURRENT == {2 + len(words.verb.split())} )) && compadd -- {' '.join(follow)}")
         flags = [f"{flag}:{_colon(text)}" for flag, text in words.flags.items()]
         lines += [f"            flags=({' '.join(map(_quoted, flags))})", "            ;;"]
     lines += [

@@ -16,6 +16,7 @@ from frugalvit import __version__, console
 from frugalvit.config.product import DoctorConfig
 from frugalvit.data.places import cache_root, datasets_root
 from frugalvit.results import Result, Table
+from frugalvit.words import counted
 
 # Extras that people who use frugalvit want; "dev" and "docs" are for those who build it.
 USEFUL = {
@@ -96,8 +97,9 @@ def _devices() -> list[dict[str, Any]]:
         {
             "device": "cpu",
             "name": platform.processor() or platform.machine(),
-            "units": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads",
+            "units": f"{counted(os.cpu_count() or 1, 'core')}, {counted(torch.get_num_threads(), 'thread')}",
             "memory_gib": round(available_memory() / 2**30, 1),
+            "memory": "free now",
             "bf16": False,
         }
     ]
@@ -109,11 +111,14 @@ def _devices() -> list[dict[str, Any]]:
                 "name": facts.name,
                 "units": f"{facts.multi_processor_count} multiprocessors",
                 "memory_gib": round(facts.total_memory / 2**30, 1),
+                "memory": "in all",
                 "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
             }
         )
     if torch.backends.mps.is_available():
-        found.append({"device": "mps", "name": "Apple GPU", "units": "", "memory_gib": None, "bf16": False})
+        found.append(
+            {"device": "mps", "name": "Apple GPU", "units": "", "memory_gib": None, "memory": "", "bf16": False}
+        )
     return found
 
 
@@ -141,7 +146,10 @@ def _size(path: Path) -> int | None:
 def _tables(data: dict[str, Any]) -> list[Table]:
     head = f"frugalvit {data['frugalvit']}, Python {data['python']}, {data['platform']}"
     packages = [[p["name"], p["found"], p["wanted"] or "any", "ok" if p["ok"] else "mend"] for p in data["packages"]]
-    devices = [[d["device"], d["name"], d["units"], d["memory_gib"], d["bf16"]] for d in data["devices"]]
+    devices = [
+        [d["device"], d["name"], d["units"], f"{d['memory_gib']} {d['memory']}" if d["memory"] else None, d["bf16"]]
+        for d in data["devices"]
+    ]
     extras = [[e["name"], e["for"], ", ".join(e["missing"]) or "nothing"] for e in data["extras"]]
     caches = [[c["folder"], c["files"], f"{c['bytes'] / 2**20:,.1f} MiB"] for c in data["caches"]]
     tables = [

@@ -55,12 +55,9 @@ class ReadyModel(nn.Module):
 
     def transform(self, pictures: Any) -> Tensor:
         """A path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them -> (B, C, h, w), as evaluated."""
-        from frugalvit.data.decode import decode
-
         listed = pictures if isinstance(pictures, list | tuple) else [pictures]
-        pixels = [decode(picture) if isinstance(picture, str | Path) else picture for picture in listed]
         device = next(self.parameters()).device
-        return torch.cat([self._transform.image(picture, device) for picture in pixels])
+        return torch.cat([self._transform.image(picture, device) for picture in listed])
 
     def features(self, images: Tensor) -> Features:
         """(B, C, h, w) -> grid (B, D, h', w') and pooled (B, D)."""

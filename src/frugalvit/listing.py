@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from frugalvit import console
 from frugalvit.config.listing import DatasetsConfig, ModelsConfig, RecipesConfig
-from frugalvit.errors import UserError
+from frugalvit.errors import UserError, nearest
 from frugalvit.results import Result, Table
 
 
@@ -36,6 +39,11 @@ def datasets(config: DatasetsConfig) -> Result:
     from frugalvit.data.named import list_datasets
 
     found = list_datasets(config.pattern, config.root)
+    if not found:
+        raise UserError(_none("dataset", config.pattern, [d.name for d in list_datasets(root=config.root)]))
+    if config.root is not None:  # the command that fetches one has to be told too
+        told = f" --root {console.shown(config.root)}'"
+        found = [replace(d, instruction=d.instruction.replace(f" {d.name}'", f" {d.name}{told}")) for d in found]
     rows: list[list[object]] = [[d.name, d.classes, d.train, d.test, d.metric, d.status] for d in found]
     data = {"datasets": [vars(d) for d in found]}
     return Result(data, [Table(["name", "classes", "train", "test", "metric", "status"], rows)])
@@ -47,5 +55,11 @@ def recipes(config: RecipesConfig) -> Result:
     from frugalvit.config.recipes import all_recipes
 
     found = [r for r in all_recipes() if not config.pattern or fnmatch(r.name, f"*{config.pattern}*")]
+    if not found:
+        raise UserError(_none("recipe", config.pattern, [r.name for r in all_recipes()]))
     rows: list[list[object]] = [[r.name, r.task, r.summary, r.command] for r in found]
     return Result({"recipes": [vars(r) for r in found]}, [Table(["name", "for", "what it is", "command"], rows)])
+
+
+def _none(what: str, pattern: str, names: list[str]) -> str:
+    return f"No {what} is called {pattern}.{nearest(pattern, names)} '*' stands for anything."

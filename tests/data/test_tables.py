@@ -99,7 +99,7 @@ def test_an_image_in_two_splits_is_noted(tmp_path: Path) -> None:
     source = open_data(write_csv(tmp_path, "\n".join(["path,label,split", *rows])), split="given")
     assert [len(examples) for examples in source.splits.values()] == [2, 2]
     assert any("1 repeated row left out" in note for note in source.notes)
-    assert any("1 images are in several splits" in note and "001.png" in note for note in source.notes)
+    assert any("1 image in several splits" in note and "001.png" in note for note in source.notes)
 
 
 def test_tables_without_labels_and_other_files(tmp_path: Path) -> None:

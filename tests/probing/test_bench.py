@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,10 +58,40 @@ def test_rows_are_relative_to_the_reference() -> None:
     )
     result = bench(config)
     first, second = result.data["models"]
-    assert second["relative"] == 1 and second["table7"] == 312
+    assert second["relative"] == 1
     assert first["relative"] == pytest.approx(first["images_per_second"] / second["images_per_second"])
     assert first["img_size"] == 32 and first["parameters_m"] < second["parameters_m"]
     assert json.dumps(result.data, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("reference", "scaled"), [("vit_base", True), ("vit_base_patch16_224", True), ("resnet18", False)]
+)
+def test_only_vit_b_leads_to_the_scale_of_table_7(
+    reference: str, scaled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frugalvit.probing.bench.measure", lambda *_, **__: {"images_per_second": 2.0})
+    result = bench(BenchConfig(models=["swin_nano"], img_size=32, device="cpu", reference=reference))
+    (row,) = result.data["models"]
+    assert row.get("table7") == (312 if scaled else None) and row["relative"] == 1
+    assert ("table7" in result.tables[0].columns) is scaled and "relative" in result.tables[0].columns
+
+
+@pytest.mark.parametrize("values", [{"reference": "nosuch"}, {"models": ["swin_nano", "swin_nan"]}, {"models": ["."]}])
+def test_names_are_resolved_before_any_is_measured(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("frugalvit.probing.bench.measure", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(UserError, match=r"There is no folder, file or network|holds no model"):
+        bench(BenchConfig.parse({"models": ["swin_nano"], "img_size": 32, "device": "cpu"} | values))
+
+
+def test_the_head_line_is_a_phrase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frugalvit.probing.bench.measure", lambda *_, **__: {"images_per_second": 2.0})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    result = bench(BenchConfig(models=["swin_nano"], img_size=32, device="cpu", precision="32", reference=None))
+    assert result.tables[0].title.endswith("CPU, 1 thread, 32-bit, batch 8")
 
 
 def test_no_reference_no_column() -> None:

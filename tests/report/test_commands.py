@@ -95,8 +95,30 @@ def test_attend_ranks_the_heads(here, capsys, model):
     assert entropies == sorted(entropies) and len(entropies) == 4
     assert (here / "attend_photo.png").is_file()
     assert "cropped away" in complaint(capsys, "look", "attend", model, "photo.png", "--query", "2,2")
+    for query in ("-1,0", "0,300"):
+        told = complaint(capsys, "look", "attend", model, "photo.png", "--query", query)
+        assert f"--query {query} lies outside the picture of 500x300 pixels" in told
     assert "no class token" in complaint(capsys, "look", "attend", model, "photo.png", "--query", "class")
     assert run(capsys, "look", "attend", model, "photo.png", "--query", "2,2", "--fit", "whole")["query"] == [0, 0]
+
+
+@pytest.mark.parametrize(("network", "token"), [("swin_nano", False), ("vit_tiny_patch16_224", True)])
+def test_attention_to_a_class_token_is_told_where_there_is_one(here, capsys, network, token):
+    write_picture(here / "photo.png", 1, 64, 64)
+    words = ["look", "attend", network, "photo.png", "--img-size", 32]
+    assert all(("on_class_token" in head) is token for head in run(capsys, *words)["heads"])
+    assert cli.main([*map(str, words), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert ("on class token" in out) is token and "bits: all regions alike" in out
+
+
+def test_regions_count_from_one_for_people_and_that_is_said(here, capsys, model):
+    write_picture(here / "photo.png", 1)
+    first = run(capsys, "look", "correspond", model, "photo.png")["matches"][0]["pairs"][0]
+    assert cli.main(["look", "correspond", model, "photo.png", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert f" {first['first'][0] + 1},{first['first'][1] + 1} " in out
+    assert "count from 1 here, from 0 in --json" in out
 
 
 def test_explore_writes_one_page(here, capsys, model):
@@ -140,6 +162,50 @@ def test_mistakes_are_one_line(here, capsys, model):
         capsys, "look", "correspond", model, "a.png", "-o", "a.pdf", "--format", "svg"
     )
     assert "There is no model" in complaint(capsys, "look", "attend", "runs/none", "a.png")
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (["correspond", "a.png"], {"figure": "correspond_a.png"}),
+        (["correspond", "a.png", "--data", "photos"], {"figure": "correspond_a.png", "chart": "correspond_scores.png"}),
+        (["correspond", "--data", "photos"], {"chart": "correspond_scores.png"}),
+        (["attend", "a.png"], {"figure": "attend_a.png"}),
+        (["explore", "a.png"], {"page": "explore_a.html"}),
+    ],
+    ids=lambda part: part[0] if isinstance(part, list) else "",
+)
+def test_a_folder_gets_a_new_file(here, capsys, model, words, written):
+    (here / "figures").mkdir()
+    (here / "photos").mkdir()
+    write_picture(here / "a.png", 1)
+    write_picture(here / "photos" / "b.png", 2)
+    lens, *rest = words
+    result = run(capsys, "look", lens, model, *rest, "-o", "figures")
+    assert {key: result[key] for key in written} == {key: f"figures/{name}" for key, name in written.items()}
+    assert sorted(path.name for path in (here / "figures").iterdir()) == sorted(written.values())
+    assert not list(here.glob("figures*.*"))
+
+
+def test_only_what_has_formats_speaks_of_them(here, capsys, model):
+    write_picture(here / "a.png", 1)
+    assert "p.png does not end with .html; choose another name." in complaint(
+        capsys, "look", "explore", model, "a.png", "-o", "p.png"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["a.png", "--limit", 5], "--limit"),
+        (["a.png", "--split", "val"], "--split"),
+        (["a.png", "--batch", 2], "--batch"),
+        (["--data", "photos", "--fit", "whole"], "--fit"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(capsys, words, flag):
+    told = complaint(capsys, "look", "correspond", "nowhere", *words)
+    assert f"frugalvit: {flag} is of the images that are" in told and "or leave it out" in told
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])
@@ -221,7 +287,7 @@ def test_a_page_of_an_earlier_version_is_made_anew_in_its_own_folder_only(here, 
         (here / name).write_text(f"<head>{page.GENERATOR}</head>")
     run(capsys, "report", "one")
     assert page.mark_of((here / "one" / "report.html").read_text()) is not None
-    assert "exists already" in complaint(capsys, "report", "one", "-o", "page.html")
+    assert "of which runs it is: an earlier version" in complaint(capsys, "report", "one", "-o", "page.html")
 
 
 def test_report_of_a_real_run_in_a_browser(here, capsys, browser):

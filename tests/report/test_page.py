@@ -152,6 +152,14 @@ def test_the_weights_of_several_runs_are_told_by_their_step(tmp_path):
     assert "weights" in alone and "weights" not in together and "best step" in together
 
 
+def test_a_count_that_all_runs_share_has_no_deviation(tmp_path):
+    runs = [write_run(tmp_path / f"run{k}", seed=k) for k in (0, 1)]
+    for run in runs:
+        (run / "summary.json").write_text(json.dumps(json.loads((run / "summary.json").read_text()) | {"steps": 4321}))
+    text = page.report([read_run(run) for run in runs])
+    assert text.count("4,321</td>") == 3 and "4,321 ±" not in text
+
+
 def about(text):
     return re.search(r'<p class="about">([^<]*)</p>', text)[1]
 

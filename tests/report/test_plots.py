@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -38,6 +39,41 @@ def test_pictures_keep_their_room():
     FigureCanvasAgg(figure).draw()
     boxes = [axis.get_window_extent() for axis in figure.axes]
     assert sum(box.width for box in boxes) > 0.85 * figure.bbox.width
+
+
+def test_the_marks_of_matches_have_a_key_and_are_seen():
+    """Also those of the left picture, and where a number stands in the same region: they are open, and on top."""
+    row = matched("one", 32, 32)
+    pair = row.seen.pairs[0]
+    seen = dataclasses.replace(row.seen, own=(pair.first, pair.second), other=(pair.first, pair.second))
+    figure = plots.correspondence_figure([dataclasses.replace(row, seen=seen)])
+    (key,) = figure.legends
+    assert [text.get_text().split()[0] for text in key.get_texts()] == ["matches,", "nearest", "nearest"]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    drawn = torch.from_numpy(np.asarray(canvas.buffer_rgba())[..., :3].copy()).int()
+    height = drawn.shape[0]
+    for axis in figure.axes:
+        box = axis.get_window_extent()
+        part = drawn[round(height - box.y1) : round(height - box.y0), round(box.x0) : round(box.x1)]
+        for colour in (palette.BLUE, palette.RED, palette.YELLOW):
+            wanted = torch.tensor(list(bytes.fromhex(colour[1:])))
+            assert ((part - wanted).abs().amax(dim=2) < 6).sum() > 20, colour
+    places = key.get_window_extent()
+    assert not any(places.overlaps(axis.get_window_extent()) for axis in figure.axes)
+
+
+def test_a_head_that_looks_everywhere_alike_is_seen_to():
+    """One scale of colours for all heads, from zero, and the most bits there are as a line."""
+    attention_of = torch.full((2, 17, 17), 1 / 17)
+    attention_of[1] = torch.eye(17)
+    view = attention.view_attention(attention_of, (4, 4), (1, 2))
+    figure = plots.attention_figure(torch.rand(3, 32, 32), view, "title", 0.6)
+    maps = [axis.images[-1] for axis in figure.subfigs[2].axes if len(axis.images) == 2]
+    assert len(maps) == 2 and {(image.norm.vmin, image.norm.vmax) for image in maps} == {(0, 1)}
+    assert any("share of a head's attention" in axis.get_xlabel() for axis in figure.subfigs[3].axes)
+    bars = figure.subfigs[0].axes[1]
+    assert [list(line.get_ydata()) for line in bars.get_lines()] == [[4, 4]]
 
 
 @pytest.mark.parametrize("heads", [1, 3, 12])

@@ -15,7 +15,9 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.results import Result
 from frugalvit.training import compare as module
-from frugalvit.training.compare import asked_otherwise, compare
+from frugalvit.training.compare import asked_otherwise, compare, known_metrics
+from frugalvit.transfer.detect_task import summary_of
+from frugalvit.transfer.scores import AveragePrecision, Confusion
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,7 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
     [
         ({"val"}, {"scored_on": "test", "best_step": 3}, ("on val while training", "on test, best weights")),
         ({"test"}, {"scored_on": "test", "best_step": None}, ("on test while training", "on test, last weights")),
+        ({"val"}, {"scored_on": "test"}, ("on val while training", "on test")),
         (set(), {"scored_on": "test", "best_step": 3}, ("", "final")),
         ({"val"}, {}, ("", "final")),
     ],
@@ -82,13 +85,37 @@ def test_the_chart_says_which_images_and_weights(
 
 def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
     usual = tmp_path / "compare_photos"
-    assert module._folder_for(["a", "b"], None, usual) == usual
-    usual.mkdir()
+
+    def place(*settings: str, lr: float = 0.1) -> Path:
+        def plan(folder: Path) -> Any:
+            asked = {"data": "photos", "lr": lr}
+            return {name: [TrainConfig.parse(asked | {"out": str(folder / name / "seed_0")})] for name in settings}
+
+        return module._free_place(usual, plan)[0]
+
+    def begin(folder: Path, name: str, lr: float = 0.1) -> None:
+        run = folder / name / "seed_0"
+        run.mkdir(parents=True)
+        asked = TrainConfig.parse({"data": "photos", "lr": lr})
+        (run / "asked.json").write_text(asked.model_dump_json(exclude=module.NO_MATTER))
+
+    assert place("a", "b") == usual
+    begin(usual, "a")
+    assert place("a", "b") == usual  # begun, and gone on with
+    assert place("c", "d") == place("a", "b", lr=0.2) == tmp_path / "compare_photos_2"
+    begin(usual, "b")
     (usual / "comparison.json").write_text('{"settings": {"a": {}, "b": {}}}')
-    assert module._folder_for(["a", "b", "c"], None, usual) == usual  # with one more, nothing is lost
-    assert module._folder_for(["a", "c"], None, usual) == tmp_path / "compare_photos_2"
+    assert place("a", "b", "c") == usual  # with one more, nothing is lost
+    assert place("a", "c") == tmp_path / "compare_photos_2"
+    assert module._others(usual, ["a", "c"]) == ["b"]
+
+
+def test_a_comparison_asked_for_by_name_is_not_written_over_either(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "comparison.json").write_text('{"settings": {"b": {}}}')
     with pytest.raises(UserError, match="holds a comparison with b: name these too, or another --out"):
-        module._folder_for(["a", "c"], str(usual), usual)
+        compare(config(photos, tmp_path / "c"))
+    assert compare(config(photos, tmp_path / "c", redraw=True, seeds=1)).data["settings"].keys() == {"with", "without"}
 
 
 def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None:
@@ -100,10 +127,25 @@ def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None
     assert (asked[0].resume, asked[0].devices, asked[0].nodes) == (str(tmp_path / "run"), 4, 2)
 
 
-def test_a_metric_that_runs_do_not_have_is_said_after_the_first(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no number 'val_top2' to compare\. Did you mean 'val_top1'\?"):
+def test_a_metric_that_no_run_has_is_said_before_the_first(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--metric val_top2: runs have no such number\. Did you mean 'val_top1'\?"):
         compare(config(photos, tmp_path / "c", metric="val_top2"))
-    assert len(list((tmp_path / "c").rglob("summary.json"))) == 1
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_metric_that_these_runs_do_not_have_is_said_after_the_first(photos: Path, tmp_path: Path) -> None:
+    settings = {"with_settings": ["lr=0.001"], "without_settings": ["lr=0.002"], "localization": {"weight": 0}}
+    with pytest.raises(UserError, match="no number 'localization_error' to compare"):
+        compare(config(photos, tmp_path / "c", metric="localization_error", **settings))
+    (summary,) = (tmp_path / "c").rglob("summary.json")
+    numbers = {name for name, value in json.loads(summary.read_text()).items() if isinstance(value, int | float)}
+    assert numbers - {"seed"} <= set(known_metrics("train"))
+
+
+def test_every_score_of_detectors_and_segmenters_is_known() -> None:
+    found = AveragePrecision(*[0.0] * 6, curves={}, classes=[])
+    assert set(summary_of({"bbox": found, "segm": found})) <= set(known_metrics("detect"))
+    assert set(Confusion(2).summary()) <= set(known_metrics("segment"))
 
 
 @pytest.mark.parametrize(

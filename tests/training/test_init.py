@@ -151,10 +151,16 @@ def test_a_file_of_a_run_leads_to_its_folder(folder: Path, tmp_path: Path) -> No
     """A model folder's weights are the model; a checkpoint does not name its network, but its run does."""
     run = tmp_path / "run"
     shutil.copytree(folder, run / "model")
-    named = load_model(str(run / "model" / "model.safetensors"))
+    weights = run / "model" / "model.safetensors"
+    named = load_model(str(weights))
     assert named.backbone.spec() == load_model(str(run)).backbone.spec()
     (run / "checkpoints").mkdir()
     torch.save({}, run / "checkpoints" / "last.pt")
+    (tmp_path / "foreign").mkdir()  # another library's folder, whose weights are ours by name
+    shutil.copy(weights, tmp_path / "foreign" / "model.safetensors")
+    (tmp_path / "foreign" / "config.json").write_text('{"architectures": ["SwinModel"]}')
+    with pytest.raises(UserError, match="holds another architecture"):  # it is read, and of another width
+        load_model(str(tmp_path / "foreign" / "model.safetensors"), architecture="swin_nano")
     with pytest.raises(UserError, match=rf"does not name its network: give {run}, which does"):
         load_model(str(run / "checkpoints" / "last.pt"))
     torch.save({}, tmp_path / "bare.pt")

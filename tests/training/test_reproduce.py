@@ -102,16 +102,29 @@ def test_a_table_that_begins_from_another_one_runs_and_goes_on(
     assert (run / "summary.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(("asked", "begun"), [(None, 100), (2.0, 2), (684.0, 100)])
+@pytest.mark.parametrize(
+    ("table", "asked", "begun"),
+    [
+        ("best-cifar", {}, (100, None)),
+        ("best-cifar", {"epochs": 2.0}, (2, None)),
+        ("best-cifar", {"epochs": 684.0}, (100, None)),
+        ("few-labels", {"steps": 3}, (40, 3)),
+        ("few-labels", {"steps": 5000}, (40, None)),
+    ],
+)
 def test_a_longer_run_does_not_lengthen_its_start(
-    asked: float | None, begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: str,
+    asked: dict[str, Any],
+    begun: tuple[int, int | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A trial's length is meant for both; "--epochs 684" is how long to go on from the pre-training as it is."""
     made: list[Any] = []
     monkeypatch.setattr("frugalvit.training.compare.run_once", lambda config, _: made.append(config))
-    config = ReproduceConfig(table="best-cifar", data=str(tmp_path), out=str(tmp_path / "out"), epochs=asked)
-    running._start("esvit-cifar", "for small images, slow teacher", config)
-    assert made[0].epochs == begun
+    config = ReproduceConfig(table=table, data=str(tmp_path), out=str(tmp_path / "out"), **asked)
+    running._start(*TABLES[table].starts["esvit"], config)
+    assert (made[0].epochs, made[0].steps) == begun
 
 
 def test_scores_of_an_older_table_are_read_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ from frugalvit.data.loader import Batches
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.store import ImageStore
 from frugalvit.data.usual import Files, UsualBatches, supervised_transform, usual_loader
+from frugalvit.errors import UserError
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.training import stepbench
 from frugalvit.training.aswritten import AsWritten
@@ -67,16 +70,32 @@ def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPa
     for name, value in {"_IMAGES": 8, "_WARM_UP": 1, "_GROUP": 1}.items():
         monkeypatch.setattr(stepbench, name, value)
     config = BenchStepConfig.parse(
-        {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 2, "prototypes": 16, "steps": 5,
-         "device": "cpu", "against": True, "workers": 0}
+        {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 2, "steps": 5, "device": "cpu",
+         "against": True, "workers": 0, **({"prototypes": 16} if kind == "pretrain" else {})}
     )  # fmt: skip
-    ours, *without, written, usual = stepbench.bench_step(config).data["rows"]
+    result = stepbench.bench_step(config)
+    ours, *without, written, usual = result.data["rows"]
+    assert any("in turns" in note for note in result.notes) is (kind == "train")
+    assert ("prototypes" in result.data) is (kind == "pretrain")
     if kind == "train":
         assert "drloc_percent" in ours and "drloc_percent" not in without[0] and ours["drloc"] == "l1"
         assert without[0]["step"] == "without Drloc" and without[0]["gflop_per_image"] <= ours["gflop_per_image"]
     assert ours["images_per_second"] > 0 and ours["gflop_per_image"] > 0
     for row in (written, usual):
         assert row["ratio"] == pytest.approx(ours["images_per_second"] / row["images_per_second"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("values", "flag"),
+    [
+        ({"kind": "pretrain", "localization": 0.3}, "--localization is of 'bench step train'"),
+        ({"kind": "train", "prototypes": 64}, "--prototypes is of 'bench step pretrain'"),
+        ({"kind": "train", "workers": 2}, "--workers .* --against"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(values: dict[str, Any], flag: str) -> None:
+    with pytest.raises(UserError, match=flag):
+        BenchStepConfig.parse(values)
 
 
 @pytest.mark.parametrize(("as_written", "variant"), [(False, "ce"), (True, "l1")])
@@ -116,6 +135,18 @@ def test_the_cost_of_drloc_is_taken_in_turns(monkeypatch: pytest.MonkeyPatch) ->
     cost = stepbench._cost_of_drloc(stepper, lambda _: None, 30, torch.device("cpu"))
     assert cost == pytest.approx(0.5, abs=0.04)
     assert asked == [True, False] * 4 and stepper.task.localization == "head"
+
+
+def test_a_profile_without_a_gpu_is_no_error(tmp_path: Path) -> None:
+    """In a process of its own: the profiler's library reads how much it may say once."""
+    code = (
+        "import torch; from pathlib import Path; from frugalvit.training.stepbench import _profile\n"
+        "_profile(lambda _: torch.ones(9) + 1, torch.device('cpu'), Path('profile.txt'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("oneDNN")]
+    assert said == ["where the time goes: profile.txt"]
+    assert "aten::add" in (tmp_path / "profile.txt").read_text()
 
 
 def test_the_usual_input_reads_files(tmp_path: Path) -> None:

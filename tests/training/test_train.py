@@ -208,7 +208,9 @@ def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) 
     assert result.data["steps"] >= 1 and TrainConfig.from_yaml(tmp_path / "second/config.yaml").recipe == "finetune"
 
 
-@pytest.mark.parametrize("where", ["run", "run/model", "run/checkpoints/last.pt", "exported"])
+@pytest.mark.parametrize(
+    "where", ["run", "run/model", "run/checkpoints/last.pt", "exported", "exported/model.safetensors"]
+)
 def test_own_features_are_fine_tuned_at_the_full_rate(where: str, tmp_path: Path) -> None:
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text("matching: {}\n")
@@ -216,10 +218,14 @@ def test_own_features_are_fine_tuned_at_the_full_rate(where: str, tmp_path: Path
     (tmp_path / "exported" / "config.json").write_text('{"frugalvit": {"meta": {"task": "pretrain"}}}')
     asked = {"data": "photos", "init": str(tmp_path / where)}
     assert TrainConfig.parse(asked).recipe == "scratch"
-    (tmp_path / "run" / "config.yaml").write_text("mixing: {}\n")
+    (tmp_path / "run" / "config.yaml").write_text("mixing: {}\n")  # a classifier, though its folder may lie in another
+    (tmp_path / "config.yaml").write_text("matching: {}\n")
     (tmp_path / "exported" / "config.json").write_text('{"frugalvit": {"meta": {"task": "train"}}}')
     assert TrainConfig.parse(asked).recipe == "finetune"
     assert TrainConfig.parse({"data": "photos", "pretrained": True}).recipe == "finetune"
+    (tmp_path / "run" / "config.yaml").write_text("a: !!python/tuple [1, 2]\n")  # somebody else's
+    (tmp_path / "exported" / "config.json").write_text("{")
+    assert TrainConfig.parse(asked).recipe == "finetune"
 
 
 def test_frozen_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> None:

@@ -62,6 +62,17 @@ def test_segmentation(images: int, side: int, size: int, epochs: int) -> None:
     assert (config.drop_path, config.decoder.channels) == (0.2, 512)
 
 
+@pytest.mark.parametrize(("kind", "published"), [(DetectConfig, 1e-4), (SegmentConfig, 6e-5)])
+@pytest.mark.parametrize(("parameters", "factor"), [(900_000, 10), (28_000_000, 1)])
+def test_small_networks_learn_faster(
+    kind: type[TransferConfig], published: float, parameters: int, factor: int
+) -> None:
+    config, decisions = kind.parse({"data": "x", "batch": 16, "steps": 1}), Decisions()
+    decide_length(config, Facts(100, 2, 64, "cuda", parameters=parameters), decisions)
+    assert config.lr == pytest.approx(factor * published)
+    assert ("for a small network" in decisions[-1].reason) == (factor > 1)
+
+
 def test_given_values_stay() -> None:
     config, decisions = (
         DetectConfig.parse({"data": "x", "img_size": 320, "batch": 8, "lr": 3e-4, "steps": 7}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +180,34 @@ def test_colour_masks_are_refused(data: Path) -> None:
     Image.open(path).convert("RGB").save(path)
     with pytest.raises(UserError, match="colour picture"):
         open_scenes(str(data))
+
+
+def test_jpeg_masks_are_refused(data: Path) -> None:
+    path = data / "masks" / "train" / "0.png"
+    Image.open(path).save(path.with_suffix(".jpg"), quality=95)
+    path.unlink()
+    with pytest.raises(UserError, match=r"0\.jpg is a JPEG, which changes values.*Save masks as PNG"):
+        open_scenes(str(data))
+
+
+@pytest.mark.parametrize("given", [{}, {"count": 60}, {"named": True}])
+def test_classes_that_no_mask_holds_are_said(data: Path, given: dict[str, Any]) -> None:
+    """One stray value makes many classes: it is named with its mask, unless somebody said how many there are."""
+    assert not any("in no mask" in note for note in open_scenes(str(data)).notes)
+    path = data / "masks" / "train" / "3.png"
+    labels = np.array(Image.open(path))
+    labels[10, 10] = 50
+    Image.fromarray(labels).save(path)
+    names = [f"n{number}" for number in range(51)]
+    if given.pop("named", False):
+        (data / "classes.txt").write_text("\n".join(names))
+    found = open_scenes(str(data), **given)
+    first = found.classes[3]
+    note = next(note for note in found.notes if "in no mask" in note)
+    assert note.startswith(f"{len(found.classes) - 4} of {len(found.classes)} classes in no mask: {first}, ")
+    stray = f"the highest label is 50, in {path}: --ignore-index 50 if it is a slip"
+    assert (stray in note) == (not given and first == "3")
+    assert not any("in no mask" in note for note in open_scenes(str(data), ignore=50, count=3).notes)
 
 
 def test_labels_above_255_are_refused(data: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,22 @@ def test_a_picture_that_is_cut_short_is_found_before_training(where: str, tmp_pa
     assert pictures.find_bad(1, max_bad=0.5) == [1]
 
 
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+@pytest.mark.parametrize(
+    ("split", "words"), [("auto", "has one image: two are needed at least"), ("given", "Use --split auto")]
+)
+def test_one_image_is_too_few_and_leaves_no_folder(kind: str, split: str, words: str, tmp_path: Path) -> None:
+    make, config = (make_coco, detect_config) if kind == "detect" else (make_scenes, segment_config)
+    command: Any = detect_commands if kind == "detect" else segment_commands
+    data = make(tmp_path / "data", train=1, val=0, side=48)
+    (data / "instances_val.json").unlink(missing_ok=True)
+    for folder in data.glob("*/val"):
+        folder.rmdir()
+    with pytest.raises(UserError, match=words):
+        command.train(config(data, tmp_path / "run", split=split))
+    assert not (tmp_path / "run").exists()
+
+
 def test_epochs_are_counted_in_steps_of_the_shared_batch(tmp_path: Path) -> None:
     config = detect_config(tmp_path, tmp_path / "run", steps=None, epochs=4, batch=10, accumulate=4)
     plan = running.make_plan(config, 100, 1, detect_commands.DetectJob())
@@ -150,6 +167,27 @@ def test_init_takes_the_backbone_of_a_run(segmenter: Path, shapes: Path, tmp_pat
     for name in before:
         ours = after[name.replace("net.pyramid", "net.features.pyramid")]
         assert torch.allclose(ours, best[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_the_rate_knows_the_network_and_no_start(
+    kind: str, shapes: Path, scenes: Path, segmenter: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run's own decisions, up to the first step: a comparison of starts differs in nothing else."""
+    command: Any = detect_commands if kind == "detect" else segment_commands
+    make, data = (detect_config, shapes) if kind == "detect" else (segment_config, scenes)
+    found: list[float] = []
+
+    def stop(config: Any, *_: object) -> None:
+        found.append(config.lr)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "make_plan", stop)
+    for name, start in (("random", {}), ("begun", {"init": str(segmenter)})):
+        with pytest.raises(KeyboardInterrupt):
+            command.train(make(data, tmp_path / name, lr="auto", **start))
+    anchor = 1e-4 if kind == "detect" else 6e-5
+    assert found == pytest.approx([10 * anchor * math.sqrt(2 / 16)] * 2, rel=0.05)
 
 
 def test_boxes_without_masks_train_too(tmp_path: Path) -> None:

@@ -32,6 +32,18 @@ def test_eval_gives_the_scores_of_training(
     assert found["scored_images"] == 8 and found["box_ap_large"] is None and found["box_ap_small"] is not None
 
 
+def test_sizes_without_objects_have_a_dash_in_the_table(
+    detector: Path, shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["detect", "eval", str(detector), str(shapes), "--device", "cpu", "--quiet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(line for line in lines if "medium" in line)
+    assert heads.split() == ["objects", "small", "medium", "large"]
+    for kind in ("box", "mask"):
+        row = next(line.split() for line in lines if line.startswith(f"{kind} AP"))
+        assert row[2] != "-" and row[3:] == ["-", "-"]  # all objects are small
+
+
 def test_multi_scale_eval_says_both(segmenter: Path, scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--multi-scale", "--test.scales", "0.75", "1", "--json", "--quiet", "--device", "cpu"]
     assert main(["segment", "eval", str(segmenter), str(scenes), *words]) == 0
@@ -145,6 +157,36 @@ def test_objects_without_masks_count_where_nobody_asks_for_masks(
     trained = detect_commands.train(detect_config(data, run, masks=False, steps=1, report=False)).data
     assert "mask_ap" not in trained and "mask_ap" not in score(run, data)
     assert len(counted) >= 2 and set(counted) == {24}
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_only_the_scored_split_is_read(
+    kind: str, detector: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who scores on val need not have train's images; the other splits are known by name."""
+    make, run = (make_coco, detector) if kind == "detect" else (make_scenes, segmenter)
+    data = make(tmp_path / "data", train=2, val=2, side=40)
+    files = data.glob("images/train_*.png") if kind == "detect" else (data / "masks" / "train").iterdir()
+    for path in files:
+        path.unlink()
+    words = [kind, "eval", str(run), str(data), "--device", "cpu", "--json", "--quiet"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["scored_images"] == 2
+    assert main([*words, "--split", "test"]) == 2
+    assert "has no split 'test': it has train, val." in capsys.readouterr().err
+
+
+def test_labels_that_a_segmenter_does_not_know_are_not_its_data(
+    segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``eval`` has no --label-count; a label that should not count can be named."""
+    data = make_scenes(tmp_path / "data", train=1, val=2, side=40, border=7)
+    words = ["segment", "eval", str(segmenter), str(data), "--device", "cpu", "--quiet"]
+    assert main(words) == 2
+    told = capsys.readouterr().err.strip()
+    assert f"holds the label 7, but {segmenter} was trained with the labels 0 to 2: these are not its data" in told
+    assert "--label-count" not in told and "\n" not in told
+    assert main([*words, "--ignore-index", "7"]) == 0
 
 
 def cut_short(path: Path) -> None:

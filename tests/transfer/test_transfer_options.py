@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from frugalvit.arguments import make_parser
 from frugalvit.cli import main
-from frugalvit.config.transfer import DetectConfig, SegmentConfig
+from frugalvit.config.base import set_dotted
+from frugalvit.config.train import TrainConfig
+from frugalvit.config.transfer import DetectCompareConfig, DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.errors import UserError
 from frugalvit.transfer import detect_commands, segment_commands
 from frugalvit.transfer.using import unique_names
@@ -19,12 +23,40 @@ def test_names_of_results_are_never_given_twice() -> None:
     assert unique_names(paths) == ["x", "x_3", "x_2", "x_4", "y"]
 
 
+UNUSED = {"root": "here", "classes": "names.txt", "auto_batch": True, "stream": True, "cache.size": 64}
+UNUSED |= {"cache.folder": "here"}
+
+
+@pytest.mark.parametrize("model", [DetectConfig, SegmentConfig, DetectCompareConfig])
+def test_what_these_tasks_do_not_use_is_refused_and_not_offered(model: type[TransferConfig]) -> None:
+    """In --help and in completions, which show what the parser does not hide."""
+    assert model.unused.keys() == UNUSED.keys()
+    actions = {action.dest: action for action in make_parser(model, "frugalvit", "")._actions}
+    for name, value in UNUSED.items():
+        given: dict[str, Any] = {"data": "x"}
+        set_dotted(given, name, value)
+        with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} is not for {model.recipe_task()}; leave it"):
+            model.parse(given)
+        assert actions[name].help == SUPPRESS
+    assert actions["cache.where"].metavar == "auto|device|ram|off"
+    with pytest.raises(UserError, match="must be 'auto', 'device', 'ram' or 'off'"):
+        model.parse({"data": "x", "cache": {"where": "disk"}})
+    others = {action.dest: action.help for action in make_parser(TrainConfig, "frugalvit", "")._actions}
+    assert all(others[name] != SUPPRESS for name in UNUSED)
+
+
+@pytest.mark.parametrize("verb", ["eval", "predict", "train"])
 @pytest.mark.parametrize(
-    "given", [{"stream": True}, {"cache": {"size": 64}}, {"cache": {"folder": "here"}}, {"cache": {"where": "disk"}}]
+    ("words", "named"), [(["--test.scales", "0.5", "1"], "--test.scales"), (["--no-test.flip"], "--no-test.flip")]
 )
-def test_what_these_tasks_do_not_use_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"detect (keeps whole)|not for detect"):
-        DetectConfig.parse({"data": "x", **given})
+def test_scales_without_multi_scale_are_not_ignored(
+    verb: str, words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = ["nowhere"] if verb == "train" else ["nowhere", "x"]
+    assert main(["segment", verb, *values, *words]) == 2
+    assert capsys.readouterr().err == f"frugalvit: {named} alone would do nothing; add --multi-scale.\n"
+    assert main(["segment", verb, *values, *words, "--multi-scale"]) == 2
+    assert "multi-scale" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -34,7 +66,7 @@ def test_what_these_tasks_do_not_use_is_refused(given: dict[str, Any]) -> None:
         (["detect", "train", "nowhere"], "no folder or JSON file nowhere"),
         (["segment", "train", "nowhere"], "no folder nowhere"),
         (["detect", "train", "x", "--head", "ssd"], "head = 'ssd'"),
-        (["segment", "train", "x", "--ignore-index", "300"], "ignore_index"),
+        (["segment", "train", "x", "--ignore-index", "300"], "--ignore-index"),
         (["detect", "train", "x", "--classes", "names.txt"], "--classes is not for detect"),
         (["detect", "predict", "nowhere", "x.png"], "no run at nowhere"),
         (["segment", "eval", "nowhere", "x"], "no run at nowhere"),

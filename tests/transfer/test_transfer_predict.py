@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from faster_coco_eval import COCO
 from PIL import Image
 
 from frugalvit.cli import main
+from frugalvit.transfer import detect_commands, segment_commands
+from frugalvit.transfer.detect_commands import annotation_of
 
 
 def test_predict_detect_writes_pictures_and_coco(
@@ -27,7 +30,50 @@ def test_predict_detect_writes_pictures_and_coco(
     assert all(Path(entry["picture"]).is_file() for entry in told)
     assert sum(entry["objects"] for entry in told) == len(content.anns)
     for entry in content.anns.values():
-        assert entry["category_id"] in (3, 17) and content.annToMask(entry).shape == (48, 48)
+        mask = content.annToMask(entry)
+        assert entry["category_id"] in (3, 17) and mask.shape == (48, 48) and entry["area"] == mask.sum()
+
+
+def test_without_a_mask_the_area_is_the_boxs() -> None:
+    entry = {"label": 2, "score": 0.5, "bbox": [1.0, 2.0, 3.0, 4.0]}
+    assert annotation_of(entry, [3, 17]) == {
+        "category_id": 17,
+        "iscrowd": 0,
+        "score": 0.5,
+        "bbox": [1.0, 2.0, 3.0, 4.0],
+        "area": 12.0,
+    }
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_what_is_done_when_predict_is_stopped_is_whole(
+    kind: str,
+    detector: Path,
+    segmenter: Path,
+    scenes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The pictures that are there are told of, and how to go on."""
+    command: Any = detect_commands if kind == "detect" else segment_commands
+    original = command.save_picture
+
+    def stop(picture: Image.Image, path: Path) -> None:
+        if path.stem == "2":
+            raise KeyboardInterrupt
+        original(picture, path)
+
+    monkeypatch.setattr(command, "save_picture", stop)
+    run, out = detector if kind == "detect" else segmenter, tmp_path / "out"
+    words = [str(scenes / "images" / "val"), "--out", str(out), "--device", "cpu", "--batch", "1"]
+    assert main([kind, "predict", str(run), *words]) == 130
+    assert f"2 of 4 images are done, in {out}; name the others and another --out" in capsys.readouterr().err
+    pictures = {path.name for path in out.glob("*.jpg")}
+    assert pictures == {"0.jpg", "1.jpg"}
+    if kind == "detect":
+        told = json.loads((out / "detections.json").read_text(encoding="utf-8"))
+        assert {image["picture"] for image in told["images"]} == pictures
 
 
 def test_predict_segment_writes_masks_with_the_datasets_labels(

@@ -28,6 +28,7 @@ class Compared(RunConfig):
     seeds: int = option(3, "runs of each setting, with seeds seed, seed+1, …", ge=1)
     metric: str = option("top1", "what is compared")
     resume: str | None = option(None, hidden=True)
+    redraw: bool = option(False, "write over a comparison of other settings, as 'reproduce' does", hidden=True)
 
     @pydantic.field_validator("resume")
     @classmethod

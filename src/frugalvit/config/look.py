@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+
+import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.kinds import Auto, Device, Side
@@ -13,11 +15,14 @@ class _LookConfig(Config):
     backbone: str | None = option(None, "what a bare checkpoint belongs to")
     img_size: Side | None = option(None, "look at this many pixels a side instead of the model's own")
     device: Device = option("auto", "where to compute")
-    out: str | None = option(None, "file to write (default: a new name in this folder)", short="-o")
+    out: str | None = option(None, "file to write, or a folder for it (default: a new name in this folder)", short="-o")
 
 
 class CorrespondConfig(_LookConfig):
-    """Which regions of two views match (EsViT, Fig. 6), and how often they match right (Fig. 8)."""
+    """Which regions of two views match (EsViT, Fig. 6), and how often they match right (Fig. 8).
+
+    Tables count rows and columns of regions from 1, as people do; --json counts them from 0, as arrays do.
+    """
 
     images: list[str] = option(
         default_factory=list, help="one image (its second view is mirrored and grey) or two", positional=True
@@ -33,6 +38,16 @@ class CorrespondConfig(_LookConfig):
     )
     seed: int = option(0, "colours of the second views follow from it", ge=0)
     format: Literal["png", "svg", "pdf"] = option("png", "of the figures")
+
+    @pydantic.model_validator(mode="after")
+    def _only_what_is_used(self) -> Self:
+        """An option that would do nothing is refused."""
+        for name in ("split", "limit", "batch"):
+            if self.data is None and name in self.model_fields_set:
+                raise ValueError(f"--{name} is of the images that are scored: give --data, or leave it out")
+        if not self.images and "fit" in self.model_fields_set:
+            raise ValueError("--fit is of the images that are drawn: name one or two, or leave it out")
+        return self
 
 
 class AttendConfig(_LookConfig):

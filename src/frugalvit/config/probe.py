@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+
+import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.kinds import Auto, Count, Device, Positive, Precision, Side, Strength
@@ -136,3 +138,13 @@ class BenchStepConfig(Config):
     against: bool = option(False, "time the paper's algorithm as written, too: loops, full softmax, no compiling")
     workers: int = option(2, "worker processes of the usual DataLoader that --against compares the input with", ge=0)
     profile: str | None = option(None, "write where the time goes, by kernel, into this text file")
+
+    @pydantic.model_validator(mode="after")
+    def _only_what_is_used(self) -> Self:
+        """An option that would do nothing is refused."""
+        for name, kind in (("localization", "train"), ("prototypes", "pretrain")):
+            if self.kind != kind and name in self.model_fields_set:
+                raise ValueError(f"--{name} is of 'bench step {kind}', not of '{self.kind}'; leave it out")
+        if not self.against and "workers" in self.model_fields_set:
+            raise ValueError("--workers is of the usual input, which --against compares with: give that too")
+        return self

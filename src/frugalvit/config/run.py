@@ -11,6 +11,7 @@ from frugalvit.config.base import Config, merge, option, pixels, positive, read_
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.kinds import Auto, Device, Precision, Rate, Splitting, Whole
 from frugalvit.config.recipes import recipe_values
+from frugalvit.errors import UserError
 from frugalvit.files import read_json
 
 
@@ -147,11 +148,18 @@ class RunConfig(Config):
 
 
 def _learned_here(where: str) -> bool:
-    """Whether weights are those of a pre-training of ours, by the run's or the model's own folder."""
-    folder = Path(where).expanduser()
-    for run in (folder, *folder.parents[:2]):  # RUN, RUN/model, RUN/checkpoints/last.pt
-        if (run / "config.yaml").is_file() and "matching" in read_yaml(run / "config.yaml"):
-            return True
-    saved = read_json(folder / "config.json", dict) or {}
-    ours = saved.get("frugalvit")
-    return isinstance(ours, dict) and (ours.get("meta") or {}).get("task") == "pretrain"
+    """Whether weights are those of a pre-training of ours, as the nearest folder with a word on it says.
+
+    That is RUN of RUN, RUN/model and RUN/checkpoints/last.pt; an exported folder, of it and of its file.
+    """
+    place = Path(where).expanduser().resolve()
+    for folder in (place, *place.parents[:2]):
+        try:
+            if (folder / "config.yaml").is_file():
+                return "matching" in read_yaml(folder / "config.yaml")
+            ours = (read_json(folder / "config.json", dict) or {}).get("frugalvit")
+        except UserError:  # somebody else's file of that name
+            return False
+        if isinstance(ours, dict) and isinstance(ours.get("meta"), dict):
+            return ours["meta"].get("task") == "pretrain"
+    return False

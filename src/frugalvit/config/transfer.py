@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import operator
+from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
+from frugalvit.config.data import CacheConfig
 from frugalvit.config.kinds import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
 from frugalvit.config.run import RunConfig
+from frugalvit.errors import UserError
 
 
 class TransferOptimizerConfig(Config):
@@ -41,29 +44,43 @@ class SegmentOptimizerConfig(TransferOptimizerConfig):
     min_lr: float = option(0.0, "the last learning rate as a share of the highest", ge=0, le=1)
 
 
+class PicturesConfig(CacheConfig):
+    """Where decoded images are kept; these tasks keep whole pictures, in memory."""
+
+    where: Literal["auto", "device", "ram", "off"] = option(  # type: ignore[assignment]
+        "auto", "keep decoded images on the device, in RAM, or not at all; auto: in RAM where they fit"
+    )
+
+
 class TransferConfig(RunConfig):
     """What detection and segmentation share beside every run's options."""
+
+    unused: ClassVar[dict[str, str]] = {
+        "root": "Give the folder itself",
+        "classes": "The data name them",
+        "auto_batch": "Lower --batch, or raise --accumulate",
+        "stream": "Its images are files",
+        "cache.size": "Whole pictures are kept",
+        "cache.folder": "Pictures are kept in memory",
+    }
+    """Every run's options that these do not use, and why: not in --help, and refused rather than ignored."""
 
     pretrained: bool = option(False, "start from timm's published weights (needs a network)")
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, since sizes change from step to step")
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
 
+    cache: PicturesConfig = option(default_factory=PicturesConfig)  # type: ignore[assignment]
+
     def starts(self) -> dict[str, object]:
         return super().starts() | {"--pretrained": self.pretrained}
 
     @pydantic.model_validator(mode="after")
     def _only_what_is_used(self) -> Self:
-        """What every run has and these do not use is refused rather than ignored."""
-        for name in ("root", "classes", "auto_batch"):
-            if getattr(self, name):
-                raise ValueError(f"--{name.replace('_', '-')} is not for {self.recipe_task()}; leave it out")
-        if self.stream is True:
-            raise ValueError(f"--stream is not for {self.recipe_task()}: its images are files")
-        if self.cache.size != "auto" or self.cache.folder or self.cache.where == "disk":
-            raise ValueError(
-                f"{self.recipe_task()} keeps whole pictures in memory: --cache.where auto, ram, device or off"
-            )
+        for name, reason in self.unused.items():
+            if operator.attrgetter(name)(self) not in (None, False, "", "auto"):
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} is not for {self.recipe_task()}; leave it out. {reason}")
         return self
 
     @classmethod
@@ -121,9 +138,19 @@ class TestConfig(Config):
     __test__ = False  # not a test, whatever pytest thinks of its name
 
     multi_scale: bool = option(False, "average over several scales and flips", short="--multi-scale")
-    scales: list[Positive] = option((0.5, 0.75, 1.0, 1.25, 1.5, 1.75), "the scales, relative to img-size")
+    scales: list[Positive] = option(
+        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75), "the scales, relative to img-size, separated by spaces (with multi-scale)"
+    )
     flip: bool = option(True, "and each mirrored (with multi-scale)")
     window: Whole | Auto = option("auto", "side of a sliding window; auto: img-size with multi-scale; 0: whole images")
+
+    def check_typed(self) -> None:
+        """What is asked of several scales would do nothing where images are looked at once; not for stored values."""
+        usual = type(self).model_fields["scales"].default
+        changed = {"--test.scales": self.scales != list(usual), "--no-test.flip": not self.flip}
+        named = [flag for flag, given in changed.items() if given]
+        if named and not self.multi_scale:
+            raise UserError(f"{' and '.join(named)} alone would do nothing; add --multi-scale.")
 
 
 class SegmentConfig(TransferConfig):

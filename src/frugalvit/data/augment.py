@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from frugalvit.config.data import SMALL_INPUT, AugmentConfig, CropsConfig
@@ -27,7 +26,7 @@ from frugalvit.data.crops import (
     crop_resize,
     pad_crop,
 )
-from frugalvit.data.decode import pixels_of
+from frugalvit.data.decode import as_pixels
 from frugalvit.data.policies import ColorJitter, RandAugment, blur_kernel_size, blur_step, chosen, run_steps
 from frugalvit.data.randomness import ship, uniform
 from frugalvit.errors import UserError
@@ -291,16 +290,10 @@ class EvalTransform:
         return self.normalize(cut)
 
     def image(self, picture: Any, device: torch.device | str = "cpu") -> Tensor:
-        """One PIL image (seen as its file would be), or uint8 array (H, W), (H, W, 1), (H, W, 3): (1, C, h, w)."""
-        pixels = pixels_of(picture) if isinstance(picture, Image.Image) else np.array(picture)
-        channels = pixels.shape[2] if pixels.ndim == 3 else 1
-        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in (1, 3) or not pixels.size:
-            raise UserError(
-                f"An array of {pixels.dtype} and shape {pixels.shape} is no image: give a PIL image, or uint8 from 0 "
-                "to 255 of shape (H, W), (H, W, 1) or (H, W, 3)."
-            )
-        if channels == 1:
-            pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), len(self.normalize.mean), 2)
+        """One picture, as :func:`as_pixels` takes them: (1, C, h, w)."""
+        pixels = as_pixels(picture)
+        if pixels.shape[2] == 1:
+            pixels = np.repeat(pixels, len(self.normalize.mean), 2)
         tensor = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(device)
         return self(tensor, torch.tensor([pixels.shape[:2]]))
 

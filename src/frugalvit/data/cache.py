@@ -340,9 +340,9 @@ def _as_store(examples: Examples, found: cachefile.Decoded, place: str, device: 
         console.warn(f"left out: {name}: {reason}")
     if len(found.bad) > 20:
         console.warn(f"left out: {len(found.bad) - 20} further unreadable images")
-    if len(images) and (dark := almost_black(int(images[:: max(1, len(images) // 256)].max()))):
-        console.warn(dark)
     names = [examples.names[i] for i in kept.tolist()]
+    if len(images) and (dark := almost_black(int(images[:: max(1, len(images) // 256)].max()))):
+        console.warn(f"{names[0]} and those beside it: {dark}")
     return ImageStore(images, found.sizes, labels, names, device, place, found.bad, kept)
 
 

@@ -15,7 +15,7 @@ import stat
 import warnings
 from io import BytesIO
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageChops
@@ -85,6 +85,20 @@ def decode(
     image, stream = _open(content, label, max_megapixels)
     with stream:
         return pixels_of(image, label, at_least=at_least)
+
+
+def as_pixels(picture: Any) -> np.ndarray:
+    """Pixels (H, W, 1 or 3) of a path, a PIL image (as its file is seen) or a uint8 array (H, W) or (H, W, C)."""
+    if isinstance(picture, str | os.PathLike):
+        return decode(os.fspath(picture))
+    pixels = pixels_of(picture) if isinstance(picture, Image.Image) else np.array(picture)
+    channels = pixels.shape[2] if pixels.ndim == 3 else 1
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in (1, 3) or not pixels.size:
+        raise UserError(
+            f"An array of {pixels.dtype} and shape {pixels.shape} is no image: give a PIL image, or uint8 from 0 to "
+            "255 of shape (H, W), (H, W, 1) or (H, W, 3)."
+        )
+    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, int] | None = None) -> np.ndarray:

@@ -263,7 +263,7 @@ def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]
         notes.append(f"{where}: {counted(len(rows) - len(first), 'repeated row')} left out.")
     times = Counter(image for image, _ in first)
     if shared := [image for image, count in times.items() if count > 1]:
-        notes.append(f"{where}: {len(shared):,} images are in several splits, so scores flatter: {some(shared)}.")
+        notes.append(f"{where}: {counted(len(shared), 'image')} in several splits, so scores flatter: {some(shared)}.")
     return list(first.values())
 
 

@@ -62,6 +62,7 @@ class AttentionView:
     order:    heads ranked by entropy, lowest first
     elsewhere: (heads,), the weight that went to class or global tokens, which lie nowhere in the image
     query:    (row, column), or None where the class token asks
+    extra:    how many class or global tokens there are
     """
 
     maps: Tensor
@@ -70,6 +71,7 @@ class AttentionView:
     order: list[int]
     elsewhere: Tensor
     query: tuple[int, int] | None
+    extra: int
 
 
 def attend(backbone: Backbone, image: Tensor, query: tuple[int, int] | None, mass: float = MASS) -> AttentionView:
@@ -103,6 +105,7 @@ def view_attention(
         order=bits.argsort(stable=True).tolist(),
         elsewhere=attention[:, line, :extra].sum(dim=-1),
         query=query,
+        extra=extra,
     )
 
 

@@ -19,6 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit import console
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.factory import architecture_of, is_name
+from frugalvit.backbones.folder import find_model_folder
 from frugalvit.config.probe import BenchConfig
 from frugalvit.errors import UserError
 from frugalvit.files import read_json
@@ -26,9 +28,12 @@ from frugalvit.probing.extract import resolve_precision
 from frugalvit.results import Result, Table
 from frugalvit.training.models import Model, load_model
 from frugalvit.training.setup import pick_device
+from frugalvit.words import counted
 
-VIT_B_IN_TABLE_7 = 312.0  # images/s of ViT-B in the paper's common scale
+VIT_B = architecture_of("vit_base")
+VIT_B_IN_TABLE_7 = 312.0  # its images/s in the paper's common scale
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_PRECISIONS = {"32": "32-bit"}
 _PATIENCE = 20.0  # seconds of timed passes a model gets, if it takes fewer than asked for
 
 
@@ -47,12 +52,19 @@ def bench(config: BenchConfig) -> Result:
         raise UserError(
             "--plot needs runs with an accuracy: give folders of finished 'train' or probed 'pretrain' runs."
         )
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        console.say(f"measuring {name}")
+    reference = [config.reference] if config.reference else []
+    wanted = list(dict.fromkeys([*names, *reference]))
+    for name in wanted:
+        _resolve(name)
+    measured: dict[str, dict[str, Any]] = {}
+    networks: dict[str, str] = {}
+    for name in wanted:
+        console.say(f"measuring {name}" + ("" if name in names else ", the reference"))
         model = load_model(name, str(device), img_size=config.img_size, random=True)
-        rows.append({"model": name} | measure(model, batch, config.steps, precision, compiled=config.compile))
-    relative = _relate(rows, config, device, batch, precision)
+        networks[name] = architecture_of(model.backbone.name).partition(".")[0]
+        measured[name] = {"model": name} | measure(model, batch, config.steps, precision, compiled=config.compile)
+    rows = [measured[name] for name in names]
+    relative = _relate(rows, measured[reference[0]], networks[reference[0]]) if reference else None
     for row in rows:
         if accuracies[row["model"]]:
             row["accuracy_of"], row["accuracy"] = accuracies[row["model"]]  # type: ignore[misc]
@@ -77,10 +89,10 @@ def bench(config: BenchConfig) -> Result:
         "table7",
         "peak_memory_gib",
     ]
-    columns = [name for name in columns if relative or name not in ("relative", "table7")]
+    columns = [name for name in columns if name not in ("relative", "table7") or name in rows[0]]
     if any("accuracy" in row for row in rows):
         columns.append("accuracy")
-    title = f"{hardware}, {precision}, batch {batch}"
+    title = f"{hardware}, {_PRECISIONS.get(precision, precision)}, batch {batch}"
     return Result(data, [Table(columns, [[row.get(name) for name in columns] for row in rows], title)], notes)
 
 
@@ -180,20 +192,19 @@ def accuracy_of(where: str) -> tuple[str, float] | None:
     return None
 
 
-def _relate(
-    rows: list[dict[str, Any]], config: BenchConfig, device: torch.device, batch: int, precision: str
-) -> dict[str, Any] | None:
-    """Throughput relative to the reference, and in Table 7's scale, where ViT-B makes 312 images a second."""
-    if config.reference is None:
-        return None
-    known = next((row for row in rows if row["model"] == config.reference), None)
-    if known is None:
-        console.say(f"measuring {config.reference}, the reference")
-        model = load_model(config.reference, str(device), img_size=config.img_size, random=True)
-        known = {"model": config.reference} | measure(model, batch, config.steps, precision, compiled=config.compile)
+def _resolve(name: str) -> None:
+    """What names no model is said before any other is measured."""
+    path = Path(name)
+    if not (find_model_folder(path) if path.is_dir() else is_name(name)):
+        load_model(name, random=True)  # it says what is wrong
+
+
+def _relate(rows: list[dict[str, Any]], known: dict[str, Any], network: str) -> dict[str, Any]:
+    """Throughput relative to the reference; where that is ViT-B, in Table 7's scale too: there it makes 312."""
     for row in rows:
         row["relative"] = row["images_per_second"] / known["images_per_second"]
-        row["table7"] = VIT_B_IN_TABLE_7 * row["relative"]
+        if network == VIT_B:
+            row["table7"] = VIT_B_IN_TABLE_7 * row["relative"]
     return {"model": known["model"], "images_per_second": known["images_per_second"]}
 
 
@@ -233,4 +244,4 @@ def _plot(path: Path, rows: list[dict[str, Any]], hardware: str) -> None:
 
 
 def _processor() -> str:
-    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{platform.processor() or platform.machine()} CPU, {counted(torch.get_num_threads(), 'thread')}"

@@ -61,9 +61,11 @@ def knn(config: KnnConfig) -> Result:
         "test_images": len(bank) if asked is None else len(asked),
     }
     data = _data(config, "knn", source, config.features, data, began)
+    most = len(bank) - (asked is None)  # more neighbours than there are images are all of them
+    once = {min(k, most): values for k, values in scores.items()}
     table = Table(
         ["k", "top1", "top5", "mean_per_class"],
-        [[k, values["top1"], values["top5"], values["mean_per_class"]] for k, values in scores.items()],
+        [[k, values["top1"], values["top5"], values["mean_per_class"]] for k, values in once.items()],
         f"k-NN on {source.name}: {data['train_images']:,} images vote on {data['test_images']:,}",
     )
     notes = ["there is no test split: every image was asked of all the others"] if asked is None else []

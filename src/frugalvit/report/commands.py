@@ -78,7 +78,7 @@ def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[
             [p.rank, *(f"{r + 1},{c + 1}" for r, c in (p.first, p.second)), p.similarity] for p in row.seen.pairs
         ]
         result.tables.append(Table(["rank", "row,column", "matches", "similarity"], lines, row.title))
-    result.notes.append(f"figure  {path}")
+    result.notes += ["rows and columns of regions count from 1 here, from 0 in --json", f"figure  {path}"]
 
 
 def _score_matches(config: CorrespondConfig, models: list[Model], examples: Examples, result: Result) -> None:
@@ -86,9 +86,10 @@ def _score_matches(config: CorrespondConfig, models: list[Model], examples: Exam
     for model in models:
         batches = shown_batches(examples, model.backbone, config.batch, model.name, _kept(model))
         scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
-    name = Path(config.out).stem + "_scores" if config.out and config.images else "correspond_scores"
-    beside = str(Path(config.out).with_stem(name)) if config.out and config.images else config.out
-    path = _new_file(beside, name, config.format)
+    beside = config.out
+    if config.out and config.images and not Path(config.out).is_dir():  # that file is the drawing
+        beside = str(Path(config.out).with_stem(f"{Path(config.out).stem}_scores"))
+    path = _new_file(beside, "correspond_scores", config.format)
     save(plots.score_figure(scores), path)
     result.data |= {"chart": str(path), "scores": {name: score.as_dict() for name, score in scores.items()}}
     rows: list[list[object]] = [
@@ -118,14 +119,16 @@ def attend(config: AttendConfig) -> Result:
             "head": head,
             "entropy": view.entropy[head].item(),
             "regions": int(view.masks[head].sum()),
-            "on_class_token": view.elsewhere[head].item(),
         }
+        | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
         for head in view.order
     ]
     data = {"figure": str(path), "model": model.name, "grid": grid, "query": query, "heads": heads}
     rows: list[list[object]] = [list(head.values()) for head in heads]
-    columns = ["head", "entropy (bits)", f"regions that hold {100 * config.mass:.0f} %", "on class token"]
-    return Result(data, [Table(columns, rows, "Heads of the last block, most focused first")], [f"figure  {path}"])
+    columns = ["head", "entropy (bits)", f"regions that hold {100 * config.mass:.0f} %"]
+    columns += ["on class token"] if view.extra else []
+    title = f"Heads of the last block, most focused first; {plots.most_bits(view):.3g} bits: all regions alike"
+    return Result(data, [Table(columns, rows, title)], [f"figure  {path}"])
 
 
 def explore(config: ExploreConfig) -> Result:
@@ -176,7 +179,11 @@ def _may_replace(out: Path, runs: list[Path]) -> None:
     if page.GENERATOR not in head:
         raise UserError(f"{out} exists already and is not a report of frugalvit; choose another --out.")
     found = page.mark_of(head)
-    if found != page.mark(runs, out) and not (own and found is None):  # pages of earlier versions have no mark
+    if found is None and not own:
+        raise UserError(
+            f"{out} does not say of which runs it is: an earlier version's. Remove it or choose another --out."
+        )
+    if found is not None and found != page.mark(runs, out):
         raise UserError(f"{out} exists already and is not a report of these runs; choose another --out.")
 
 
@@ -212,17 +219,18 @@ def _examples(config: CorrespondConfig) -> Examples:
 
 
 def _new_file(wanted: str | None, stem: str, kind: str) -> Path:
-    """A file that is not there yet: the one asked for, or a free name in this folder."""
-    if wanted is not None:
-        path = Path(wanted) if Path(wanted).suffix else Path(f"{wanted}.{kind}")
-        if path.suffix != f".{kind}":
-            raise UserError(f"--out {wanted} does not end with .{kind}; give --format or another name.")
-        if len(os.fsencode(path.name)) > _LONGEST_NAME:
-            raise UserError(f"--out {wanted} is too long a name for a file; choose a shorter one.")
-        if path.exists():
-            raise UserError(f"{path} exists already; choose another --out.")
-        make_folder(path.parent)
-        return path
-    stem = re.sub(r"[^\w.-]+", "-", stem).encode()[:_LONGEST_STEM].decode("utf-8", "ignore")
-    numbered = (Path(f"{stem}{f'_{n}' if n > 1 else ''}.{kind}") for n in range(1, 100_000))
-    return next(path for path in numbered if not path.exists())
+    """A file that is not there yet: the one asked for, or a free name in the folder asked for, or in this one."""
+    if wanted is None or Path(wanted).is_dir():
+        stem = re.sub(r"[^\w.-]+", "-", stem).encode()[:_LONGEST_STEM].decode("utf-8", "ignore")
+        numbered = (f"{stem}{f'_{n}' if n > 1 else ''}.{kind}" for n in range(1, 100_000))
+        return next(path for name in numbered if not (path := Path(wanted or "") / name).exists())
+    path = Path(wanted) if Path(wanted).suffix else Path(f"{wanted}.{kind}")
+    if path.suffix != f".{kind}":
+        way = "choose another name" if kind == "html" else "give --format or another name"
+        raise UserError(f"--out {wanted} does not end with .{kind}; {way}.")
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise UserError(f"--out {wanted} is too long a name for a file; choose a shorter one.")
+    if path.exists():
+        raise UserError(f"{path} exists already; choose another --out.")
+    make_folder(path.parent)
+    return path

@@ -126,10 +126,8 @@ def report(records: list[Record], compared: dict[str, Any] | None = None, mark: 
             "recall", "Precision over recall", _each(records, transfer.precision_recall), "Mean over classes."
         ),
         sections.section("classes", "Classes", _each(records, transfer.per_class)),
-        sections.section("best", "Best pictures", _each(records, transfer.best), "Truth, then what the model found."),
-        sections.section(
-            "worst", "Worst pictures", _each(records, transfer.worst), "Truth, then what the model found."
-        ),
+        sections.section("best", "Best pictures", _each(records, transfer.best)),
+        sections.section("worst", "Worst pictures", _each(records, transfer.worst)),
         sections.section("augmentations", "What training saw", _each(records, sections.augmentations)),
         explorer_section(_merge_lens(records)),
         sections.section("configuration", "Configuration", sections.configuration(records)),

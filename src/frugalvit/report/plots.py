@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import ConnectionPatch, Rectangle
 from matplotlib.patheffects import Normal, Stroke
 
@@ -19,6 +23,14 @@ from frugalvit.lens.correspondence import Correspondence, CorrespondenceScore
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_BAR = 0.5
+"""Inches of the scale of colours below the maps."""
+
+_OPEN: Any = {"linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 1.8}
+_OWN: Any = _OPEN | {"marker": "o", "markeredgecolor": palette.BLUE, "markersize": 13}
+_OTHER: Any = _OPEN | {"marker": "^", "markeredgecolor": palette.RED, "markersize": 20}
 
 
 @dataclass(frozen=True)
@@ -32,11 +44,11 @@ class MatchedViews:
 
 
 def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
-    """Numbered lines between the most similar regions; a dot marks the region nearest its view's global feature, a
+    """Numbered lines between the most similar regions; a ring marks the region nearest its view's global feature, a
     triangle the one nearest the other view's (EsViT, Fig. 6)."""
     with matplotlib.rc_context(STYLE):
         aspect = rows[0].first.shape[1] / rows[0].first.shape[2]
-        figure = Figure(figsize=(6.4, len(rows) * (2.9 * aspect + 0.3)), layout="constrained")
+        figure = Figure(figsize=(6.4, len(rows) * (2.9 * aspect + 0.3) + 0.25), layout="constrained")
         axes = figure.subplots(len(rows), 2, squeeze=False)
         for row, (left, right) in zip(rows, axes, strict=True):
             left.set_title(row.title, loc="left", fontsize=8)
@@ -44,13 +56,27 @@ def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
                 _show(axis, image)
             _draw_pairs(left, right, row)
             for side, axis in enumerate((left, right)):
-                for place, colour, shape in (
-                    (row.seen.own[side], palette.BLUE, "o"),
-                    (row.seen.other[side], palette.RED, "^"),
-                ):
+                for place, mark in ((row.seen.own[side], _OWN), (row.seen.other[side], _OTHER)):
                     y, x = _centre(place, row.seen.grids[side], (row.first, row.second)[side])
-                    axis.plot(x, y, shape, color=colour, markersize=9, markeredgecolor="white", zorder=6)
+                    # Of the right axes, as the numbers are, and open: neither hides the other.
+                    right.add_artist(
+                        _outline(Line2D([x], [y], **mark, transform=axis.transData, zorder=6, clip_on=False))
+                    )
+        pair = {"marker": "o", "color": palette.YELLOW, "markeredgecolor": "black", "markersize": 6}
+        key = [
+            (Line2D([], [], **pair, linewidth=1.1), "matches, the most similar first"),
+            (Line2D([], [], **_OWN | {"markersize": 8}), "nearest to its view's global feature"),
+            (Line2D([], [], **_OTHER | {"markersize": 8}), "nearest to the other view's"),
+        ]
+        lines, texts = zip(*key, strict=True)
+        figure.legend(lines, texts, frameon=False, fontsize=7, loc="outside lower center", ncols=len(key))
         return figure
+
+
+def _outline(line: Line2D) -> Line2D:
+    line.set_path_effects([Stroke(linewidth=3.6, foreground="white"), Normal()])
+    line.set_in_layout(False)
+    return line
 
 
 def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
@@ -82,16 +108,22 @@ def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
 
 
 def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float) -> Figure:
-    """Entropy of every head, the masks that hold ``mass`` of the attention, and the full maps, ranked by entropy."""
+    """Entropy of every head, the masks that hold ``mass`` of the attention, and the full maps, ranked by entropy.
+
+    All maps share one scale of colours, so that a head that looks everywhere alike is seen to; it rises with the root,
+    for a head that looks at one region only would leave all others dark.
+    """
     count = len(view.order)
     columns = min(count, 8)
     lines = -(-count // columns)
     aspect = image.shape[1] / image.shape[2]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.8, 1.7 + 2 * lines * (6.4 / columns * aspect + 0.16)), layout="constrained")
+        rows = lines * (6.4 / columns * aspect + 0.16)
+        figure = Figure(figsize=(6.8, 1.7 + 2 * rows + _BAR), layout="constrained")
         figure.suptitle(title, fontsize=8, x=0.01, ha="left")
-        heights = [1.5, *(2 * [lines * 6.4 / columns * aspect])]
-        top, masks, maps = np.ravel(np.array(figure.subfigures(3, 1, height_ratios=heights)))
+        heights = [1.5, rows, rows, _BAR]
+        scale = PowerNorm(0.5, 0, view.maps.max().item())
+        top, masks, maps, bottom = np.ravel(np.array(figure.subfigures(4, 1, height_ratios=heights)))
         _entropy_bars(top, image, view)
         for kind, part in (("mask", masks), ("map", maps)):
             part.supylabel(f"{100 * mass:.0f} % mass" if kind == "mask" else "attention", fontsize=7)
@@ -100,10 +132,18 @@ def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float
                 axis.set_axis_off()
             for axis, head in zip(axes, view.order, strict=False):
                 _show(axis, image, grey=True)
-                _overlay(axis, view, head, kind, image)
+                _overlay(axis, view, head, kind, image, scale)
                 axis.set_title(f"head {head}", fontsize=6, pad=2)
                 _mark_query(axis, view, image)
+        bar = bottom.colorbar(ScalarMappable(scale, "viridis"), cax=bottom.subplots(), orientation="horizontal")
+        bar.set_label("share of a head's attention that a region gets", fontsize=6)
+        bar.ax.tick_params(labelsize=6)
         return figure
+
+
+def most_bits(view: AttentionView) -> float:
+    """The entropy of a head that looks alike at all regions it can see, which are those of a window in a Swin."""
+    return math.log2(max(2, int((view.maps > 0).any(0).sum())))
 
 
 def _entropy_bars(figure: Any, image: Tensor, view: AttentionView) -> None:
@@ -112,16 +152,22 @@ def _entropy_bars(figure: Any, image: Tensor, view: AttentionView) -> None:
     _mark_query(picture, view, image, size=7)
     bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], 0.7, color=palette.BLUE)
     bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
+    most = most_bits(view)
+    bars.axhline(most, color="black", linestyle=":", linewidth=1)
+    text = f"{most:.3g}: all regions alike"
+    bars.annotate(text, (1, most), (0, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=6)
+    bars.set_ylim(0, 1.15 * most)
     bars.set_ylabel("entropy (bits)", fontsize=7)
     bars.set_xlabel("head", fontsize=7)
     bars.tick_params(labelsize=6)
 
 
-def _overlay(axis: Any, view: AttentionView, head: int, kind: str, image: Tensor) -> None:
+def _overlay(axis: Any, view: AttentionView, head: int, kind: str, image: Tensor, scale: PowerNorm) -> None:
     height, width = image.shape[1:]
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     if kind == "map":
-        axis.imshow(view.maps[head].numpy(), cmap="viridis", alpha=0.7, extent=extent, interpolation="nearest")
+        weights = view.maps[head].numpy()
+        axis.imshow(weights, cmap="viridis", norm=scale, alpha=0.7, extent=extent, interpolation="nearest")
         return
     layer = np.zeros((*view.masks[head].shape, 4))
     layer[..., :3] = tuple(part / 255 for part in bytes.fromhex(palette.RED[1:]))

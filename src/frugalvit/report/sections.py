@@ -310,6 +310,8 @@ def _scalars(summary: dict[str, Any]) -> dict[str, Any]:
 def _mean(key: str, values: list[Any]) -> Any:
     if key == "seed":
         return None
+    if isinstance(values[0], int) and all(value == values[0] for value in values):
+        return values[0]  # a count that all share has no deviation to tell
     numbers = [number for value in values if (number := finite(value)) is not None]
     if len(numbers) < 2 or len(numbers) != len(values):
         return values[0] if len(set(map(str, values))) == 1 else "-"

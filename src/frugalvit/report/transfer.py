@@ -1,11 +1,13 @@
 """What a report shows of a detection or segmentation run: precision over recall, classes, best and worst pictures.
 
 A run leaves transfer_report.json: {"curves": {"box": {"IoU 0.50": [101 precisions]}}, "per_class": {"columns", "rows"},
-"best" and "worst": [{"image": a file in the folder, "caption": …}]}, every part optional.
+"colours": {class: "#rrggbb"} of a segmenter, "best" and "worst": [{"image": a file in the folder, "caption": …}]},
+every part optional.
 """
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import Any
 
@@ -68,7 +70,18 @@ def per_class(record: Record) -> str:
     if not (isinstance(columns, list) and isinstance(rows, list) and all(_is_row(row, len(columns)) for row in rows)):
         _left_out(record, "per_class")
         return ""
-    return table([str(column) for column in columns], rows)
+    colours = read_material(record, "colours", dict)
+    marks = [_swatch(record, colours[str(row[0])]) if str(row[0]) in colours else "" for row in rows]
+    return table([str(column) for column in columns], rows, marks=marks)
+
+
+def _swatch(record: Record, colour: Any) -> str:
+    """A square of the colour that a class has in the pictures."""
+    if not re.fullmatch("#[0-9a-f]{6}", str(colour)):
+        _left_out(record, "colours")
+        return ""
+    square = f'<rect width="12" height="12" fill="{colour}"/>'
+    return f'<svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">{square}</svg> '
 
 
 def _is_row(row: Any, columns: int) -> bool:
@@ -85,6 +98,8 @@ def worst(record: Record) -> str:
 
 def _pictures(record: Record, kind: str) -> str:
     items = ""
+    segmented = record.summary.get("task") == "segment"
+    lead = "The image, the truth, then what the model found." if segmented else "Truth, then what the model found."
     for entry in read_material(record, kind, list):
         if not isinstance(entry, dict):
             _left_out(record, kind)
@@ -93,4 +108,4 @@ def _pictures(record: Record, kind: str) -> str:
         if image is not None:
             caption = escape(str(entry.get("caption", "")))
             items += f'<figure class="wide"><img src="{image}" alt=""><figcaption>{caption}</figcaption></figure>'
-    return items
+    return f'<p class="lead">{lead}</p>{items}' if items else ""

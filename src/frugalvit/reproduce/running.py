@@ -95,9 +95,11 @@ def _start(table: str, setting: str, config: ReproduceConfig) -> str:
     backbone = recipe.backbones[0]
     folder = _folder(config, table, backbone, setting, seed=0)
     text = recipe.settings[setting]
-    own = assignments(text.split()).get("epochs", recipe.common.get("epochs"))
-    if config.epochs and own and config.epochs > own:  # a longer run from it is meant, not a longer start
-        config = config.model_copy(update={"epochs": None})
+    # A longer run from it is meant, not a longer start.
+    own = {"epochs": recipe.common.get("epochs"), "steps": TABLES[str(config.table)].common.get("steps")}
+    own |= {name: float(value) for name, value in assignments(text.split()).items() if name == "epochs"}
+    longer = [name for name, most in own.items() if most and (getattr(config, name) or 0) > most]
+    config = config.model_copy(update=dict.fromkeys(longer))
     # A shorter length, a backbone or a size that the user wants is meant for it too.
     wanted, train = _one_run(table, setting, text, config, backbone, seed=0)
     if not (folder / "summary.json").exists():
@@ -144,9 +146,8 @@ def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> 
     named = [f"{folder_name(name)}: {values}" for name, values in settings.items()]
     for backbone in (config.backbone,) if config.backbone else recipe.backbones:
         folder = Path(config.out) / table / backbone
-        (folder / "comparison.json").unlink(missing_ok=True)  # of these runs or others of the table: drawn anew
         values = _values(recipe, config, backbone) | {"settings": named, "seeds": config.seeds, "metric": recipe.metric}
-        result = compare(compared.parse(values | {"out": str(folder)}))
+        result = compare(compared.parse(values | {"out": str(folder), "redraw": True}))
         data[backbone] = result.data
         tables += [Table(shown.columns, shown.rows, backbone) for shown in result.tables]
     folder = Path(config.out) / table

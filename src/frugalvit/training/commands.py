@@ -52,6 +52,7 @@ from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
 from frugalvit.training.session import follow_init, in_run_folder
 from frugalvit.training.supervised import SupervisedTask
+from frugalvit.words import counted
 
 HARDLY = 0.8  # of the error of a constant answer, above which Drloc's task counts as hardly learned
 
@@ -221,7 +222,9 @@ def _finish(
 def _result(summary: dict[str, Any]) -> Result:
     names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
     table = Table(
-        names, [[summary.get(name) for name in names]], f"{summary['scored_on']}: {summary['scored_images']:,} images"
+        names,
+        [[summary.get(name) for name in names]],
+        f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}",
     )
     then = [f"frugalvit predict {console.shown(summary['run'])} IMAGE…"]
     return run_result(summary, table, then, _hardly_localized(summary))

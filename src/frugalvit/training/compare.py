@@ -24,10 +24,25 @@ from frugalvit.training.tracking import TensorBoard, make_trackers
 
 Scores = dict[str, list[dict[str, Any]]]
 Train = Callable[[Any], Result]
+Plans = dict[str, list[RunConfig]]
 
 _ASKED = "asked.json"
 NO_MATTER = {"out", "resume", "report", "device", "workers", "track", "peer_timeout"}
 """What may differ between what a run was asked and what is wanted of it now: no score follows from it."""
+
+_PRECISIONS = [f"{kind}_{ap}" for kind in ("box", "mask") for ap in
+               ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")]  # fmt: skip
+_SCORES = {
+    "train": ["top1", "top5", "mean_per_class", "val_top1", "localization_error", "constant_answer_error"],
+    "detect": [*_PRECISIONS, "val_box_ap"],
+    "segment": ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "val_miou"],
+}
+_FACTS = ["seconds", "seconds_per_step", "steps", "skipped_steps", "best_step", "parameters", "scored_images"]
+
+
+def known_metrics(task: str) -> list[str]:
+    """The numbers that a run of this kind may have; a single run need not have them all."""
+    return _SCORES[task] + _FACTS
 
 
 def compare(config: CompareConfig) -> Result:
@@ -43,15 +58,27 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     """
     if config.data is None:
         raise UserError(f"What should be compared on? Give a folder of images: 'frugalvit {command} DATA --with …'.")
+    known = known_metrics(kind.recipe_task())
+    if config.metric not in known:
+        raise UserError(
+            f"--metric {config.metric}: runs have no such number.{nearest(config.metric, known)} They have "
+            f"{', '.join(known)}."
+        )
     settings = config.named_settings()
+
+    def plan(folder: Path) -> Plans:
+        seeds = range(config.seed, config.seed + config.seeds)
+        return {
+            name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
+            for name, values in settings.items()
+        }
+
     usual = Path("runs") / "_".join([*command.split(), Path(config.data).name])
-    folder = make_folder(_folder_for(settings, config.out, usual))
-    seeds = range(config.seed, config.seed + config.seeds)
     # All are read before the first is run: a mistake in the last setting should not be found at night.
-    plans = {
-        name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
-        for name, values in settings.items()
-    }
+    folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _free_place(usual, plan)
+    if not config.redraw and (others := _others(folder, settings)):
+        raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
+    make_folder(folder)
     scores: Scores = {name: [] for name in settings}
     for k in range(config.seeds):
         for name in settings:
@@ -62,17 +89,22 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     return write_comparison(folder, scores, config.metric, config.track)
 
 
-def _folder_for(settings: Iterable[str], out: str | None, usual: Path) -> Path:
-    """The folder asked for, or the usual one; never one whose comparison tells of settings that are not wanted now."""
+def _free_place(usual: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans]:
+    """The usual folder, or the next with a number: one that holds this very comparison, or none."""
     for number in range(1, 10_000):
-        folder = Path(out) if out else usual if number == 1 else usual.with_name(f"{usual.name}_{number}")
-        written = read_json(folder / "comparison.json", dict) or {}
-        others = [name for name in written.get("settings", {}) if name not in settings]
-        if not others:
-            return folder
-        if out:
-            raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
+        folder = usual if number == 1 else usual.with_name(f"{usual.name}_{number}")
+        plans = plan(folder)
+        asked = (asked_otherwise(Path(str(run.out)), run) for runs in plans.values() for run in runs)
+        if not _others(folder, plans) and not any(asked):
+            return folder, plans
     raise UserError(f"There are too many comparisons {usual}_…: choose a folder with --out.")
+
+
+def _others(folder: Path, settings: Iterable[str]) -> list[str]:
+    """The settings of a comparison in a folder, finished or begun, that are not among these."""
+    told = (read_json(folder / "comparison.json", dict) or {}).get("settings", {})
+    begun = (path.parent.parent.name for path in sorted(folder.glob(f"*/seed_*/{_ASKED}")))
+    return [name for name in dict.fromkeys([*told, *begun]) if name not in settings]
 
 
 def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
@@ -223,10 +255,17 @@ def _labels(metric: str, splits: set[str], summaries: list[dict[str, Any]]) -> t
     scored = {str(summary["scored_on"]) for summary in summaries if summary.get("scored_on")}
     if not splits or not scored:  # a fact of the run, no score on images
         return metric, f"final {metric}"
-    chosen = {summary.get("best_step") is not None for summary in summaries}
-    weights = "best and last" if len(chosen) > 1 else "best" if True in chosen else "last"
+    kinds = {_weights_of(summary) for summary in summaries}
+    weights = f", {kinds.pop()} weights" if len(kinds) == 1 and None not in kinds else ""
     watched, final = ("/".join(sorted(places)) for places in (splits, scored))
-    return f"{metric} on {watched} while training", f"{metric} on {final}, {weights} weights"
+    return f"{metric} on {watched} while training", f"{metric} on {final}{weights}"
+
+
+def _weights_of(summary: dict[str, Any]) -> str | None:
+    """Which weights a run handed out; runs of earlier versions do not say."""
+    if "best_step" not in summary:
+        return None
+    return "last" if summary["best_step"] is None else "best"
 
 
 def _every_run(metric: str, scores: Scores) -> str:

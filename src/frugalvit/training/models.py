@@ -46,7 +46,7 @@ def load_model(
     """
     path = Path(where)
     meta: dict[str, Any] = {}
-    if path.name in WEIGHT_FILES and (path.parent / "config.json").is_file():
+    if architecture is None and path.name in WEIGHT_FILES and (path.parent / "config.json").is_file():
         path = path.parent  # the weights of a model folder, which says what they belong to
     if path.is_dir():
         folder = find_model_folder(path)

@@ -65,6 +65,8 @@ def pick_device(wanted: str) -> str:
     """The device asked for, or the best there is; a CPU is made ready for our products."""
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     device = best_device() if wanted == "auto" else wanted
+    if device not in present:
+        raise UserError(f"There is no kind of device '{wanted}': auto, cpu, cuda or mps.")
     if not present[device]:
         raise UserError(f"There is no {wanted} device here. Use --device auto or --device cpu.")
     if device == "cpu":

@@ -8,6 +8,7 @@ softmax; once with our input, once with the usual one, a DataLoader with torchvi
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -71,11 +72,19 @@ def bench_step(config: BenchStepConfig) -> Result:
             row["ratio"] = round(rows[0]["images_per_second"] / row["images_per_second"], 2)
     hardware = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     facts = {"device": hardware, "torch": torch.__version__, "kind": config.kind, "backbone": config.backbone}
-    facts |= {"batch": config.batch, "data": config.data or "random images", "prototypes": config.prototypes}
+    facts |= {"batch": config.batch, "data": config.data or "random images"}
+    facts |= {"prototypes": config.prototypes} if config.kind == "pretrain" else {}
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(columns, [[row.get(name, "") for name in columns] for row in rows])
-    notes = ["matrix rate: floating-point operations of the step over those of a large bf16 product, both measured"]
-    return Result(facts | {"rows": rows}, [table], notes if device == "cuda" else [])
+    notes = []
+    if device == "cuda":
+        notes.append("matrix rate: floating-point operations of the step over those of a large bf16 product, measured")
+    if "drloc_percent" in rows[0]:
+        notes.append(
+            "drloc_percent: from steps with and without the loss taken in turns; the rows were measured one after the "
+            "other, while the machine's speed drifts"
+        )
+    return Result(facts | {"rows": rows}, [table], notes)
 
 
 def measure(
@@ -300,6 +309,8 @@ def _profile(step: Callable[[int], None], device: torch.device, path: Path) -> N
     from torch.profiler import ProfilerActivity, profile
 
     cuda = device.type == "cuda"
+    if not cuda:  # else the profiler reports as an error that there is no GPU
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as seen:
         for number in range(3):
             step(number)

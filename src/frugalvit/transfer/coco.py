@@ -2,12 +2,12 @@
 
 What a file may hold and how it is met: category ids with holes (classes are numbered 1, 2, … in the order of their
 ids), images without objects (they teach what is not there), crowds (not learnt from; scored as COCO scores them), boxes
-without area and objects without a usable mask (left out, said), boxes over the border (clipped).
+without area or outside their image and objects without a usable mask (left out, said), boxes over the border (clipped),
+files that are no image (left out with their objects, named).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,18 +17,13 @@ import numpy as np
 from faster_coco_eval.core import mask as run_length
 
 from frugalvit.errors import UserError
-from frugalvit.transfer.coco_check import check_entries, check_runs, is_polygon
-from frugalvit.transfer.places import arrange, check_sizes, find_folder
+from frugalvit.transfer.coco_check import check_runs, is_polygon
+from frugalvit.transfer.coco_files import find_annotations, read
+from frugalvit.transfer.places import Seen, arrange, find_folder, look_at_images, note_turned, turned_by_exif
+from frugalvit.words import counted
 
 _FEW_BARE = 0.05  # objects without a mask that are a slip, and left out; more of them are boxes that were meant
-_SPLIT_WORDS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-}
+_LEAST = 1e-3  # pixels that a box must be wide and high
 
 
 @dataclass
@@ -74,6 +69,8 @@ def open_coco(
     *,
     masks: bool | str = "auto",
     known: tuple[str, dict[int, str]] | None = None,
+    only: str | None = None,
+    max_bad: float = 0.05,
 ) -> CocoData:
     """Read a dataset, check it, and make what splits are missing; every mistake is one line before training.
 
@@ -81,10 +78,16 @@ def open_coco(
     masks: "auto" wants them if no file has many objects without one; True asks this of each file for itself; False
         where nobody will look at them. Where they are wanted objects without one are left out, else all are kept.
     known: a model's name and its categories by id, which the files' are taken for by their names.
+    only: the split of a folder that is wanted; nothing of the others is read.
+    max_bad: the share of a file's images that may be none.
     """
     files = find_annotations(Path(where))
+    if only is not None and Path(where).is_dir():
+        if only not in files:
+            raise UserError(f"{where} has no split '{only}': it has {', '.join(files)}.")
+        files = {only: files[only]}
     notes: list[str] = []
-    contents = {name: _read(path) for name, path in files.items()}
+    contents = {name: read(path) for name, path in files.items()}
     first = "train" if "train" in contents else next(iter(contents))
     other, named = files[first].name, _categories(contents[first], files[first])
     if known and categories == "own":
@@ -94,36 +97,14 @@ def open_coco(
     for name, content in contents.items():
         numbers = _numbers(content, files[name], named, other, notes)
         drawn = masks is not False and not (any(boxed.values()) if masks == "auto" else boxed[name])
-        splits[name] = _images(files[name], Path(where), content, numbers, notes, drawn)
+        images = _images(files[name], Path(where), content, max_bad, notes)
+        _add_objects(files[name], content, images, numbers, notes, drawn)
+        splits[name] = [image for image in images.values() if image is not None]
     if categories != "own":
         named = _merge(splits, _groups(contents[first], files[first], categories), known)
     root = Path(where) if Path(where).is_dir() else Path(where).parent
     splits = arrange(splits, split, val_fraction, notes)
     return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes)
-
-
-def find_annotations(where: Path) -> dict[str, Path]:
-    """The JSON file of every split: ``instances_train.json``, ``annotations/instances_val2017.json``, ``train/…``."""
-    if where.is_file():
-        return {"train": where}
-    if not where.is_dir():
-        raise UserError(f"There is no folder or JSON file {where}.")
-    found: dict[str, Path] = {}
-    candidates = sorted([*where.glob("*.json"), *where.glob("annotations/*.json"), *where.glob("*/*coco*.json")])
-    for path in sorted(candidates, key=lambda path: "instances" not in path.stem):
-        words = path.stem.lower().replace("-", "_").rstrip("0123456789").split("_")
-        words += [path.parent.name.lower()]
-        split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None)
-        if split and not {"captions", "keypoints", "panoptic", "stuff", "image", "names"} & set(words):
-            found.setdefault(split, path)
-    if not found and len(candidates) == 1:
-        found = {"train": candidates[0]}
-    if not found:
-        raise UserError(
-            f"{where} holds no COCO annotations: there should be JSON files such as instances_train.json and "
-            "instances_val.json in it or in its folder annotations."
-        )
-    return {split: found[split] for split in ("train", "val", "test") if split in found}
 
 
 def rle(entry: dict[str, Any], height: int, width: int) -> dict[str, Any]:
@@ -169,19 +150,6 @@ def ground_truth(images: Iterable[CocoImage], data: CocoData) -> dict[str, Any]:
 
 
 # -- reading one file
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())[:120]}).") from None
-    needed = ("images", "annotations", "categories")
-    missing = [key for key in needed if not isinstance(content, dict) or not isinstance(content.get(key), list)]
-    if missing:
-        raise UserError(f"{path} is not in COCO format: it has no list '{missing[0]}'.")
-    check_entries(content, path)
-    return content
 
 
 def _categories(content: dict[str, Any], path: Path) -> dict[int, str]:
@@ -275,28 +243,55 @@ def _mostly_boxes(content: dict[str, Any], path: Path, notes: list[str]) -> bool
 
 
 def _images(
-    path: Path, where: Path, content: dict[str, Any], numbers: dict[int, int], notes: list[str], masks: bool
-) -> list[CocoImage]:
+    path: Path, where: Path, content: dict[str, Any], max_bad: float, notes: list[str]
+) -> dict[Any, CocoImage | None]:
+    """The images of a file by their ids; None for one that cannot be read."""
     names = [entry["file_name"] for entry in content["images"]]
     if not names:
         raise UserError(f"{path} names no images.")
     root = find_folder(where if where.is_dir() else path.parent, path, names)
     paths = [root / name for name in names]
-    images = {}
-    for entry, place, (height, width) in zip(content["images"], paths, check_sizes(paths), strict=True):
-        said = (int(entry.get("height") or height), int(entry.get("width") or width))
-        if said != (height, width):
-            raise UserError(
-                f"{path.name} says that {place} is {said[1]}×{said[0]} px, but it is {width}×{height}: the objects of "
-                "another size would lie elsewhere. Use the images the annotations were made for."
-            )
+    images: dict[Any, CocoImage | None] = {}
+    found = look_at_images(paths, max_bad)
+    for entry, place, seen in zip(content["images"], paths, found, strict=True):
         if entry["id"] in images:
             raise UserError(f"{path.name} names two images with the id {entry['id']}.")
-        images[entry["id"]] = CocoImage(entry["id"], place, height, width, path)
-    left_out = {"boxes without area": 0, "objects without a usable mask": 0}
+        if seen is not None:
+            _check_size(entry, place, seen, path)
+        images[entry["id"]] = None if seen is None else CocoImage(entry["id"], place, *seen.size, path)
+    readable = [(place, seen) for place, seen in zip(paths, found, strict=True) if seen is not None]
+    notes += note_turned(path.name, "its objects", readable)
+    return images
+
+
+def _check_size(entry: dict[str, Any], place: Path, seen: Seen, path: Path) -> None:
+    height, width = seen.size
+    said = (int(entry.get("height") or height), int(entry.get("width") or width))
+    if said != seen.size:
+        turned = turned_by_exif(seen, said)
+        reason = (
+            f"as it is stored, {turned}"
+            if turned
+            else (
+                f"but it is {width}×{height}: the objects of another size would lie elsewhere. Use the images the "
+                "annotations were made for."
+            )
+        )
+        raise UserError(f"{path.name} says that {place} is {said[1]}×{said[0]} px, {reason}")
+
+
+def _add_objects(
+    path: Path,
+    content: dict[str, Any],
+    images: dict[Any, CocoImage | None],
+    numbers: dict[int, int],
+    notes: list[str],
+    masks: bool,
+) -> None:
+    """Give the images their objects; those that cannot be used are counted by their reasons, and the first named."""
+    left_out: dict[str, list[Any]] = {}
     for entry in content["annotations"]:
-        image = images.get(entry.get("image_id"))
-        if image is None:
+        if entry.get("image_id") not in images:
             raise UserError(
                 f"{path.name}: annotation {entry.get('id')} is of image {entry.get('image_id')}, not listed."
             )
@@ -305,13 +300,17 @@ def _images(
                 f"{path.name}: annotation {entry.get('id')} has category {entry['category_id']}, which is none of "
                 f"the {len(content['categories'])} categories."
             )
+        image = images[entry["image_id"]]
+        if image is None:
+            continue
         cleaned, reason = _clean(entry, image, path, masks)
         if cleaned is None:
-            left_out[reason] += 1
+            left_out.setdefault(reason, []).append(entry.get("id"))
         else:
             image.objects.append(cleaned | {"category_id": numbers[entry["category_id"]]})
-    notes += [f"{path.name}: {count} {what} left out" for what, count in left_out.items() if count]
-    return list(images.values())
+    for reason, ids in left_out.items():
+        which = f"annotation {ids[0]}" + (" is the first" if len(ids) > 1 else "")
+        notes.append(f"{path.name}: {counted(len(ids), 'object')} {reason} left out ({which})")
 
 
 def _plainly_seen(segmentation: Any, image: CocoImage) -> bool:
@@ -346,16 +345,20 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
         elif not box:
             box = run_length.toBbox(mask).tolist()
     if not box and not segmentation and entry.get("segmentation"):
-        return None, "objects without a usable mask"
+        return None, "without a usable mask"
     if not isinstance(box, list) or len(box) != 4:
         raise UserError(f"{path.name}: annotation {entry.get('id')} has no bbox [left, top, width, height].")
     left, top, width, height = (float(value) for value in box)
+    if width < 0 or height < 0:
+        return None, "with a box of negative width or height"
+    if width < _LEAST or height < _LEAST:
+        return None, "with a box without area"
     right, bottom = min(left + width, image.width), min(top + height, image.height)
     left, top = max(left, 0.0), max(top, 0.0)
-    if right - left < 1e-3 or bottom - top < 1e-3:
-        return None, "boxes without area"
+    if right - left < _LEAST or bottom - top < _LEAST:
+        return None, "with a box outside the image"
     if masks and not segmentation:
-        return None, "objects without a usable mask"
+        return None, "without a usable mask"
     cleaned = {
         "bbox": [left, top, right - left, bottom - top],
         "area": float(entry.get("area") or (right - left) * (bottom - top)),

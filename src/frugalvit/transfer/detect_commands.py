@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faster_coco_eval.core import mask as run_length
 from torchvision.ops import box_convert, box_iou
 
 from frugalvit import console
@@ -31,7 +32,8 @@ from frugalvit.transfer.parts import DetectorSpec
 from frugalvit.transfer.pictures import draw_objects, save_picture, side_by_side
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
-from frugalvit.transfer.using import lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.transfer.using import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.words import counted
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -51,7 +53,14 @@ class DetectJob:
     columns = 2
 
     def open(self, config: DetectConfig) -> CocoData:
-        data = open_coco(str(config.data), config.split, config.val_fraction, config.categories, masks=config.masks)
+        data = open_coco(
+            str(config.data),
+            config.split,
+            config.val_fraction,
+            config.categories,
+            masks=config.masks,
+            max_bad=config.cache.max_bad,
+        )
         if config.masks is True and not data.has_masks():
             raise UserError(f"{config.data} does not have a mask for every object of every split; leave out --masks.")
         if not any(image.learnable() for image in data.splits.get("train", [])):
@@ -130,7 +139,7 @@ class DetectJob:
             *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
             f"next        frugalvit detect predict {console.shown(folder)} IMAGE…",
         ]
-        return Result(_without_lists(summary), [_table(summary)], notes)
+        return Result(_without_lists(summary), _tables(summary), notes)
 
 
 def evaluate(config: DetectEvalConfig) -> Result:
@@ -140,14 +149,12 @@ def evaluate(config: DetectEvalConfig) -> Result:
     facts = read_facts(config.model, "detect")
     known = (config.model, dict(pairs_of(facts)))
     masks = bool(facts["spec"]["masks"])
-    data = open_coco(config.data, "given", categories=facts.get("categories", "own"), masks=masks, known=known)
+    groups = facts.get("categories", "own")
+    data = open_coco(config.data, "given", categories=groups, masks=masks, known=known, only=config.split, max_bad=1.0)
     for note in data.notes:
         console.say(note)
     whole = not Path(config.data).is_dir()  # one file is scored as a whole
-    images = data.splits.get("train" if whole else config.split)
-    if not images:
-        raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
-    seen, pictures = running.readable(images)
+    seen, pictures = running.readable(data.splits["train" if whole else config.split])
     task = load_task(config.model, facts, config.device, config.batch)
     dataset = ObjectPictures(seen, data, pictures, task.net.spec.masks)
     scores = DetectJob().score(task, dataset, folder)
@@ -159,7 +166,7 @@ def evaluate(config: DetectEvalConfig) -> Result:
         "scored_images": len(dataset),
         "seconds": seconds,
     }
-    return Result(summary, [_table(summary)], [f"pictures  {folder}/pictures"] if folder else [])
+    return Result(summary, _tables(summary), [f"pictures  {folder}/pictures"] if folder else [])
 
 
 def predict(config: DetectPredictConfig) -> Result:
@@ -175,29 +182,39 @@ def predict(config: DetectPredictConfig) -> Result:
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     predictions: list[dict[str, Any]] = []
-    for part in given.batches(config.batch, "detecting"):
-        found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part])
-        for (place, path, image), objects in zip(part, found, strict=True):
-            kept = [entry for entry in objects if entry["score"] >= config.threshold]
-            number = len(images) + 1
-            picture = f"{names[place]}.jpg"
-            size = {"height": image.shape[0], "width": image.shape[1]}
-            images.append({"id": number, "file_name": str(path), **size, "picture": picture})
-            predictions.append({"image": str(path), "picture": str(folder / picture), "objects": len(kept)})
-            for entry in kept:
-                identity = facts["category_ids"][entry["label"] - 1]
-                rest = {key: value for key, value in entry.items() if key != "label"}
-                known = {"id": len(annotations) + 1, "image_id": number, "category_id": identity, "iscrowd": 0}
-                annotations.append({**known, **rest, "area": entry["bbox"][2] * entry["bbox"][3]})
-            save_picture(draw_objects(image, kept, facts["classes"]), folder / picture)
     categories = [{"id": identity, "name": name} for identity, name in pairs_of(facts)]
-    whole = {"images": images, "annotations": annotations, "categories": categories}
-    write_text(folder / "detections.json", json.dumps(whole))
+
+    def save() -> None:
+        whole = {"images": images, "annotations": annotations, "categories": categories}
+        write_text(folder / "detections.json", json.dumps(whole))
+
+    with kept_when_stopped(folder, images, len(given.paths), save):
+        for part in given.batches(config.batch, "detecting"):
+            found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part])
+            for (place, path, image), objects in zip(part, found, strict=True):
+                kept = [entry for entry in objects if entry["score"] >= config.threshold]
+                number, picture = len(images) + 1, f"{names[place]}.jpg"
+                save_picture(draw_objects(image, kept, facts["classes"]), folder / picture)
+                size = {"height": image.shape[0], "width": image.shape[1]}
+                images.append({"id": number, "file_name": str(path), **size, "picture": picture})
+                predictions.append({"image": str(path), "picture": str(folder / picture), "objects": len(kept)})
+                for entry in kept:
+                    known = {"id": len(annotations) + 1, "image_id": number}
+                    annotations.append(known | annotation_of(entry, facts["category_ids"]))
+    save()
     seconds = round(time.monotonic() - began, 2)
     data = {"out": str(folder), "images": len(images), "objects": len(annotations), "seconds": seconds}
     data |= {"predictions": predictions, "unreadable": given.unreadable}
     rows = [[image["file_name"], _told(image["id"], annotations, dict(pairs_of(facts)))] for image in images]
     return Result(data, [Table(["image", "found"], rows)], [f"pictures and detections.json in {folder}"])
+
+
+def annotation_of(entry: dict[str, Any], category_ids: list[int]) -> dict[str, Any]:
+    """A detection as COCO writes it; its area is the mask's where there is one, as in COCO's own files."""
+    rest = {key: value for key, value in entry.items() if key != "label"}
+    mask = entry.get("segmentation")
+    area = entry["bbox"][2] * entry["bbox"][3] if mask is None else float(run_length.area(mask))
+    return {"category_id": category_ids[entry["label"] - 1], "iscrowd": 0, **rest, "area": area}
 
 
 def load_task(where: str, facts: dict[str, Any], device: str, batch: int) -> DetectTask:
@@ -286,11 +303,19 @@ def agreement(truth: list[dict[str, Any]], found: list[dict[str, Any]]) -> float
     return 2 * hits / (len(truth) + len(found))
 
 
-def _table(summary: dict[str, Any]) -> Table:
+def _tables(summary: dict[str, Any]) -> list[Table]:
+    """The scores, and those by the size of the objects, with a dash where there is none of a size."""
     names = ["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75", "seconds"]
     names = [name for name in names if name in summary]
-    title = f"{summary['scored_on']}: {summary['scored_images']:,} images"
-    return Table(names, [[summary[name] for name in names]], title)
+    title = f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}"
+    whole = Table(names, [[summary[name] for name in names]], title)
+    sizes = ("small", "medium", "large")
+    rows = [
+        [f"{kind} AP", *(summary[f"{kind}_ap_{size}"] for size in sizes)]
+        for kind in ("box", "mask")
+        if all(f"{kind}_ap_{size}" in summary for size in sizes)
+    ]
+    return [whole, Table(["objects", *sizes], rows)] if rows else [whole]
 
 
 def _without_lists(summary: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from frugalvit.data.cache import memory_share
 from frugalvit.data.decode import BadImage, decode, read_header
 from frugalvit.data.randomness import generator_for, uniform
 from frugalvit.errors import UserError
+from frugalvit.transfer.places import name_bad
 
 T = TypeVar("T")
 _SHARE_OF_MEMORY = 0.25
@@ -56,7 +57,7 @@ class Pictures:
 
         What is kept is decoded for it; of what is not, headers and ends are looked at.
         """
-        bad: list[tuple[int, str]] = []
+        bad: list[tuple[int, BadImage]] = []
         with ThreadPoolExecutor(workers) as pool:
             found = pool.map(self._fault, range(len(self)))
             for index, fault in enumerate(
@@ -64,23 +65,17 @@ class Pictures:
             ):
                 if fault is not None:
                     bad.append((index, fault))
-        for _, fault in bad[:10]:
-            console.warn(fault)
-        if len(bad) > max_bad * len(self):
-            raise UserError(
-                f"{len(bad)} of {len(self)} images cannot be read, {bad[0][1]} for one; mend or remove them, or raise "
-                "--cache.max-bad."
-            )
+        name_bad([fault for _, fault in bad], len(self), max_bad)
         return [index for index, _ in bad]
 
-    def _fault(self, index: int) -> str | None:
+    def _fault(self, index: int) -> BadImage | None:
         try:
             if self.keeps:
                 self.read(index)
             else:
                 read_header(self.paths[index], whole=True)
-        except BadImage as error:
-            return str(error)
+        except BadImage as fault:
+            return fault
         return None
 
 

@@ -6,20 +6,35 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from frugalvit import console
-from frugalvit.data.decode import known_formats
+from frugalvit.data.decode import BadImage, known_formats, read_header
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
+from frugalvit.words import counted
 
 _TURNED = range(5, 9)  # EXIF orientations that swap width and height
 _WIDTH, _HEIGHT, _ORIENTATION = 0x0100, 0x0101, 0x0112  # tags of TIFF and EXIF
 UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
 """What opening a file that is no picture, or too large a one, raises."""
+_NAMED = 10
+"""Unreadable images that are named one by one."""
+
+
+class Seen(NamedTuple):
+    """What a picture's header says: (height, width) as it is decoded, upright, and as it is stored."""
+
+    size: tuple[int, int]
+    stored: tuple[int, int]
+    orientation: int  # EXIF's: 1 upright, 3 upside down, 5 to 8 on its side
+
+    def is_turned_unseen(self) -> bool:
+        """Whether EXIF turns or mirrors it and its size does not show it."""
+        return self.orientation in range(2, 9) and self.size == self.stored
 
 
 def find_folder(where: Path, annotations: Path, names: Sequence[str]) -> Path:
@@ -42,26 +57,87 @@ def find_folder(where: Path, annotations: Path, names: Sequence[str]) -> Path:
     return best
 
 
-def check_sizes(paths: Sequence[Path]) -> list[tuple[int, int]]:
-    """(height, width) of every picture as it is decoded, upright; one that is no picture ends here by name."""
+def look_at_images(paths: Sequence[Path], max_bad: float) -> list[Seen | None]:
+    """What the headers of all images say; None for what is no picture, which is named, and too many an error."""
+    found = _look_at_all(paths)
+    name_bad([entry for entry in found if isinstance(entry, BadImage)], len(paths), max_bad)
+    return [None if isinstance(entry, BadImage) else entry for entry in found]
+
+
+def look_at_masks(paths: Sequence[Path]) -> list[Seen]:
+    """The same of masks, of which each must be a picture."""
+    found = _look_at_all(paths)
+    bad = next((entry for entry in found if isinstance(entry, BadImage)), None)
+    if bad is not None:
+        raise UserError(f"{bad.name} is not a readable mask ({bad.reason}).")
+    return [entry for entry in found if isinstance(entry, Seen)]
+
+
+def name_bad(faults: Sequence[BadImage], count: int, max_bad: float) -> None:
+    """Say which of ``count`` images cannot be read and are left out; more than this share of them is an error."""
+    if not faults:
+        return
+    first = f"{faults[0].name} ({faults[0].reason})"
+    if len(faults) == count:
+        raise UserError(f"None of the {count} images can be read, the first of them {first}.")
+    if len(faults) > max_bad * count:
+        which, them = (first, "it") if len(faults) == 1 else (f"the first of them {first}", "them")
+        raise UserError(
+            f"{len(faults)} of {count} images cannot be read, {which}; mend or remove {them}, or raise --cache.max-bad."
+        )
+    for fault in faults[:_NAMED]:
+        console.warn(f"{fault} (left out)")
+    if len(faults) > _NAMED:
+        console.warn(f"left out likewise: {counted(len(faults) - _NAMED, 'image')} more")
+
+
+def _look_at_all(paths: Sequence[Path]) -> list[Seen | BadImage]:
     with ThreadPoolExecutor(min(16, 4 * (os.cpu_count() or 1))) as pool:
-        sizes = pool.map(upright_size, paths, chunksize=32)
-        return list(console.progress(sizes, total=len(paths), label="checking images"))
+        found = pool.map(_look_or_fault, paths, chunksize=32)
+        return list(console.progress(found, total=len(paths), label="checking images"))
 
 
-def upright_size(path: Path) -> tuple[int, int]:
-    """(height, width) from a picture's header, as EXIF turns it."""
+def _look_or_fault(path: Path) -> Seen | BadImage:
+    try:
+        return look_at(path)
+    except BadImage as fault:
+        return fault
+
+
+def look_at(path: Path) -> Seen:
+    """What a picture's header says, or ``BadImage``."""
     try:
         with Image.open(path, formats=known_formats()) as picture:
             width, height = picture.size
             if isinstance(picture, TiffImageFile):  # newer Pillows give the turned size, older ones the stored one
                 width, height = int(picture.tag_v2[_WIDTH]), int(picture.tag_v2[_HEIGHT])
-            turned = _orientation(picture) in _TURNED
-    except FileNotFoundError:
-        raise UserError(f"There is no file {path}.") from None
+            orientation = _orientation(picture) or 1
     except UNREADABLE as error:
-        raise UserError(f"{path} is not a readable image ({' '.join(str(error).split())[:100]}).") from None
-    return (width, height) if turned else (height, width)
+        read_header(path)  # knows what is wrong in better words
+        raise BadImage(str(path), " ".join(str(error).replace(str(path), "").split())[:100]) from None
+    return Seen((width, height) if orientation in _TURNED else (height, width), (height, width), orientation)
+
+
+def turned_by_exif(seen: Seen, said: tuple[int, int]) -> str:
+    """What EXIF does to a picture of which the stored size was said, and what to do; nothing if that is not it."""
+    if said != seen.stored:
+        return ""
+    height, width = seen.size
+    return (
+        f"but EXIF turns it to {width}×{height}: remove EXIF's orientation from the images "
+        "(exiftool -Orientation= FILE), and they lie as they were marked."
+    )
+
+
+def note_turned(where: str, truth: str, seen: Sequence[tuple[Path, Seen]]) -> list[str]:
+    """A note on the images that EXIF turns without their sizes showing whether whoever marked them saw it."""
+    paths = [path for path, entry in seen if entry.is_turned_unseen()]
+    if not paths:
+        return []
+    return [
+        f"{where}: EXIF turns or mirrors {counted(len(paths), 'image')}, such as {paths[0].name}: {truth} must fit the "
+        "turned image"
+    ]
 
 
 def _orientation(picture: Image.Image) -> int | None:

@@ -55,18 +55,25 @@ def train(config: Any, job: Job) -> Result:
         raise UserError(f"What should be trained on? Give a folder: 'frugalvit {job.verb} train DATA'.")
     check_size(config)
     body = functools.partial(_train, job)
-    return in_run_folder(config, f"{job.verb} train", lambda settings, _: job.open(settings), body, job.result)
+    return in_run_folder(config, f"{job.verb} train", lambda settings, _: _open(job, settings), body, job.result)
+
+
+def _open(job: Job, config: Any) -> Any:
+    """The data, if there is something to learn from and something to score on; a run folder is made only then."""
+    data = job.open(config)
+    choose_splits(data.splits, config.data, config.split)
+    return data
 
 
 def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result:
-    items, watched, split, unseen = choose_splits(data.splits, config.data)
+    items, watched, split, unseen = choose_splits(data.splits, config.data, config.split)
     decisions = Decisions()
     side = int(statistics.median(min(item.height, item.width) for item in items))
     facts = Facts(len(items), len(data.classes), side, fabric.device.type)
     decide_drop_path(config, decisions)
     torch.manual_seed(config.seed)  # the initial weights follow from it too
     backbone = make_backbone(config, facts, decisions)
-    decide_length(config, facts, decisions)
+    decide_length(config, facts.knowing(backbone), decisions)
     job.decide(config, data, backbone, decisions)
     if fabric.is_global_zero:
         for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
@@ -106,14 +113,21 @@ def _listed(paths: list[Path]) -> FileExamples:
     return files
 
 
-def choose_splits(splits: dict[str, list[Any]], where: str) -> tuple[list[Any], list[Any], str, list[Any] | None]:
-    """Training images, those watched while training, which split these are, and those nobody looks at till the end."""
+def choose_splits(
+    splits: dict[str, list[Any]], where: str, mode: str
+) -> tuple[list[Any], list[Any], str, list[Any] | None]:
+    """Training images, those watched while training, which split these are, and those nobody looks at till the end.
+
+    mode: how the splits were made (see --split)
+    """
     if not splits.get("train"):
         raise UserError(f"{where} has no training images: found only {', '.join(splits) or 'nothing'}.")
     if splits.get("val"):
         return splits["train"], splits["val"], "val", splits.get("test") or None
     if splits.get("test"):
         return splits["train"], splits["test"], "test", None  # watched only: they choose nothing
+    if mode in ("auto", "remake"):
+        raise UserError(f"{where} has one image: two are needed at least, one to learn from and one to score on.")
     raise UserError(
         f"There is nothing to score on in {where}: no val, no test. Use --split auto, which holds out a part of train."
     )
@@ -152,8 +166,6 @@ def readable(
     bad = set(pictures.find_bad(worker_count(workers), max_bad))
     if not bad:
         return items, pictures
-    if len(bad) == len(items):
-        raise UserError(f"None of the {len(items)} images can be read.")
     items = [item for place, item in enumerate(items) if place not in bad]
     return items, open_pictures(items, where, device)
 

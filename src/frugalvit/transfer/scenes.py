@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +26,16 @@ from frugalvit import console
 from frugalvit.data.decode import known_formats
 from frugalvit.data.listing import list_images
 from frugalvit.errors import UserError
-from frugalvit.transfer.places import UNREADABLE, arrange, check_sizes
+from frugalvit.transfer.places import (
+    UNREADABLE,
+    arrange,
+    look_at_images,
+    look_at_masks,
+    note_turned,
+    turned_by_exif,
+)
 from frugalvit.transfer.scores import IGNORED
+from frugalvit.words import counted, some
 
 _SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 _MASK_FOLDERS = ("masks", "annotations", "labels", "annotation", "mask", "label")
@@ -72,18 +82,26 @@ def open_scenes(
     count: int | str = "auto",
     split: str = "auto",
     val_fraction: float = 0.1,
+    only: str | None = None,
+    model: str | None = None,
+    max_bad: float = 0.05,
 ) -> SceneData:
-    """Read a dataset, check every pair, and make what splits are missing; every mistake is one line before training."""
+    """Read a dataset, check every pair, and make what splits are missing; every mistake is one line before training.
+
+    only: the split that is wanted; nothing of the others is read.
+    model: whose labels ``count`` are, in the message that these are others.
+    max_bad: the share of a split's images that may be none.
+    """
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"There is no folder {root}.")
-    pairs, layout = find_pairs(root)
+    pairs, layout = find_pairs(root, only)
     if ignore != "auto" and not 0 <= int(ignore) <= IGNORED:
         raise UserError(f"--ignore-index {ignore} is no label: labels are numbers from 0 to 255.")
     if count != "auto" and not 1 <= int(count) <= _MOST:
         raise UserError(f"--label-count {count} is not possible: labels are numbers from 0 to 255, {_MOST} at most.")
     notes: list[str] = []
-    splits = {name: _scenes(found) for name, found in pairs.items()}
+    splits = {name: _scenes(name, found, max_bad, notes) for name, found in pairs.items()}
     names = class_names(root, layout)
     ignored, reason = choose_ignored(ignore, layout, names)
     notes.append(f"label {IGNORED} counts nowhere" + (f", nor does {ignored}: {reason}" if ignored != IGNORED else ""))
@@ -91,6 +109,11 @@ def open_scenes(
     highest, kept_names = _count(count, names, present, ignored)
     for label, example in present.items():
         if label >= highest and label not in (ignored, IGNORED):
+            if model is not None:
+                raise UserError(
+                    f"{example} holds the label {label}, but {model} was trained with the labels 0 to {highest - 1}: "
+                    f"these are not its data. Mend the mask, or give --ignore-index {label} if it should not count."
+                )
             raise UserError(
                 f"{example} holds the label {label}, but there are {highest} classes (0 to {highest - 1}); mend the "
                 f"mask, give --label-count {label + 1}, or --ignore-index {label} if it should not count."
@@ -107,6 +130,7 @@ def open_scenes(
     table = np.full(256, IGNORED, np.uint8)
     table[labels] = np.arange(len(labels))
     shown = tuple(kept_names[label] if label < len(kept_names) else str(label) for label in labels)
+    notes += _never_seen(labels, shown, present, bool(kept_names) or count != "auto") if only is None else []
     return SceneData(root.resolve().name, shown, table, ignored, arrange(splits, split, val_fraction, notes), notes)
 
 
@@ -114,6 +138,8 @@ def read_labels(path: Path) -> np.ndarray:
     """The labels of a mask, uint8 (H, W)."""
     try:
         with Image.open(path, formats=known_formats()) as picture:
+            if picture.format in ("JPEG", "MPO"):
+                raise UserError(f"{path} is a JPEG, which changes values: labels would be others. Save masks as PNG.")
             if picture.mode not in ("L", "P", "1", "I", "I;16"):
                 raise UserError(
                     f"{path} is a colour picture ({picture.mode}); a mask has one label per pixel, as a grey or "
@@ -130,11 +156,22 @@ def read_labels(path: Path) -> np.ndarray:
 # -- where things are
 
 
-def find_pairs(root: Path) -> tuple[dict[str, list[tuple[Path, Path]]], str]:
-    """(image, mask) paths by split, and the layout's name."""
+Pairs = list[tuple[Path, Path]]
+
+
+def find_pairs(root: Path, only: str | None = None) -> tuple[dict[str, Pairs], str]:
+    """(image, mask) paths by split, and the layout's name; where one split is wanted, the others need not be whole."""
+    places, layout = _find_splits(root)
+    if only is not None and only not in places:
+        raise UserError(f"{root} has no split '{only}': it has {', '.join(places)}.")
+    return {split: list_pairs() for split, list_pairs in places.items() if only in (None, split)}, layout
+
+
+def _find_splits(root: Path) -> tuple[dict[str, Callable[[], Pairs]], str]:
+    """What lists the pairs of each split, and the layout's name."""
     if (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir():
         return _voc(root), "voc"
-    found: dict[str, list[tuple[Path, Path]]] = {}
+    found: dict[str, Callable[[], Pairs]] = {}
     layout = "folders"
     masks = next((root / name for name in _MASK_FOLDERS if (root / name).is_dir()), None)
     for split, words in _SPLITS.items():
@@ -142,14 +179,12 @@ def find_pairs(root: Path) -> tuple[dict[str, list[tuple[Path, Path]]], str]:
             if masks is not None and (root / "images" / word).is_dir():
                 if split == "test" and not (masks / word).is_dir():
                     continue  # ADE20K's test images are published without masks
-                if not (masks / word).is_dir():
-                    raise UserError(f"{root / 'images' / word} has no masks: there should be a folder {masks / word}.")
-                found[split] = _matched(root / "images" / word, masks / word)
+                found[split] = partial(_matched, root / "images" / word, masks / word)
                 layout = "ade20k" if word == "training" and masks.name == "annotations" else layout
             elif (root / f"{word}annot").is_dir() and (root / word).is_dir():
-                found[split], layout = _matched(root / word, root / f"{word}annot"), "camvid"
+                found[split], layout = partial(_matched, root / word, root / f"{word}annot"), "camvid"
     if not found and masks is not None and (root / "images").is_dir():
-        found["train"] = _matched(root / "images", masks)
+        found["train"] = partial(_matched, root / "images", masks)
     if not found:
         raise UserError(
             f"{root} is in no layout known here: there should be images/train and masks/train (and val), or ADE20K's, "
@@ -160,8 +195,10 @@ def find_pairs(root: Path) -> tuple[dict[str, list[tuple[Path, Path]]], str]:
     return found, layout
 
 
-def _matched(images: Path, masks: Path) -> list[tuple[Path, Path]]:
+def _matched(images: Path, masks: Path) -> Pairs:
     """Images and masks of the same name, endings aside; in the same folder within theirs where names recur."""
+    if not masks.is_dir():
+        raise UserError(f"{images} has no masks: there should be a folder {masks}.")
     by_place: dict[Path, Path] = {}
     by_name: dict[str, list[Path]] = {}
     for mask in map(Path, list_images(str(masks)).images):
@@ -188,23 +225,24 @@ def _stem(path: Path) -> str:
     return path.stem.removesuffix("_mask").removesuffix("_labelIds").removesuffix("_L")
 
 
-def _voc(root: Path) -> dict[str, list[tuple[Path, Path]]]:
-    found: dict[str, list[tuple[Path, Path]]] = {}
+def _voc(root: Path) -> dict[str, Callable[[], Pairs]]:
+    found: dict[str, Callable[[], Pairs]] = {}
     for split in _SPLITS:
         listing = root / "ImageSets" / "Segmentation" / f"{split}.txt"
-        if not listing.is_file():
-            continue
-        names = listing.read_text(encoding="utf-8").split()
-        pairs = [(root / "JPEGImages" / f"{n}.jpg", root / "SegmentationClass" / f"{n}.png") for n in names]
-        for pair in pairs:
-            for path in pair:
-                if not path.is_file():
-                    raise UserError(f"{listing} names {path.stem}, but there is no file {path}.")
-        if pairs:
-            found[split] = pairs
+        names = listing.read_text(encoding="utf-8").split() if listing.is_file() else []
+        if names:
+            found[split] = partial(_voc_pairs, root, listing, names)
     if not found:
         raise UserError(f"{root} has no lists of images: there should be ImageSets/Segmentation/train.txt in it.")
     return found
+
+
+def _voc_pairs(root: Path, listing: Path, names: list[str]) -> Pairs:
+    pairs = [(root / "JPEGImages" / f"{n}.jpg", root / "SegmentationClass" / f"{n}.png") for n in names]
+    absent = next((path for pair in pairs for path in pair if not path.is_file()), None)
+    if absent is not None:
+        raise UserError(f"{listing} names {absent.stem}, but there is no file {absent}.")
+    return pairs
 
 
 # -- which labels
@@ -284,16 +322,38 @@ def _count(
     return max((label for label in present if label not in (ignored, IGNORED)), default=-1) + 1, ()
 
 
-def _scenes(pairs: list[tuple[Path, Path]]) -> list[Scene]:
-    images = check_sizes([image for image, _ in pairs])
-    masks = check_sizes([mask for _, mask in pairs])
-    for (image, mask), size, other in zip(pairs, images, masks, strict=True):
+def _never_seen(labels: list[int], names: tuple[str, ...], present: dict[int, Path], known: bool) -> list[str]:
+    """A note on classes that no mask holds: where nobody named or counted them, one stray value may have made them."""
+    absent = [name for label, name in zip(labels, names, strict=True) if label not in present]
+    if not absent:
+        return []
+    whole = f"{len(absent)} of {counted(len(labels), 'class')} in no mask: {some(absent)}"
+    if known:
+        return [whole]
+    highest = labels[-1]
+    return [f"{whole}; the highest label is {highest}, in {present[highest]}: --ignore-index {highest} if it is a slip"]
+
+
+def _scenes(split: str, pairs: Pairs, max_bad: float, notes: list[str]) -> list[Scene]:
+    images = look_at_images([image for image, _ in pairs], max_bad)
+    masks = look_at_masks([mask for _, mask in pairs])
+    scenes, readable = [], []
+    for (image, mask), seen, drawn in zip(pairs, images, masks, strict=True):
+        if seen is None:
+            continue
+        size, other = seen.size, drawn.stored  # masks are read as they are stored
         if size != other:
-            raise UserError(
-                f"{mask} is {other[1]}×{other[0]} px, its image {image.name} {size[1]}×{size[0]}: a mask must have its "
-                "image's size."
+            turned = turned_by_exif(seen, other)
+            reason = (
+                f"as its image {image.name} is stored, {turned}"
+                if turned
+                else (f"its image {image.name} {size[1]}×{size[0]}: a mask must have its image's size.")
             )
-    return [Scene(image, mask, *size) for (image, mask), size in zip(pairs, images, strict=True)]
+            raise UserError(f"{mask} is {other[1]}×{other[0]} px, {reason}")
+        scenes.append(Scene(image, mask, *size))
+        readable.append((image, seen))
+    notes += note_turned(split, "its mask", readable)
+    return scenes
 
 
 def _labels(splits: dict[str, list[Scene]]) -> dict[int, Path]:

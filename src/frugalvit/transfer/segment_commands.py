@@ -25,21 +25,26 @@ from frugalvit.training.schedules import Polynomial, Schedule
 from frugalvit.transfer import running
 from frugalvit.transfer.decide import decide_segmenter, short_side
 from frugalvit.transfer.feed import Pictures
-from frugalvit.transfer.pictures import draw_classes, save_picture, side_by_side
+from frugalvit.transfer.pictures import colours_of, draw_classes, save_picture, side_by_side, with_legend
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scenes import Scene, SceneData, open_scenes
 from frugalvit.transfer.scores import Confusion
 from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask
 from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
-from frugalvit.transfer.using import lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.transfer.using import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.words import counted
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
+_PANEL = 320
+"""Pixels to which the longer side of a small image is enlarged there: three fill the page's width."""
 
 
 def train(config: SegmentConfig) -> Result:
     """Train a segmenter; the run folder holds everything afterwards."""
+    if not config.resume:
+        config.test.check_typed()
     return running.train(config, SegmentJob())
 
 
@@ -56,6 +61,7 @@ class SegmentJob:
             count=config.label_count,
             split=config.split,
             val_fraction=config.val_fraction,
+            max_bad=config.cache.max_bad,
         )
 
     def decide(self, config: SegmentConfig, data: SceneData, backbone: Backbone, decisions: Decisions) -> None:
@@ -97,6 +103,7 @@ class SegmentJob:
             make_folder(folder / "pictures")
             material = {
                 "per_class": _per_class(confusion, dataset),
+                "colours": colours_of(dataset.data.classes),
                 **_pictures(task, dataset, shares, folder),
             }
             write_text(folder / "transfer_report.json", json.dumps(material, indent=1, ensure_ascii=False))
@@ -125,21 +132,29 @@ class SegmentJob:
 
 def evaluate(config: SegmentEvalConfig) -> Result:
     """mIoU of a trained segmenter."""
+    config.test.check_typed()
     began = time.monotonic()
     folder = out_folder(config.out)
     facts = read_facts(config.model, "segment")
     ignored = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
-    data = open_scenes(config.data, ignore=ignored, count=max(facts["labels"]) + 1, split="given")
+    data = open_scenes(
+        config.data,
+        ignore=ignored,
+        count=max(facts["labels"]) + 1,
+        split="given",
+        only=config.split,
+        model=config.model,
+        max_bad=1.0,
+    )
+    for note in data.notes:
+        console.say(note)
     if np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
         raise UserError(
             f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
             "the same labels must count in both (see --ignore-index)."
         )
-    scenes = data.splits.get(config.split)
-    if not scenes:
-        raise UserError(f"{config.data} has no split '{config.split}': it has {', '.join(data.splits)}.")
-    seen, pictures = running.readable(scenes)
-    task = load_task(config, facts)
+    seen, pictures = running.readable(data.splits[config.split])
+    task = load_task(config.model, facts, config.device, config.batch, config.test)
     dataset = LabelledPictures(seen, data, pictures)
     scores = SegmentJob().score(task, dataset, folder)
     seconds = round(time.monotonic() - began, 2)
@@ -155,43 +170,47 @@ def evaluate(config: SegmentEvalConfig) -> Result:
 
 def predict(config: SegmentPredictConfig) -> Result:
     """The label of every pixel as a PNG with the dataset's own labels, and a picture of it over the image."""
+    config.test.check_typed()
     began = time.monotonic()
     folder = not_filled(Path(config.out))
     facts = read_facts(config.model, "segment")
     given = Given(config.images)
     names = unique_names(given.paths)
     make_folder(folder)
-    task = load_task(config, facts)
+    task = load_task(config.model, facts, config.device, config.batch, config.test)
     labels = np.array(facts["labels"], np.uint8)
     rows: list[list[Any]] = []
     predictions: list[dict[str, Any]] = []
     parts = given.batches(config.batch, "segmenting")
     # A batch is one block of pixels: neighbours of one size are looked at together.
     groups = (list(same) for part in parts for _, same in itertools.groupby(part, key=lambda one: one.pixels.shape))
-    for group in groups:
-        predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
-        for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
-            mask, picture = (folder / f"{names[place]}{kind}" for kind in (".png", ".jpg"))
-            save_picture(Image.fromarray(labels[found]), mask)
-            save_picture(draw_classes(pixels, found), picture)
-            shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
-            most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
-            rows.append([str(path), ", ".join(most)])
-            held = {facts["classes"][k]: round(float(shares[k]), 4) for k in np.flatnonzero(shares)}
-            files = {"image": str(path), "mask": str(mask), "picture": str(picture)}
-            predictions.append({**files, "shares": held})
+    with kept_when_stopped(folder, rows, len(given.paths)):
+        for group in groups:
+            predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
+            for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
+                mask, picture = (folder / f"{names[place]}{kind}" for kind in (".png", ".jpg"))
+                save_picture(Image.fromarray(labels[found]), mask)
+                save_picture(with_legend(draw_classes(pixels, found), np.unique(found), facts["classes"]), picture)
+                shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
+                most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
+                rows.append([str(path), ", ".join(most)])
+                held = {facts["classes"][k]: round(float(shares[k]), 4) for k in np.flatnonzero(shares)}
+                files = {"image": str(path), "mask": str(mask), "picture": str(picture)}
+                predictions.append({**files, "shares": held})
     seconds = round(time.monotonic() - began, 2)
     data = {"out": str(folder), "images": len(rows), "classes": facts["classes"], "seconds": seconds}
-    data |= {"predictions": predictions, "unreadable": given.unreadable}
+    data |= {"colours": colours_of(facts["classes"]), "predictions": predictions, "unreadable": given.unreadable}
     return Result(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
 
 
-def load_task(config: SegmentEvalConfig | SegmentPredictConfig, facts: dict[str, Any]) -> SegmentTask:
+def load_task(
+    where: str, facts: dict[str, Any], device: str, batch: int, test: TestConfig | None = None
+) -> SegmentTask:
     """A trained segmenter, ready to look at pictures."""
     net = Segmenter(Pyramid(rebuild_backbone(facts)), SegmenterSpec(**facts["spec"]))
-    task = SegmentTask(net, facts["side"], test=config.test)
-    fill(task, config.model)
-    task.fabric, task.eval_batch = lone_fabric(config.device), config.batch
+    task = SegmentTask(net, facts["side"], test=test)
+    fill(task, where)
+    task.fabric, task.eval_batch = lone_fabric(device), batch
     return task.to(task.fabric.device).eval()
 
 
@@ -215,16 +234,24 @@ def _pictures(
             picture = dataset.pictures.read(place)
             found = task.predict([picture], task.test)[0].cpu().numpy()
             pixels = picture.cpu().permute(1, 2, 0).numpy()
-            parts = [Image.fromarray(pixels), draw_classes(pixels, dataset.labels(place).numpy())]
+            truth = dataset.labels(place).numpy()
+            panels = side_by_side([draw_classes(pixels, part, enlarge=_PANEL) for part in (None, truth, found)])
             name = f"pictures/{kind}_{number}.jpg"
-            save_picture(side_by_side([*parts, draw_classes(pixels, found)]), folder / name)
-            caption = f"{dataset.scenes[place].path.name}: {100 * right:.0f} % right"
-            shown[kind].append({"image": name, "caption": caption})
+            present = np.union1d(np.unique(truth), np.unique(found))
+            save_picture(with_legend(panels, present, dataset.data.classes), folder / name)
+            shown[kind].append(
+                {"image": name, "caption": f"{dataset.scenes[place].path.name}: {_percent(right)} right"}
+            )
     return shown
+
+
+def _percent(share: float) -> str:
+    """``99.9 %`` for all that is not quite whole."""
+    return f"{100 if share == 1 else min(99.9, round(100 * share, 1)):.1f} %"
 
 
 def _table(summary: dict[str, Any]) -> Table:
     names = ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "seconds"]
     names = [name for name in names if name in summary]
-    title = f"{summary['scored_on']}: {summary['scored_images']:,} images"
+    title = f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}"
     return Table(names, [[summary[name] for name in names]], title)

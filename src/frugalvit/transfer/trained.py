@@ -22,7 +22,8 @@ WEIGHTS, FACTS = "transfer.safetensors", "transfer.json"
 def save_trained(folder: Path, task: TransferTask, facts: dict[str, Any]) -> None:
     """The network's weights, and what it takes to build it and to name what it says."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in task.net.state_dict().items()}
-    content = tensor_bytes(tensors, metadata={"format": "pt", "frugalvit": __version__})
+    # One key alone: the library writes several in a random order, and equal runs should leave equal files.
+    content = tensor_bytes(tensors, metadata={"frugalvit": __version__})
     write_atomically(folder / WEIGHTS, lambda handle: handle.write(content))
     backbone = task.backbone
     known = {"version": __version__, "backbone": backbone.spec(), "mean": backbone.mean, "std": backbone.std, **facts}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_fabric import Fabric
 
+from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder
 from frugalvit.training.setup import pick_device
@@ -19,6 +22,19 @@ def lone_fabric(device: str) -> Fabric:
 def out_folder(out: str | None) -> Path | None:
     """The folder for what is written, if any is; to be asked for before the work, since it may be refused."""
     return None if out is None else make_folder(not_filled(Path(out)))
+
+
+@contextmanager
+def kept_when_stopped(folder: Path, done: Sized, count: int, save: Callable[[], None] | None = None) -> Iterator[None]:
+    """Work that ends before its end, whatever ends it: what is done is saved and said, and how to go on."""
+    try:
+        yield
+    except BaseException:
+        if len(done):
+            if save is not None:
+                save()
+            console.warn(f"{len(done)} of {count} images are done, in {folder}; name the others and another --out")
+        raise
 
 
 def unique_names(paths: list[Path]) -> list[str]:

@@ -1,0 +1,85 @@
+"""Trained detectors and segmenters in anybody's program: pictures in, objects or a class for every pixel out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from faster_coco_eval.core import mask as run_length
+from torch import Tensor
+
+from frugalvit.data.decode import as_pixels
+from frugalvit.transfer import detect_commands, segment_commands
+from frugalvit.transfer.trained import read_facts
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object in a picture: its box (left, top, width, height in pixels), its mask (H, W), if masks were learned."""
+
+    name: str
+    score: float
+    box: tuple[float, float, float, float]
+    mask: np.ndarray | None = None
+
+
+class ReadyDetector:
+    """A trained detector; ``classes`` are the names it knows."""
+
+    def __init__(self, where: str | Path, device: str = "auto") -> None:
+        facts = read_facts(str(where), "detect")
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
+        self._task = detect_commands.load_task(str(where), facts, device, 1)
+
+    def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Found]]:
+        """The objects of each picture that score at least ``threshold``, the surest first.
+
+        pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
+        """
+        self._task.net.see_down_to(threshold)
+        found = (self._task.detect([pixels])[0] for pixels in _tensors(pictures))
+        return [
+            [self._object(entry) for entry in sorted(entries, key=lambda e: -e["score"]) if entry["score"] >= threshold]
+            for entries in found
+        ]
+
+    def _object(self, entry: dict[str, Any]) -> Found:
+        left, top, width, height = entry["bbox"]
+        lengths = entry.get("segmentation")
+        mask = None if lengths is None else run_length.decode(lengths).astype(bool)
+        return Found(self.classes[entry["label"] - 1], entry["score"], (left, top, width, height), mask)
+
+
+class ReadySegmenter:
+    """A trained segmenter; ``classes`` are the names of the numbers it gives."""
+
+    def __init__(self, where: str | Path, device: str = "auto") -> None:
+        facts = read_facts(str(where), "segment")
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
+        self._task = segment_commands.load_task(str(where), facts, device, 1)
+
+    def predict(self, pictures: Any) -> list[np.ndarray]:
+        """For each picture (H, W) the place in ``classes`` of every pixel; ``pictures`` as a detector takes them."""
+        maps = (self._task.predict([pixels], self._task.test)[0] for pixels in _tensors(pictures))
+        return [classes.cpu().numpy() for classes in maps]
+
+
+def load_detector(where: str | Path, device: str = "auto") -> ReadyDetector:
+    """The detector of a finished run of ``frugalvit detect train``."""
+    return ReadyDetector(where, device)
+
+
+def load_segmenter(where: str | Path, device: str = "auto") -> ReadySegmenter:
+    """The segmenter of a finished run of ``frugalvit segment train``."""
+    return ReadySegmenter(where, device)
+
+
+def _tensors(pictures: Any) -> Iterator[Tensor]:
+    """Pictures as uint8 (3, H, W)."""
+    for picture in pictures if isinstance(pictures, list | tuple) else [pictures]:
+        pixels = torch.from_numpy(as_pixels(picture)).permute(2, 0, 1)
+        yield pixels.expand(3, -1, -1)
