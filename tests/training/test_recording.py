@@ -85,9 +85,8 @@ def _patched(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stepper_of(kind: str, recorded: bool, localization: float) -> Stepper:
-    values = {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 4, "localization": localization}
-    if kind == "pretrain":
-        values |= {"prototypes": 16, "localization": 0.0}
+    values = {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 4}
+    values |= {"prototypes": 16} if kind == "pretrain" else {"localization": localization}
     config = BenchStepConfig.parse(values | {"device": "cpu", "precision": "32"})
     fabric = Fabric(accelerator="cpu", devices=1)
     store, classes, _ = stepbench._store(config, fabric.device)
