@@ -6,39 +6,13 @@ import json
 import re
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from frugalvit.reproduce.running import folder_name
 from frugalvit.training.statistics import paired_difference
-
-DOCS = Path(__file__).parent.parent / "docs"
-TEXT = (DOCS / "RESULTS.md").read_text(encoding="utf-8")
-PROSE = " ".join(TEXT.split())
-
+from kept import DOCS, PROSE, TEXT, last, scores, signed
 
 MARKER = re.compile(r"^<!-- results: ([^:]+): (.+) -->\n\n((?:\|.*\n)+)", re.MULTILINE)
-
-
-def last(path: Path, metric: str) -> float:
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return next(line[metric] for line in reversed(lines) if metric in line)
-
-
-def scores(table: str, setting: str, metric: str) -> list[float]:
-    """The final values of a setting's seeds: what the run said of itself, or its last line where it was cut off.
-
-    table: with /BACKBONE where it is not the table's only one, or Swin-T
-    """
-    found, (table, _, backbone) = [], table.partition("/")
-    backbones = sorted(folder.name for folder in (DOCS / "results" / table).iterdir())
-    backbone = backbone or (backbones[0] if len(backbones) == 1 else "swin_tiny_w7")
-    for log in sorted((DOCS / "results" / table / backbone / folder_name(setting)).glob("seed_*.jsonl")):
-        said = log.with_suffix(".json")
-        numbers = json.loads(said.read_text(encoding="utf-8")) if said.exists() else {}
-        found.append(numbers[metric] if metric in numbers else last(log, metric))
-    return found
 
 
 def rows() -> Iterator[tuple[str, str, str, str, str]]:
@@ -139,72 +113,6 @@ def test_the_localization_error_is_as_told() -> None:
     assert "to 1.20 grid cells" in TEXT and last(path, "localization_error") == pytest.approx(1.20, abs=0.005)
 
 
-def test_the_readme_says_no_more() -> None:
-    """Its accuracies are those of the tables, rounded."""
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    shown = {
-        "from scratch": (("drloc-flowers", "without"), ("few-labels", "from scratch")),
-        "+ Drloc": (("drloc-variants", "ce"), ("drloc-learned", "ce")),
-        "from scratch, as long, nothing": (("mixing-flowers", "not mixed"), ("few-labels", "not mixed")),
-        "with Drloc": (
-            ("mixing-flowers", "not mixed, with Drloc"),
-            ("few-labels", "not mixed, with Drloc, ce"),
-        ),
-        "+ EsViT first": (("finetune-flowers", "EsViT"), ("few-labels", "EsViT")),
-        "+ both": (("finetune-flowers", "EsViT + Drloc"), ("few-labels", "EsViT + Drloc")),
-    }
-    for start, places in shown.items():
-        line = next(line for line in readme.splitlines() if line.startswith(f"| {start}"))
-        for cell, (table, setting) in zip(line.strip("|").split("|")[1:], places, strict=False):
-            values = scores(table, setting, "top1")
-            assert cell.strip(" *").startswith(f"{statistics.fmean(values):.1f}")
-            if len(values) > 1:
-                assert f"± {statistics.stdev(values):.1f}" in cell
-    settings = ("long EsViT + Drloc", "Drloc, ce", "from scratch")
-    best, drloc, alone = (scores("best-flowers", setting, "top1")[0] for setting in settings)
-    assert f"as long with Drloc alone: {drloc:.1f}, without either: {alone:.1f}) | **{best:.1f}** |" in readme
-    few = (
-        statistics.fmean(scores("few-labels", setting, "top1")) for setting in ("EsViT", "not mixed, with Drloc, ce")
-    )
-    told = "({:.1f} against {:.1f} with a tenth of the labels; {:.1f} against {:.1f} after 320 epochs with all)"
-    assert told.format(*few, best, drloc) in " ".join(readme.split())
-    baseline = scores("mixing-flowers", "not mixed", "top1")
-    mixed = paired_difference(baseline, scores("drloc-flowers", "without", "top1"))
-    prose = " ".join(readme.split())
-    assert (
-        f"by {mixed.mean:.1f} points more** (paired, three seeds, 95 % interval +{mixed.low:.1f} to +{mixed.high:.1f})"
-        in prose
-    )
-    gain = paired_difference(scores("mixing-flowers", "not mixed, with Drloc", "top1"), baseline)
-    assert f"and **{gain.mean:.1f}** to the latter (+{gain.low:.1f} to +{gain.high:.1f})" in prose
-    small = [
-        scores("defaults-flowers", setting, "top1")
-        for setting in ("auto, not mixed, no RandAugment, with Drloc", "paper")
-    ]
-    ours, papers = (f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}" for values in small)
-    assert f"{ours}, where the papers' values give {papers} (three seeds)" in prose
-    cifar = [scores("drloc-cifar", setting, "top1")[0] for setting in ("20 epochs, with, ce", "20 epochs, without")]
-    assert "({:.1f} against {:.1f} after 20 epochs".format(*cifar) in prose
-    assert f"with it {scores('drloc-cifar', 'with, ce', 'top1')[0]:.1f} after 100, where the paper has 66.2" in prose
-    first, drloc, alone = (
-        scores("best-cifar", setting, "top1")[0] for setting in ("EsViT + Drloc", "Drloc", "from scratch")
-    )
-    assert f"has {first:.1f} after EsViT on the same images and 684 epochs with Drloc" in prose
-    assert f"({drloc:.1f} with Drloc alone and {alone:.1f} without" in prose.replace("one seed; ", "")
-    kept = json.loads((DOCS / "results" / "h200.json").read_text(encoding="utf-8"))
-    for name, memory, row in (
-        ("pretrain --batch 64 --against", "peak_gib", 0),
-        ("pretrain --batch 64 --against", "peak_gib", 1),
-        ("pretrain --batch 64 --data flowers102, two cores", "peak_gib", 0),
-        ("pretrain --batch 256 --data flowers102, two cores", "peak_gib", 0),
-        ("train --batch 256 --against", "peak_gib", 0),
-        ("train --batch 256 --against", "peak_gib", 2),
-        ("train --batch 256 --compile graphs --data flowers102, two cores, the head in bf16", "reserved_gib", 0),
-    ):
-        found = kept[f"bench step {name}"]["rows"][row]
-        assert f"| {found['images_per_second']:,.0f} in {found[memory]:.1f} GiB" in readme, name
-
-
 def test_defaults_for_small_data() -> None:
     logs = {"paper": ("esvit-defaults", "paper"), "auto": ("esvit-flowers", "L_V+L_R")}
     found = {}
@@ -213,10 +121,6 @@ def test_defaults_for_small_data() -> None:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         found[name] = next(line["knn"] for line in lines if "knn" in line and line["epoch"] == 24)
     assert f"{found['auto']:.1f} with ours, {found['paper']:.1f} with the paper's" in TEXT
-
-
-def signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
 
 
 @pytest.mark.parametrize("backbone", ["t2t_vit_14", "cvt_13", "vit_base", "resnet50"])

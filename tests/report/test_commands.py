@@ -109,7 +109,7 @@ def test_attention_to_a_class_token_is_told_where_there_is_one(here, capsys, net
     assert all(("on_class_token" in head) is token for head in run(capsys, *words)["heads"])
     assert cli.main([*map(str, words), "--quiet"]) == 0
     out = capsys.readouterr().out
-    assert ("on class token" in out) is token and "bits: all regions alike" in out
+    assert ("on class token" in out) is token and "bits: all regions in sight alike" in out
 
 
 def test_regions_count_from_one_for_people_and_that_is_said(here, capsys, model):

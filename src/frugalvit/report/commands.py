@@ -127,7 +127,7 @@ def attend(config: AttendConfig) -> Result:
     rows: list[list[object]] = [list(head.values()) for head in heads]
     columns = ["head", "entropy (bits)", f"regions that hold {100 * config.mass:.0f} %"]
     columns += ["on class token"] if view.extra else []
-    title = f"Heads of the last block, most focused first; {plots.most_bits(view):.3g} bits: all regions alike"
+    title = f"Heads of the last block, most focused first; {plots.most_bits(view):.3g} bits: all regions in sight alike"
     return Result(data, [Table(columns, rows, title)], [f"figure  {path}"])
 
 

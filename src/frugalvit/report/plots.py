@@ -154,7 +154,7 @@ def _entropy_bars(figure: Any, image: Tensor, view: AttentionView) -> None:
     bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
     most = most_bits(view)
     bars.axhline(most, color="black", linestyle=":", linewidth=1)
-    text = f"{most:.3g}: all regions alike"
+    text = f"{most:.3g}: all regions in sight alike"
     bars.annotate(text, (1, most), (0, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=6)
     bars.set_ylim(0, 1.15 * most)
     bars.set_ylabel("entropy (bits)", fontsize=7)

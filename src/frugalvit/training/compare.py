@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,7 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
             f"{', '.join(known)}."
         )
     settings = config.named_settings()
-
-    def plan(folder: Path) -> Plans:
-        seeds = range(config.seed, config.seed + config.seeds)
-        return {
-            name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
-            for name, values in settings.items()
-        }
-
+    plan = partial(_plans_in, config=config, kind=kind, settings=settings)
     usual = Path("runs") / "_".join([*command.split(), Path(config.data).name])
     # All are read before the first is run: a mistake in the last setting should not be found at night.
     folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _free_place(usual, plan)
@@ -87,6 +81,15 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     if not is_first(config.devices, config.nodes):  # one of several processes writes, and its answer is shown
         return Result({"run": str(folder)})
     return write_comparison(folder, scores, config.metric, config.track)
+
+
+def _plans_in(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
+    """The configuration of every run of a comparison in this folder: one a seed for each setting."""
+    seeds = range(config.seed, config.seed + config.seeds)
+    return {
+        name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
+        for name, values in settings.items()
+    }
 
 
 def _free_place(usual: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans]:

@@ -268,15 +268,10 @@ def _check_size(entry: dict[str, Any], place: Path, seen: Seen, path: Path) -> N
     height, width = seen.size
     said = (int(entry.get("height") or height), int(entry.get("width") or width))
     if said != seen.size:
-        turned = turned_by_exif(seen, said)
-        reason = (
-            f"as it is stored, {turned}"
-            if turned
-            else (
-                f"but it is {width}×{height}: the objects of another size would lie elsewhere. Use the images the "
-                "annotations were made for."
-            )
-        )
+        reason = f"but it is {width}×{height}: the objects of another size would lie elsewhere. Use the images the "
+        reason += "annotations were made for."
+        if turned := turned_by_exif(seen, said):
+            reason = f"as it is stored, {turned}"
         raise UserError(f"{path.name} says that {place} is {said[1]}×{said[0]} px, {reason}")
 
 

@@ -343,12 +343,9 @@ def _scenes(split: str, pairs: Pairs, max_bad: float, notes: list[str]) -> list[
             continue
         size, other = seen.size, drawn.stored  # masks are read as they are stored
         if size != other:
-            turned = turned_by_exif(seen, other)
-            reason = (
-                f"as its image {image.name} is stored, {turned}"
-                if turned
-                else (f"its image {image.name} {size[1]}×{size[0]}: a mask must have its image's size.")
-            )
+            reason = f"its image {image.name} {size[1]}×{size[0]}: a mask must have its image's size."
+            if turned := turned_by_exif(seen, other):
+                reason = f"as its image {image.name} is stored, {turned}"
             raise UserError(f"{mask} is {other[1]}×{other[0]} px, {reason}")
         scenes.append(Scene(image, mask, *size))
         readable.append((image, seen))

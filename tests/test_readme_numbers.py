@@ -1,0 +1,75 @@
+"""The README's numbers are those of the kept results."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+from frugalvit.training.statistics import paired_difference
+from kept import DOCS, scores
+
+
+def test_the_readme_says_no_more() -> None:
+    """Its accuracies are those of the tables, rounded."""
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    shown = {
+        "from scratch": (("drloc-flowers", "without"), ("few-labels", "from scratch")),
+        "+ Drloc": (("drloc-variants", "ce"), ("drloc-learned", "ce")),
+        "from scratch, as long, nothing": (("mixing-flowers", "not mixed"), ("few-labels", "not mixed")),
+        "with Drloc": (
+            ("mixing-flowers", "not mixed, with Drloc"),
+            ("few-labels", "not mixed, with Drloc, ce"),
+        ),
+        "+ EsViT first": (("finetune-flowers", "EsViT"), ("few-labels", "EsViT")),
+        "+ both": (("finetune-flowers", "EsViT + Drloc"), ("few-labels", "EsViT + Drloc")),
+    }
+    for start, places in shown.items():
+        line = next(line for line in readme.splitlines() if line.startswith(f"| {start}"))
+        for cell, (table, setting) in zip(line.strip("|").split("|")[1:], places, strict=False):
+            values = scores(table, setting, "top1")
+            assert cell.strip(" *").startswith(f"{statistics.fmean(values):.1f}")
+            if len(values) > 1:
+                assert f"± {statistics.stdev(values):.1f}" in cell
+    settings = ("long EsViT + Drloc", "Drloc, ce", "from scratch")
+    best, drloc, alone = (scores("best-flowers", setting, "top1")[0] for setting in settings)
+    assert f"as long with Drloc alone: {drloc:.1f}, without either: {alone:.1f}) | **{best:.1f}** |" in readme
+    few = (
+        statistics.fmean(scores("few-labels", setting, "top1")) for setting in ("EsViT", "not mixed, with Drloc, ce")
+    )
+    told = "({:.1f} against {:.1f} with a tenth of the labels; {:.1f} against {:.1f} after 320 epochs with all)"
+    assert told.format(*few, best, drloc) in " ".join(readme.split())
+    baseline = scores("mixing-flowers", "not mixed", "top1")
+    mixed = paired_difference(baseline, scores("drloc-flowers", "without", "top1"))
+    prose = " ".join(readme.split())
+    assert (
+        f"by {mixed.mean:.1f} points more** (paired, three seeds, 95 % interval +{mixed.low:.1f} to +{mixed.high:.1f})"
+        in prose
+    )
+    gain = paired_difference(scores("mixing-flowers", "not mixed, with Drloc", "top1"), baseline)
+    assert f"and **{gain.mean:.1f}** to the latter (+{gain.low:.1f} to +{gain.high:.1f})" in prose
+    small = [
+        scores("defaults-flowers", setting, "top1")
+        for setting in ("auto, not mixed, no RandAugment, with Drloc", "paper")
+    ]
+    ours, papers = (f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}" for values in small)
+    assert f"{ours}, where the papers' values give {papers} (three seeds)" in prose
+    cifar = [scores("drloc-cifar", setting, "top1")[0] for setting in ("20 epochs, with, ce", "20 epochs, without")]
+    assert "({:.1f} against {:.1f} after 20 epochs".format(*cifar) in prose
+    assert f"with it {scores('drloc-cifar', 'with, ce', 'top1')[0]:.1f} after 100, where the paper has 66.2" in prose
+    first, drloc, alone = (
+        scores("best-cifar", setting, "top1")[0] for setting in ("EsViT + Drloc", "Drloc", "from scratch")
+    )
+    assert f"has {first:.1f} after EsViT on the same images and 684 epochs with Drloc" in prose
+    assert f"({drloc:.1f} with Drloc alone and {alone:.1f} without" in prose.replace("one seed; ", "")
+    kept = json.loads((DOCS / "results" / "h200.json").read_text(encoding="utf-8"))
+    for name, memory, row in (
+        ("pretrain --batch 64 --against", "peak_gib", 0),
+        ("pretrain --batch 64 --against", "peak_gib", 1),
+        ("pretrain --batch 64 --data flowers102, two cores", "peak_gib", 0),
+        ("pretrain --batch 256 --data flowers102, two cores", "peak_gib", 0),
+        ("train --batch 256 --against", "peak_gib", 0),
+        ("train --batch 256 --against", "peak_gib", 2),
+        ("train --batch 256 --compile graphs --data flowers102, two cores, the head in bf16", "reserved_gib", 0),
+    ):
+        found = kept[f"bench step {name}"]["rows"][row]
+        assert f"| {found['images_per_second']:,.0f} in {found[memory]:.1f} GiB" in readme, name
