@@ -29,6 +29,7 @@ class Recipe:
 _PAPER, _OFF = "localization.variant=l1", "localization.weight=0"
 _ON = f"localization.weight=0.5 {_PAPER}"
 _CLASSIFIED = "localization.weight=0.5 localization.variant=ce"
+_AS_PAPER = f"{_ON} batch=1024 lr=0.001 optimizer.warmup=20 ema=0 mixing.prob=1 augment.operations=2"
 _PAIR = {"with": _ON, "without": _OFF}
 _VARIED = {"mixing": {"prob": 1.0}, "augment": {"operations": 2}}  # as in the papers; "auto" does less, since measured
 _FLOWERS = _VARIED | {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
@@ -46,6 +47,7 @@ _SMALL_VIEWS = (
     "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5 crops.global_scale=0.5,1 matching.teacher_temp=0.04 batch=512"
 )
 _CIFAR = _VARIED | {"split": "given", "batch": 256, "evaluate_every": 5000}
+_PUBLISHED = "epochs=300 batch=256 lr=0.001 optimizer.warmup=30 mixing.prob=0.5 mixing.mixup=1"  # for the Swin of 80.9
 _UNLABELLED = {"images": "all", "epochs": 40, "batch": 128, "img_size": 112}
 _VIEWS_ONLY = "matching.view_weight=1 matching.region_weight=0"
 _ESVIT = {"esvit": ("esvit-flowers", "L_V + L_R")}
@@ -74,7 +76,7 @@ _DRLOC = {
             "with": _PAPER,
             "without": _OFF,
         },
-        backbones=("swin_tiny_w7", "resnet50"),
+        backbones=("swin_tiny_w7", "vit_tiny_patch16_224", "resnet50"),
     ),
     "drloc-quickdraw": Recipe(
         "Drloc from scratch on Quick, Draw! (drawings, 70 of each class)",
@@ -181,6 +183,19 @@ _DEFAULTS = {
         backbones=("swin_nano",),
         starts={"esvit": ("esvit-nano", "lr=0.0005")},
     ),
+    "defaults-swin": Recipe(
+        "2,000 images, the papers' Swin: what 'auto' chooses against the paper's values for large data",
+        "flowers102",
+        {"split": "train+val", "epochs": 100, "img_size": 224, "evaluate_every": 10**6},
+        {"auto": "", "paper": _AS_PAPER},
+    ),
+    "defaults-cifar": Recipe(
+        "50,000 images at 32 px, a Swin of 7 M parameters: what 'auto' chooses against the paper's values",
+        "cifar100",
+        {"split": "given", "epochs": 100, "img_size": 32, "evaluate_every": 10**6},
+        {"auto": "", "paper": _AS_PAPER},
+        backbones=("swin_mini",),
+    ),
     "mixing-flowers": Recipe(
         "all labels, the papers' Swin: every step mixed (mixup and cutmix) as in the papers, every other, or none",
         "flowers102",
@@ -236,6 +251,7 @@ _PRETRAINING = {
             "for small images": f"{_SMALL_VIEWS} {_WIDE}",
             "for small images, quick teacher": f"{_SMALL_VIEWS} matching.momentum=0.9904 epochs=60",
             "for small images, slow teacher": f"{_SMALL_VIEWS} matching.momentum=0.996",
+            "for small images, slow teacher, 200 epochs": f"{_SMALL_VIEWS} matching.momentum=0.996 epochs=200",
         },
         kind="pretrain",
         backbones=("swin_mini",),
@@ -304,8 +320,8 @@ _USES = {
         "cifar100",
         _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
-            "EsViT + Drloc, as published": f"init={{esvit}} {_ON} epochs=300 batch=256 lr=0.001 optimizer.warmup=30"
-            " mixing.prob=0.5 mixing.mixup=1",
+            "long EsViT + Drloc, as published": f"init={{long}} {_ON} {_PUBLISHED}",
+            "EsViT + Drloc, as published": f"init={{esvit}} {_ON} {_PUBLISHED}",
             "EsViT + Drloc, repeated views": f"init={{esvit}} {_ON} epochs=100 batch=256 lr=0.001 optimizer.warmup=10"
             " mixing.prob=0.5 augment.repeats=3",
             "EsViT + Drloc, more variety": f"init={{esvit}} {_ON} drop_path=0.2 augment.crop=resized"
@@ -329,7 +345,10 @@ _USES = {
             "from scratch": f"{_OFF} {_WIDE}",
         },
         backbones=("swin_mini",),
-        starts={"esvit": ("esvit-cifar", "for small images, slow teacher")},
+        starts={
+            "esvit": ("esvit-cifar", "for small images, slow teacher"),
+            "long": ("esvit-cifar", "for small images, slow teacher, 200 epochs"),
+        },
     ),
     "detect-mask-rcnn": Recipe(
         "Mask R-CNN on a small COCO subset, every object one category, from three starts",
