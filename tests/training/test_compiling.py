@@ -224,9 +224,8 @@ def test_graphs_train_as_without_them(kind: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replayed.append(1) or replay(graph))
     for graphs in (False, True):
         torch._dynamo.reset()
-        config = BenchStepConfig.parse(
-            {"kind": kind, "backbone": "swin_nano", "img_size": 64, "batch": 16, "prototypes": 64, "device": "cuda"}
-        )
+        values = {"kind": kind, "backbone": "swin_nano", "img_size": 64, "batch": 16, "device": "cuda"}
+        config = BenchStepConfig.parse(values | ({"prototypes": 64} if kind == "pretrain" else {}))
         fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
         store, classes, _ = stepbench._store(config, fabric.device)
         stepper = stepbench._stepper(config, stepbench._batches(config, store, classes), classes, fabric, False)
