@@ -25,7 +25,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training import stepbench
 from frugalvit.training.commands import make_task, train
-from frugalvit.training.compiling import GRAPHS, PAYS_FROM, compile_task, prepare_compiler
+from frugalvit.training.compiling import PAYS_FROM, compile_task, prepare_compiler
 from frugalvit.training.localizing import Share, measure
 from frugalvit.training.recipes import Decisions, Facts, decide_localization
 from frugalvit.training.schedules import Constant
@@ -33,10 +33,14 @@ from frugalvit.training.stepping import Plan
 from frugalvit.training.supervised import SupervisedTask
 
 
+def task_that(is_told: list[Any], replayable: bool = False) -> Any:
+    return SimpleNamespace(compile_with=is_told.append, replayable=replayable, parameters=list, no_graphs="")
+
+
 def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
     """How a task is told to compile itself, "not at all" where it is not."""
     told: list[Any] = ["not at all"]
-    task = SimpleNamespace(compile_with=told.append, replayable=False, parameters=list)
+    task = task_that(told)
     plan, fabric = Plan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
     compile_task(task, kind.parse({"data": "photos", **values}), plan, fabric)
     return told[-1]
@@ -69,17 +73,17 @@ def test_gradients_keep_their_shapes(
 def test_a_cpu_compiles_only_when_told() -> None:
     assert compiled() == "not at all"
     assert compiled(compile=False) == "not at all"
-    assert compiled(compile=True) is None
+    assert compiled(compile=True) is False
 
 
 @pytest.mark.parametrize(
     ("steps", "replayable", "scaler", "accumulate", "told"),
     [
-        (PAYS_FROM, True, None, 1, GRAPHS),
+        (PAYS_FROM, True, None, 1, True),
         (PAYS_FROM - 1, True, None, 1, "not at all"),
-        (PAYS_FROM, False, None, 1, None),
-        (PAYS_FROM, True, "of fp16", 1, None),
-        (PAYS_FROM, True, None, 2, None),
+        (PAYS_FROM, False, None, 1, False),
+        (PAYS_FROM, True, "of fp16", 1, False),
+        (PAYS_FROM, True, None, 2, False),
     ],
 )
 def test_what_auto_means_on_a_gpu(
@@ -87,7 +91,7 @@ def test_what_auto_means_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     answers: list[Any] = ["not at all"]
-    task = SimpleNamespace(compile_with=answers.append, replayable=replayable, parameters=list)
+    task = task_that(answers, replayable)
     strategy = SimpleNamespace(precision=SimpleNamespace(scaler=scaler))
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), world_size=1, strategy=strategy)
     plan = Plan(steps, steps, Constant(0.1), accumulate=accumulate)
@@ -105,9 +109,9 @@ def test_which_steps_are_known_to_be_replayed(backbone: str, variant: str, repla
 
 
 def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compiled(compile="graphs") is None
+    assert compiled(compile="graphs") is False
     assert "there is no CUDA device" in capsys.readouterr().err
-    assert compiled(kind=PretrainConfig, compile="graphs", crops_at_once=2) is None
+    assert compiled(kind=PretrainConfig, compile="graphs", crops_at_once=2) is False
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -156,7 +160,7 @@ def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pyt
         assert torch.equal(other["localization"], plain["localization"]) == (values.get("images") != "clean")
     counter = torch._dynamo.testing.CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
-    task.compile_with(None)
+    task.compile_with(graphs=False)
     torch.testing.assert_close(task(batch, 3), plain)
     task(batch, 4)
     heads = len(task.localization.levels) if isinstance(task.localization, DenseLocalization) else 0
@@ -200,8 +204,8 @@ def test_every_setting_of_a_long_comparison_is_compiled() -> None:
         def judge(self, images: torch.Tensor) -> torch.Tensor:
             return images * self.width
 
-        def compile_with(self, mode: str | None) -> None:
-            self.judge = torch.compile(self.judge, dynamic=False, backend=counter, mode=mode)
+        def compile_with(self, graphs: bool) -> None:
+            self.judge = torch.compile(self.judge, dynamic=False, backend=counter)
 
     counter, count = torch._dynamo.testing.CompileCounter(), 12
     config, fabric = TrainConfig.parse({"data": "photos", "compile": True}), Fabric(accelerator="cpu", devices=1)
@@ -220,13 +224,12 @@ def test_graphs_train_as_without_them(kind: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replayed.append(1) or replay(graph))
     for graphs in (False, True):
         torch._dynamo.reset()
-        config = BenchStepConfig.parse(
-            {"kind": kind, "backbone": "swin_nano", "img_size": 64, "batch": 16, "prototypes": 64, "device": "cuda"}
-        )
+        values = {"kind": kind, "backbone": "swin_nano", "img_size": 64, "batch": 16, "device": "cuda"}
+        config = BenchStepConfig.parse(values | ({"prototypes": 64} if kind == "pretrain" else {}))
         fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
         store, classes, _ = stepbench._store(config, fabric.device)
         stepper = stepbench._stepper(config, stepbench._batches(config, store, classes), classes, fabric, False)
-        stepper.task.compile_with(GRAPHS if graphs else None)
+        stepper.task.compile_with(graphs)
         losses = []
         for step in range(12):
             stepper.step, stepper.window = step, {}

@@ -24,7 +24,7 @@ class ToyBatch:
 class ToyTask(nn.Module):
     """A line through points; ``spoil`` names what goes wrong at which steps."""
 
-    score, watched = "top1", "val"
+    score, watched, recorded = "top1", "val", False
 
     def __init__(self, spoil: dict[int, str] | None = None) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.autobatch import fit_to_memory
-from frugalvit.training.compiling import compile_task, forget_graphs
+from frugalvit.training.compiling import compile_task
 from frugalvit.training.evidence import (
     augmentation_sheet,
     decisions_table,
@@ -103,14 +103,10 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     task.feed(batches, watch_set, "val" if validation is not None else "test", fabric)
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
-    graphs = compile_task(task, config, plan, fabric)
+    compile_task(task, config, plan, fabric)
     unseen = test if validation is not None else None
     with setup.closing_readers(task):
-        try:
-            outcome = fit(task, plan, run, fabric)
-        finally:
-            if graphs:
-                forget_graphs()
+        outcome = fit(task, plan, run, fabric)
         return _finish(config, source, run, fabric, task, outcome, watch_set, unseen, decisions)
 
 

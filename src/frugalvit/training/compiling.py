@@ -6,7 +6,6 @@ that away, for memory that stays reserved.
 
 from __future__ import annotations
 
-import gc
 from typing import Literal
 
 import torch
@@ -31,26 +30,18 @@ KEEPS_SHAPES = Version("2.15")
 
 _FUSES_SUMS = getattr(inductor.triton, "mix_order_reduction", False)  # as torch, or its user, has it
 
-GRAPHS = "reduce-overhead"
-"""What torch calls the mode that replays CUDA graphs."""
 
-
-def compile_task(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> bool:
-    """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough. Whether graphs will be replayed."""
+def compile_task(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> None:
+    """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough."""
     wanted = _chosen(task, config, plan, fabric) if config.compile == "auto" else config.compile
     if not wanted:
-        return False
-    mode = None
-    if wanted == "graphs":
-        reason = _no_graphs(config, plan, fabric)
-        mode = None if reason else GRAPHS
-        if reason:
-            console.warn(f"compiled without CUDA graphs: {reason}")
-    if mode == GRAPHS:
-        forget_graphs()
+        return
+    graphs = wanted == "graphs"
+    if graphs and (reason := _no_graphs(task, config, plan, fabric)):
+        console.warn(f"compiled without CUDA graphs: {reason}")
+        graphs = False
     prepare_compiler(task)
-    task.compile_with(mode)
-    return mode == GRAPHS
+    task.compile_with(graphs)
 
 
 def prepare_compiler(module: nn.Module) -> None:
@@ -68,7 +59,7 @@ def _chosen(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> bool |
     """What "auto" means here."""
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
-    fits = not config.auto_batch and not _no_graphs(config, plan, fabric)  # auto-batch tries sizes without graphs
+    fits = not config.auto_batch and not _no_graphs(task, config, plan, fabric)  # auto-batch tries sizes without graphs
     return "graphs" if fits and replays_by_itself(task, fabric) else True
 
 
@@ -77,14 +68,8 @@ def replays_by_itself(task: Task, fabric: Fabric) -> bool:
     return task.replayable and getattr(fabric.strategy.precision, "scaler", None) is None
 
 
-def forget_graphs() -> None:
-    """Give back the memory that graphs of this process keep. What is compiled is forgotten with them."""
-    torch.compiler.reset()
-    gc.collect()
-
-
-def _no_graphs(config: RunConfig, plan: Plan, fabric: Fabric) -> str:
-    """Why the networks cannot be replayed as CUDA graphs, or nothing."""
+def _no_graphs(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> str:
+    """Why the step cannot be replayed as CUDA graphs, or nothing."""
     if fabric.device.type != "cuda" or not torch.cuda.is_available():
         return "there is no CUDA device"
     if fabric.world_size > 1:
@@ -93,4 +78,4 @@ def _no_graphs(config: RunConfig, plan: Plan, fabric: Fabric) -> str:
         return "a graph's gradients are overwritten by its next replay, and a step in parts adds them up"
     if config.checkpoint_activations:
         return "recomputed activations would be replayed out of turn"
-    return ""
+    return task.no_graphs

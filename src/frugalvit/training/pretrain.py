@@ -20,7 +20,7 @@ from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.results import Result, Table
 from frugalvit.training import resuming, setup
 from frugalvit.training.autobatch import fit_to_memory
-from frugalvit.training.compiling import compile_task, forget_graphs
+from frugalvit.training.compiling import compile_task
 from frugalvit.training.continuing import carry_over, follow_continued, start_from_heads
 from frugalvit.training.evidence import (
     augmentation_sheet,
@@ -96,13 +96,9 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     task.feed(batches, monitor, health, fabric, watched)
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
-    graphs = compile_task(task, config, plan, fabric)
+    compile_task(task, config, plan, fabric)
     with setup.closing_readers(task):
-        try:
-            outcome = fit(task, plan, run, fabric)
-        finally:
-            if graphs:
-                forget_graphs()
+        outcome = fit(task, plan, run, fabric)
         return _finish(config, source, run, task, outcome, decisions, health)
 
 

@@ -5,6 +5,7 @@ The student sees every crop, the teacher the global ones. Drloc can be a third o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,10 +20,12 @@ from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.training.averaging import MovingAverage
 from frugalvit.training.health import Health
-from frugalvit.training.localizing import Share, measure
+from frugalvit.training.localizing import Pairs, Share, draw, loss_at, pair_generator
 from frugalvit.training.parameters import decay_groups
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.task import Task
+
+Losses = dict[str, Tensor]
 
 
 class PretrainTask(Task):
@@ -86,20 +89,32 @@ class PretrainTask(Task):
         return self.batches.augment.config.global_crops  # type: ignore[union-attr]
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        return self.judge(*self.inputs(batch, step))
+
+    def inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
+        """What :meth:`judge` takes."""
         crops: list[Tensor] = batch.images  # type: ignore[assignment]
+        temperature = crops[0].new_full((), self.teacher_temp.at(step), dtype=torch.float32)
+        looked = step % self.health_every == 0
+        return temperature, self._pairs(batch.number, crops), step >= self.regions_from, looked, *crops
+
+    def judge(self, temperature: Tensor, pairs: Pairs, with_regions: bool, looked: bool, *crops: Tensor) -> Losses:
+        """The losses of the crops, global ones first: all that depends on tensors, and on which level takes part.
+
+        looked: signs of life are computed too
+        """
         count = self.global_crops
         with torch.no_grad():
             teacher = _through(self.teacher, crops[:count])
         student = self._student(crops)
-        temperature = self.teacher_temp.at(step)
-        losses: dict[str, Tensor] = {}
+        losses: Losses = {}
         view_weight, region_weight, localization_weight = self.weights
         total = crops[0].new_zeros((), dtype=torch.float32)
         if self.views is not None:
             losses["view_loss"] = self.views(student, teacher, temperature, hold_center=True)
             total = total + view_weight * losses["view_loss"]
         if self.regions is not None:
-            if step >= self.regions_from:
+            if with_regions:
                 losses["region_loss"] = self.regions(student, teacher, temperature, hold_center=True)
                 total = total + region_weight * losses["region_loss"]
             else:
@@ -107,27 +122,38 @@ class PretrainTask(Task):
                 total = total + 0.0 * sum(parameter.sum() for parameter in self.regions.student.parameters())
         if self.localization is not None:
             grids = torch.cat([crop.grid for crop in student[:count]])
-            losses["localization"], losses["localization_error"] = measure(
-                self.localization, grids, batch.number, self.share, views=count
-            )
+            losses["localization"], losses["localization_error"] = loss_at(self.localization, grids, pairs)
             total = total + localization_weight * losses["localization"]
-        if step % self.health_every == 0:
-            losses |= self._signs(student, teacher, temperature, step)
+        if looked:
+            losses |= self._signs(student, teacher, temperature, with_regions)
         return {"loss": total, **losses}
+
+    def _pairs(self, number: int, crops: Sequence[Tensor]) -> Pairs:
+        """The pairs of tokens that are asked about in the global crops."""
+        if self.localization is None:
+            return None
+        size = self.student.grid_size((crops[0].shape[2], crops[0].shape[3]))
+        generator = pair_generator(number, self.share, crops[0].device)
+        count = self.global_crops
+        return draw(self.localization, size, count * len(crops[0]), self.share, generator, views=count)
+
+    def steady(self, step: int) -> bool:
+        """Past the steps in which the regions or the prototypes rest."""
+        return step >= max(self.regions_from, self.hold_last)
 
     @property
     def replayable(self) -> bool:
         """Not by itself: graphs take work off the host, and at 224 px the device is the limit."""
         return False
 
-    def compile_with(self, mode: str | None) -> None:
-        """Compile the networks, one graph for each size of crop, and the localization head."""
-        for network in (self.student, self.teacher):
-            network.compile(dynamic=False, mode=mode)
-        if self.localization is not None:
-            self.localization.compile(dynamic=False)
+    def compile_with(self, graphs: bool) -> None:
+        """Compile the networks, once for each size of crop, and the localization head."""
+        for part in (self.student, self.teacher, self.localization):
+            if part is not None:
+                part.compile(dynamic=False)
+        self.recorded = graphs
 
-    def _student(self, crops: list[Tensor]) -> list[Features]:
+    def _student(self, crops: Sequence[Tensor]) -> list[Features]:
         """All crops through the student: one pass per size, or few crops at a time, recomputed in the backward pass."""
         if not self.crops_at_once or not torch.is_grad_enabled():
             return _through(self.student, crops)
@@ -139,13 +165,13 @@ class PretrainTask(Task):
 
     @torch.no_grad()
     def _signs(
-        self, student: list[Features], teacher: list[Features], temperature: float, step: int
-    ) -> dict[str, Tensor]:
+        self, student: list[Features], teacher: list[Features], temperature: Tensor, with_regions: bool
+    ) -> Losses:
         """Signs of life from the heads; the view level's plain, the region level's marked."""
-        signs: dict[str, Tensor] = {}
+        signs: Losses = {}
         if self.views is not None:
             signs |= self.views.health(student, teacher, temperature)
-        if self.regions is not None and step >= self.regions_from:
+        if self.regions is not None and with_regions:
             marked = {
                 f"region_{name}": value for name, value in self.regions.health(student, teacher, temperature).items()
             }
@@ -200,12 +226,12 @@ class PretrainTask(Task):
         return self.health.stop and self.health.collapsed
 
 
-def _through(backbone: Any, crops: list[Tensor]) -> list[Features]:
+def _through(backbone: Any, crops: Sequence[Tensor]) -> list[Features]:
     """Crops of one size share one pass; the features come back crop by crop."""
     return [features for group in _same_size(crops) for features in _split(backbone(torch.cat(group)), len(group))]
 
 
-def _same_size(crops: list[Tensor], most: int = 0) -> list[list[Tensor]]:
+def _same_size(crops: Sequence[Tensor], most: int = 0) -> list[list[Tensor]]:
     """Neighbouring crops of equal shape in groups of at most ``most`` (0: any number)."""
     groups: list[list[Tensor]] = []
     for crop in crops:

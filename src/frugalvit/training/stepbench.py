@@ -37,7 +37,7 @@ from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import commands, pretrain
 from frugalvit.training.aswritten import AsWritten
-from frugalvit.training.compiling import GRAPHS, forget_graphs, prepare_compiler, replays_by_itself
+from frugalvit.training.compiling import prepare_compiler, replays_by_itself
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.recipes import Decisions, Facts, decide_pretraining, decide_training
@@ -101,11 +101,10 @@ def measure(
 
     operations = _operations(stepper)
     if config.compile and not as_written and device.type == "cuda":
-        forget_graphs()
         by_itself = config.compile == "auto" and replays_by_itself(stepper.task, fabric)
         graphs = config.compile == "graphs" or by_itself
         prepare_compiler(stepper.task)
-        stepper.task.compile_with(GRAPHS if graphs else None)
+        stepper.task.compile_with(graphs)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     began = time.perf_counter()
@@ -183,7 +182,7 @@ def _cost_of_drloc(stepper: Stepper, step: Callable[[int], None], count: int, de
 def _warm_up_without(stepper: Stepper, step: Callable[[int], None]) -> None:
     """Steps without the loss are compiled, and recorded as graphs, before any of them is timed."""
     with _no_drloc(stepper):
-        for number in range(3):
+        for number in range(_WARM_UP):
             step(number)
 
 

@@ -18,6 +18,7 @@ from torch.optim import AdamW
 from frugalvit.config.train import RunConfig
 from frugalvit.training.gradients import Undo, clip_each, gate, guard_of, unwrapped
 from frugalvit.training.recipes import steps_per_epoch, total_steps
+from frugalvit.training.recording import Recording
 from frugalvit.training.schedules import Constant, Schedule
 from frugalvit.training.task import Task
 
@@ -91,27 +92,43 @@ class Stepper:
         self.undo = Undo(task)
         self.inner = unwrapped(optimizer)
         self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
+        self.recording = Recording(self.learning, fabric.device)
         self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
 
     def one_step(self) -> None:
         plan, step = self.plan, self.step
-        if self.fabric.device.type == "cuda":  # elsewhere it would only import the compiler
-            torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step's graphs may be overwritten now
         seed_step(plan.seed, step, self.fabric.global_rank)
         self._set_schedules(step)
         self.undo.remember()
-        for micro in range(plan.accumulate):
-            batch = self.task.batch_at(step * plan.accumulate + micro)
-            with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < plan.accumulate):  # type: ignore[arg-type]
-                losses = self.module(batch, step)
-                self.fabric.backward(losses["loss"] / plan.accumulate)
-            self._collect(losses)
-        self.task.before_optimizer(step)
+        if self.task.recorded and self.task.steady(step):
+            inputs = self.task.inputs(self.task.batch_at(step), step)
+            self._collect(self.recording.take(self._gradients, inputs))
+        else:
+            self._accumulate(step)
         norm = self._clip()
         self.undo.where(gate(self.optimizer, norm, self.guard, scaled=self.scaled))
         self.optimizer.zero_grad(set_to_none=True)
         self.task.after_step(step)
         self._collect({"gradient_norm": norm})
+
+    def _accumulate(self, step: int) -> None:
+        """The gradients of a step, of its parts if it has several."""
+        parts = self.plan.accumulate
+        for micro in range(parts):
+            batch = self.task.batch_at(step * parts + micro)
+            with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < parts):  # type: ignore[arg-type]
+                losses = self.module(batch, step)
+                self.fabric.backward(losses["loss"] / parts)
+            self._collect(losses)
+        self.task.before_optimizer(step)
+
+    def _gradients(self, *inputs: Tensor | bool | None) -> dict[str, Tensor]:
+        """The same from tensors alone, as it can be recorded; their values."""
+        with self.fabric.autocast():
+            losses = self.task.judge(*inputs)
+        self.fabric.backward(losses["loss"])
+        self.task.before_optimizer(self.step)
+        return {name: loss.detach() for name, loss in losses.items()}
 
     def _set_schedules(self, step: int) -> None:
         lr = self.plan.lr.at(step)

@@ -76,12 +76,8 @@ class SupervisedTask(Task):
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
-        assert batch.targets is not None
-        clean = batch.clean if self.settings.images == "clean" else None
-        weight = None
-        if self.localization is not None:
-            weight = batch.images.new_full((), self.weight.at(step), dtype=torch.float32)
-        losses = self.judge(batch.images, batch.targets, clean, self._pairs(batch), weight)
+        images, targets, clean, pairs, weight = self.inputs(batch, step)
+        losses = self.judge(images, targets, clean, pairs, weight)
         if isinstance(self.localization, DenseLocalization):
             assert weight is not None
             grids = self.backbone.blocks(batch.images if clean is None else clean)
@@ -90,6 +86,15 @@ class SupervisedTask(Task):
             )
             losses["loss"] = losses["loss"] + weight * losses["localization"]
         return losses
+
+    def inputs(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor | None, Pairs, Tensor | None]:
+        """What :meth:`judge` takes."""
+        assert batch.targets is not None
+        clean = batch.clean if self.settings.images == "clean" else None
+        weight = None
+        if self.localization is not None:
+            weight = batch.images.new_full((), self.weight.at(step), dtype=torch.float32)
+        return batch.images, batch.targets, clean, self._pairs(batch), weight
 
     def judge(
         self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs, weight: Tensor | None
@@ -126,9 +131,15 @@ class SupervisedTask(Task):
         """Whether its step is known to do as CUDA graphs: one of our Swins', with the plain loss or none."""
         return isinstance(self.backbone.model, SwinTransformer) and not isinstance(self.localization, DenseLocalization)
 
-    def compile_with(self, mode: str | None) -> None:
-        """Compile what a step computes; ``mode`` as ``torch.compile`` has it."""
-        self.judge = torch.compile(self.judge, dynamic=False, mode=mode)
+    @property
+    def no_graphs(self) -> str:
+        dense = isinstance(self.localization, DenseLocalization)
+        return "the loss in every block passes through the network once more" if dense else ""
+
+    def compile_with(self, graphs: bool) -> None:
+        """Compile what a step computes; with ``graphs`` its gradients are recorded."""
+        self.judge = torch.compile(self.judge, dynamic=False)
+        self.recorded = graphs
         if isinstance(self.localization, DenseLocalization):
             self.localization.compile(dynamic=False)
 

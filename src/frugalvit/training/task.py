@@ -17,11 +17,21 @@ class Task(nn.Module, ABC):
     score: str  # the metric whose highest value marks the best checkpoint
     watched: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
     batches: Any  # where batch_at() takes its batches from
+    recorded = False  # whether its gradients are replayed as a CUDA graph; such a task has inputs() and judge()
 
     @property
     def replayable(self) -> bool:
         """Whether its step is known to do as CUDA graphs."""
         return False
+
+    @property
+    def no_graphs(self) -> str:
+        """Why its step cannot be replayed as CUDA graphs, or nothing."""
+        return ""
+
+    def steady(self, step: int) -> bool:
+        """Whether the step is one of the many of its kind, and not of a short beginning: worth recording."""
+        return True
 
     @abstractmethod
     def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
@@ -44,8 +54,16 @@ class Task(nn.Module, ABC):
         """Look at what is logged; whether the run should end because going on would be a waste."""
 
     @abstractmethod
-    def compile_with(self, mode: str | None) -> None:
-        """Compile what a step computes; ``mode`` as ``torch.compile`` has it."""
+    def compile_with(self, graphs: bool) -> None:
+        """Compile what a step computes; ``graphs``: and replay it as CUDA graphs."""
+
+    def inputs(self, batch: Any, step: int) -> tuple[Tensor | bool | None, ...]:
+        """All that tells one step from another: tensors, and flags for steps of another kind."""
+        raise NotImplementedError
+
+    def judge(self, *inputs: Any) -> dict[str, Tensor]:
+        """The losses, from what ``inputs`` gave."""
+        raise NotImplementedError
 
     def before_optimizer(self, step: int) -> None:
         """Between the gradients and the optimiser; by itself nothing."""

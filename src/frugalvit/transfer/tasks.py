@@ -21,6 +21,7 @@ class TransferTask(nn.Module):
     """
 
     score: str
+    recorded = False  # as in training.task.Task
     net: Any  # the network: Detector or Segmenter
     mean: Tensor
     std: Tensor
