@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from frugalvit import cli
+from frugalvit import cli, console
 from frugalvit.arguments import make_parser
+from frugalvit.results import Result
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -197,3 +199,54 @@ def test_a_terminal_is_never_silent_for_long(tmp_path: Path) -> None:
     assert re.search(r"…[^\n]*\x1b\[2Khalf way", text), "what it said while waiting is gone"
     assert "on ━" in text and text.rstrip().endswith("all done")
     assert "…" not in text.partition("on ━")[2].partition("3/3")[0], "a bar is progress enough"
+
+
+@pytest.mark.parametrize("words", [["trian"], ["train", "nowhere"], ["train", "x", "--epochs", "-1"]])
+def test_json_says_what_went_wrong(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, *words, "--json")
+    assert status == 2 and err.startswith("frugalvit: ") and len(out.splitlines()) == 1
+    assert json.loads(out) == {"error": err.removeprefix("frugalvit: ").strip(), "status": 2}
+
+
+def test_json_says_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("frugalvit.listing.recipes", broken)
+    status, out, err = run(capsys, "list", "recipes", "--json")
+    assert status == 1 and "Traceback" in err
+    assert json.loads(out) == {"error": "ZeroDivisionError: division by zero", "status": 1}
+
+
+def test_json_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"run": "runs/x", "stopped": "SIGTERM", "resume": "frugalvit train --resume runs/x", "exit": 3}
+    monkeypatch.setattr("frugalvit.listing.recipes", lambda _: Result(data))
+    status, out, _ = run(capsys, "list", "recipes", "--json")
+    assert status == 3 and json.loads(out) == {"error": "SIGTERM: saved, not finished", "status": 3} | data
+
+
+def test_letters_that_a_terminal_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LC_ALL=C: ours have a plain spelling, those of names are escaped."""
+    heard = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    monkeypatch.setattr(sys, "stderr", heard)
+    console.say(
+        "top1 43.75 \N{MIDDLE DOT} top5 100 \N{HORIZONTAL ELLIPSIS} K\N{LATIN SMALL LETTER A WITH DIAERESIS}fer"
+    )
+    console.warn("the paper's \N{GREEK SMALL LETTER LAMDA}")
+    console.complain("8\N{MULTIPLICATION SIGN}8")
+    heard.seek(0)
+    assert heard.read().splitlines() == [
+        "top1 43.75 | top5 100 ... K\\xe4fer",
+        "warning: the paper's lambda",
+        "frugalvit: 8x8",
+    ]
+
+
+def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    console.warn("stopping after this step")
+    console.say("epoch 1")

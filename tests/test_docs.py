@@ -54,6 +54,7 @@ NOT_RUN = {
     "python": "'python -c' is run, 'python -m venv' makes an environment",
     ".": "enters the environment",
     "make": "its targets are checked",
+    "if": "asks for the status of the command before it",
     "tensorboard": "a server, which does not end",
 }
 
@@ -204,6 +205,10 @@ def shortened(words: list[str]) -> list[str]:
     assert verb is not None
     changes = SHORTER.get(verb.words, {})
     out = _without(words, dict.fromkeys(changes, 1) | LEFT_OUT)
+    if "--resume" in out and out[out.index("--resume") + 1] == "auto":  # it begins here
+        out = _without(out, {"resume": 1})
+    if "--select" in out:  # there are few images here
+        out[out.index("--select") + 1] = "4"
     begins = not {"--init", "--continue", "--resume", "--backbone"} & set(out)
     if begins and verb.words.split()[-1] in ("train", "pretrain", "compare"):
         changes = changes | {"backbone": "swin_nano"}

@@ -23,6 +23,10 @@ from frugalvit.training.resuming import check_resume
 HERE = Path(__file__).parent
 
 
+TINY = ["--backbone", "swin_nano", "--backbone-args", "{embed_dim: 8, depths: [1, 1], num_heads: [1, 2]}"]
+TINY += ["--img-size", "32", "--batch", "4", "--steps", "1", "--no-report", "--quiet"]
+
+
 def beside(name: str) -> ModuleType:
     """A helper of another folder of tests."""
     spec = importlib.util.spec_from_file_location(Path(name).stem, HERE / name)
@@ -48,16 +52,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples.make_scenes(folder / "scenes", train=4, val=2, side=40)
     (folder / "empty").mkdir()
     (folder / "text.txt").write_text("hello\n")
-    tiny = ["--backbone", "swin_nano", "--backbone-args", "{embed_dim: 8, depths: [1, 1], num_heads: [1, 2]}"]
-    tiny += ["--img-size", "32", "--batch", "4", "--steps", "1", "--no-report", "--quiet"]
     heads = ["--detector.channels", "8", "--detector.hidden", "8", "--detector.proposals", "20"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert cli.main(["train", "photos", "--out", "run", *tiny]) == 0
+        assert cli.main(["train", "photos", "--out", "run", *TINY]) == 0
         small = ["--matching.prototypes", "16", "--matching.hidden", "8", "--matching.bottleneck", "4"]
-        assert cli.main(["pretrain", "photos", "--out", "pre", *tiny, *small, "--crops.local-crops", "1"]) == 0
-        assert cli.main(["detect", "train", "coco", "--out", "det", *tiny, *heads]) == 0
-        assert cli.main(["segment", "train", "scenes", "--out", "seg", *tiny, "--decoder.channels", "8"]) == 0
+        assert cli.main(["pretrain", "photos", "--out", "pre", *TINY, *small, "--crops.local-crops", "1"]) == 0
+        assert cli.main(["detect", "train", "coco", "--out", "det", *TINY, *heads]) == 0
+        assert cli.main(["segment", "train", "scenes", "--out", "seg", *TINY, "--decoder.channels", "8"]) == 0
     return folder
 
 
@@ -103,7 +105,13 @@ MISTAKES = [
     ("train --resume run --init pre", "run was begun without --init and goes on so"),
     ("train --resume run --localization.weight 3", "run was begun with --localization.weight 0.5 and goes on so"),
     ("train --resume run --out other", "stays in its folder, run: leave out --out other"),
+    ("train photos --resume auto", "--resume auto goes on with the run in --out, if there is one: give --out a folder"),
+    ("train photos --resume auto --out run --steps 9", "run was begun with --steps 1 and goes on so"),
+    ("train photos --resume auto --out pre", "pre is a run of 'frugalvit pretrain'"),
+    ("train --resume auto --out new", "What should be trained on?"),
+    ("compare photos --resume auto --out new", "a comparison is not resumed"),
     ("pretrain --resume pre --continue pre", "pre was begun without --continue and goes on so"),
+    ("pretrain --resume pre --steps 1234567", "or go on for longer in a new run with --continue pre --steps 1234567."),
     ("compare photos --with lr=1 --without lr=1", "'with' and 'without' are the same setting"),
     # runs of another kind
     ("train --resume pre", "pre is a run of 'frugalvit pretrain': 'frugalvit pretrain --resume pre' resumes it"),
@@ -161,12 +169,34 @@ def test_what_the_weights_do_not_fit_is_said(
 def test_a_run_resumes_with_the_options_it_was_begun_with(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script that is queued again with the same words goes on; "auto" is what was decided."""
+    """Values may be given again; "auto" is what was decided."""
     monkeypatch.chdir(place)
     same = ["--steps", "1", "--batch", "4", "--lr", "auto", "--out", "run", "--img-size", "32"]
     free = ["--workers", "1", "--no-report", "--peer-timeout", "9"]
     assert cli.main(["train", "photos", "--resume", "run", *same, *free]) == 0
     assert "run is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "out"),
+    [
+        ("train photos", "run"),
+        ("pretrain photos --matching.prototypes 16 --matching.hidden 8 --matching.bottleneck 4", "pre"),
+        ("detect train coco --detector.channels 8 --detector.hidden 8", "det"),
+        ("segment train scenes --decoder.channels 8", "seg"),
+    ],
+)
+def test_a_job_queued_again_with_the_very_same_words(
+    place: Path, line: str, out: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--resume auto`` begins the first time, and finds the run the second time: whole here, killed elsewhere."""
+    monkeypatch.chdir(place)
+    words = [*line.split(), *TINY, "--out", f"{out}_queued", "--resume", "auto"]
+    assert cli.main(words) == 0
+    assert "is finished" not in capsys.readouterr().err
+    assert cli.main([word for word in words if word != "--quiet"]) == 0
+    assert f"{out}_queued is finished" in capsys.readouterr().err
+    shutil.rmtree(place / f"{out}_queued")
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ BASE = {
     "formats",
     "palette",
     "kernels",
+    "launchers",
     "_hooks",
     "__init__",
 }

@@ -27,6 +27,10 @@ _HOME = {
     "region_loss": "frugalvit.objectives",
     "match_regions": "frugalvit.objectives",
     "open_data": "frugalvit.data",
+    "save_data": "frugalvit.data.memory",
+    "train": "frugalvit.api",
+    "pretrain": "frugalvit.api",
+    "run": "frugalvit.api",
     "load": "frugalvit.export",
     "load_detector": "frugalvit.transfer.ready",
     "load_segmenter": "frugalvit.transfer.ready",
@@ -34,11 +38,15 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
+    from frugalvit.api import pretrain as pretrain
+    from frugalvit.api import run as run
+    from frugalvit.api import train as train
     from frugalvit.backbones import Backbone as Backbone
     from frugalvit.backbones import create_backbone as create_backbone
     from frugalvit.backbones import list_models as list_models
     from frugalvit.backbones.weights import load_weights as load_weights
     from frugalvit.data import open_data as open_data
+    from frugalvit.data.memory import save_data as save_data
     from frugalvit.errors import UserError as UserError
     from frugalvit.export import load as load
     from frugalvit.features import Features as Features

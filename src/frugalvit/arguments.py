@@ -114,7 +114,9 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
     common = parser.add_argument_group("everywhere")
     common.add_argument("-h", "--help", action="help", help="this text")
     common.add_argument("--config", metavar="FILE", help="read options from a YAML file; flags win over it")
-    common.add_argument("--json", action="store_true", default=False, help="print the result as one JSON object")
+    common.add_argument(
+        "--json", action="store_true", default=False, help="print the result, or a mistake, as one JSON object"
+    )
     common.add_argument("--quiet", action="store_true", default=False, help="no progress, no messages")
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import sys
@@ -9,7 +10,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from frugalvit import __version__
+from frugalvit import __version__, console, launchers
 from frugalvit.errors import UserError, nearest
 
 
@@ -21,6 +22,8 @@ class Verb:
     config: str
     function: str
     help: str
+    several: bool = False
+    """Whether it uses the processes that torchrun or srun has started; only the first stays for the other commands."""
 
 
 VERBS = [
@@ -42,18 +45,21 @@ VERBS = [
         "frugalvit.config.train:TrainConfig",
         "frugalvit.training.commands:train",
         "train a classifier from scratch or fine-tune one, with Drloc",
+        several=True,
     ),
     Verb(
         "pretrain",
         "frugalvit.config.pretrain:PretrainConfig",
         "frugalvit.training.pretrain:pretrain",
         "learn features without labels, by views and regions (EsViT)",
+        several=True,
     ),
     Verb(
         "compare",
         "frugalvit.config.compare:CompareConfig",
         "frugalvit.training.compare:compare",
         "two or more settings over several seeds, with a paired test",
+        several=True,
     ),
     Verb(
         "replay",
@@ -119,7 +125,7 @@ VERBS = [
         "embed",
         "frugalvit.config.probe:EmbedConfig",
         "frugalvit.probing.embed:embed",
-        "features of images in a file; nearest neighbours as a picture",
+        "features of images in a file; neighbours, what to label next, near duplicates",
     ),
     Verb(
         "bench",
@@ -138,12 +144,14 @@ VERBS = [
         "frugalvit.config.transfer:DetectConfig",
         "frugalvit.transfer.detect_commands:train",
         "boxes and masks: Mask R-CNN or Cascade Mask R-CNN on any backbone",
+        several=True,
     ),
     Verb(
         "detect compare",
         "frugalvit.config.transfer:DetectCompareConfig",
         "frugalvit.transfer.comparing:detect",
         "detectors under two or more settings over several seeds, with a paired test",
+        several=True,
     ),
     Verb(
         "detect eval",
@@ -162,12 +170,14 @@ VERBS = [
         "frugalvit.config.transfer:SegmentConfig",
         "frugalvit.transfer.segment_commands:train",
         "a class for every pixel: UperNet on any backbone",
+        several=True,
     ),
     Verb(
         "segment compare",
         "frugalvit.config.transfer:SegmentCompareConfig",
         "frugalvit.transfer.comparing:segment",
         "segmenters under two or more settings over several seeds, with a paired test",
+        several=True,
     ),
     Verb(
         "segment eval",
@@ -239,17 +249,17 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; 0 when it went well, 2 for a mistake of the user, 1 for a fault of ours, 130 after Ctrl-C.
 
     A command may end with a status of its own: 3 for a run that a signal ended, saved, so that a scheduler knows that
-    there is more to do; 1 where ``doctor`` found problems.
+    there is more to do; 1 where ``doctor`` found problems. With ``--json`` standard output says it too.
     """
     words = sys.argv[1:] if argv is None else argv
     try:
         return _run(words)
-    except UserError as error:
-        print(f"frugalvit: {shown(str(error))}", file=sys.stderr)
+    except launchers.SaidByTheFirst:
         return 2
+    except UserError as error:
+        return _fail(words, str(error), 2)
     except KeyboardInterrupt:
-        print("frugalvit: stopped.", file=sys.stderr)
-        return 130
+        return _fail(words, "stopped.", 130)
     except BrokenPipeError:
         # `frugalvit list models | head` closes our output; that is no fault of anybody.
         sys.stderr.close()
@@ -257,17 +267,25 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             where = f": {error.filename}" if error.filename else ""
-            print(
-                f"frugalvit: {shown(f'{error.strerror}{where}. What was written before is intact.')}", file=sys.stderr
-            )
-            return 2
+            return _fail(words, f"{error.strerror}{where}. What was written before is intact.", 2)
         if _no_memory(error):
             way = "Use fewer images at once (--batch), a smaller --img-size or a smaller model."
-            print(f"frugalvit: There is not enough memory for this. {way}", file=sys.stderr)
-            return 2
+            return _fail(words, f"There is not enough memory for this. {way}", 2)
         traceback.print_exc()
-        print("frugalvit: this is a fault of frugalvit, not yours; please report the lines above.", file=sys.stderr)
-        return 1
+        fault = f"{type(error).__name__}: {error}"
+        return _fail(words, "this is a fault of frugalvit, not yours; please report the lines above.", 1, fault)
+
+
+def _fail(words: list[str], message: str, status: int, fault: str | None = None) -> int:
+    """Say why a command ended, to people, and where ``--json`` was given to programs.
+
+    fault: for programs, which have no lines above
+    """
+    console.complain(shown(message))
+    if "--json" in words and launchers.speaks() and not console.is_secondary():
+        with contextlib.suppress(OSError):  # nobody reads it
+            console.print_json({"error": shown(fault or message), "status": status})
+    return status
 
 
 def _no_memory(error: Exception) -> bool:
@@ -281,9 +299,7 @@ def _no_memory(error: Exception) -> bool:
 
 def shown(message: str) -> str:
     """A message as the one line that is printed."""
-    from frugalvit.console import printable
-
-    return printable(" ".join(message.split()))
+    return console.printable(" ".join(message.split()))
 
 
 def _run(words: list[str]) -> int:
@@ -293,15 +309,19 @@ def _run(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         print(f"frugalvit {__version__}")
         return 0
-    verb = find_verb(words)
+    with launchers.said_once():
+        verb = find_verb(words)
     if verb is None:
         print(overview(words[0]))
         return 0
-    from frugalvit import arguments, console
+    if not verb.several and not _does_it_alone(verb):
+        return 0
+    from frugalvit import arguments
 
     rest = words[len(verb.words.split()) :]
     try:
-        config, common = arguments.parse(_load(verb.config), rest, f"frugalvit {verb.words}", verb.help)
+        with launchers.said_once():
+            config, common = arguments.parse(_load(verb.config), rest, f"frugalvit {verb.words}", verb.help)
     except SystemExit:  # argparse printed --help
         return 0
     console.set_quiet(common.quiet)
@@ -309,11 +329,25 @@ def _run(words: list[str]) -> int:
         result = _load(verb.function)(config)
     if console.is_secondary():  # of several processes only the first answers
         return 0
+    status = int(result.data.get("exit", 0))
     if common.json:
-        console.print_json(result.data)
+        stopped = result.data.get("stopped")
+        why = {"error": f"{stopped}: saved, not finished", "status": status} if stopped else {}
+        console.print_json(why | result.data)
     else:
         console.print_result(result)
-    return int(result.data.get("exit", 0))
+    return status
+
+
+def _does_it_alone(verb: Verb) -> bool:
+    """Whether this process shall do what one process does; of several that torchrun or srun has started the first."""
+    found = launchers.started()
+    if found is None:
+        return True
+    if found.rank == 0:
+        console.warn(f"'frugalvit {verb.words}' uses one process: the other {found.processes - 1} leave at once")
+        launchers.alone()
+    return found.rank == 0
 
 
 def find_verb(words: list[str]) -> Verb | None:

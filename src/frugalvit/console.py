@@ -59,13 +59,26 @@ def say(message: str) -> None:
     """One line of information on standard error."""
     if not _quiet:
         _spoke()
-        print(printable(message), file=sys.stderr, flush=True)
+        _tell(f"{printable(message)}\n")
 
 
 def warn(message: str) -> None:
     """One line on standard error that even ``--quiet`` shows."""
     _spoke()
-    print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
+    _tell(f"warning: {printable(message)}\n")
+
+
+def complain(message: str) -> None:
+    """The one line that says why a command ended."""
+    _spoke()
+    _tell(f"frugalvit: {printable(message)}\n")
+
+
+def _tell(text: str) -> None:
+    """On standard error, in letters that it knows. Words are not worth a run: a terminal may have been closed."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(_spelled(text, sys.stderr, "backslashreplace"))
+        sys.stderr.flush()
 
 
 def printable(text: str) -> str:
@@ -119,11 +132,10 @@ class Meter:
         line = self.line(done, now, text)
         if self.live:
             _spoke(bar=True)
-            sys.stderr.write(_CLEAR + line[: _terminal_width() - 1])
+            _tell(_CLEAR + line[: _terminal_width() - 1])
             self.open_line = True
         else:
-            sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+            _tell(line + "\n")
 
     def line(self, done: int, now: float, text: str) -> str:
         rate = (done - self.start) / max(now - self.began, 1e-9)
@@ -137,8 +149,7 @@ class Meter:
     def close(self) -> None:
         if self.open_line:
             _spoke()
-            sys.stderr.write(_CLEAR)
-            sys.stderr.flush()
+            _tell(_CLEAR)
             self.open_line = False
 
 
@@ -175,8 +186,7 @@ class Waiting:
                 now = time.monotonic()
                 if not _state.bar and not _quiet and now - _state.spoke > _SECONDS_BEFORE_FIRST:
                     line = f"{self.label} … {clock(now - self.began)}"
-                    sys.stderr.write(_CLEAR + line[: _terminal_width() - 1])
-                    sys.stderr.flush()
+                    _tell(_CLEAR + line[: _terminal_width() - 1])
                     _state.waiting = True
 
     def __exit__(self, *error: object) -> None:
@@ -205,8 +215,7 @@ def _spoke(bar: bool = False) -> None:
     """Make room for what comes: the line that said we are waiting goes away."""
     with _terminal:
         if _state.waiting:
-            sys.stderr.write(_CLEAR)
-            sys.stderr.flush()
+            _tell(_CLEAR)
         _state.spoke, _state.bar, _state.waiting = time.monotonic(), bar, False
 
 
@@ -266,8 +275,25 @@ def _print(text: str) -> None:
 
 
 def _encodable(text: str) -> str:
-    encoding = sys.stdout.encoding or "utf-8"  # a stream that a program put in its place may have none
-    return text.encode(encoding, "replace").decode(encoding)
+    return _spelled(text, sys.stdout, "replace")
+
+
+def _spelled(text: str, stream: Any, errors: str) -> str:
+    """The text in letters that a stream knows: ours have a spelling without accents, those of names are replaced."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # a stream that a program put in its place may have none
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = "".join(_PLAIN.get(letter, letter) if _lacks(encoding, letter) else letter for letter in text)
+    return text.encode(encoding, errors).decode(encoding)
+
+
+def _lacks(encoding: str, letter: str) -> bool:
+    return letter.encode(encoding, "ignore") == b""
+
+
+_PLAIN = {"·": "|", "…": "...", "━": "=", "╌": "-", "×": "x", "→": "->", "±": "+-", "≤": "<=", "≥": ">=", "²": "^2"}
+_PLAIN |= {"–": "-", "—": "-", "−": "-", "λ": "lambda", "σ": "sigma", "τ": "tau", "θ": "theta", "µ": "u", "\ufffd": "?"}
 
 
 def _is_number(value: Any) -> bool:

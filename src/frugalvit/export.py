@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from frugalvit import console
+from frugalvit.backbones.factory import to_size
 from frugalvit.backbones.folder import model_config, save_model_folder
+from frugalvit.backbones.internals import quietly
 from frugalvit.config.base import read_yaml
 from frugalvit.config.export import ExportConfig
 from frugalvit.errors import UserError
@@ -55,9 +57,11 @@ class ReadyModel(nn.Module):
 
     def transform(self, pictures: Any) -> Tensor:
         """A path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them -> (B, C, h, w), as evaluated."""
-        listed = pictures if isinstance(pictures, list | tuple) else [pictures]
-        device = next(self.parameters()).device
-        return torch.cat([self._transform.image(picture, device) for picture in listed])
+        listed = _listed(pictures)
+        if not listed:
+            raise UserError("there are no pictures in the list; give at least one.")
+        weight = next(self.parameters())
+        return torch.cat([self._transform.image(picture, weight.device) for picture in listed]).to(weight.dtype)
 
     def features(self, images: Tensor) -> Features:
         """(B, C, h, w) -> grid (B, D, h', w') and pooled (B, D)."""
@@ -69,24 +73,63 @@ class ReadyModel(nn.Module):
         return self.backbone.classify(pooled) if self.backbone.num_classes else pooled
 
     @torch.inference_mode()
-    def predict(self, pictures: Any, top: int = 5) -> list[list[tuple[str, float]]]:
-        """The most probable classes of each picture, with their probabilities."""
+    def predict(self, pictures: Any, top: int = 5, batch: int = 64) -> list[list[tuple[str, float]]]:
+        """The most probable classes of each picture, with their probabilities, ``batch`` pictures at a time.
+
+        In eval mode, whatever the model's own mode is.
+        """
         if not self.backbone.num_classes:
             raise UserError(f"{self.name} has no classifier; it gives features only.")
+        for name, number in (("top", top), ("batch", batch)):
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise UserError(f"{name}={number!r}: give a whole number, at least 1.")
+        listed = _listed(pictures)
         names = self.classes or tuple(str(index) for index in range(self.backbone.num_classes))
-        chances, best = self(self.transform(pictures)).float().softmax(1).topk(min(top, len(names)), dim=1)
-        rows = zip(best.tolist(), chances.tolist(), strict=True)
-        return [[(names[index], chance) for index, chance in zip(*row, strict=True)] for row in rows]
+        answers: list[list[tuple[str, float]]] = []
+        with quietly(self):
+            for first in range(0, len(listed), batch):
+                logits = self(self.transform(listed[first : first + batch])).float()
+                chances, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
+                for row in zip(best.tolist(), chances.tolist(), strict=True):
+                    answers.append([(names[index], chance) for index, chance in zip(*row, strict=True)])
+        return answers
+
+    def extra_repr(self) -> str:
+        return f"name={self.name!r}, img_size={self.backbone.img_size}, num_classes={self.backbone.num_classes}"
 
 
-def load(model: str, device: str = "cpu", *, img_size: int | None = None, backbone: str | None = None) -> ReadyModel:
+def load(
+    model: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    img_size: int | Sequence[int] | None = None,
+    backbone: str | None = None,
+) -> ReadyModel:
     """The model that ``model`` names (a run, a checkpoint, an exported folder, a name), in eval mode.
 
-    ``backbone`` says what a bare checkpoint belongs to; ``img_size`` is another input size than the model's own.
+    ``device`` "auto" is the best there is. ``backbone`` says what a bare checkpoint belongs to; ``img_size`` is another
+    input size than the model's own.
     """
     from frugalvit.training.models import load_model
 
-    return ReadyModel(load_model(str(model), device, img_size=img_size, architecture=backbone)).eval()
+    size = None if img_size is None else to_size(img_size)
+    return ReadyModel(load_model(str(model), _place(device), img_size=size, architecture=backbone)).eval()
+
+
+def _place(device: str | torch.device) -> str:
+    """The device asked for, with its number where it has one: "auto", "cuda", "cuda:1"."""
+    from frugalvit.training.setup import pick_device
+
+    kind, _, number = str(device).partition(":")
+    place = pick_device(kind)
+    count = torch.cuda.device_count() if place == "cuda" else 1
+    if number and not (kind != "auto" and number.isdigit() and int(number) < count):
+        raise UserError(f"There is no device '{device}': {count} of kind '{place}' here, counted from 0.")
+    return f"{place}:{number}" if number else place
+
+
+def _listed(pictures: Any) -> Sequence[Any]:
+    return pictures if isinstance(pictures, list | tuple) else [pictures]
 
 
 # The command

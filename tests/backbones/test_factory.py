@@ -9,11 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from frugalvit.backbones import Backbone, create_backbone, list_models
 from frugalvit.backbones.factory import OWN, from_spec
@@ -248,6 +251,15 @@ def test_pixels_are_normalised_by_default_like_imagenet() -> None:
         ({"name": "vgg11", "drop_path": 0.1}, "no stochastic depth"),
         ({"name": "swin_nano", "pretrained": True}, "pretrained weights of swin_nano"),
         ({"name": "swin_nano", "num_classes": -1}, "num_classes=-1"),
+        ({"name": "swin_nano", "num_classes": None}, "num_classes=None: give a whole number"),
+        ({"name": "swin_nano", "in_chans": 0}, "in_chans=0"),
+        ({"name": "swin_nano", "drop_path": 2.0}, "drop_path=2.0 is no rate"),
+        ({"name": "swin_nano", "drop_path": float("nan")}, "drop_path=nan"),
+        ({"name": "swin_nano", "img_size": "32"}, "img_size='32' is not a size"),
+        ({"name": "swin_nano", "img_size": True}, "img_size=True"),
+        ({"name": "swin_nano", "img_size": (True, 32)}, "not a size"),
+        ({"name": 3}, "chosen by its name, not by int"),
+        ({"name": None}, "chosen by its name, not by NoneType"),
     ],
 )
 def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -261,9 +273,36 @@ def test_wrong_images_are_named() -> None:
         backbone(torch.zeros(1, 1, 32, 32))
     with pytest.raises(UserError, match="num_classes"):
         backbone.classify(torch.zeros(1, 128))
+    with pytest.raises(UserError, match="batch of 0 images"):
+        backbone(torch.zeros(0, 3, 32, 32))
+    with pytest.raises(UserError, match=r"not torch\.uint8 numbers"):
+        backbone(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+    with pytest.raises(UserError, match="not Image; a model from"):
+        backbone(Image.new("RGB", (32, 32)))
     fixed = create_backbone("cait_xxs24_224", img_size=64, **VIT)
     with pytest.raises(UserError, match="img_size=96"):
         fixed(torch.zeros(1, 3, 64, 96))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    backbone = create_backbone("swin_nano", img_size=np.int64(32), num_classes=np.int64(3))  # type: ignore[arg-type]
+    assert backbone.img_size == (32, 32) and json.dumps(backbone.spec())
+
+
+def test_says_what_it_is() -> None:
+    second = repr(create_backbone("swin_nano", img_size=32, num_classes=3)).splitlines()[1]
+    assert second.strip() == "name='swin_nano', img_size=(32, 32), dim=128, num_classes=3"
+
+
+def test_compiled_it_pads_as_otherwise() -> None:
+    """The sizes a stock network takes are tried out while it is compiled, each once, in one graph."""
+    backbone = create_backbone("vit_tiny_patch16_224", img_size=64, depth=1).eval()
+    counter = CompileCounter()
+    compiled = torch.compile(backbone, backend=counter, fullgraph=True)
+    for size in ((64, 64), (50, 70), (72, 72), (50, 70)):
+        images = torch.randn(1, 3, *size)
+        torch.testing.assert_close(compiled(images).grid, backbone(images).grid)
+    assert counter.frame_count == 3
 
 
 def test_list_models() -> None:

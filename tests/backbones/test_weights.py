@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from released_files import (
 from safetensors.torch import save_file
 from torch import Tensor
 
-from frugalvit.backbones.weights import load_weights, read_heads, read_localization
+from frugalvit.backbones.weights import LoadReport, load_weights, read_heads, read_localization
 from frugalvit.errors import UserError
 
 FORMATS = {
@@ -180,6 +181,20 @@ def test_the_wrong_architecture_is_named(target, state, words: str):
     assert type(model).__name__ in str(caught.value)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()), "left untouched"
+
+
+def test_a_report_counts_and_names_only_what_is_odd():
+    source = vit().state_dict()
+    report = load_weights(vit(), source)
+    assert repr(report) == f"LoadReport({report.kind!r}, {len(report.matched)} matched, 0 missing, 0 unexpected)"
+    source["odd.weight"] = source.pop("norm.bias")
+    assert repr(load_weights(vit(), source)).endswith(
+        "1 missing, 1 unexpected; missing: norm.bias; unexpected: odd.weight)"
+    )
+
+
+def test_annotations_can_be_read():
+    assert get_type_hints(load_weights)["return"] is LoadReport
 
 
 def test_a_dictionary_without_a_network():

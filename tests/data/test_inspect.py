@@ -135,6 +135,17 @@ def test_unlabelled_images_have_no_classes(photos: Path) -> None:
     assert result.data["duplicates"] is None
 
 
+def test_loose_images_are_looked_at_too(photos: Path) -> None:
+    """Bad files and copies among them count, and it is said who uses them."""
+    (photos / "train" / "loose.jpg").write_bytes(b"just some words\n")
+    (photos / "train" / "copy.png").write_bytes(next((photos / "train" / "cat").glob("*.png")).read_bytes())
+    result = command(DataConfig(data=str(photos)))
+    assert [(Path(entry["name"]).name, entry["split"]) for entry in result.data["bad"]] == [("loose.jpg", "train")]
+    assert result.data["loose"] == {"train": 2} and ["train, loose", 2] in [row[:2] for row in result.tables[0].rows]
+    assert any("copy.png" in name for group in result.data["duplicates"]["examples"] for name in group)
+    assert any("pretrain and embed use them" in note for note in result.notes)
+
+
 def test_on_the_command_line(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (photos / "train" / "cat" / b"\xff\x1b[31m.png".decode("utf-8", "surrogateescape")).write_bytes(b"x")
     assert cli.main(["data", str(photos), "--json"]) == 0

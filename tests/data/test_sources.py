@@ -112,6 +112,21 @@ def test_loose_images_beside_class_folders(tmp_path: Path) -> None:
     assert source.classes is None and len(source) == 11
 
 
+def test_loose_images_are_kept_for_those_who_need_no_labels(tmp_path: Path) -> None:
+    folder = fill(tmp_path, {"train": 2, "train/cat": 4, "train/dog": 4, "test": 3})
+    left = open_data(folder, split="given")
+    assert not left.loose and sizes(left) == {"train": 8}
+    assert any("2 loose images beside the class folders, so without labels: left out" in note for note in left.notes)
+    kept = open_data(folder, split="given", loose=True)
+    assert sizes(kept) == {"train": 8} and {split: len(part) for split, part in kept.loose.items()} == {
+        "train": 2,
+        "test": 3,
+    }
+    assert sum("pretrain and embed use them" in note and "--labels ignore" in note for note in kept.notes) == 2
+    assert not open_data(folder, loose=True, labels="ignore").loose, "they are images like all others"
+    assert not open_data(folder, loose=True, classes=["cat"]).loose, "they are of no class that was asked for"
+
+
 def test_a_split_folder_without_class_folders_is_left_out(tmp_path: Path) -> None:
     source = open_data(fill(tmp_path, {"train/a": 3, "train/b": 3, "val/a": 1, "test": 4}))
     assert sizes(source) == {"train": 6, "val": 1} and any("without labels: left out" in note for note in source.notes)

@@ -12,7 +12,9 @@ from layouts import fill, picture, sizes
 
 from frugalvit.data import open_data
 from frugalvit.data.decode import BadImage
+from frugalvit.data.splits import check_trainable
 from frugalvit.errors import UserError
+from frugalvit.probing.prepare import open_labelled
 
 
 def write_csv(root: Path, text: str, name: str = "t.csv") -> Path:
@@ -64,7 +66,8 @@ def test_missing_files_are_counted_and_read_as_bad(tmp_path: Path) -> None:
         ("path,label\n", "names no images"),
         ("a,b\n1,2\n", "no column of paths: it has a, b"),
         ("path,label\n000.png\n", "line 2: 1 cells"),
-        ("path,label\n000.png,\n001.png,x\n", "line 2: no label"),
+        ("path,label\n000.png,\n001.png,x\n", "line 2: no label .1 of 2 rows.. Label or delete them; pre-training"),
+        ("path,label\n000.png,\n001.png,x\n2.png,\n", "lines 2, 4: no label .2 of 3 rows"),
         ("path,label\n,x\n", "line 2: the path is empty"),
         ("path,label,split\n000.png,x,holdout\n", "split 'holdout' is none of"),
         ("path,label\n000.png,x\n000.png,y\n", "two labels, 'x' .line 2. and 'y' .line 3."),
@@ -105,12 +108,53 @@ def test_an_image_in_two_splits_is_noted(tmp_path: Path) -> None:
 def test_tables_without_labels_and_other_files(tmp_path: Path) -> None:
     fill(tmp_path, {".": 2})
     source = open_data(write_csv(tmp_path, "path\n000.png\n001.png\n000.png\n"))
-    assert source.classes is None and len(source) == 2 and "1 repeated row" in source.notes[0]
+    assert source.classes is None and len(source) == 2 and "1 repeated row" in source.notes[1]
+    assert "has the column path and no labels (a column called label, class," in source.notes[0]
     (tmp_path / "x.zip").write_bytes(b"PK")
     (tmp_path / "x.csv").write_bytes(b"\xff\xfe\x00")
     for name, words in (("x.zip", "unpack it"), ("000.png", "single file"), ("x.csv", "not UTF-8")):
         with pytest.raises(UserError, match=words):
             open_data(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_the_only_other_column_means_the_labels(tmp_path: Path, suffix: str) -> None:
+    fill(tmp_path, {".": 4})
+    species = ["robin", "wren", "robin", "wren"]
+    if suffix == "csv":
+        text = "file,species\n" + "".join(f"{i:03d}.png,{name}\n" for i, name in enumerate(species))
+    else:
+        text = "".join(f'{{"file": "{i:03d}.png", "species": "{name}"}}\n' for i, name in enumerate(species))
+    (tmp_path / f"t.{suffix}").write_text(text)
+    source = open_data(tmp_path / f"t.{suffix}", split="given")
+    assert source.classes == ("robin", "wren") and source.splits["train"].labels.tolist() == [0, 1, 0, 1]
+    assert any("column 'species' is taken for the labels" in note for note in source.notes)
+    assert open_data(tmp_path / f"t.{suffix}", split="given", labels="ignore").classes is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file,species,place\n000.png,robin,a\n001.png,robin,b\n",  # which of the two?
+        "file,photo\n000.png,17\n001.png,18\n",  # no two alike: these are no classes
+        "file,remark\n000.png,blurred\n001.png,\n002.png,blurred\n",
+        "file,remark\n000.png\n001.png,x\n002.png,x\n",
+        "file,image\n000.png,000.png\n001.png,000.png\n",
+    ],
+)
+def test_other_columns_are_named_where_none_means_labels(tmp_path: Path, text: str) -> None:
+    fill(tmp_path, {".": 3})
+    table = write_csv(tmp_path, text)
+    source = open_data(table)
+    columns = ", ".join(text.split("\n")[0].split(","))
+    assert (
+        source.classes is None and f"has the columns {columns} and no labels (a column called label," in source.notes[0]
+    )
+    for refuse in (lambda: check_trainable(source), lambda: open_labelled(str(table), None)):
+        with pytest.raises(
+            UserError, match="a column called label, class, target, category, class_name, label_name or"
+        ):
+            refuse()
 
 
 def test_tables_from_windows(tmp_path: Path) -> None:
@@ -123,6 +167,39 @@ def test_tables_from_windows(tmp_path: Path) -> None:
     odd = picture(tmp_path / "odd\\name.png")  # a legal name here
     (tmp_path / "o.csv").write_text("path,label\nodd\\name.png,a\n")
     assert open_data(tmp_path / "o.csv", split="given").splits["train"].names == [str(odd)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+def test_tables_that_a_spreadsheet_calls_unicode(tmp_path: Path, encoding: str) -> None:
+    fill(tmp_path, {".": 2})
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / "t.tsv").write_bytes((mark + "path\tlabel\r\n000.png\tKäfer\r\n001.png\tx\r\n").encode(encoding))
+    assert open_data(tmp_path / "t.tsv", split="given").classes == ("Käfer", "x")
+
+
+def test_text_of_another_kind_says_how_to_save_it(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("path,label\nkäfer.png,x\n".encode("latin-1"))
+    with pytest.raises(UserError, match="not UTF-8 text: save it as that"):
+        open_data(tmp_path / "t.csv")
+
+
+def test_labels_that_may_be_none_are_noted(tmp_path: Path) -> None:
+    """They stay classes, since NA may be one; but nobody should find out from the confusion matrix."""
+    labels = ["NaN", "null", "None", "N/A", "NA", "nan", "cat", "NA"]
+    fill(tmp_path, {".": len(labels)})
+    rows = [f"{number:03d}.png,{label}" for number, label in enumerate(labels)]
+    source = open_data(write_csv(tmp_path, "\n".join(["path,label", *rows])), split="given")
+    assert source.classes == ("N/A", "NA", "NaN", "None", "cat", "nan", "null")
+    assert len(source.notes) == 6
+    assert any("'NA', the label of 2 rows, counts as a class; if it means" in note for note in source.notes)
+
+
+def test_numbers_that_are_written_in_two_ways_are_noted(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 6})
+    labels = ["1", "1.0", "1.0", "2", "2.5", "-1"]
+    rows = [f"{number:03d}.png,{label}" for number, label in enumerate(labels)]
+    (note,) = open_data(write_csv(tmp_path, "\n".join(["path,label", *rows])), split="given").notes
+    assert "'1' (1 row) and '1.0' (2 rows) are classes of their own, though the same number" in note
 
 
 def test_val_is_the_same_however_the_table_is_addressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

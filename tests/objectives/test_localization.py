@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from frugalvit.errors import UserError
+from frugalvit.features import Features
 from frugalvit.objectives import (
     LOCALIZATION_WEIGHTS,
     DenseLocalization,
@@ -324,6 +327,10 @@ def test_learns_positions() -> None:
     assert errors[-1] < 0.25 < 1.4 < errors[0]
 
 
+FEATURES = Features(torch.randn(2, 5, 4, 4), torch.randn(2, 5))
+PLACES = torch.zeros(2, 3, 2, dtype=torch.long)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -331,8 +338,17 @@ def test_learns_positions() -> None:
         (lambda: RelativeLocalization(5, form="relaesed"), "Did you mean 'released'"),  # type: ignore[arg-type]
         (lambda: RelativeLocalization(5, pairs=0), "at least 1"),
         (lambda: RelativeLocalization(5, pairs=True), "pairs=True"),
-        (lambda: RelativeLocalization(5, hidden=0), "dim and hidden of at least 1"),
-        (lambda: RelativeLocalization(0), "dim and hidden of at least 1"),
+        (lambda: RelativeLocalization(5, hidden=0), "hidden=0: give a whole number, at least 1"),
+        (lambda: RelativeLocalization(0), "dim=0: give a whole number, at least 1"),
+        (lambda: RelativeLocalization(torch.nn.Identity()), "dim=Identity: give a whole number"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5, grid_size=(7, 5, 3)), r"grid_size=\(7, 5, 3\)"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5, grid_size="77"), "grid_size='77'"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5)(FEATURES), "give features.grid"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5, pairs="all").measure(FEATURES), "give features.grid"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5).loss_at(FEATURES, PLACES, PLACES), "give features.grid"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5)(torch.randn(0, 5, 4, 4)), "at least one image"),
+        (lambda: DenseLocalization([5])(FEATURES), r"backbone\.blocks"),
+        (lambda: DenseLocalization([5])([FEATURES]), "give features.grid"),  # type: ignore[list-item]
         (lambda: RelativeLocalization(5, "ce", grid_size=None), "give grid_size"),
         (lambda: RelativeLocalization(5, grid_size=0), "grid_size=0"),
         (lambda: RelativeLocalization(5, "ce", absolute=True), "contradicts"),
@@ -351,6 +367,23 @@ def test_learns_positions() -> None:
 def test_mistakes_are_named(make: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         make()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    module = RelativeLocalization(5, pairs=np.int64(5), grid_size=np.int64(4))  # type: ignore[arg-type]
+    assert module.pairs == 5 and module.grid_size == (4, 4)
+
+
+def test_copies_of_a_compiled_head_are_their_own() -> None:
+    module = RelativeLocalization(5, hidden=8)
+    module.compile(backend="eager")
+    grid, (first, second) = torch.randn(2, 5, 7, 7), draw_pairs(2, (7, 7), 64)
+    expected = module.measure_at(grid, first, second)
+    for copied in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        torch.testing.assert_close(copied.measure_at(grid, first, second), expected)
+        copied._first.weight.data.zero_()
+        assert not copied.measure_at(grid, first, second)[0].equal(expected[0])
+    assert "measure_at" in vars(module)  # which stays compiled
 
 
 def test_compiles_without_a_break() -> None:

@@ -20,6 +20,7 @@ from frugalvit.objectives import (
     RegionMatching,
     ViewMatching,
     assigned_cross_entropy,
+    match_regions,
     region_loss,
     update_center,
     view_loss,
@@ -110,6 +111,22 @@ def test_centre_moves_after_the_loss_by_the_mean_logit(kind: Any) -> None:
     fresh.eval()
     torch.testing.assert_close(fresh(student_features, teacher_features, 0.05), first)
     assert not fresh.center.any()
+
+
+@pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
+@pytest.mark.parametrize("momentum", [0.0, 0.7])
+def test_a_held_centre_moves_as_the_function_does(kind: Any, momentum: float) -> None:
+    """Away from zero and several times: ``move_center`` has only bottlenecks, ``update_center`` all logits."""
+    matching, center = small(kind), torch.linspace(-1, 1, 11)[None]
+    matching.center_momentum = momentum
+    matching.center.copy_(center)
+    for batch in (2, 3):
+        student_features, teacher_features = two_and_two(batch=batch)
+        matching(student_features, teacher_features, 0.05, hold_center=True)
+        matching.move_center()
+        logits = [matching.teacher(matching._rows(crop)) for crop in teacher_features]
+        center = update_center(center, logits, momentum)
+        torch.testing.assert_close(matching.center, center)
 
 
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
@@ -219,6 +236,67 @@ def test_mistakes_are_named() -> None:
         view_loss(logits, logits, center=torch.zeros(5))
     with pytest.raises(UserError, match="student_temp"):
         ViewMatching(6, prototypes=5, student_temp=0.0)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
+def test_crops_that_do_not_fit_are_named(kind: Any, chunked: bool) -> None:
+    matching = small(kind, chunked=chunked)
+    student, teacher = two_and_two(batch=4)
+    for wrong in (two_and_two(batch=1)[1], two_and_two(batch=2)[1]):
+        with pytest.raises(UserError, match=r"crop 0: shape .* the same images"):
+            matching(student, wrong)
+        with pytest.raises(UserError, match="the same images"):
+            matching.health(student, wrong)
+    narrow = [Features(crop.grid[:, :-1], crop.pooled[:, :-1]) for crop in student]
+    with pytest.raises(UserError, match="a width of"):
+        matching(narrow, teacher)
+    for wrong in (student[0], student[0].grid, [crop.grid for crop in student]):
+        with pytest.raises(UserError, match="give a list of what a backbone gives"):
+            matching(wrong, teacher)
+    nothing = [Features(crop.grid[:0], crop.pooled[:0]) for crop in student]
+    with pytest.raises(UserError, match="at least 1"):
+        matching(nothing, nothing)
+
+
+def test_logits_that_do_not_fit_are_named() -> None:
+    logits, grids = [torch.randn(2, 4, 8)] * 2, [torch.randn(2, 6, 2, 2)] * 2
+    fewer, center = [part[:1] for part in logits], torch.zeros(8)
+    for wrong in (torch.zeros(1), torch.zeros(7)):
+        with pytest.raises(UserError, match="does not fit 8 prototypes"):
+            view_loss(logits, logits, center=wrong)
+        with pytest.raises(UserError, match="does not fit 8 prototypes"):
+            region_loss(logits, logits, grids, grids, center=wrong)
+        vectors, weight = torch.randn(2, 3, 4), torch.randn(8, 4)
+        with pytest.raises(UserError, match="does not fit 8 prototypes"):
+            assigned_cross_entropy(
+                vectors, weight, vectors, weight, torch.ones(2, 3, 3), center=wrong, student_temp=1, teacher_temp=1
+            )
+    with pytest.raises(UserError, match="teacher_logits, crop 0"):
+        view_loss(logits, fewer, center=center)
+    with pytest.raises(UserError, match="student_logits, crop 0"):
+        view_loss(logits[0][0], logits[0][0], center=center)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="teacher_logits, crop 0"):
+        region_loss(logits, fewer, grids, [grid[:1] for grid in grids], center=center)
+    with pytest.raises(UserError, match="one grid per crop"):
+        region_loss(logits, logits, grids[:1], grids, center=center)
+    with pytest.raises(UserError, match="teacher grids, crop 0"):
+        match_regions(grids[0], grids[0][:1])
+
+
+def test_settings_without_a_meaning_are_refused() -> None:
+    with pytest.raises(UserError, match="chunked='yes'"):
+        small(chunked="yes")
+    for momentum in (9, -0.1, math.nan):
+        with pytest.raises(UserError, match="from 0 to 1"):
+            small().update_teacher(momentum)
+
+
+@pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
+def test_compiles_without_a_break(kind: Any) -> None:
+    matching, crops = small(kind, chunked=False).eval(), two_and_two()
+    compiled = torch.compile(matching, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*crops), matching(*crops))
 
 
 @pytest.mark.parametrize("wrong", [{"student_temp": 0.0}, {"teacher_temp": 0.0}, {"teacher_temp": -0.04}], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,32 @@ def test_parquet_and_one_split(squares: Path, tmp_path: Path) -> None:
     rows = parquet.read_table(tmp_path / "f.parquet").to_pylist()
     assert len(rows) == 12 and set(rows[0]) == {"path", "split", "label", "vector"}
     assert all(row["label"] in row["path"] and row["split"] == "test" for row in rows)
+
+
+def test_loose_images_are_embedded_too(squares: Path, tmp_path: Path) -> None:
+    """They have no label among images that have one; with --labels ignore none has."""
+    folder = shutil.copytree(squares, tmp_path / "squares")
+    shutil.copy(next((folder / "train" / "class1").iterdir()), folder / "train" / "loose.png")
+    result = embed(EmbedConfig(data=str(folder), out=str(tmp_path / "f.npz"), **TINY))
+    with np.load(tmp_path / "f.npz") as arrays:
+        labels = dict(zip((Path(path).name for path in arrays["paths"]), arrays["labels"], strict=True))
+        assert len(arrays["paths"]) == 49 and labels["loose.png"] == -1 and (arrays["labels"] >= 0).sum() == 48
+        splits = dict(zip((Path(path).name for path in arrays["paths"]), arrays["splits"], strict=True))
+        assert splits["loose.png"] == "train"
+    assert any("1 loose image beside the class folders" in note for note in result.notes)
+    near = embed(EmbedConfig(data=str(folder), neighbours=str(folder / "train" / "class1" / "0.png"), count=30,
+                             picture=str(tmp_path / "near.png"), **TINY)).data["neighbours"]  # fmt: skip
+    assert [entry["class"] for entry in near if entry["image"].endswith("loose.png")] == [None]
+    embed(EmbedConfig(data=str(folder), out=str(tmp_path / "g.npz"), labels="ignore", **TINY))
+    with np.load(tmp_path / "g.npz") as arrays:
+        assert len(arrays["paths"]) == 49 and "labels" not in arrays
+
+
+def test_the_table_of_a_loose_image_has_no_label(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = Embedded(torch.ones(2, 2), torch.tensor([1, -1]), None, ["a.png", "b.png"], ["a.png", "b.png"])
+    write_features(tmp_path / "f.parquet", found, ["train", "train"], ("cat", "dog"))
+    assert parquet.read_table(tmp_path / "f.parquet")["label"].to_pylist() == ["dog", None]
 
 
 def test_a_file_in_two_splits_keeps_both(tmp_path: Path) -> None:

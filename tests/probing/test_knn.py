@@ -97,6 +97,17 @@ def test_half_precision_features_are_accepted() -> None:
     assert knn_accuracy(train.half(), labels, train.bfloat16(), labels, ks=(1,)) == full
 
 
+def test_arrays_of_numpy_are_accepted() -> None:
+    train = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(20) % 4
+    expected = knn_accuracy(train, labels, train[:7], labels[:7], ks=(3,))
+    arrays = train.numpy(), labels.numpy(), train[:7].numpy(), labels[:7].tolist()
+    assert knn_accuracy(*arrays, ks=(3,)) == expected  # type: ignore[arg-type]
+    assert knn_predict(*arrays[:3], ks=(3,))[3].equal(knn_predict(train, labels, train[:7], ks=(3,))[3])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="are numbers"):
+        knn_accuracy(train, ["a"] * 20, None, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
 from frugalvit.errors import UserError
 from frugalvit.probing import commands
@@ -40,6 +42,24 @@ def test_knn_leaves_one_out_where_there_is_one_split_only(tmp_path: Path) -> Non
     assert result.data["leave_one_out"] and result.data["test_images"] == 15
     assert result.data["k"] == 3 and result.data["top1"] > 90
     assert any("asked of all the others" in note for note in result.notes)
+
+
+def test_scores_that_cannot_be_kept_are_given(
+    squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another person's run, or a disk that is full: minutes of work are worth more than a file."""
+
+    def refuse(path: Path, text: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    network = create_backbone("swin_nano", img_size=32, num_classes=3)
+    save_model_folder(network, tmp_path / "model", classes=["a", "b", "c"], meta={})
+    (tmp_path / "config.yaml").write_text("{}")
+    monkeypatch.setattr(commands, "write_text", refuse)
+    result = commands.knn(KnnConfig(data=str(squares), ks=[5], **TINY | {"model": str(tmp_path)}))
+    assert result.data["top1"] > 0 and result.data["run"] == str(tmp_path)
+    said = capsys.readouterr().err
+    assert "warning: the scores could not be kept in" in said and "(Permission denied)" in said
 
 
 @pytest.mark.parametrize("views", [0, 2])

@@ -228,6 +228,37 @@ def test_alarms_come_first(tmp_path):
     assert text.index("the teacher says the same") < text.index('id="curves"')
 
 
+def label_free(folder, **more):
+    """A run without labels: what is left of its files is what the page must live on."""
+    run = write_run(folder, extras=False)
+    summary = {"task": "pretrain", "loss": 3.3333, "health": "healthy", "effective_rank": 21.9, "largest_rank": 32}
+    (run / "summary.json").write_text(json.dumps(summary | more))
+    return run
+
+
+def test_a_label_free_run_is_headed_by_its_health_and_not_by_its_loss(tmp_path):
+    """A falling loss is no sign of good features."""
+    text = page.write_report([label_free(tmp_path / "run")], tmp_path / "r.html").read_text()
+    head, rest = text.split('id="results"')
+    assert "healthy" in head and "no sign of collapse" in head and "21.90" in head and "of at most 32" in head
+    assert "3.333" not in head and "3.333" in rest
+    run = label_free(tmp_path / "ill", health="stagnation", knn=40.0)
+    (run / "data.json").write_text('{"classes": ["a", "b"]}')
+    head = page.write_report([run], tmp_path / "r2.html").read_text().split('id="results"')[0]
+    assert "see the alarms" in head and "40.00" in head and "guessing gives about 50" in head
+
+
+def test_what_was_left_out_of_the_data_is_shown(tmp_path):
+    run = label_free(tmp_path / "run")
+    files = [{"name": f"<b>{i}.png", "split": "train", "reason": "truncated"} for i in range(20)]
+    facts = {"used": {"train": 80}, "notes": ["val is made from train"], "left_out": {"count": 23, "files": files}}
+    (run / "data.json").write_text(json.dumps(facts))
+    reader = Reader(page.write_report([run], tmp_path / "r.html").read_text())
+    shown = " ".join(reader.texts)
+    assert "data" in reader.ids and "train: 80 images · 23 unreadable files left out" in shown
+    assert "val is made from train" in shown and "<b>19.png" in shown and "and 3 more" in shown
+
+
 def test_the_policy_names_exactly_our_scripts(tmp_path):
     import base64
     import hashlib
@@ -318,6 +349,8 @@ CURVES = {"curves": {"<b>box": {"IoU 0.50": [1.0, None, 0.5], "x": 5, "y": []}, 
         ("transfer_report.json", CURVES, "'curves'"),
         ("transfer_report.json", {"curves": [1], "per_class": {"columns": ["a"], "rows": [1]}}, "'per_class'"),
         ("transfer_report.json", {"best": [1, {"image": 3}], "worst": {"a": 1}, "per_class": [2]}, "'worst'"),
+        ("data.json", {"used": [1], "notes": "x", "classes": 3, "left_out": {"count": "<b>"}}, "'left_out'"),
+        ("data.json", {"left_out": {"count": 1, "files": [{"name": "a"}]}}, "'left_out'"),
         ("metrics.jsonl", {"step": 1, "epoch": math.nan, "loss": 1.0, "split": "val"}, "metrics.jsonl"),
         ("metrics.jsonl", {"step": 1, "loss": 10**400, "": 1}, ""),
         ("comparison.json", {"settings": {"a": {"mean": None}}, "differences": {"a": {"mean": 1}}}, "comparison.json"),

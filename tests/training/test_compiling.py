@@ -26,7 +26,7 @@ from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training import stepbench
 from frugalvit.training.commands import make_task, train
 from frugalvit.training.compiling import PAYS_FROM, compile_task, prepare_compiler
-from frugalvit.training.localizing import Share, measure
+from frugalvit.training.localizing import Share, draw, loss_at, measure, pair_generator
 from frugalvit.training.recipes import Decisions, Facts, decide_localization
 from frugalvit.training.schedules import Constant
 from frugalvit.training.stepping import Plan
@@ -123,7 +123,10 @@ def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> 
     head = DenseLocalization([5], pairs=pairs, hidden=8) if dense else RelativeLocalization(5, pairs=pairs, hidden=8)
 
     def answer() -> tuple[torch.Tensor, ...]:
-        loss, error = measure(head, [grid] if dense else grid, number=3, share=Share())
+        if isinstance(head, DenseLocalization):
+            loss, error = measure(head, [grid], number=3, share=Share())
+        else:
+            loss, error = loss_at(head, grid, draw(head, (4, 4), 2, Share(), pair_generator(3, Share(), grid.device)))
         return loss, error, *torch.autograd.grad(loss, grid)
 
     plain, counter = answer(), torch._dynamo.testing.CompileCounter()

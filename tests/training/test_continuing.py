@@ -14,8 +14,11 @@ from torch import nn
 
 from frugalvit import RegionMatching, ViewMatching, cli, create_backbone
 from frugalvit.config.base import read_yaml
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.errors import UserError
-from frugalvit.training.continuing import _renumbered, start_from_heads
+from frugalvit.training.continuing import _renumbered, follow_continued, start_from_heads
+from frugalvit.training.recipes import Decisions
+from frugalvit.training.resuming import read_facts
 from frugalvit.training.selfsupervised import PretrainTask
 
 
@@ -26,7 +29,8 @@ def views_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_images(folder / "images")
     matching = PRETRAIN["matching"] | {"region_weight": 0.0, "regions_from": 0.0}  # type: ignore[operator]
     write_config(folder / "views.yaml", PRETRAIN, matching=matching, steps=4)
-    write_config(folder / "both.yaml", PRETRAIN, matching=PRETRAIN["matching"] | {"regions_from": 0.0}, steps=8)  # type: ignore[operator]
+    both = PRETRAIN["matching"] | {"region_weight": 0.5, "regions_from": 0.0}  # type: ignore[operator]
+    write_config(folder / "both.yaml", PRETRAIN, matching=both, steps=8)
     assert run(folder, "views.yaml", "views") == 0
     return folder
 
@@ -81,6 +85,38 @@ def test_what_is_left_open_is_as_in_the_run_that_is_continued(
     words += ["--out", str(views_only / "odd"), "--continue", str(views_only / "views")]
     assert cli.main([*words, "--matching.prototypes", "32"]) == 2
     assert "has another shape" in capsys.readouterr().err
+
+
+def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
+    views_only: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Data, batch, crops, rates and losses; its length is doubled; and what is done otherwise is said."""
+    words = ["pretrain", "--continue", str(views_only / "views"), "--device", "cpu", "--no-report"]
+    assert cli.main([*words, "--out", str(views_only / "again")]) == 0
+    theirs, ours = (read_yaml(views_only / name / "config.yaml") for name in ("views", "again"))
+    own = ("continue_from", "out", "steps", "device")
+    assert [name for name in theirs if name not in own and theirs[name] != ours[name]] == []
+    assert (theirs["steps"], ours["steps"], ours["crops"]["local_crops"]) == (4, 8, 2)
+    said = capsys.readouterr().err
+    assert f"auto: steps = 8: as many again as {views_only / 'views'} was to take" in said
+    assert f"unlike {views_only / 'views'}: steps 8 (there 4)\n" in said
+    more = ["--steps", "5", "--batch", "6", "--crops.local-crops", "0", "--out", str(views_only / "otherwise")]
+    assert cli.main([*words, *more]) == 0
+    said = capsys.readouterr().err
+    assert read_facts(views_only / "otherwise")["batch"] == 6, "a number, as --resume compares it"
+    assert "batch 6 (there 8), crops.local_crops 0 (there 2), steps 5 (there 4)" in said
+    # What a named recipe says is asked for too; the length in epochs is doubled in steps.
+    values = read_yaml(views_only / "views" / "config.yaml") | {"steps": None, "epochs": 2.0}
+    config = PretrainConfig.parse({"continue_from": str(views_only / "views"), "recipe": "esvit-paper"})
+    (views_only / "epochs").mkdir()
+    write_config(views_only / "epochs" / "config.yaml", values)
+    shutil.copy(views_only / "views" / "data.json", views_only / "epochs")
+    assert follow_continued(config, Decisions()).matching.prototypes == 65536
+    plain = PretrainConfig.parse({"continue_from": str(views_only / "epochs")})
+    assert follow_continued(plain, Decisions()).steps == 12, "24 images, batch 8, 2 epochs"
+    refused = PretrainConfig.parse({"continue_from": str(views_only / "views"), "accumulate": 9})
+    with pytest.raises(UserError, match="a batch of 8 images has no 9 parts"):
+        follow_continued(refused, Decisions())
 
 
 def test_nothing_left_to_do_is_said(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,6 @@ import torch
 from nursery import Child, Nursery
 from tiny import PRETRAIN, TRAIN, read_metrics, write_config, write_images
 
-from frugalvit.training.processes import places
-
 # Stochastic depth is drawn by each process for its own images: equal in distribution, not in numbers.
 WITHOUT_CHANCE: dict[str, Any] = {"drop_path": 0.0}
 
@@ -49,10 +47,11 @@ def torchrun_variables(world: int) -> list[dict[str, str]]:
 
 
 def slurm_variables(world: int) -> list[dict[str, str]]:
-    """What srun sets for each task of a job on one node."""
+    """What srun sets for each task of a job on one node that asked for --ntasks alone."""
     common = {"SLURM_JOB_ID": "1234", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": str(world), "SLURM_NNODES": "1"}
-    common |= {"SLURM_NTASKS_PER_NODE": str(world), "SLURM_NODELIST": "localhost", "SLURM_NODEID": "0"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_STEP_ID": "0", "SRUN_DEBUG": "3"}
+    common |= {"SLURM_STEP_NUM_TASKS": str(world), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_ID": "0"}
+    common |= {"SLURM_NODELIST": "localhost", "SLURM_NODEID": "0", "SRUN_DEBUG": "3"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(world)]
 
 
@@ -95,8 +94,32 @@ def test_two_halves_equal_the_whole(nursery: Nursery, verb: str) -> None:
 
 def test_slurm_starts_the_processes_itself(nursery: Nursery) -> None:
     words = ["train", "images", "--config", "train.yaml", "--steps", "2", "--out", "slurm"]
-    finish(start(nursery, slurm_variables(2), *words))
+    said = finish(start(nursery, slurm_variables(2), *words))
     assert (nursery.folder / "slurm" / "summary.json").exists()
+    assert "waiting for 2 processes at 127.0.0.1:" in said[0] and "waiting for" not in said[1]
+
+
+def test_a_batch_script_without_srun_runs_alone(nursery: Nursery) -> None:
+    """It has the job's number of tasks in its environment, and a task's number; nobody else will come."""
+    own = slurm_variables(2)[0]
+    own = {name: value for name, value in own.items() if "STEP" not in name}
+    (child,) = start(
+        nursery, [own], "train", "images", "--config", "train.yaml", "--steps", "2", "--out", "without_srun"
+    )
+    (said,) = finish([child])
+    assert "this job has 2 tasks but was not started by srun" in said
+
+
+def test_the_same_words_begin_and_go_on(nursery: Nursery) -> None:
+    """``--resume auto``: the job that a queue starts again."""
+    out = nursery.folder / "queued"
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "30", "--resume", "auto"]
+    children = start(nursery, torchrun_variables(2), *words)
+    children[0].wait_for(out / "metrics.jsonl")
+    children[1].send(signal.SIGUSR1)
+    assert [child.wait() for child in children] == [3, 0], "\n".join(child.said() for child in children)
+    assert "resuming" in finish(start(nursery, torchrun_variables(2), *words))[0]
+    assert "is finished; this is its result" in finish(start(nursery, torchrun_variables(2), *words))[0]
 
 
 def test_a_signal_to_one_process_stops_all_and_two_resume(nursery: Nursery) -> None:
@@ -146,7 +169,7 @@ def test_a_mistake_of_the_first_process_is_everybodys(nursery: Nursery) -> None:
     (out / "config.yaml").write_text("{}")
     children = start(nursery, torchrun_variables(2), "train", "images", "--config", "train.yaml", "--out", str(out))
     assert [child.wait() for child in children] == [2, 2]
-    assert all("already holds a run" in child.said() for child in children)
+    assert ["already holds a run" in child.said() for child in children] == [True, False], "the first says it for all"
 
 
 def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) -> None:
@@ -162,6 +185,23 @@ def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 2 and len(done.stdout.splitlines()) == 1
+
+
+def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+    """Data that is not there before any process is started, and what only opening it tells by the first alone."""
+    script = Path(sys.executable).with_name("frugalvit")
+    if not script.exists():
+        pytest.skip("frugalvit is not installed as a script")
+    (tmp_path / "empty").mkdir()
+    for data, expected in (("nodata", "There is no folder"), ("empty", "empty")):
+        words = ["train", data, "-o", "run", "--devices", "2", "--device", "cpu", "--json"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [script, *words], capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 2 and expected in done.stderr, done.stderr
+        assert done.stderr.count("frugalvit: ") == 1 and len(done.stdout.splitlines()) == 1
+        assert json.loads(done.stdout)["status"] == 2
 
 
 @pytest.mark.slow
@@ -182,23 +222,3 @@ def test_under_torchrun(nursery: Nursery, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
-
-
-@pytest.mark.parametrize(
-    ("variables", "asked", "expected"),
-    [
-        ({}, (1, 1), (1, 1)),
-        ({}, (4, 2), (4, 2)),
-        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, (1, 1), (8, 2)),
-        ({"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "fit"}, (1, 1), (4, 2)),
-        ({"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "bash"}, (1, 1), (1, 1)),
-    ],
-)
-def test_places(
-    variables: dict[str, str], asked: tuple[int, int], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert places(*asked) == expected

@@ -29,10 +29,10 @@ def healthy(t: float) -> dict[str, float]:
 
 
 SIGNS = {
-    "uniform collapse": lambda t: (
+    "uniform collapse (views)": lambda t: (
         healthy(t) | dict.fromkeys(("loss", "view_loss", "teacher_entropy"), math.log(K)) | {"feature_deviation": 0.1}
     ),
-    "one-prototype collapse": lambda t: (
+    "one-prototype collapse (views)": lambda t: (
         healthy(t) | {"teacher_entropy": 0.01, "prototypes_used": 1.1, "view_loss": 0.1}
     ),
     "dead features": lambda t: healthy(t) | {"effective_rank": 1.02, "feature_deviation": 0.001},
@@ -52,9 +52,7 @@ def test_a_healthy_run_raises_nothing() -> None:
 def test_each_sign_is_called_by_its_name_once(name: str) -> None:
     health = Health(K, steps=500, settled=50)
     assert feed(health, [SIGNS[name](t / 50) for t in range(50)]) == [name]
-    assert "." in str(health.raised[name]) and health.collapsed == (
-        name.endswith("collapse") or name == "dead features"
-    )
+    assert "." in str(health.raised[name]) and health.collapsed == ("collapse" in name or name == "dead features")
 
 
 @pytest.mark.parametrize(("knn", "rank", "said"), [(20, 40, ["stagnation"]), (60, 40, []), (20, 80, [])])
@@ -76,18 +74,44 @@ def test_features_that_get_better_are_no_stagnation(knn: float, rank: float, sai
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({}, ["uniform collapse"]),
-        ({"region_loss": math.log(K)}, ["uniform collapse"]),
+        ({}, ["uniform collapse (views)"]),
+        ({"region_loss": math.log(K)}, ["uniform collapse (views)"]),
         ({"region_loss": 0.7 * math.log(K)}, []),
         ({"feature_deviation": 0.8}, []),
-        ({"feature_deviation": 0.4}, ["uniform collapse"]),
+        ({"feature_deviation": 0.4}, ["uniform collapse (views)"]),
     ],
 )
 def test_what_still_tells_images_apart_has_not_collapsed(more: dict[str, float], said: list[str]) -> None:
     """One level at ln K is no collapse while the other, or the features, tell images apart."""
     health = Health(K, steps=500, settled=50)
-    assert feed(health, [SIGNS["uniform collapse"](t / 50) | more for t in range(50)]) == said
+    assert feed(health, [SIGNS["uniform collapse (views)"](t / 50) | more for t in range(50)]) == said
     assert all("view loss 6.93" in str(alarm) for alarm in health.raised.values())
+
+
+FLAT, ALONE = math.log(K), {"teacher_entropy": 0.01, "prototypes_used": 1.1}
+
+
+@pytest.mark.parametrize("views", [True, False])
+@pytest.mark.parametrize(
+    ("signs", "loss", "name"),
+    [
+        ({"teacher_entropy": FLAT, "prototypes_used": 900.0}, FLAT, "uniform collapse (regions)"),
+        (ALONE, 0.1, "one-prototype collapse (regions)"),
+        (ALONE | {"prototypes_used": 500.0}, 0.1, None),
+    ],
+)
+def test_regions_that_collapse_are_named_whatever_the_views_do(
+    views: bool, signs: dict[str, float], loss: float, name: str | None
+) -> None:
+    """Their signs are marked beside those of the views, and plain where there are none; as the task writes them."""
+    health = Health(K, steps=500, settled=50, stop=True)
+    marked = {f"region_{sign}": value for sign, value in signs.items()}
+    learning = {"view_loss": 0.95 * FLAT, "feature_deviation": 0.1} if views else signs | {"feature_deviation": 0.1}
+    lines = [healthy(t / 50) | marked | {"region_loss": loss} | learning for t in range(50)]
+    if not views:
+        lines = [{sign: value for sign, value in line.items() if sign != "view_loss"} for line in lines]
+    assert feed(health, lines) == ([name] if name else [])
+    assert health.collapsed == bool(name)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +149,17 @@ def test_a_k_nn_that_wavers_or_comes_back_is_not_worse() -> None:
         assert feed(Health(K, steps=500, settled=50), lines) == []
 
 
+@pytest.mark.parametrize(("steps", "said"), [(20, []), (199, []), (400, ["stagnation"])])
+def test_a_short_run_has_not_stagnated(steps: int, said: list[str]) -> None:
+    """Twenty steps of a loss that does not move are a beginning: nobody should be told that more will not help."""
+    health = Health(K, steps=steps, settled=4)
+    lines = ((step, SIGNS["stagnation"](step / steps)) for step in range(1, steps + 1))
+    assert [alarm.name for step, line in lines for alarm in health.look(step, line)] == said
+
+
 def test_a_beginning_is_not_a_collapse() -> None:
     health = Health(K, steps=500, settled=400)
-    assert feed(health, [SIGNS["uniform collapse"](0.0) for _ in range(30)]) == []
+    assert feed(health, [SIGNS["uniform collapse (views)"](0.0) for _ in range(30)]) == []
 
 
 def test_effective_rank() -> None:
@@ -140,3 +172,15 @@ def test_effective_rank() -> None:
     assert 3 < effective_rank(flat) < 4.01
     assert feature_deviation(constant) == pytest.approx(0, abs=1e-6)
     assert feature_deviation(torch.randn(512, 32, generator=generator)) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize(("used", "raised"), [(80.0, False), (4.0, True)])
+def test_a_sample_uses_few_of_many_prototypes(used: float, raised: bool) -> None:
+    """With the papers' 65,536 a sharp teacher gives every crop of a small sample a prototype of its own."""
+    health = Health(prototypes=65536, steps=100, settled=0)
+    alarms = [
+        alarm
+        for step in range(10)
+        for alarm in health.look(step, {"teacher_entropy": 0.2, "prototypes_used": used, "loss": 5.0, "view_loss": 5.0})
+    ]
+    assert any(alarm.name.startswith("one-prototype collapse") for alarm in alarms) == raised

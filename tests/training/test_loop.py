@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from crowd import gather
 from lightning_fabric import Fabric
 from nursery import Nursery
 from test_distributed import torchrun_variables
@@ -25,6 +27,7 @@ from frugalvit.training import loop, stepping
 from frugalvit.training.faults import is_out_of_memory
 from frugalvit.training.processes import mind_the_peers
 from frugalvit.training.runs import Run
+from frugalvit.training.schedules import Cosine
 
 
 def groups(run: Path) -> list[dict]:
@@ -58,6 +61,15 @@ def test_the_resumed_optimiser_has_its_moments(tmp_path: Path) -> None:
     torch.testing.assert_close(whole["optimizer"]["state"], parts["optimizer"]["state"], rtol=0, atol=0)
 
 
+def test_of_equal_scores_the_latest_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six validation images often score alike: the first of such steps has hardly learned."""
+    scores = {2: 50.0, 4: 66.7, 6: 66.7, 8: 33.3}
+    monkeypatch.setattr(ToyTask, "evaluate", lambda self, step: {"top1": scores[step]})
+    outcome = run_toy(tmp_path / "run", ToyTask(), steps=8, evaluate_every=2)
+    assert (outcome["best"], outcome["best_step"]) == (66.7, 6)
+    assert torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)["step"] == 6
+
+
 def test_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
     run_toy(tmp_path / "run", ToyTask(), steps=4)
     path = tmp_path / "run" / "checkpoints" / "last.pt"
@@ -80,6 +92,76 @@ def test_means_of_values_that_do_not_always_come(tmp_path: Path) -> None:
     assert line["number"] == sum(range(6)) / 6
     assert line["sign"] == (0 + 3) / 2
     assert line["gradient_norm"] > 0
+
+
+def test_the_rate_that_is_logged_is_the_schedules(tmp_path: Path) -> None:
+    """Groups of parameters scale it: the first one may be an embedding that hardly learns."""
+
+    class Scaled(ToyTask):
+        def parameter_groups(self) -> list[dict[str, Any]]:
+            return [group | {"lr_scale": 0.25} for group in super().parameter_groups()]
+
+    run_toy(tmp_path / "run", Scaled(), steps=4, log_every=1, lr=Cosine(0.1, 0.0, 4))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["lr"] for line in lines] == [Cosine(0.1, 0.0, 4).at(step) for step in range(4)]
+    assert groups(tmp_path / "run")[0]["lr"] == 0.25 * lines[-1]["lr"]
+
+
+class Part(loop._Loop):
+    """What one of several processes keeps of a window, saves and finds again; ``saved`` stands for the folder."""
+
+    def __init__(self, peer: Any, saved: dict[str, Any]) -> None:
+        peer.strategy = SimpleNamespace(precision=SimpleNamespace(state_dict=dict))
+        task: Any = ToyTask()
+        optimizer, plan = torch.optim.AdamW(task.parameters()), toy_plan(save_every=0, save_minutes=1.0)
+        self.saved = saved
+        run: Any = SimpleNamespace(folder="run", load_checkpoint=lambda: saved, metrics=list)
+        run.save_checkpoint = lambda state: saved.update(state) if peer.is_global_zero else None
+        run.forget_metrics_after = lambda step: None
+        super().__init__(task, task, optimizer, plan, run, peer)
+
+    def see(self, *steps: int) -> None:
+        """Another loss in every process, and a sign at every other step."""
+        for step in steps:
+            loss = torch.tensor(10.0 * self.fabric.global_rank + step / 3)
+            self._collect({"loss": loss} | ({"sign": loss} if step % 2 else {}))
+
+
+def test_a_resumed_window_is_that_of_all_processes() -> None:
+    """Each has seen other losses; resumed in the middle of a window they log what they would have logged."""
+    saved: dict[str, Any] = {}
+
+    def go_on(peer: Any) -> dict[str, float]:
+        part = Part(peer, saved)
+        part.see(1, 2, 3)
+        part.save()
+        part.see(4, 5)
+        return part._means()
+
+    def resume(peer: Any) -> dict[str, float]:
+        part = Part(peer, saved)
+        part.resume()
+        part.see(4, 5)
+        return part._means()
+
+    wanted = {"loss": (1 + 2 + 3 + 4 + 5) / 3 / 5 + 10, "sign": (1 + 3 + 5) / 3 / 3 + 10}
+    whole = gather(3, go_on)
+    assert whole == [pytest.approx(wanted)] * 3
+    assert gather(3, resume) == whole
+
+
+def test_the_first_process_says_when_to_save() -> None:
+    """What is saved is gathered from all of them, so they must not decide by clocks of their own."""
+
+    def ask(peer: Any) -> list[bool]:
+        part, said = Part(peer, {}), []
+        for step, waited in ((4, 0.0), (5, 90.0), (6, 90.0)):  # lines are logged at even steps
+            part.step = step
+            part.saved_at = time.monotonic() - (waited if peer.global_rank == 0 else 90.0 - waited)
+            said.append(part.time_to_save())
+        return said
+
+    assert gather(2, ask) == [[False, False, True]] * 2
 
 
 @pytest.mark.parametrize(("scaled", "borne"), [(False, 5), (True, 21)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,7 +179,9 @@ def test_a_forced_collapse_is_called_by_its_name(name: str, photos: Path, tmp_pa
 def test_views_only_continued_with_regions(photos: Path, tmp_path: Path) -> None:
     pretrain(config(photos, tmp_path / "first", steps=6, matching={"region_weight": 0.0}))
     before = torch.load(tmp_path / "first/checkpoints/last.pt", weights_only=True)
-    second = config(photos, tmp_path / "second", steps=8, save_every=0, matching={"regions_from": 0.0})
+    second = config(
+        photos, tmp_path / "second", steps=8, save_every=0, matching={"regions_from": 0.0, "region_weight": 0.5}
+    )
     second.continue_from = str(tmp_path / "first")
     pretrain(second)
     lines = [line for line in read_metrics(tmp_path / "second") if line["split"] == "train"]
@@ -227,6 +230,25 @@ def test_test_images_choose_nothing(tmp_path: Path) -> None:
     assert {line["split"] for line in read_metrics(tmp_path / "run")} == {"train", "test"}
     assert summary["knn"] is not None and summary["best_knn"] is None
     assert not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
+
+
+@pytest.mark.parametrize(("labels", "learned", "watched"), [("auto", 27, True), ("ignore", 27, False)])
+def test_loose_images_are_learned_from(labels: str, learned: int, watched: bool, tmp_path: Path) -> None:
+    """Beside class folders too, and what could not be read is kept by name."""
+    folder = write_images(tmp_path / "photos")
+    for number in range(3):
+        shutil.copy(folder / "train" / "cat" / "0.png", folder / "train" / f"loose{number}.png")
+    (folder / "train" / "words.png").write_bytes(b"just some words")
+    run = config(folder, tmp_path / "run", steps=2, labels=labels, report=True)
+    summary = pretrain(run).data
+    assert (summary["knn"] is not None) == watched
+    facts = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert facts["used"] == {"train": learned} and facts["images"] == learned + 1
+    assert any("loose image" in note for note in facts["notes"]) == watched
+    assert facts["left_out"]["count"] == 1
+    assert [Path(file["name"]).name for file in facts["left_out"]["files"]] == ["words.png"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "words.png" in page and "a text file, not an image" in page and f"train: {learned} images" in page
 
 
 def test_unlabelled_folder_and_summary(photos: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from frugalvit.config.transfer import DetectConfig
 from frugalvit.data.examples import ArrayExamples
 from frugalvit.errors import UserError
 from frugalvit.results import Result
-from frugalvit.training import commands, compare, processes, session, setup
+from frugalvit.training import commands, compare, processes, resuming, session, setup
 from frugalvit.training.loop import Stopped
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.runs import Run
@@ -94,6 +94,19 @@ def test_the_folder_must_be_seen_by_all(shared: bool, tmp_path: Path) -> None:
         )
 
 
+def test_all_must_find_the_run_to_go_on_with() -> None:
+    """``--resume auto``: one that would begin while the others go on would take other steps."""
+
+    def look(fabric: Any) -> None:
+        found = "run" if fabric.global_rank == 0 else None
+        resuming.check_agreed(TrainConfig(out="run").model_copy(update={"resume": found}), fabric)
+
+    errors = gather(2, look)
+    assert all(
+        isinstance(e, UserError) and "Some processes find a run in run, and others do not" in str(e) for e in errors
+    )
+
+
 # -- a command with several processes
 
 
@@ -141,7 +154,7 @@ def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Fabric, "barrier", lambda *_: done.append("barrier"))
 
     class Told(ToyTask):
-        def after_step(self, step: int) -> None:
+        def after_step(self, step: int, skipped: torch.Tensor) -> None:
             if step == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
 

@@ -3,6 +3,7 @@ graph; the graph itself is tested where there is a GPU (``test_compiling``, ``te
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.errors import UserError
 from frugalvit.training import recording, stepbench
+from frugalvit.training.averaging import MovingAverage
 from frugalvit.training.recording import WARM_UP, Recording
-from frugalvit.training.schedules import Cosine
+from frugalvit.training.schedules import Constant, Cosine
 from frugalvit.training.stepping import Stepper
 
 Values = dict[str, Tensor]
@@ -119,6 +121,30 @@ def test_a_recorded_step_is_the_step(kind: str, localization: float, replayed: i
         ends.append((losses, dict(stepper.task.state_dict())))
     assert len(without_a_gpu) == replayed
     torch.testing.assert_close(ends[1], ends[0])
+
+
+@pytest.mark.parametrize("kind", ["train", "pretrain"])
+def test_a_recorded_step_that_is_skipped(kind: str, without_a_gpu: list[Any]) -> None:
+    """Weights, centres and averages stay, as where steps are taken as they come."""
+    stepper = stepper_of(kind, True, 0.0)
+    task: Any = stepper.task
+    if kind == "train":
+        task.ema, task.average = 0.5, copy.deepcopy(task.backbone)
+        task.following = MovingAverage(task.average, task.backbone, buffers=True)
+    else:
+        task.momentum = Constant(0.5)
+    for step in range(2 * WARM_UP + 4):
+        stepper.step = step
+        stepper.one_step()
+    replayed = len(without_a_gpu)
+    before = {name: value.clone() for name, value in task.state_dict().items()}
+    batch = task.batch_at(stepper.step + 1)
+    (batch.images[0] if kind == "pretrain" else batch.images)[0] = torch.nan
+    task.batch_at = lambda step: batch
+    stepper.step += 1
+    stepper.one_step()
+    assert len(without_a_gpu) == replayed + 1 and stepper.guard.tolist() == [1, 1]
+    torch.testing.assert_close(dict(task.state_dict()), before, rtol=0, atol=0)
 
 
 def toy() -> tuple[Recording, nn.Parameter, Callable[..., Values]]:

@@ -15,6 +15,8 @@ import torch
 from nursery import Nursery
 from tiny import PRETRAIN, TRAIN, differences, write_config, write_images
 
+from frugalvit.training import loop
+
 VERBS = ("train", "pretrain")
 
 
@@ -122,9 +124,17 @@ def test_killed_at_every_file_operation(bench: Bench, verb: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "number"), [("train", signal.SIGTERM), pytest.param("pretrain", signal.SIGINT, marks=pytest.mark.slow)]
+    ("verb", "number"),
+    [
+        ("train", signal.SIGTERM),
+        ("train", signal.SIGUSR1),
+        ("train", signal.SIGHUP),
+        pytest.param("pretrain", signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_and_leaves(bench: Bench, verb: str, number: signal.Signals) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{number.name} is ignored here (nohup), and so it is by a run")
     out = bench.folder / f"{verb}_{number.name}"
     child = bench.nursery.start(*bench.words(verb, out))
     child.wait_for(out / "metrics.jsonl")
@@ -146,6 +156,43 @@ def test_the_second_signal_leaves_at_once(bench: Bench) -> None:
     assert child.wait() == 130 and "stopped." in child.said() and "Traceback" not in child.said()
 
 
+def test_a_warning_before_the_end_is_no_second_signal(bench: Bench) -> None:
+    """SLURM sends SIGUSR1 and then SIGTERM; a session that ends sends SIGTERM and SIGHUP at once."""
+    out = bench.folder / "warned"
+    child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
+    child.wait_for(out / "metrics.jsonl")
+    for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
+        child.send(number)
+    assert child.wait() == 3 and ": saved; continue with" in child.said(), child.said()
+
+
+def test_a_closed_terminal_that_is_ignored_stays_so() -> None:
+    """nohup: the run outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert signal.SIGHUP in loop.stop_signals()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert signal.SIGHUP not in loop.stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("verb", ["train", pytest.param("pretrain", marks=pytest.mark.slow)])
+def test_the_same_words_begin_go_on_and_end(bench: Bench, verb: str) -> None:
+    """What a queue needs: one command, whatever has become of the run."""
+    out = bench.folder / f"{verb}_auto"
+    words = [*bench.words(verb, out), "--resume", "auto"]
+    child = bench.nursery.start(*words)
+    child.wait_for(out / "checkpoints" / "last.pt")
+    child.send(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    status, said = bench.nursery.run(*words)
+    assert status == 0 and "resuming" in said, said
+    bench.check(verb, out)
+    status, said = bench.nursery.run(*words)
+    assert status == 0 and "is finished; this is its result" in said
+
+
 def test_a_second_process_is_refused(bench: Bench) -> None:
     out = bench.folder / "shared"
     child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
@@ -153,7 +200,7 @@ def test_a_second_process_is_refused(bench: Bench) -> None:
     status, said = bench.nursery.run("train", "--resume", str(out))
     assert status == 2 and f"Another process is working in {out}" in said
     status, said = bench.nursery.run("train", "images", "--config", "train.yaml", "--out", str(out))
-    assert status == 2 and "already holds a run" in said
+    assert status == 2 and "already holds a run" in said and "--resume auto" in said
     child.send(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     status, said = bench.nursery.run("train", "--resume", str(out), kill_at=20, inside=out)

@@ -114,10 +114,10 @@ def test_data_that_has_moved_is_named_at_the_resume(
     with monkeypatch.context() as patch:
         seen = SupervisedTask.after_step
 
-        def stop(self: SupervisedTask, step: int) -> None:
+        def stop(self: SupervisedTask, step: int, skipped: torch.Tensor) -> None:
             if step == 6:
                 raise KeyboardInterrupt
-            seen(self, step)
+            seen(self, step, skipped)
 
         patch.setattr(SupervisedTask, "after_step", stop)
         with pytest.raises(KeyboardInterrupt):

@@ -73,10 +73,10 @@ def test_a_resumed_run_ends_as_if_never_stopped(kind: str, tmp_path: Path, shape
     stopped = make(data, tmp_path / "stopped", report=False, save_every=2)
     original = detect_commands.DetectTask.after_step if kind == "detect" else segment_commands.SegmentTask.after_step
 
-    def stop(self: Any, step: int) -> None:
+    def stop(self: Any, step: int, skipped: torch.Tensor) -> None:
         if step == 2:
             raise KeyboardInterrupt
-        original(self, step)
+        original(self, step, skipped)
 
     task = detect_commands.DetectTask if kind == "detect" else segment_commands.SegmentTask
     with pytest.MonkeyPatch.context() as patch:

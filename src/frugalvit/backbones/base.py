@@ -14,6 +14,7 @@ recovered by looking at module names.
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -252,12 +253,24 @@ class Backbone(nn.Module):
 
         return timm_state_dict(self)
 
+    def extra_repr(self) -> str:
+        return f"name={self.name!r}, img_size={self.img_size}, dim={self.dim}, num_classes={self.num_classes}"
+
     def _check(self, images: Tensor) -> None:
+        """By type and shape alone, so that no device is waited for."""
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            given = f"{images.dtype} numbers" if isinstance(images, Tensor) else type(images).__name__
+            raise UserError(
+                f"{self.name} takes a tensor of floats, normalised with its mean and std, not {given}; a model from "
+                "frugalvit.load makes one of pictures (transform) or takes them as they are (predict)"
+            )
         if images.dim() != 4 or images.shape[1] != self.in_chans:
             raise UserError(
                 f"{self.name} takes images (batch, {self.in_chans}, height, width), not {tuple(images.shape)}; "
                 "in_chans of create_backbone sets the channels"
             )
+        if images.shape[0] == 0:
+            raise UserError(f"{self.name} was given a batch of 0 images; leave it out")
 
     def _forward_timm(self, images: Tensor) -> tuple[Any, Tensor]:
         """What ``forward_head`` takes, and the grid."""
@@ -330,8 +343,14 @@ class Backbone(nn.Module):
 
     def _fit(self, size: Size) -> Size:
         """The size images of ``size`` are padded to (bottom and right) so that the network takes them."""
-        if size in self._fits or torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():  # nothing can be tried out while a program is recorded
             return self._fits.get(size, size)
+        return self._tried((operator.index(size[0]), operator.index(size[1])))  # a compiled graph is for one size
+
+    @torch.compiler.assume_constant_result
+    def _tried(self, size: Size) -> Size:
+        if size in self._fits:
+            return self._fits[size]
         parameter = next(self.model.parameters())
         reason, no_grid = "", None
         for fit in self._candidates(size):

@@ -152,7 +152,8 @@ class CvT(Trunk):
         self.layers = nn.Sequential(*layers)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        return [(r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", None)]
+        # A later stage's embedding goes with the stage's first block.
+        return [(r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", (0,))]
 
     def stage_parts(self) -> Parts:
         return [(stage[:2], list(stage[2].layers)) for stage in self.layers]  # type: ignore[index, misc]

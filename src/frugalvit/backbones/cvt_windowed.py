@@ -221,7 +221,8 @@ class WindowedCvT(Trunk):
         self.apply(initialise)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        return [(r"^stage(\d+)\.1\.layers\.(\d+)\.", None), (r"^stage(\d+)\.0\.", None)]
+        # A later stage's embedding goes with the stage's first block.
+        return [(r"^stage(\d+)\.1\.layers\.(\d+)\.", None), (r"^stage(\d+)\.0\.", (0,))]
 
     def stage_parts(self) -> Parts:
         stages = [getattr(self, f"stage{stage}") for stage in range(len(self.stage_ends))]

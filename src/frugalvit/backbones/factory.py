@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,10 +81,9 @@ def create_backbone(
                 stem of a convolutional network
     """
     size = to_size(img_size)
-    if num_classes < 0 or in_chans < 1:
-        raise UserError(
-            f"num_classes={num_classes}, in_chans={in_chans}: classes cannot be negative, channels need one"
-        )
+    num_classes, in_chans = _count("num_classes", num_classes, 0), _count("in_chans", in_chans, 1)
+    if drop_path is not None and not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
+        raise UserError(f"drop_path={drop_path!r} is no rate; give a number from 0 to below 1, or None")
     architecture = architecture_of(name)
     keywords = {key: value for key, value in keywords.items() if value is not None}
     fixed: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
@@ -253,6 +253,8 @@ def describe(name: str) -> ModelInfo:
 
 def architecture_of(name: str) -> str:
     """timm's name of a network, with the tag of its weights where there is one."""
+    if not isinstance(name, str):
+        raise UserError(f"a network is chosen by its name, not by {type(name).__name__}. See: frugalvit list models")
     if not is_name(name):
         raise UserError(f"no network is named {name!r}.{close_names(name)} See: frugalvit list models")
     return OWN.get(name, name)
@@ -284,13 +286,22 @@ def _family(model: nn.Module) -> str:
 def to_size(img_size: int | Sequence[int]) -> Size:
     """(height, width) of pixels, or of a pair."""
     try:
-        sides = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
-        wrong = min(sides) < 1 or (not isinstance(img_size, int) and len(img_size) != 2)
-    except (TypeError, ValueError, IndexError):
-        wrong, sides = True, (0, 0)
-    if wrong:
-        raise UserError(f"img_size={img_size!r} is not a size; give pixels, or (height, width)")
-    return sides
+        pair: Any = img_size if hasattr(img_size, "__len__") else (img_size, img_size)
+        height, width = (_count("img_size", side, 1) for side in pair)
+    except (TypeError, ValueError, UserError):
+        raise UserError(f"img_size={img_size!r} is not a size; give pixels, or (height, width)") from None
+    return height, width
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    """``value`` where it is an integer, numpy's too, and not too small."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < least:
+        raise UserError(f"{name}={value!r}: give a whole number, at least {least}")
+    return number
 
 
 def _default_statistics(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

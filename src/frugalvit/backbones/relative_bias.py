@@ -16,7 +16,8 @@ from frugalvit.backbones.windows import WindowPlan, offsets, pairs_of_rows
 
 def relative_bias(table: Tensor, plan: WindowPlan) -> Tensor:
     """(rows, heads) -> (N, N, heads): the bias of every pair of tokens in a window."""
-    if torch.is_grad_enabled() and table.requires_grad:
+    # torch.jit.trace cannot record a function with a gradient of its own.
+    if torch.is_grad_enabled() and table.requires_grad and not torch.jit.is_tracing():  # pyright: ignore
         return _Read.apply(table, plan)  # type: ignore[return-value]
     return table[offsets(plan, table)]
 

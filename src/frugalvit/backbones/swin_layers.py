@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from frugalvit.backbones.heads import join_heads
 from frugalvit.backbones.relative_bias import relative_bias
 from frugalvit.backbones.windows import Size, WindowPlan, cut, join, mask, plan_windows
 from frugalvit.kernels import KERNELS
@@ -80,7 +81,7 @@ class WindowAttention(nn.Module):
         query, key, value = self._heads(cut(tokens, plan))
         bias = self._bias(plan, query)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return join(self.proj(attended.transpose(1, 2).flatten(2)), plan)
+        return join(self.proj(join_heads(attended)), plan)
 
     def _kernels_serve(self, tokens: Tensor, plan: WindowPlan) -> bool:
         if not KERNELS or not tokens.is_cuda:  # models are exported from the CPU: an export never holds a kernel

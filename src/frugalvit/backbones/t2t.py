@@ -22,6 +22,8 @@ from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
+from frugalvit.backbones.heads import join_heads
+
 from .trunk import (
     Mlp,
     Parts,
@@ -132,7 +134,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = self.split(x)
-        return self.proj(F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2))
+        return self.proj(join_heads(F.scaled_dot_product_attention(queries, keys, values)))
 
     def attention(self, x: Tensor) -> Tensor:
         queries, keys, _ = self.split(x)

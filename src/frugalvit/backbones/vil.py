@@ -29,6 +29,7 @@ from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
+from frugalvit.backbones.heads import join_heads
 from frugalvit.errors import UserError
 
 from .trunk import (
@@ -142,7 +143,7 @@ class FullAttention(RelativeBias):
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
         queries, keys, values = self.split(x)
         bias = self.bias(height, width).to(queries.dtype)
-        return self.proj(F.scaled_dot_product_attention(queries, keys, values, bias).transpose(1, 2).flatten(2))
+        return self.proj(join_heads(F.scaled_dot_product_attention(queries, keys, values, bias)))
 
     def attention(self, x: Tensor, height: int, width: int) -> Tensor:
         queries, keys, _ = self.split(x)
@@ -180,7 +181,7 @@ class SparseAttention(RelativeBias):
         keys, values = keys_values.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         to_local = self.g2l_relative_position_bias[0][:, :, None].expand(-1, -1, keys.shape[2] - count)
         bias = torch.cat([self.g2g_relative_position_bias, to_local], dim=2)[None].to(queries.dtype)
-        return F.scaled_dot_product_attention(queries, keys, values, bias).transpose(1, 2).flatten(2)
+        return join_heads(F.scaled_dot_product_attention(queries, keys, values, bias))
 
     def attend_locally(self, queries: Tensor, keys_values: Tensor, height: int, width: int) -> Tensor:
         """The grid's positions over their neighbourhoods: (B, h * w, C)."""
@@ -342,7 +343,7 @@ class VisionLongformer(Trunk):
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         names: list[tuple[str, tuple[int, ...] | None]] = []
         for stage, depth in enumerate(self.depths, start=1):
-            names.append((rf"^layer{stage}\.0\.", (stage,)))
+            names.append((rf"^layer{stage}\.0\.", (stage, 0)))  # a later stage's embedding goes with its first block
             # The two halves of a block are numbered one after the other.
             names += [(rf"^layer{stage}\.(?:{2 * i + 1}|{2 * i + 2})\.", (stage, i)) for i in range(depth)]
         return names

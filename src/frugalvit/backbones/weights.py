@@ -6,18 +6,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from frugalvit.backbones import remap
+from frugalvit.backbones.base import Backbone
 from frugalvit.backbones.checkpoint import read_checkpoint, read_with_metadata
 from frugalvit.backbones.fitting import Fitted, fit
 from frugalvit.errors import UserError
-
-if TYPE_CHECKING:
-    from frugalvit.backbones.factory import Backbone
 
 __all__ = ["Heads", "LoadReport", "load_weights", "read_checkpoint", "read_heads", "read_localization"]
 
@@ -46,6 +44,14 @@ class LoadReport:
     def __str__(self) -> str:
         counts = f"{len(self.matched)} tensors loaded, {len(self.missing)} missing, {len(self.unexpected)} left over"
         return "; ".join([f"{self.kind}: {counts}", *self.notes])
+
+    def __repr__(self) -> str:
+        odd = [f"{what}: {_some(names)}" for what, names in self._odd().items() if names]
+        counts = [f"{len(self.matched)} matched", *[f"{len(names)} {what}" for what, names in self._odd().items()]]
+        return f"LoadReport({self.kind!r}, {'; '.join([', '.join(counts), *odd])})"
+
+    def _odd(self) -> dict[str, list[str]]:
+        return {"missing": self.missing, "unexpected": self.unexpected}
 
 
 @dataclass

@@ -148,14 +148,15 @@ def _axis_regions(plan: WindowPlan, axis: int, device: torch.device) -> tuple[Te
 
 
 # Masks and offsets depend on shapes alone. They are kept per device outside the modules, so that copies of a model
-# share them and no checkpoint holds them. Tracing (compile, export) computes them in the graph instead, where they
+# share them and no checkpoint holds them. Tracing (compile, export, jit) computes them in the graph instead, where they
 # fuse into their users: a cached tensor would be a foreign constant there.
 _cache: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
 _CACHE_ENTRIES = 256
 
 
 def _cached(build: Callable[..., Tensor], arguments: tuple, tokens: Tensor) -> Tensor:
-    if torch.compiler.is_compiling() or type(tokens) not in (Tensor, nn.Parameter) or tokens.is_meta:
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore
+    if traced or type(tokens) not in (Tensor, nn.Parameter) or tokens.is_meta:
         return build(*arguments, tokens.device)
     key = (build, arguments, tokens.device)
     found = _cache.get(key)

@@ -5,6 +5,7 @@ Nothing here imports torch, so that ``frugalvit --help`` answers at once.
 
 from __future__ import annotations
 
+import os
 import re
 import typing
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ class Config(pydantic.BaseModel):
     @classmethod
     def _at_home(cls, value: Any) -> Any:
         """``~/photos`` wherever a path may be: a shell leaves it as it is after ``=``, YAML and Python always."""
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
         if isinstance(value, list):
             return [cls._at_home(one) for one in value]
         return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
@@ -156,7 +159,16 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     choices = [
         word for e in here if e["type"] == "literal_error" for word in _choices(e.get("ctx", {}).get("expected", ""))
     ]
-    return f"{name} = {first.get('input')!r}: {reason}.{nearest(str(first.get('input')), choices)}"
+    return f"{name} = {_shown(first.get('input'))}: {reason}.{nearest(str(first.get('input')), choices)}"
+
+
+_LONGEST = 200  # letters of a value in a message
+
+
+def _shown(value: object) -> str:
+    """A value in a message; of an array or the like its kind."""
+    text = repr(value)
+    return text if len(text) < _LONGEST and "\n" not in text else f"a {type(value).__name__}"
 
 
 _KINDS = {

@@ -12,6 +12,7 @@ Auto = Literal["auto"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "32", "bf16", "fp16"]
 Splitting = Literal["auto", "given", "train+val", "remake"]
+Labelling = Literal["auto", "folders", "ignore"]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -37,8 +38,6 @@ class Opened(Config):
     split: Splitting = option("auto", "as in train: auto makes a missing val; given shows only what is there")
     val_fraction: float = option(0.1, "share of train held out where a val is made", gt=0, lt=1)
     seed: int = option(0, "decides which images a made val holds")
-    labels: Literal["auto", "folders", "ignore"] = option(
-        "auto", "folders: folder names are classes; ignore: no labels"
-    )
+    labels: Labelling = option("auto", "folders: folder names are classes; ignore: no labels")
     classes: str | None = option(None, "file with the classes to keep, one name per line")
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import CropsConfig
-from frugalvit.config.kinds import Auto, Count, Positive, Rate, Share
+from frugalvit.config.kinds import Auto, Count, Labelling, Positive, Rate, Share
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import PairsConfig
 from frugalvit.errors import UserError
@@ -52,9 +52,14 @@ class PretrainConfig(RunConfig):
     images: Literal["train", "train+val", "all"] = option(
         "train", "which splits to learn from; labels are never looked at"
     )
+    labels: Labelling = option(
+        "auto",
+        "of the images k-NN watches with: folders: folder names are classes; ignore: none are, all is learned from",
+    )
     continue_from: str | None = option(
         None,
-        "a new run that goes on where another stopped (optimiser and schedules too), e.g. adding L_R",
+        "a new run that goes on where another stopped, with its weights, optimiser and options but for those given; "
+        "--steps and --epochs count from the other's beginning, auto: twice its length",
         short="--continue",
     )
     drop_path: Rate | Auto = option("auto", "stochastic depth of the student; auto: the model's own")

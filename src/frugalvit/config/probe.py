@@ -7,7 +7,7 @@ from typing import Literal, Self
 import pydantic
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.kinds import Auto, Count, Device, Positive, Precision, Side, Strength
+from frugalvit.config.kinds import Auto, Count, Device, Labelling, Positive, Precision, Side, Strength
 
 # What the probes take where nothing is said, here and when they are called from Python.
 KS = (10, 20, 100, 200)
@@ -90,18 +90,36 @@ class SuiteConfig(ExtractConfig):
 
 
 class EmbedConfig(ExtractConfig):
-    """The features of images in a file, and the nearest neighbours of one image as a picture."""
+    """The features of images in a file, the nearest neighbours of one, what to label next, and near duplicates."""
 
     model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
     data: str = option(help="folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
-    out: str | None = option(None, "features.npz or features.parquet", short="-o")
+    out: str | None = option(
+        None, "features.npz or features.parquet; to_label.csv or duplicates.csv where those are asked for", short="-o"
+    )
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
     split: Literal["all", "train", "val", "test"] = option("all", "which images")
+    labels: Labelling = option("auto", "folders: folder names are classes; ignore: no labels")
     features: Literal["pooled", "last_blocks", "grid"] = option("pooled", "pooled, last_blocks, or the grid of tokens")
     blocks: int = option(4, "how many last blocks", ge=1)
     neighbours: str | None = option(None, "an image file: draw its nearest neighbours")
     count: int = option(10, "how many neighbours", ge=1)
-    picture: str = option("neighbours.png", "where the picture of the neighbours goes")
+    select: int | None = option(
+        None, "so many images that stand for the others best, to be labelled, as a table and a picture", ge=1
+    )
+    known: str | None = option(None, "a table or folder of images that are labelled already: select others")
+    duplicates: float | None = option(None, "group images whose cosine is at least this, e.g. 0.98", gt=0, le=1)
+    picture: str | None = option(None, "where the picture goes; default: neighbours.png, or beside the table")
+
+    @pydantic.model_validator(mode="after")
+    def _one_thing_at_a_time(self) -> Self:
+        """Each of these writes a file of its own kind."""
+        asked = [name for name in ("neighbours", "select", "duplicates") if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise ValueError(f"--{asked[0]} and --{asked[1]} are two questions: ask one at a time")
+        if self.known is not None and self.select is None:
+            raise ValueError("--known is of --select, which takes other images than those: give that too")
+        return self
 
 
 class BenchConfig(Config):

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, merge, option, pixels, positive, read_yaml, read_yaml_text
+from frugalvit.config.base import Config, flatten, merge, option, pixels, positive, read_yaml, read_yaml_text
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.kinds import Auto, Device, Precision, Rate, Splitting, Whole
 from frugalvit.config.recipes import recipe_values
@@ -45,7 +45,11 @@ class RunConfig(Config):
     seed: int = option(0, "everything random follows from it", ge=0)
     out: str | None = option(None, "run folder (default: runs/DATE_BACKBONE_DATA, or DATE_COMMAND_DATA)", short="-o")
     init: str | None = option(None, "start from these weights: a run, a checkpoint, an exported folder")
-    resume: str | None = option(None, "continue this run to its end, to the bit; DATA only if it lies elsewhere now")
+    resume: str | None = option(
+        None,
+        "continue this run to its end, to the bit; DATA only if it lies elsewhere now; auto: continue the run in --out "
+        "if there is one, else begin it",
+    )
     device: Device = option("auto", "where to compute")
     devices: int = option(1, "processes on this machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
@@ -107,6 +111,12 @@ class RunConfig(Config):
         made._given = values
         return made
 
+    def filled(self, values: dict[str, Any]) -> Self:
+        """The same with other values, all that there are; what was asked for stays what it was."""
+        made = super().parse(values)
+        made._given = self._given
+        return made
+
     def given(self, name: str, default: Any) -> Any:
         """What an option, by its plain name, was asked to be; ``default`` where it was not."""
         return self._given.get(name, default)
@@ -119,6 +129,26 @@ class RunConfig(Config):
                 return False
             values = values[part]
         return True
+
+    def asked(self) -> set[str]:
+        """The dotted names of all that was asked for: itself, or with a recipe that was; in Python, by being set."""
+        if not self._given:
+            return set(flatten(self.model_dump(exclude_unset=True)))
+        recipe = str(self._given.get("recipe", "auto"))
+        with_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task())
+        return {*flatten(self._given), *flatten(with_recipe)}
+
+    @pydantic.model_validator(mode="after")
+    def _resume_or_begin(self) -> Self:
+        """``--resume auto`` becomes the folder to go on in, or nothing: a queue gives the same words every time.
+
+        Looked up here, before any process begins to write, so all processes of a job find the same.
+        """
+        if self.resume == "auto":
+            if not self.out:
+                raise ValueError("--resume auto goes on with the run in --out, if there is one: give --out a folder")
+            self.resume = self.out if holds_run(Path(self.out)) else None
+        return self
 
     @pydantic.model_validator(mode="after")
     def _go_together(self) -> Self:
@@ -145,6 +175,20 @@ class RunConfig(Config):
         """Published weights want to be moved gently; features learned here did better at the full rate (RESULTS.md)."""
         init = values.get("init")
         return "finetune" if values.get("pretrained") or (init and not _learned_here(str(init))) else "scratch"
+
+
+AT_START = ("config.yaml", "data.json", "decisions.json")
+"""What a run writes before its first step."""
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether there is a run to keep: one that failed its checks wrote only what it was asked, and goes for nothing."""
+    if not (folder / "config.yaml").exists():
+        return False
+    if not all((folder / name).exists() for name in AT_START):
+        return True  # somebody else's config.yaml, or one whose neighbours were lost
+    done = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
+    return done or any((folder / "checkpoints").glob("*"))
 
 
 def _learned_here(where: str) -> bool:

@@ -58,18 +58,12 @@ def as_pair(size: Size) -> tuple[int, int]:
 
 
 class Normalize:
-    """(x - mean) / std per channel, into the dtype and memory format the network wants."""
+    """(x - mean) / std per channel."""
 
-    def __init__(
-        self,
-        mean: Sequence[float],
-        std: Sequence[float],
-        dtype: torch.dtype = torch.float32,
-        channels_last: bool = False,
-    ) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         if len(mean) != len(std) or min(std) <= 0:
             raise UserError(f"mean {tuple(mean)} and std {tuple(std)} must have equal lengths and std above 0.")
-        self.mean, self.std, self.dtype, self.channels_last = tuple(mean), tuple(std), dtype, channels_last
+        self.mean, self.std = tuple(mean), tuple(std)
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -83,8 +77,7 @@ class Normalize:
         if images.shape[1] == 3 and len(self.mean) == 1:  # a network of one channel sees grey
             images = luma(images)
         mean, inverse = self.statistics(images.device)
-        out = (images - mean).mul_(inverse).to(self.dtype)
-        return out.contiguous(memory_format=torch.channels_last) if self.channels_last else out
+        return (images - mean).mul_(inverse)
 
 
 class TrainAugment:
@@ -102,12 +95,10 @@ class TrainAugment:
         out_size: Size,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
-        dtype: torch.dtype = torch.float32,
-        channels_last: bool = False,
     ) -> None:
         self.config, self.out_size, self.repeats = config, as_pair(out_size), config.repeats
         self.pixels = math.prod(self.out_size)
-        self.normalize = Normalize(mean, std, dtype, channels_last)
+        self.normalize = Normalize(mean, std)
         self.crop = config.crop
         if self.crop == "auto":
             self.crop = usual_crop(max(self.out_size))
@@ -182,15 +173,13 @@ class MultiCrop:
         out_size: Size,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
-        dtype: torch.dtype = torch.float32,
-        channels_last: bool = False,
     ) -> None:
         self.config, self.out_size = config, as_pair(out_size)
         self.ranges = config.views(max(self.out_size))
         self.local_size = local_crop_size(config, self.out_size)
         sizes = (config.global_crops, self.out_size), (config.local_crops, self.local_size)
         self.pixels = sum(crops * math.prod(size) for crops, size in sizes)
-        self.normalize = Normalize(mean, std, dtype, channels_last)
+        self.normalize = Normalize(mean, std)
         self.jitter = ColorJitter(config.jitter, config.jitter_prob)
         self.widths = [RANDOM_BOX_COLUMNS, 1, self.jitter.columns, 1, 2, 1]  # box, flip, jitter, grey, blur, solarise
         self.views = config.global_crops + config.local_crops
@@ -271,8 +260,6 @@ class EvalTransform:
         std: Sequence[float] = IMAGENET_STD,
         resize_ratio: float | str = "auto",
         interpolation: Interpolation = "bicubic",
-        dtype: torch.dtype = torch.float32,
-        channels_last: bool = False,
     ) -> None:
         self.out_size = as_pair(out_size)
         self.interpolation: Interpolation = interpolation
@@ -281,7 +268,7 @@ class EvalTransform:
         )
         if self.resize_ratio < 1:
             raise UserError(f"resize_ratio is {self.resize_ratio}; it must be at least 1, the crop must fit the image.")
-        self.normalize = Normalize(mean, std, dtype, channels_last)
+        self.normalize = Normalize(mean, std)
 
     def __call__(self, images: Tensor, sizes: Tensor) -> Tensor:
         """images (B, C, S, S') uint8 on the device, sizes (B, 2) on the CPU -> (B, C, h, w)."""
@@ -298,7 +285,7 @@ class EvalTransform:
         return self(tensor, torch.tensor([pixels.shape[:2]]))
 
     def spec(self) -> dict[str, Any]:
-        """The keywords that make this transform again (but for dtype and memory format)."""
+        """The keywords that make this transform again."""
         return {
             "out_size": list(self.out_size),
             "mean": list(self.normalize.mean),

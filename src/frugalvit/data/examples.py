@@ -17,6 +17,7 @@ from PIL import Image
 
 from frugalvit.data.decode import BadImage, Header, decode, read_header
 from frugalvit.files import storable
+from frugalvit.words import counted
 
 if TYPE_CHECKING:
     from frugalvit.data.packed import Attached
@@ -94,7 +95,12 @@ class Examples:
         return smaller
 
     def _take(self, whole: Examples, chosen: np.ndarray) -> None:
-        """Cut what a kind of examples holds besides names and labels."""
+        """Keep the ``chosen`` of what a kind of examples holds besides names and labels, for ``raw`` to find them."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        labels = "labelled" if self.labels is not None or self.targets is not None else "no labels"
+        return f"{type(self).__name__}({counted(len(self), 'image')}, {labels})"
 
     def _marks(self, times: bool) -> Iterable[object]:
         """One thing per image that changes when the image does; ``times``: when it was written counts."""
@@ -126,6 +132,9 @@ class FileExamples(Examples):
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         return decode(self.names[index], at_least=at_least)
+
+    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+        """Nothing: the names, which are cut already, are all that is held."""
 
     def header(self, index: int) -> Header:
         return read_header(self.names[index], whole=True)
@@ -279,7 +288,8 @@ class DataSource:
     """What ``open_data`` found: named splits of examples, one sorted list of classes, and what was decided on the way.
 
     ``splits`` holds some of "train", "val" and "test", in this order. ``classes`` is None for unlabelled images. Names
-    of classes and datasets go into every file a run writes, so they are kept in letters that those can hold.
+    of classes and datasets go into every file a run writes, so they are kept in letters that those can hold. ``loose``
+    are images without a label beside labelled ones, by the split they lie in, where they were asked for.
     """
 
     name: str
@@ -288,6 +298,7 @@ class DataSource:
     classes: tuple[str, ...] | None
     splits: dict[str, Examples]
     notes: list[str] = field(default_factory=list)
+    loose: dict[str, Examples] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.name = storable(self.name)

@@ -85,7 +85,9 @@ def open_folder(
     if classes is not None:
         notes.append(f"Kept the {counted(len(names), 'class')} asked for.")
     splits = _labelled_splits(trees, names, root, notes)
-    return DataSource(Path(where).resolve().name, where, "class folders", tuple(names), _ordered(splits), notes)
+    loose: dict[str, Examples] = {split: FileExamples(tree.loose, None, root) for split, tree in trees.items()}
+    name = Path(where).resolve().name
+    return DataSource(name, where, "class folders", tuple(names), _ordered(splits), notes, _ordered(loose))
 
 
 def _descend(where: str, notes: list[str]) -> str:
@@ -221,18 +223,11 @@ def unknown_classes(place: str, train: str, unknown: Sequence[str], split: str) 
 def _labelled_splits(trees: dict[str, _Tree], names: list[str], root: str, notes: list[str]) -> dict[str, Examples]:
     splits: dict[str, Examples] = {}
     for split, tree in trees.items():
-        if tree.loose and not tree.classes and split != "train":
-            notes.append(
-                f"{tree.path}: {counted(len(tree.loose), 'image')} without class folders, so without labels: left out."
-            )
-            continue
-        if tree.loose:
-            notes.append(f"{tree.path}: {counted(len(tree.loose), 'loose image')} beside the class folders: left out.")
         paths = [path for name in names if name in tree.classes for path in tree.classes[name].images]
         counts = [len(tree.classes[name].images) if name in tree.classes else 0 for name in names]
         if paths:
             splits[split] = FileExamples(paths, np.repeat(np.arange(len(names)), counts), root)
-        else:
+        elif not tree.loose:
             notes.append(f"{tree.path} is empty: left out.")
     return splits
 

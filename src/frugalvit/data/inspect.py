@@ -24,6 +24,8 @@ from frugalvit.words import counted, some
 FULL_DECODE_MEGAPIXELS = 300.0
 SAMPLE = 2000
 _SHOWN = 20
+_LOOSE = ", loose"  # behind the name of a split: its images that lie beside the class folders
+_NO_LABEL = -1
 
 
 class Look(NamedTuple):
@@ -38,7 +40,7 @@ def command(config: DataConfig) -> Result:
     began = time.monotonic()
     source = open_data(
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
-        classes=config.classes, root=config.root,
+        classes=config.classes, root=config.root, loose=True,
     )  # fmt: skip
     return inspect(source, decode=config.decode, duplicates=config.duplicates, began=began)
 
@@ -46,8 +48,9 @@ def command(config: DataConfig) -> Result:
 def inspect(source: DataSource, decode: str = "auto", duplicates: bool = True, began: float | None = None) -> Result:
     """Images, classes, sizes, formats, duplicates and bad files of an opened dataset."""
     began = time.monotonic() if began is None else began
-    looks = {split: _headers(examples, split) for split, examples in source.splits.items()}
-    checked = _decode(source, looks, decode)
+    parts = source.splits | {f"{split}{_LOOSE}": examples for split, examples in source.loose.items()}
+    looks = {name: _headers(examples, name) for name, examples in parts.items()}
+    checked = _decode(parts, looks, decode)
     data: dict[str, Any] = {
         "data": source.location,
         "name": source.name,
@@ -56,14 +59,15 @@ def inspect(source: DataSource, decode: str = "auto", duplicates: bool = True, b
         "classes": None if source.classes is None else len(source.classes),
         "class_names": None if source.classes is None else [clean(name) for name in source.classes],
         "splits": {split: _split_facts(examples, source.classes) for split, examples in source.splits.items()},
+        "loose": {split: len(examples) for split, examples in source.loose.items()},
         **_image_facts(looks),
         "bad": [
-            {"name": clean(source.splits[split].names[i]), "split": split, "reason": clean(reason)}
-            for split, look in looks.items()
+            {"name": clean(parts[name].names[i]), "split": name.removesuffix(_LOOSE), "reason": clean(reason)}
+            for name, look in looks.items()
             for i, reason in sorted(look.bad.items())
         ],
         "decoded": checked,
-        "duplicates": _duplicates(source) if duplicates else None,
+        "duplicates": _duplicates(parts) if duplicates else None,
         "notes": [clean(note) for note in source.notes],
     }
     data["seconds"] = round(time.monotonic() - began, 2)
@@ -93,7 +97,7 @@ def _headers(examples: Examples, split: str) -> Look:
     return found
 
 
-def _decode(source: DataSource, looks: dict[str, Look], mode: str) -> dict[str, Any]:
+def _decode(parts: dict[str, Examples], looks: dict[str, Look], mode: str) -> dict[str, Any]:
     """Decode all, some or none of the images whose headers are sound; failures join ``look.bad``."""
     sound = [(split, i) for split, look in looks.items() for i, header in enumerate(look.headers) if header is not None]
     pixels = sum(h.width * h.height for look in looks.values() for h in look.headers if h is not None)
@@ -108,7 +112,7 @@ def _decode(source: DataSource, looks: dict[str, Look], mode: str) -> dict[str, 
     def check(number: int) -> str | int:
         split, index = sound[number]
         try:
-            return int(source.splits[split].read(index).max())
+            return int(parts[split].read(index).max())
         except BadImage as bad:
             return bad.reason
 
@@ -148,10 +152,10 @@ def _image_facts(looks: dict[str, Look]) -> dict[str, Any]:
     return {"sizes": sizes, "formats": dict(formats.most_common()), "channels": dict(channels.most_common())}
 
 
-def _duplicates(source: DataSource) -> dict[str, Any]:
+def _duplicates(parts: dict[str, Examples]) -> dict[str, Any]:
     """Groups of files with the same content. Only files of the same size are read and hashed."""
     by_size: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for split, examples in source.splits.items():
+    for split, examples in parts.items():
         for index in range(len(examples)):
             size = examples.stored_size(index)
             if size > 0:
@@ -161,7 +165,7 @@ def _duplicates(source: DataSource) -> dict[str, Any]:
     def digest(number: int) -> str | None:
         split, index = suspects[number]
         try:
-            return hashlib.blake2b(source.splits[split].raw(index), digest_size=16).hexdigest()
+            return hashlib.blake2b(parts[split].raw(index), digest_size=16).hexdigest()
         except BadImage:
             return None
 
@@ -170,21 +174,25 @@ def _duplicates(source: DataSource) -> dict[str, Any]:
         if found is not None:
             groups[found].append(suspects[number])
     same = [places for places in groups.values() if len(places) > 1]
-    same.sort(key=lambda places: len({split for split, _ in places}), reverse=True)  # those across splits first
-    across = [places for places in same if len({split for split, _ in places}) > 1]
-    labels = [{_label(source, place) for place in places} for places in same]
+    same.sort(key=_splits_among, reverse=True)  # those across splits first
+    across = [places for places in same if _splits_among(places) > 1]
+    labels = [{_label(parts, place) for place in places} - {_NO_LABEL} for places in same]
     return {
         "groups": len(same),
         "surplus": sum(len(places) - 1 for places in same),
         "across_splits": len(across),
         "across_classes": sum(len(found) > 1 for found in labels),
-        "examples": [[clean(source.splits[split].names[i]) for split, i in places[:4]] for places in same[:_SHOWN]],
+        "examples": [[clean(parts[split].names[i]) for split, i in places[:4]] for places in same[:_SHOWN]],
     }
 
 
-def _label(source: DataSource, place: tuple[str, int]) -> int:
-    labels = source.splits[place[0]].labels
-    return -1 if labels is None else int(labels[place[1]])
+def _splits_among(places: list[tuple[str, int]]) -> int:
+    return len({name.removesuffix(_LOOSE) for name, _ in places})
+
+
+def _label(parts: dict[str, Examples], place: tuple[str, int]) -> int:
+    labels = parts[place[0]].labels
+    return _NO_LABEL if labels is None else int(labels[place[1]])
 
 
 def _tables(data: dict[str, Any]) -> list[Table]:
@@ -194,6 +202,7 @@ def _tables(data: dict[str, Any]) -> list[Table]:
         spread = facts.get("per_class")
         seen = sum(1 for count in facts["counts"].values() if count) if "counts" in facts else None
         rows.append([split, facts["images"], seen, *(spread.values() if spread else (None,) * 3)])
+    rows += [[f"{split}{_LOOSE}", count, *(None,) * 4] for split, count in data["loose"].items()]
     tables = [
         Table(columns, rows, f"{clean(data['data'])}: {data['images']:,} images, {_classes(data)}, {data['kind']}")
     ]

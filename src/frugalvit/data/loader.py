@@ -35,6 +35,7 @@ class Store(Protocol):
     labels: Tensor | None
     names: list[str]
     device: torch.device
+    bad: list[tuple[str, str]]
 
     def __len__(self) -> int: ...
     def fetcher(self, order: Callable[[int], Tensor]) -> Any: ...
@@ -64,8 +65,8 @@ class Batches:
     """Training batches by step.
 
     Args:
-        batch: images a step over all processes. With fewer images than that, all of them are one batch (said).
-        drop_last: leave out an epoch's incomplete last batch (other images every epoch).
+        batch: images a step over all processes. With fewer images than that, all of them are one batch (said). An
+            epoch's incomplete last batch is left out (other images every epoch).
         rank, world: this process and how many there are; each takes an equal, contiguous slice.
         balance: draw every class equally often: rare classes repeat, large ones are sampled, without replacement
             until a class is used up.
@@ -83,7 +84,6 @@ class Batches:
         seed: int,
         augment: Augment,
         mixing: Mixing | None = None,
-        drop_last: bool = True,
         rank: int = 0,
         world: int = 1,
         balance: bool = False,
@@ -92,18 +92,19 @@ class Batches:
         together: int | None = None,
     ) -> None:
         self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
-        self.drop_last, self.rank, self.world = drop_last, rank, world
+        self.rank, self.world = rank, world
         self.balance, self.keep_clean = balance, keep_clean
         self.repeats = augment.repeats if repeats is None else repeats
         if store.labels is None and (balance or mixing is not None):
             raise UserError("Mixing and class balance need labels; these images have none.")
         self.batch = self._possible_batch(batch)
-        full, rest = divmod(len(store), self.batch)
-        self.steps_per_epoch = full if drop_last or rest < world else full + 1
+        share = self.batch // world
+        self.mine = slice(rank * share, (rank + 1) * share)  # this process's part of every batch
+        self.steps_per_epoch = len(store) // self.batch
         self.fetcher = store.fetcher(self.local_order)
         self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
         at_hand = isinstance(store, ImageStore) and store.images.device.type == "cuda"
-        usual = steps_together(self.batch // world * augment.pixels) if at_hand else 1
+        usual = steps_together(share * augment.pixels) if at_hand else 1
         self.together = usual if together is None else together
         self._group: tuple[int, list[Batch]] = (-1, [])  # its number, and the steps it holds
 
@@ -143,8 +144,7 @@ class Batches:
 
     def _numbers(self, step: int) -> Tensor:
         """The uniform numbers that say how the images of this process' part of a step are varied."""
-        start, stop, count = self._slice(step)
-        return uniform(count, self.augment.columns, generator_for(self.seed, "augment", step))[start:stop]
+        return uniform(self.batch, self.augment.columns, generator_for(self.seed, "augment", step))[self.mine]
 
     def order(self, step: int) -> Tensor:
         """The store positions of a step's global batch."""
@@ -152,22 +152,14 @@ class Batches:
         indices = self._epoch_order(epoch)
         if self.repeats == 1:
             return indices[place * self.batch : (place + 1) * self.batch]
-        # Copies lie a share of the batch apart, so that mixing never blends an image with itself.
+        # Copies lie a share of the batch apart, not next to each other: mixing blends neighbours. Only the last image
+        # of an odd batch may meet its own copy, as its partner is the first.
         distinct = -(-self.batch // self.repeats)
         chosen = indices[place * distinct : (place + 1) * distinct]
         return chosen.repeat(self.repeats)[: self.batch]
 
     def local_order(self, step: int) -> Tensor:
-        start, stop, _ = self._slice(step)
-        return self.order(step)[start:stop]
-
-    def _slice(self, step: int) -> tuple[int, int, int]:
-        """Start and end of this process's part, and the size of the global batch."""
-        place = step % self.steps_per_epoch
-        count = self.batch if self.repeats > 1 else min(self.batch, len(self.store) - place * self.batch)
-        pair = 2 if self.mixing is not None and self.world > 1 else 1  # a mixing pair stays in one process
-        start, stop = (count // pair * r // self.world * pair for r in (self.rank, self.rank + 1))
-        return start, count if self.rank + 1 == self.world else stop, count
+        return self.order(step)[self.mine]
 
     def _draw_order(self, epoch: int) -> Tensor:
         generator = generator_for(self.seed, "order", epoch)
@@ -177,6 +169,7 @@ class Batches:
         return torch.randperm(len(self.store), generator=generator)
 
     def _possible_batch(self, batch: int) -> int:
+        # A mixing pair stays in one process.
         count, part = len(self.store), self.world * (2 if self.mixing is not None and self.world > 1 else 1)
         if batch < 1:
             raise UserError(f"A batch of {batch} images is not possible; give at least 1.")
@@ -220,14 +213,19 @@ def balanced_order(labels: Tensor, count: int, generator: torch.Generator) -> Te
     return order[torch.randperm(len(order), generator=generator)]
 
 
-def eval_batches(store: Store, transform: EvalTransform, batch: int) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-    """Each image once, in order: (images on the device, labels on the device or None, positions on the CPU)."""
-    everything = torch.arange(len(store))
-    fetcher = store.fetcher(lambda step: everything[step * batch : (step + 1) * batch])
-    for step in range(-(-len(store) // batch)):
-        images, sizes, index = fetcher.at(step)
+def eval_batches(
+    store: Store, transform: EvalTransform, batch: int, *, rank: int = 0, world: int = 1
+) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+    """Each image once, in order: (images on the device, labels on the device or None, positions on the CPU).
+
+    rank, world: this process and how many there are; they take turns at the batches, and prepare no others
+    """
+    everything, apart = torch.arange(len(store)), world * batch
+    fetcher = store.fetcher(lambda turn: everything[rank * batch + turn * apart :][:batch])
+    for turn, start in enumerate(range(rank * batch, len(store), apart)):
+        images, sizes, index = fetcher.at(turn)
         # One that is decoded on the fly and turns out unreadable has been replaced by its neighbour: not to be scored.
-        itself = index == everything[step * batch : (step + 1) * batch]
+        itself = index == everything[start : start + batch]
         if not itself.all():
             images, sizes, index = images[itself.to(images.device)], sizes[itself], index[itself]
         if len(index):

@@ -37,7 +37,7 @@ _ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "MPO": "jpg", "arra
 def command(config: PackConfig) -> Result:
     """``frugalvit data pack``."""
     out = local(config.out)
-    _check_free(out)
+    check_free(out)
     source = open_data(
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
         classes=config.classes, root=config.root,
@@ -66,7 +66,7 @@ def pack(
     Everything is written beside ``out`` first and renamed at the end: a kill leaves no half a dataset.
     """
     began = time.monotonic()
-    _check_free(out)
+    check_free(out)
     if any(examples.targets is not None for examples in source.splits.values()):
         raise UserError(
             f"{source.location} has several labels per image, and shards hold one class per image: use it as it is, or "
@@ -136,7 +136,8 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
     return written
 
 
-def _check_free(out: Path) -> None:
+def check_free(out: Path) -> None:
+    """Refuse a folder that holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already and not empty: choose another folder for the shards.")
 

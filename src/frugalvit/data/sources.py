@@ -27,6 +27,7 @@ def open_data(
     labels: str = "auto",
     classes: str | Path | Sequence[str] | None = None,
     root: str | Path | None = None,
+    loose: bool = False,
 ) -> DataSource:
     """Open a dataset, whatever it is.
 
@@ -41,7 +42,11 @@ def open_data(
         labels: "auto" decides whether folders mean classes, "folders" insists, "ignore" reads none.
         classes: keep only these classes: names, or a file with one name per line (ImageNet-100's list).
         root: where datasets with a name lie; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
+        loose: keep images without a label that lie beside class folders, as ``DataSource.loose``; else leave them out.
     """
+    if not isinstance(where, str | os.PathLike) or not str(where):
+        what = "An empty text" if isinstance(where, str) else f"A {type(where).__name__}"
+        raise UserError(f"{what} is no dataset: give a path or a name; fv.save_data writes images in memory as one.")
     place = str(where)
     if labels not in ("auto", "folders", "ignore"):
         raise UserError(f"labels = '{labels}': choose auto, folders or ignore.")
@@ -53,6 +58,7 @@ def open_data(
         source = _only_classes(source, wanted, place)
     if labels == "ignore":
         source = without_labels(source)
+    source = splits.settle_loose(source, keep=loose and wanted is None)  # who names classes wants no others
     return splits.complete(source, split, val_fraction, seed)
 
 

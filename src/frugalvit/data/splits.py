@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from frugalvit.data.examples import DataSource, Examples, join
+from frugalvit.data.tables import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.words import counted
 
@@ -71,6 +73,21 @@ def complete(source: DataSource, mode: str = "auto", val_fraction: float = 0.1, 
     return replace(source, splits=ordered, notes=notes)
 
 
+def settle_loose(source: DataSource, *, keep: bool) -> DataSource:
+    """Images without a label beside class folders: kept for those who need no labels, or left out; both are said."""
+    notes = list(source.notes)
+    for split, examples in source.loose.items():
+        beside = "beside the class folders" if split in source.splits else "without class folders"
+        kind = "loose image" if split in source.splits else "image"
+        found = f"{Path(examples.names[0]).parent}: {counted(len(examples), kind)} {beside}"
+        if keep:
+            use = "pretrain and embed use them, train and probe leave them out"
+            notes.append(f"{found}, so without labels: {use}; --labels ignore takes no folder for a class.")
+        else:
+            notes.append(f"{found}, so without labels: left out (pretrain and embed use them).")
+    return replace(source, notes=notes, loose=source.loose if keep else {})
+
+
 def check_trainable(source: DataSource) -> None:
     """Raise ``UserError`` for what would make a classifier's training pointless, before anything expensive starts."""
     train = source.splits.get("train")
@@ -85,8 +102,8 @@ def check_trainable(source: DataSource) -> None:
     if source.classes is None or (train.labels is None and not train.streamed):
         why = f" ({source.notes[0].rstrip('.')})" if source.notes else ""
         raise UserError(
-            f"{source.location} has no labels{why}: training a classifier wants one folder per class or a table with "
-            "labels. Without labels there is 'frugalvit pretrain'."
+            f"{source.location} has no labels{why}: training a classifier wants one folder per class, or a table with "
+            f"a column {WANTED_COLUMN}. Without labels there is 'frugalvit pretrain'."
         )
     if len(source.classes) < 2:
         only = ", ".join(source.classes)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
@@ -23,21 +26,41 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "image_path", "img")
 LABEL_COLUMNS = ("label", "class", "target", "category", "class_name", "label_name", "y")
 SPLIT_COLUMNS = ("split", "subset", "fold", "set")
+WANTED_COLUMN = f"called {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
 _MAX_BYTES = 2**31  # a table above two gigabytes is no table of paths
 
 
 class Row(NamedTuple):
-    """One image of a table; ``line`` is where it stands."""
+    """One image of a table; ``line`` is where it stands. ``other`` is what the only column of another name says."""
 
     path: str
     label: str | None
     split: str | None
     line: int
+    other: str | None = None
 
 
 def open_table(where: str, labels: str = "auto", classes_from: Sequence[str] = ("train",)) -> DataSource:
     """Paths are relative to the table's folder. A missing file stays in the list and is counted as a bad image."""
-    return _source(where, read_rows(where), Path(where).stem, labels, classes_from)
+    notes: list[str] = []
+    columns: list[str] = []
+    rows = read_rows(where, columns)
+    if labels != "ignore" and not any(row.label for row in rows):
+        rows = _labelled_otherwise(rows, columns, where, notes)
+    source = _source(where, rows, Path(where).stem, labels, classes_from)
+    return replace(source, notes=[*notes, *source.notes])
+
+
+def _labelled_otherwise(rows: list[Row], columns: list[str], where: str, notes: list[str]) -> list[Row]:
+    """A column beside the paths means the labels whatever it is called, if every row has one and some share theirs."""
+    values = [row.other for row in rows]
+    if all(values) and len(set(values)) < len(values):
+        other = next(name for name in columns if name not in PATH_COLUMNS)
+        notes.append(f"{where}: its column '{other}' is taken for the labels, as there is no other beside the paths.")
+        return [row._replace(label=row.other) for row in rows]
+    has = f"has {'the column' if len(columns) == 1 else 'the columns'} {some(columns, 8)}" if columns else "is a list"
+    notes.append(f"{where} {has} and no labels (a column {WANTED_COLUMN}): read as unlabelled.")
+    return rows
 
 
 def open_lists(train: Path, test: Path | None, labels: str = "auto") -> DataSource:
@@ -81,53 +104,66 @@ def find_lists(where: Path) -> tuple[Path, Path | None] | None:
     return inside[0], test if test.is_file() else None
 
 
-def read_rows(where: str) -> list[Row]:
-    """The rows of a table, or ``UserError`` naming the line that is wrong."""
+def read_rows(where: str, columns: list[str] | None = None) -> list[Row]:
+    """The rows of a table, or ``UserError`` naming the line that is wrong; its columns are added to ``columns``."""
+    columns = [] if columns is None else columns
     path = Path(where)
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UserError(f"{where} is larger than 2 GB: too large for a table of paths.")
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{where} is not UTF-8 text.") from None
+        text = path.read_text(encoding=_encoding(path))
+    except UnicodeError:  # of utf-16 also a plain one
+        raise UserError(f"{where} is not UTF-8 text: save it as that (in a spreadsheet 'CSV UTF-8').") from None
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror or error}.") from None
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
-        rows = list(_json_rows(text, where))
+        rows = list(_json_rows(text, where, columns))
     elif suffix == ".txt":
         rows = list(_list_rows(text))
     else:
-        rows = list(_csv_rows(text, where, "\t" if suffix == ".tsv" else None))
+        rows = list(_csv_rows(text, where, "\t" if suffix == ".tsv" else None, columns))
     if not rows:
         raise UserError(f"{where} names no images.")
     return rows
 
 
-def _csv_rows(text: str, where: str, delimiter: str | None) -> Iterator[Row]:
+def _encoding(path: Path) -> str:
+    """UTF-8, or what the mark at the beginning says: spreadsheets call UTF-16 'Unicode text'."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):  # before the other, whose mark begins alike
+        return "utf-32"
+    return "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
+def _csv_rows(text: str, where: str, delimiter: str | None, columns: list[str]) -> Iterator[Row]:
     if delimiter is None:
         first = text.split("\n", 1)[0]
         delimiter = max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    path_at = label_at = split_at = None
+    path_at = label_at = split_at = other_at = None
     line = 0
     try:
         for line, cells in enumerate(reader, 1):
             if not any(cell.strip() for cell in cells):
                 continue
             if path_at is None:
-                columns = [cell.strip().lower() for cell in cells]
-                if Path(columns[0]).suffix in EXTENSIONS:  # no header: path, label, split
+                first_cells = [cell.strip().lower() for cell in cells]
+                if Path(first_cells[0]).suffix in EXTENSIONS:  # no header: path, label, split
                     path_at, label_at, split_at = 0, 1 if len(cells) > 1 else None, 2 if len(cells) > 2 else None
                 else:
+                    columns += first_cells
                     path_at, label_at, split_at = _columns(columns, where)
+                    other_at = 1 - path_at if len(columns) == 2 and columns[1 - path_at] not in _KNOWN else None
                     continue
             needed = max(at for at in (path_at, label_at, split_at) if at is not None)
             if len(cells) <= needed:
                 raise UserError(f"{where}, line {line}: {len(cells)} cells where {needed + 1} are needed.")
             label = cells[label_at].strip() if label_at is not None else None
             split = cells[split_at].strip() if split_at is not None else None
-            yield _row(cells[path_at].strip(), label, split, line, where)
+            other = cells[other_at].strip() if other_at is not None and len(cells) > other_at else None
+            yield _row(cells[path_at].strip(), label, split, line, where)._replace(other=other)
     except csv.Error as error:
         raise UserError(f"{where}, near line {line + 1}: {error}.") from None
 
@@ -143,9 +179,10 @@ def _columns(columns: list[str], where: str) -> tuple[int, int | None, int | Non
 
 
 _COLUMNS = (PATH_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS)
+_KNOWN = frozenset({*PATH_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS})
 
 
-def _json_rows(text: str, where: str) -> Iterator[Row]:
+def _json_rows(text: str, where: str, columns: list[str]) -> Iterator[Row]:
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
@@ -159,7 +196,11 @@ def _json_rows(text: str, where: str) -> Iterator[Row]:
         path, label, split = (next((keys[n] for n in names if n in keys), None) for names in _COLUMNS)
         if not isinstance(path, str):
             raise UserError(f"{where}, line {line}: no path; one key must be called {', '.join(PATH_COLUMNS[:4])}.")
-        yield _row(path, _label_text(label, where, line), None if split is None else str(split), line, where)
+        columns += [key for key in keys if key not in columns]
+        row = _row(path, _label_text(label, where, line), None if split is None else str(split), line, where)
+        others = [value for key, value in keys.items() if key not in _KNOWN]
+        alone = len(keys) == 2 and len(others) == 1 and isinstance(others[0], str | int)
+        yield row._replace(other=str(others[0])) if alone else row
 
 
 def _label_text(label: Any, where: str, line: int) -> str | None:
@@ -205,9 +246,12 @@ def _source(
     if labelled:
         bare = [row for row in rows if not row.label]
         if bare:
-            raise UserError(f"{where}, line {bare[0].line}: no label ({len(bare):,} rows have none).")
-    elif labels != "ignore":
-        notes.append(f"{where} has no column of labels ({', '.join(LABEL_COLUMNS[:3])}): read as unlabelled.")
+            lines = f"line{'s' * (len(bare) > 1)} {some([str(row.line) for row in bare])}"
+            raise UserError(
+                f"{where}, {lines}: no label ({len(bare):,} of {len(rows):,} rows). Label or delete them; pre-training "
+                "needs none: there, give --labels ignore."
+            )
+        _note_odd_labels(rows, where, notes)
     folder = Path(where).parent
     by_split: dict[str, list[Row]] = {}
     for row in rows:
@@ -227,6 +271,29 @@ def _source(
             splits[split] = FileExamples([_file(folder, row.path) for row in members], numbers, str(folder))
     _note_missing(splits, where, notes)
     return DataSource(name, where, kind, tuple(classes) if labelled else None, splits, notes)
+
+
+_NO_LABEL = ("nan", "null", "none", "n/a", "na", "<na>")
+"""What programs write where there is no value; for all we know it may be the name of a class."""
+
+
+def _note_odd_labels(rows: list[Row], where: str, notes: list[str]) -> None:
+    """Labels that make a class of their own, which nobody may have meant."""
+    counts = Counter(row.label for row in rows if row.label)
+    for label in sorted(label for label in counts if label.strip().lower() in _NO_LABEL):
+        meant = "if it means that there is none, delete these rows"
+        notes.append(f"{where}: '{label}', the label of {counted(counts[label], 'row')}, counts as a class; {meant}.")
+    numbers: dict[str, list[str]] = {}
+    for label in counts:
+        if len(label) < 40 and (found := _WHOLE.fullmatch(label)):
+            numbers.setdefault(found[1] + found[2], []).append(label)
+    for alike in numbers.values():
+        if len(alike) > 1:
+            words = " and ".join(f"'{label}' ({counted(counts[label], 'row')})" for label in sorted(alike))
+            notes.append(f"{where}: {words} are classes of their own, though the same number; write them alike.")
+
+
+_WHOLE = re.compile(r"\+?(-?)0*([0-9]+)(?:\.0*)?")
 
 
 def _file(folder: Path, path: str) -> str:

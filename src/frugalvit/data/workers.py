@@ -16,11 +16,13 @@ _GRACE = 10.0  # seconds
 def begin_worker() -> None:
     """One thread; no orphan when the training is killed; no victim of a signal that means the training.
 
-    Ctrl-C and a job's SIGTERM reach every process of a group. The training finishes its step and saves, for which it
-    needs its workers: they ignore the first and outlive the second by a few seconds.
+    Ctrl-C, a closed terminal and a job's signals reach every process of a group. The training finishes its step and
+    saves, for which it needs its workers: they outlive SIGTERM by a few seconds and ignore the others.
     """
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave_soon)
     parent = multiprocessing.parent_process()
     if parent is not None:

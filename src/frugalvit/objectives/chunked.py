@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from frugalvit.errors import UserError
 from frugalvit.kernels import KERNELS
+from frugalvit.objectives.checks import check_center, check_temperature
 
 # K-wide elements per chunk: 1,024 rows of 65,536 on a GPU (256 MiB of fp32 logits), enough for full-rate products.
 _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}
@@ -48,12 +48,6 @@ if KERNELS:
 def should_chunk(rows: int, prototypes: int) -> bool:
     """Whether the chunked loss pays for ``rows`` student and teacher rows together."""
     return rows * prototypes >= _PAYS_FROM
-
-
-def check_temperature(name: str, value: float | Tensor) -> None:
-    """A temperature of 0 gives NaN in silence. A tensor is not looked at: that would stall its device."""
-    if not isinstance(value, Tensor) and not value > 0:
-        raise UserError(f"{name}={value!r}: a temperature must be above 0.")
 
 
 def assigned_cross_entropy(
@@ -81,6 +75,7 @@ def assigned_cross_entropy(
     """
     check_temperature("student_temp", student_temp)
     check_temperature("teacher_temp", teacher_temp)
+    check_center(center, len(teacher_weight))
     return _apply(
         student, student_weight, teacher, teacher_weight, assignment, center, student_temp, teacher_temp, rows
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from frugalvit.errors import UserError
+from frugalvit.features import Features
 from frugalvit.objectives.localization import Form, Precision, RelativeLocalization, Variant
 
 
@@ -49,14 +50,25 @@ class DenseLocalization(nn.Module):
 
     def measure(self, grids: Sequence[Tensor], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """The summed loss, and the mean absolute error in cells of the last grid: comparable with the plain loss."""
+        return self.judged(grids, lambda level, grid: level.measure(grid, generator))
+
+    def judged(
+        self, grids: Sequence[Tensor], judge: Callable[[RelativeLocalization, Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """The same with loss and error of every grid as ``judge`` has them, for instance at pairs drawn elsewhere."""
+        if isinstance(grids, Features | Tensor):
+            raise UserError(
+                "dense localization asks about several grids: give a list, such as backbone.blocks(images)."
+            )
         if len(grids) != len(self.levels):
             raise UserError(f"{len(grids)} grids for {len(self.levels)} localization heads: give one grid per head.")
-        losses, error = [], grids[-1].new_zeros(())
+        losses, errors = [], []
         for level, grid in zip(self.levels, grids, strict=True):
             assert isinstance(level, RelativeLocalization)
-            loss, error = level.measure(grid, generator)
+            loss, error = judge(level, grid)
             losses.append(loss)
-        return torch.stack(losses).sum(), error
+            errors.append(error)
+        return torch.stack(losses).sum(), errors[-1]
 
     def compile(self, *args: Any, **how: Any) -> None:
         """Every level's own."""

@@ -7,13 +7,16 @@ for views and another, of the same form, for regions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frugalvit.errors import UserError
+from frugalvit.objectives.checks import check_momentum
 
 
 class Prototypes(nn.Module):
@@ -85,7 +88,28 @@ class ProjectionHead(nn.Module):
         return self.last_layer(self.project(features))
 
 
+def update_average(teacher: nn.Module, student: nn.Module, momentum: float, skipped: Tensor | None = None) -> None:
+    """θ_t <- m θ_t + (1 - m) θ_s over all parameters at once (buffers are not averaged).
+
+    skipped: a boolean; where the student's step was skipped the teacher stays too, which a GPU is not asked for
+    """
+    check_momentum(momentum)
+    move_towards(list(teacher.parameters()), list(student.parameters()), momentum, skipped)
+
+
 @torch.no_grad()
-def update_average(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """θ_t <- m θ_t + (1 - m) θ_s over all parameters at once (buffers are not averaged)."""
-    torch._foreach_lerp_(list(teacher.parameters()), list(student.parameters()), 1.0 - momentum)  # pyright: ignore
+def move_towards(
+    followers: Sequence[Tensor], followed: Sequence[Tensor], momentum: float, skipped: Tensor | None = None
+) -> None:
+    """θ <- m θ + (1 - m) θ_followed for all tensors at once, unless ``skipped``."""
+    if skipped is not None and skipped.device.type == "cuda":
+        _move_unless(skipped, followers, followed, 1.0 - momentum)
+    elif skipped is None or not bool(skipped):
+        torch._foreach_lerp_(followers, followed, 1.0 - momentum)  # pyright: ignore
+
+
+def _move_unless(skipped: Tensor, followers: Sequence[Tensor], followed: Sequence[Tensor], share: float) -> None:
+    """θ <- θ + s (θ_followed - θ), with an s that the device makes zero where the step was skipped."""
+    way: Any = torch._foreach_sub(followed, followers)  # pyright: ignore
+    torch._foreach_mul_(way, share * ~skipped)  # pyright: ignore
+    torch._foreach_add_(followers, way)  # pyright: ignore

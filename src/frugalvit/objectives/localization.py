@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frugalvit.errors import UserError, nearest
+from frugalvit.objectives.checks import whole_number
 from frugalvit.objectives.pairs import draw_pairs
 
 Variant = Literal["l1", "signed", "ce", "reg"]
@@ -95,17 +96,12 @@ class RelativeLocalization(nn.Module):
         _check_choice("variant", variant, get_args(Variant))
         _check_choice("form", form, get_args(Form))
         _check_choice("precision", precision, get_args(Precision))
-        if min(dim, hidden) < 1:
-            raise UserError("a localization head needs dim and hidden of at least 1.")
-        if pairs != "all" and (not isinstance(pairs, int) or isinstance(pairs, bool) or pairs < 1):
-            raise UserError(f"pairs={pairs!r}: give a number of pairs per image, at least 1, or 'all'.")
+        dim, hidden = whole_number("dim", dim), whole_number("hidden", hidden)
         self.variant: Variant = variant
         self.form: Form = form
         self.precision: Precision = precision
-        self.pairs: int | Literal["all"] = pairs
-        self.grid_size = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
-        if self.grid_size is not None and min(self.grid_size) < 1:
-            raise UserError(f"grid_size={grid_size!r}: give at least 1, or None to keep the grid as it is.")
+        self.pairs: int | Literal["all"] = "all" if isinstance(pairs, str) and pairs == "all" else _count(pairs)
+        self.grid_size = None if grid_size is None else _sides(grid_size)
         self.classifies = variant in ("ce", "reg")
         self.absolute = self._resolve_absolute(absolute)
         if normalize and (form == "paper" or self.classifies):
@@ -144,6 +140,10 @@ class RelativeLocalization(nn.Module):
         super().compile(*args, **how)
         self.measure = torch.compile(self.measure, *args, **how)
         self.measure_at = torch.compile(self.measure_at, *args, **how)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is not compiled, as ``nn.Module`` has it: what is compiled belongs to this object."""
+        return {name: value for name, value in super().__getstate__().items() if name not in ("measure", "measure_at")}
 
     def pooled_size(self, height: int, width: int) -> tuple[int, int]:
         """The grid on which the task is posed, given the backbone's."""
@@ -202,6 +202,7 @@ class RelativeLocalization(nn.Module):
     def _answer(
         self, grid: Tensor, generator: torch.Generator | None
     ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
+        self._check(grid)
         if self.pairs != "all":
             size = self.pooled_size(*grid.shape[-2:])
             ends = draw_pairs(len(grid), size, self.pairs, generator=generator, device=grid.device)
@@ -220,6 +221,7 @@ class RelativeLocalization(nn.Module):
         self, grid: Tensor, first: Tensor, second: Tensor, trusted: bool = False
     ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
         """The MLP's output per axis, the offsets (B, m, 2) and the grid's size."""
+        self._check(grid)
         with self._computing(grid.device):
             tokens, size = self._tokens(grid)
             if not trusted:
@@ -248,12 +250,15 @@ class RelativeLocalization(nn.Module):
         assert isinstance(layer, nn.Linear)
         return layer
 
+    def _check(self, grid: Tensor) -> None:
+        if not isinstance(grid, Tensor):
+            raise UserError(f"localization asks about a grid of tokens, not {type(grid).__name__}: give features.grid.")
+        if grid.ndim != 4 or grid.shape[1] * 2 != self._first.in_features or grid.shape[0] == 0:
+            wanted = f"(B, {self._first.in_features // 2}, h, w) with at least one image"
+            raise UserError(f"a grid of shape {tuple(grid.shape)} does not fit: expected {wanted}.")
+
     def _tokens(self, grid: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """The pooled grid as tokens (B, T, D) in the MLP's precision, and its size."""
-        if grid.ndim != 4 or grid.shape[1] * 2 != self._first.in_features:
-            raise UserError(
-                f"a grid of shape {tuple(grid.shape)} does not fit: expected (B, {self._first.in_features // 2}, h, w)."
-            )
         native = (grid.shape[2], grid.shape[3])
         size = self.pooled_size(*native)
         if size == (1, 1):
@@ -330,6 +335,23 @@ def _moments(logits: Tensor) -> tuple[Tensor, Tensor]:
     mean = (posterior * classes).sum(-1)
     variance = (posterior * (classes - mean[..., None]).square()).sum(-1) + VARIANCE_FLOOR
     return mean, variance
+
+
+def _count(pairs: Any) -> int:
+    try:
+        return whole_number("pairs", pairs)
+    except UserError:
+        raise UserError(f"pairs={pairs!r}: give a number of pairs per image, at least 1, or 'all'.") from None
+
+
+def _sides(grid_size: Any) -> tuple[int, int]:
+    try:
+        sides = grid_size if isinstance(grid_size, tuple | list) else (grid_size, grid_size)
+        height, width = (whole_number("grid_size", side) for side in sides)
+    except (UserError, ValueError):
+        wanted = "a whole number, at least 1, (height, width), or None to keep the grid as it is"
+        raise UserError(f"grid_size={grid_size!r}: give {wanted}.") from None
+    return height, width
 
 
 def _check_choice(name: str, value: str, options: Sequence[str]) -> None:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from frugalvit.errors import UserError
 from frugalvit.features import Features
-from frugalvit.objectives.chunked import assigned_cross_entropy, check_temperature, should_chunk
+from frugalvit.objectives.checks import check_center, check_crops, check_temperature
+from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
 from frugalvit.objectives.heads import ProjectionHead, update_average
 
 # Rows × prototypes the health numbers may look at: a sample says enough and costs little.
@@ -46,6 +47,7 @@ def count_pairs(students: int, teachers: int) -> int:
 def sharpened(logits: Tensor, center: Tensor, temperature: float | Tensor) -> Tensor:
     """The teacher's distribution: softmax((logits - centre) / τt) over the last axis, at least in fp32."""
     check_temperature("teacher_temp", temperature)
+    check_center(center, logits.shape[-1])
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return ((logits - center.flatten().to(logits)) / temperature).softmax(-1)
 
@@ -82,6 +84,9 @@ class Matching(nn.Module, ABC):
     ``dino_loss.center`` (``center_grid``) fits ``center``.
     """
 
+    level: Literal["grid", "pooled"]
+    """Which of the Features are matched."""
+
     def __init__(
         self,
         dim: int,
@@ -98,8 +103,11 @@ class Matching(nn.Module, ABC):
         super().__init__()
         if student_temp <= 0 or not 0 <= center_momentum <= 1:
             raise UserError("student_temp must be above 0 and center_momentum between 0 and 1.")
+        if chunked not in (True, False, "auto"):
+            raise UserError(f"chunked={chunked!r}: give True, False or 'auto'.")
         self.student = ProjectionHead(dim, prototypes, hidden, bottleneck, layers, norm_last)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.dim = dim
         self.student_temp = student_temp
         self.center_momentum = center_momentum
         self.chunked = chunked
@@ -123,6 +131,7 @@ class Matching(nn.Module, ABC):
         first crop given among ``total``, and the parts' losses add up to the whole.
         """
         place = {"first": first, "total": total or first + len(student_features)}
+        self._check(student_features, teacher_features)
         count_pairs(place["total"], len(teacher_features))
         student, student_sizes = self._bottlenecks(self.student, student_features)
         with torch.no_grad():
@@ -175,9 +184,9 @@ class Matching(nn.Module, ABC):
         self.center.lerp_(mean.view_as(self.center), 1.0 - self.center_momentum)
         self._seen = None
 
-    def update_teacher(self, momentum: float) -> None:
-        """Move the teacher's head towards the student's: θ_t <- m θ_t + (1 - m) θ_s."""
-        update_average(self.teacher, self.student, momentum)
+    def update_teacher(self, momentum: float, skipped: Tensor | None = None) -> None:
+        """Move the teacher's head towards the student's: θ_t <- m θ_t + (1 - m) θ_s, unless the step was skipped."""
+        update_average(self.teacher, self.student, momentum, skipped)
 
     def rest(self) -> None:
         """Drop the head's gradients: with gradients of zero, weight decay would still wear it away."""
@@ -214,6 +223,7 @@ class Matching(nn.Module, ABC):
         dominant          share of rows whose top prototype is the commonest one; 1 is the one-prototype collapse
         agreement         share of student rows whose top prototype is their teacher's
         """
+        self._check(student_features, teacher_features)
         rows = sum(part.shape[1] for part in map(self._rows, [*student_features, *teacher_features]))
         images = max(1, _HEALTH_ELEMENTS // (rows * self.student.prototypes))
         student_features, teacher_features = (
@@ -243,6 +253,18 @@ class Matching(nn.Module, ABC):
         self, assignment: Tensor, student_features: Sequence[Features], teacher_features: Sequence[Features]
     ) -> dict[str, Tensor]:
         return {}
+
+    def _check(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> None:
+        """Crops that do not fit each other or the heads."""
+        sides = {"student_features": student_features, "teacher_features": teacher_features}
+        for what, crops in sides.items():
+            if isinstance(crops, Features | Tensor) or not all(isinstance(crop, Features) for crop in crops):
+                raise UserError(f"{what}: give a list of what a backbone gives, Features, one for each crop.")
+        if student_features:
+            batch = len(student_features[0].pooled)
+            for what, crops in sides.items():
+                tensors = [getattr(crop, self.level) for crop in crops]
+                check_crops(f"{what}, {self.level}", tensors, {"grid": 4, "pooled": 2}[self.level], batch, self.dim)
 
     @abstractmethod
     def _rows(self, features: Features) -> Tensor:

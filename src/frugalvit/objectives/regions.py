@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frugalvit.errors import UserError
 from frugalvit.features import Features
+from frugalvit.objectives.checks import check_crops
 from frugalvit.objectives.matching import Matching, count_pairs, cross_entropy, sharpened, teachers_of
 
 
@@ -47,6 +49,15 @@ def region_loss(
     come in parts, as in ``view_loss``.
     """
     pairs = count_pairs(total or first + len(student_logits), len(teacher_logits))
+    for what, logits, grids in (
+        ("student_logits", student_logits, student_grids),
+        ("teacher_logits", teacher_logits, teacher_grids),
+    ):
+        check_crops(what, logits, 3, len(student_logits[0]), student_logits[0].shape[-1], axis=-1)
+        if [crop.shape[1] for crop in logits] != [grid.shape[2:].numel() for grid in grids]:
+            raise UserError(
+                f"{what} and grids do not fit: give one grid per crop, with as many cells as it has regions."
+            )
     sizes = [logits.shape[1] for logits in student_logits]
     with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
         targets = [sharpened(logits, center, teacher_temp) for logits in teacher_logits]
@@ -64,6 +75,8 @@ def region_loss(
 
 class RegionMatching(Matching):
     """L_R on ``Features.grid``; see :class:`Matching` for the options."""
+
+    level = "grid"
 
     def _rows(self, features: Features) -> Tensor:
         return features.grid.flatten(2).transpose(1, 2)
@@ -134,6 +147,9 @@ class RegionMatching(Matching):
 
 def _match_all(student_grids: Sequence[Tensor], teacher_grids: Sequence[Tensor]) -> list[Tensor]:
     """Per teacher crop the best region for every region of all student crops, (B, ΣT): one product for all pairs."""
+    batch, width = student_grids[0].shape[:2]
+    for what, grids in (("student grids", student_grids), ("teacher grids", teacher_grids)):
+        check_crops(what, grids, 4, batch, width)
     with torch.autocast(student_grids[0].device.type, enabled=False):
         student, teacher = (
             torch.cat([grid.flatten(2) for grid in grids], dim=2).to(torch.promote_types(grids[0].dtype, torch.float32))

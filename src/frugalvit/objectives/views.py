@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.features import Features
+from frugalvit.objectives.checks import check_crops
 from frugalvit.objectives.matching import Matching, count_pairs, cross_entropy, sharpened, teachers_of
 
 
@@ -41,6 +42,9 @@ def view_loss(
     ``total``, and the parts' losses add up to the whole.
     """
     pairs = count_pairs(total or first + len(student_logits), len(teacher_logits))
+    axes, batch, width = max(2, student_logits[0].ndim), len(student_logits[0]), student_logits[0].shape[-1]
+    for what, crops in (("student_logits", student_logits), ("teacher_logits", teacher_logits)):
+        check_crops(what, crops, axes, batch, width, axis=-1)
     with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
         targets = [sharpened(logits, center, teacher_temp) for logits in teacher_logits]
     loss = student_logits[0].new_zeros((), dtype=torch.float32)
@@ -57,6 +61,8 @@ def view_loss(
 
 class ViewMatching(Matching):
     """L_V on ``Features.pooled``; see :class:`Matching` for the options."""
+
+    level = "pooled"
 
     def _rows(self, features: Features) -> Tensor:
         return features.pooled[:, None]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from frugalvit import console
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, ProbeConfig
 from frugalvit.data import DataSource
 from frugalvit.errors import UserError
@@ -159,7 +160,10 @@ def _data(
     run = Path(config.model)
     if (run / "config.yaml").exists():
         kept = _kept(config) | {f"{probe} {source.name}": whole}
-        write_text(run / "probes.json", json.dumps(kept, indent=1, ensure_ascii=False))
+        try:
+            write_text(run / "probes.json", json.dumps(kept, indent=1, ensure_ascii=False))
+        except OSError as error:  # another person's run, a disk that is full: the scores were the work
+            console.warn(f"the scores could not be kept in {run / 'probes.json'} ({error.strerror}): note them now")
         whole = {"run": config.model} | whole
     return whole
 

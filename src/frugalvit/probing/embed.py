@@ -1,4 +1,7 @@
-"""``frugalvit embed``: vectors of images in a file, and the nearest neighbours of one image as a picture."""
+"""``frugalvit embed``: vectors of images in a file, and the nearest neighbours of one image as a picture.
+
+What to label next and near duplicates are asked for here too, and answered in ``curate.py``.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,27 @@ from frugalvit.data.decode import BadImage, decode
 from frugalvit.data.examples import Examples
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, storable, write_atomically
+from frugalvit.probing import curate
 from frugalvit.probing.extract import Embedded, Extractor
 from frugalvit.probing.knn import nearest
 from frugalvit.probing.prepare import make_extractor, open_model, probe_device
 from frugalvit.results import Result, Table
 
 FORMATS = (".npz", ".parquet")
+TABLES = (".csv",)
+UNLABELLED = -1  # the label of an image that has none among images that have one
 
 
 def embed(config: EmbedConfig) -> Result:
-    """Features of a dataset to a file, and/or the images most like a given one."""
+    """Features of a dataset to a file, and/or the images most like a given one; or a table of images to act upon."""
     began = time.monotonic()
-    out = Path(config.out or "features.npz") if config.out or not config.neighbours else None
-    picture = Path(config.picture) if config.neighbours else None
+    out, picture = _outputs(config)
     _check_outputs(config, out, picture)
-    source = open_data(config.data, split="given", root=config.root)
+    source = open_data(config.data, split="given", root=config.root, labels=config.labels, loose=True)
     chosen = _chosen(source, config.split)
+    if out is not None and picture is not None and _makes_table(config):
+        answer = curate.duplicates if config.select is None else curate.select
+        return answer(config, source, join(*chosen.values()), out, picture)
     if config.neighbours is not None:
         _check_others(config.neighbours, [name for examples in chosen.values() for name in examples.names])
     model = open_model(config.model, config)
@@ -83,7 +91,7 @@ def write_features(path: Path, found: Embedded, splits: list[str], classes: tupl
 
     columns: dict[str, object] = {"path": [storable(name) for name in found.names], "split": splits}
     if found.labels is not None and classes is not None:
-        columns["label"] = [classes[number] for number in found.labels.tolist()]
+        columns["label"] = [None if number == UNLABELLED else classes[number] for number in found.labels.tolist()]
     elif found.targets is not None and classes is not None:
         rows = found.targets.tolist()
         columns["label"] = [[name for name, mark in zip(classes, row, strict=True) if mark == 1] for row in rows]
@@ -94,11 +102,25 @@ def write_features(path: Path, found: Embedded, splits: list[str], classes: tupl
     write_atomically(path, lambda handle: pyarrow.parquet.write_table(table, handle))
 
 
+def _makes_table(config: EmbedConfig) -> bool:
+    return config.select is not None or config.duplicates is not None
+
+
+def _outputs(config: EmbedConfig) -> tuple[Path | None, Path | None]:
+    """Where the features or the table go, and where the picture."""
+    if _makes_table(config):
+        out = Path(config.out or ("duplicates.csv" if config.select is None else "to_label.csv"))
+        return out, Path(config.picture or out.with_suffix(".png"))
+    features = Path(config.out or "features.npz") if config.out or not config.neighbours else None
+    return features, Path(config.picture or "neighbours.png") if config.neighbours else None
+
+
 def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) -> None:
     """All that can be known to be wrong before the work."""
     if out is not None:
-        if out.suffix.lower() not in FORMATS:
-            raise UserError(f"{out}: features go into a file that ends with {' or '.join(FORMATS)}.")
+        what, endings = ("the table goes", TABLES) if _makes_table(config) else ("features go", FORMATS)
+        if out.suffix.lower() not in endings:
+            raise UserError(f"{out}: {what} into a file that ends with {' or '.join(endings)}.")
         if out.exists():
             raise UserError(f"{out} is already there and is not overwritten; choose another name with -o.")
         make_folder(out.parent)
@@ -113,16 +135,23 @@ def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) 
         from frugalvit.probing.figures import check_picture
 
         check_picture(picture)
+        if _makes_table(config):
+            curate.check_picture_place(picture, config.data)
         if config.features == "grid":
-            raise UserError("Neighbours are those of one vector an image: use --features pooled or last_blocks.")
+            raise UserError("Images are compared by one vector each: use --features pooled or last_blocks.")
 
 
 def _chosen(source: DataSource, split: str) -> dict[str, Examples]:
+    """The images by split; loose ones beside class folders are among them, with -1 where others have their label."""
+    parts = dict(source.splits)
+    for name, loose in source.loose.items():
+        loose.labels = np.full(len(loose), UNLABELLED)
+        parts[name] = join(parts[name], loose) if name in parts else loose
     if split == "all":
-        return dict(source.splits)
-    if split not in source.splits:
-        raise UserError(f"{source.location} has no {split} split, only {', '.join(source.splits)}.")
-    return {split: source.splits[split]}
+        return parts
+    if split not in parts:
+        raise UserError(f"{source.location} has no {split} split, only {', '.join(parts)}.")
+    return {split: parts[split]}
 
 
 def _read(path: str) -> np.ndarray:
@@ -158,6 +187,13 @@ def _check_others(query: str, names: list[str]) -> None:
         raise UserError(f"{query} has no neighbours: there is no other image.")
 
 
+def _class_of(row: int, found: Embedded, classes: tuple[str, ...] | None) -> str:
+    """The name of an image's class, empty where it has none."""
+    if found.labels is None or classes is None or found.labels[row] == UNLABELLED:
+        return ""
+    return classes[found.labels[row]]
+
+
 def _draw(
     picture: Path,
     query: np.ndarray,
@@ -170,9 +206,7 @@ def _draw(
     from frugalvit.probing.figures import neighbours_figure
 
     images = [examples.read(found.positions[row]) for row, _ in near]
-    labels = [
-        "" if found.labels is None or source.classes is None else source.classes[found.labels[row]] for row, _ in near
-    ]
+    labels = [_class_of(row, found, source.classes) for row, _ in near]
     captions = [f"{label}\n{cosine:.3f}".strip() for label, (_, cosine) in zip(labels, near, strict=True)]
     save(neighbours_figure(query, images, captions), picture)
     rows: list[list[object]] = [

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from frugalvit.config.probe import KS, TEMPERATURE
 from frugalvit.errors import UserError
+from frugalvit.probing.arrays import as_tensors
 from frugalvit.probing.metrics import classification_scores, rank_classes, require_finite
 
 # Similarities held at a time: 64 Mi float32 are 256 MiB, small on any GPU and large enough to keep it busy.
@@ -85,6 +86,7 @@ def knn_predict(
     Each of the k nearest training images votes for its class with weight exp(cosine / temperature).
     test=None leaves one out. A k beyond the data uses all the data. Features are L2-normalised here.
     """
+    train, train_labels, test = as_tensors(train, train_labels, test)
     ks = sorted(set(ks))
     if not ks or ks[0] < 1:
         raise UserError(f"k must be at least 1, not {list(ks)}.")
@@ -128,6 +130,7 @@ def knn_accuracy(
     train_chunk: int | None = None,
 ) -> dict[int, dict[str, float]]:
     """{k: {"top1", "top5", "mean_per_class"}} in percent. test=None leaves one out and scores the training images."""
+    train, train_labels, test, test_labels = as_tensors(train, train_labels, test, test_labels)
     labels = train_labels if test is None else test_labels
     if labels is None:
         raise UserError("k-NN accuracy needs labels of the test images.")

@@ -18,6 +18,7 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS
 from frugalvit.errors import UserError
+from frugalvit.probing.arrays import as_tensors
 from frugalvit.probing.metrics import Metric, require_finite, score
 
 MOMENTUM = 0.9
@@ -55,6 +56,7 @@ def fit_linear(
 
     features: (N, D), or (V, N, D) with V augmented views of every image, of which each epoch takes one at random.
     """
+    features, labels = as_tensors(features, labels)
     views = features[None] if features.ndim == 2 else features
     if views.shape[1] != len(labels) or len(labels) == 0:
         raise UserError(f"{views.shape[1]} training features but {len(labels)} labels.")
@@ -125,6 +127,7 @@ def linear_probe(
     device: torch.device | str | None = None,
 ) -> LinearResult:
     """Train all settings, take the best on the validation images, and score the test images with it once."""
+    train, train_labels, val, val_labels, test = as_tensors(train, train_labels, val, val_labels, test)
     if len(val) == 0:
         raise UserError("choosing a learning rate needs validation images; give a val split or more training images.")
     for features, what in ((train.flatten(0, -2), "training"), (val, "validation"), (test, "test")):

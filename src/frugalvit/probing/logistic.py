@@ -16,6 +16,7 @@ from torch import Tensor
 
 from frugalvit.config.probe import MAX_ITERATIONS
 from frugalvit.errors import UserError
+from frugalvit.probing.arrays import as_tensors
 from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
 from frugalvit.probing.metrics import Metric, require_finite, score
 
@@ -74,6 +75,7 @@ class LogisticRegression:
         self, features: Tensor, targets: Tensor, classes: int | None = None, device: torch.device | str | None = None
     ) -> None:
         """features (N, D); targets (N,) classes, or (N, C) of 0, 1 and -1 = unknown for several labels an image."""
+        features, targets = as_tensors(features, targets)
         if len(features) != len(targets) or len(features) == 0:
             raise UserError(f"{len(features)} training features but {len(targets)} labels.")
         require_finite(features, "training features")
@@ -191,6 +193,7 @@ def logistic_probe(
     tolerance: float = TOLERANCE,
 ) -> LogisticResult:
     """Choose λ on the validation images, fit again on training + validation images, and score the test images once."""
+    train, train_targets, val, val_targets, test = as_tensors(train, train_targets, val, val_targets, test)
     if len(val) == 0:
         raise UserError("the search over λ needs validation images; give a val split or more training images.")
     require_finite(val, "validation features")

@@ -12,6 +12,7 @@ from frugalvit import console
 from frugalvit.config.probe import ExtractConfig
 from frugalvit.data import DataSource, open_data
 from frugalvit.data.splits import hold_out
+from frugalvit.data.tables import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.probing.extract import Embedded, Extractor, Kind
 from frugalvit.probing.logistic import LogisticResult, logistic_probe
@@ -79,7 +80,7 @@ def open_labelled(data: str, root: str | None) -> DataSource:
             where = "" if len(source.splits) == 1 else f" in {name}"
             raise UserError(
                 f"{source.location} has no labels{where}; a probe needs them: "
-                "put the images into one folder per class, or give a CSV with a label column."
+                f"put the images into one folder per class, or give a CSV with a column {WANTED_COLUMN}."
             )
     if "train" not in source.splits:
         raise UserError(f"{source.location} has no train split to learn from, only {', '.join(source.splits)}.")

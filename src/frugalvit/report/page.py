@@ -11,6 +11,8 @@ A page is made from files only. What a run folder may hold, every part optional:
                         "alarms": ["teacher entropy …"],                          signs of a run that goes wrong
                         "auto": [{"name": …, "value": …, "reason": …}],           what "auto" chose, and why
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
+    data.json          {"used": {"train": 80}, "notes": ["val is made from train …"],     images of each part, what was
+                        "left_out": {"count": 1, "files": [{"name", "split", "reason"}]}} said of them, unreadable files
     mistakes.json      [{"image": a data URI or a file in the folder, "label": …, "predicted": …, "probability": 0.98}]
     augmentations.jpg  training images after augmentation
     transfer_report.json  of detection and segmentation: see transfer.py
@@ -37,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 from frugalvit import console, palette
 from frugalvit.errors import UserError
 from frugalvit.files import write_text
-from frugalvit.report import charts, sections, transfer
+from frugalvit.report import charts, dataset, sections, transfer
 from frugalvit.report.records import Record, find_runs, name_apart, read_comparison, read_run
 
 if TYPE_CHECKING:
@@ -111,6 +113,7 @@ def report(records: list[Record], compared: dict[str, Any] | None = None, mark: 
         sections.section("comparison", "Comparison", sections.comparison(compared)),
         sections.section("results", "Results", sections.results(records)),
         sections.section("alarms", "Alarms", _each(records, sections.alarms), "Signs of a run that goes wrong."),
+        sections.section("data", "Data", _each(records, dataset.data)),
         sections.section("auto", "What “auto” chose", _each(records, sections.automatic)),
         sections.section("curves", "Curves", sections.curves(records)),
         sections.section(

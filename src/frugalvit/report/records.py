@@ -34,6 +34,7 @@ class Record:
     curves:    (split, metric) -> points; x is the epoch where every line has one, else the step
     setting:   the configuration, flattened to dotted names
     summary:   the final result as the run wrote it
+    data:      what it wrote down of its data
     finished:  whether it wrote one
     setting_folder: of a run that ``compare`` made, the folder of its setting
     """
@@ -44,6 +45,7 @@ class Record:
     x_label: str = "step"
     setting: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     mistakes: list[dict[str, Any]] = field(default_factory=list)
     augmentations: str | None = None
     lens: dict[str, Any] | None = None
@@ -156,6 +158,7 @@ def read_run(folder: Path, seen: dict[str, Any] | None = None) -> Record:
     record.finished = summary is not None
     record.summary = _sound_summary(_with_decisions(summary or {}, folder), record)
     _leave_out_the_certain(record)
+    record.data = _sound_data(read_json(folder / "data.json", dict) or {}, record)
     if (folder.resolve().parent.parent / "comparison.json").is_file():
         record.setting_folder = folder.resolve().parent
     for mistake in read_json(folder / "mistakes.json", list) or []:
@@ -196,6 +199,35 @@ def _sound_summary(summary: dict[str, Any], record: Record) -> dict[str, Any]:
         record.note(_unlike("summary.json", "'confusion'"))
         del sound["confusion"]
     return sound
+
+
+def _sound_data(found: dict[str, Any], record: Record) -> dict[str, Any]:
+    """What a run wrote down of its data, without the parts that are not what the page takes them for."""
+    sound = dict(found)
+    for name, fits in (("used", _is_counts), ("notes", _is_words), ("classes", _is_words), ("left_out", _is_left_out)):
+        if name in sound and not fits(sound[name]):
+            record.note(_unlike("data.json", f"'{name}'"))
+            del sound[name]
+    return sound
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(count, int) for count in value.values())
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _is_left_out(value: Any) -> bool:
+    """How many files, and the first of them with the reasons."""
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("count"), int)
+        or not isinstance(value.get("files"), list)
+    ):
+        return False
+    return all(_has(file, {"name": str, "split": str, "reason": str}) for file in value["files"])
 
 
 def _leave_out_the_certain(record: Record) -> None:

@@ -149,7 +149,34 @@ def unfinished(records: list[Record]) -> str:
 
 
 def tiles(record: Record) -> str:
-    """The few numbers to read first."""
+    """The few numbers to read first, each with a word on what is good where the number does not say it itself."""
+    found = _signs(record) if record.summary.get("task") == "pretrain" else _scores(record)
+    cells = "".join(
+        f"<div><dt>{label}{f'<span>{escape(word)}</span>' if word else ''}</dt><dd>{escape(as_text(value))}</dd></div>"
+        for label, value, word in found
+    )
+    return f'<dl class="tiles">{cells}</dl>' if cells else ""
+
+
+def _signs(record: Record) -> list[tuple[str, Any, str]]:
+    """Of a label-free run: its loss falls in a collapse too, so what tells of good features comes first."""
+    summary, found = record.summary, []
+    verdict, rank, knn = (summary.get(name) for name in ("health", "effective_rank", "knn"))
+    if isinstance(verdict, str):
+        fine = verdict == "healthy"
+        found.append(("health", verdict, "no sign of collapse or standstill" if fine else "see the alarms below"))
+    if isinstance(knn, int | float):
+        classes = len(record.data.get("classes", ()))
+        guess = f"; guessing gives about {100 / classes:.0f}" if classes else ""
+        found.append(("k-NN", knn, f"% right by the labels of the most similar images: more is better{guess}"))
+    if isinstance(rank, int | float):
+        most = f" of at most {summary['largest_rank']:,}" if isinstance(summary.get("largest_rank"), int) else ""
+        word = f"directions{most} that the features use: more is better; 1 means that all images look alike"
+        found.append(("effective rank", rank, word))
+    return found
+
+
+def _scores(record: Record) -> list[tuple[str, Any, str]]:
     wanted = (
         ("top1", "top-1"),
         ("top5", "top-5"),
@@ -160,14 +187,14 @@ def tiles(record: Record) -> str:
         ("knn", "k-NN"),
         ("loss", "loss"),
     )
-    found = [(label, record.summary[key]) for key, label in wanted if isinstance(record.summary.get(key), int | float)]
-    knn = record.summary.get("knn")
+    summary = record.summary
+    found = [(label, summary[key], "") for key, label in wanted if isinstance(summary.get(key), int | float)]
+    knn = summary.get("knn")
     if isinstance(knn, dict):
         best = max((value for value in knn.values() if isinstance(value, int | float)), default=None)
         if best is not None:
-            found.append(("best k-NN", best))
-    cells = "".join(f"<div><dt>{label}</dt><dd>{escape(as_text(value))}</dd></div>" for label, value in found)
-    return f'<dl class="tiles">{cells}</dl>' if cells else ""
+            found.append(("best k-NN", best, ""))
+    return found
 
 
 def curves(records: list[Record]) -> str:

@@ -118,7 +118,6 @@ def with_batch(batches: Any, batch: int) -> Any:
         seed=batches.seed,
         augment=batches.augment,
         mixing=batches.mixing,
-        drop_last=batches.drop_last,
         rank=batches.rank,
         world=batches.world,
         balance=batches.balance,

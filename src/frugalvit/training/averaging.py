@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from frugalvit.objectives.heads import move_towards
+
 
 class MovingAverage:
     """A network that follows another one: θ <- m θ + (1 - m) θ_other, all parameters at once.
@@ -21,9 +23,12 @@ class MovingAverage:
         self.follower, self.followed, self.buffers = follower, followed, buffers
 
     @torch.no_grad()
-    def follow(self, momentum: float) -> None:
-        """Move every parameter by (1 - momentum) towards the followed one."""
-        torch._foreach_lerp_(*self._averaged, 1.0 - momentum)  # pyright: ignore
+    def follow(self, momentum: float, skipped: Tensor | None = None) -> None:
+        """Move every parameter by (1 - momentum) towards the followed one, unless its step was skipped.
+
+        Buffers need no such care: those of a skipped step have been put back.
+        """
+        move_towards(*self._averaged, momentum, skipped)
         for mine, others in self._copied:
             torch._foreach_copy_(mine, others)  # pyright: ignore
 

@@ -52,6 +52,7 @@ from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
 from frugalvit.training.session import follow_init, in_run_folder
 from frugalvit.training.supervised import SupervisedTask
+from frugalvit.training.used import note_used
 from frugalvit.words import counted
 
 HARDLY = 0.8  # of the error of a constant answer, above which Drloc's task counts as hardly learned
@@ -101,6 +102,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     )
     watch_set = setup.eval_set(watched, backbone, config, fabric)
     task.feed(batches, watch_set, "val" if validation is not None else "test", fabric)
+    note_used(run, source.notes, {"train": batches, task.watched: watch_set.store})
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
     compile_task(task, config, plan, fabric)
@@ -197,6 +199,8 @@ def _finish(
     }
     if run.writer:
         assert task.batches is not None
+        parts = {"train": task.batches, task.watched: watched.store, summary["scored_on"]: final.store}
+        note_used(run, source.notes, parts)
         meta = {"classes": list(source.classes), "data": source.name, "recipe": config.recipe, "top1": summary["top1"]}
         save_model_folder(task.result, run.folder / "model", classes=source.classes, meta=meta)
         more = {

@@ -14,33 +14,74 @@ from torch.optim import AdamW
 
 from frugalvit import console
 from frugalvit.backbones.weights import read_heads
+from frugalvit.config.base import flat_fields, set_dotted
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.errors import UserError
-from frugalvit.training.recipes import Decision, Decisions
+from frugalvit.training.recipes import Decision, Decisions, total_steps
+from frugalvit.training.resuming import read_facts
 from frugalvit.training.runs import Run, find_run, has_checkpoint
 from frugalvit.training.selfsupervised import PretrainTask
 
 _LEVELS = {"views": "view level", "regions": "region level"}
-_HEADS = ("prototypes", "hidden", "bottleneck", "norm_last")
+_ITS_OWN = (
+    *("data", "out", "init", "resume", "continue_from", "steps", "epochs", "backbone_args"),
+    *("device", "devices", "nodes", "peer_timeout", "precision", "compile", "workers", "stream", "track", "report"),
+)
+"""What a run has of its own, whatever it continues: its beginning and end, and where it runs."""
+
+_READING = ("images", "labels", "split", "val_fraction", "classes", "root")
 
 
-def follow_continued(config: PretrainConfig, decisions: Decisions) -> None:
-    """The run that is continued brings its network and the size of its heads along where the user left them open."""
+def follow_continued(config: PretrainConfig, decisions: Decisions) -> PretrainConfig:
+    """The run that is continued brings along whatever was not asked for; its length is that of both together."""
     if not config.continue_from or config.resume:
-        return
-    theirs = PretrainConfig.stored(find_run(config.continue_from) / "config.yaml")
-    reason = f"what {config.continue_from} has"
-    for name in ("backbone", "img_size", *(f"matching.{part}" for part in _HEADS)):
-        group, _, leaf = name.rpartition(".")
-        target: Any = getattr(config, group) if group else config
-        ours, value = getattr(target, leaf), attrgetter(name)(theirs)
-        if value not in ("auto", ours) and (ours == "auto" or not config.was_given(name)):
-            setattr(target, leaf, value)
+        return config
+    folder = find_run(config.continue_from)
+    theirs = PretrainConfig.stored(folder / "config.yaml")
+    asked, values, reason = config.asked(), config.model_dump(), f"what {config.continue_from} has"
+    for name in _inherited(config, theirs):
+        ours, value = attrgetter(name)(config), attrgetter(name)(theirs)
+        if value not in ("auto", ours) and (ours == "auto" or name not in asked):
+            set_dotted(values, name, value)
             decisions.append(Decision(name, value, reason))
+    if config.data is None:
+        values["data"] = theirs.data
+        decisions.append(Decision("data", theirs.data, reason))
     arguments = theirs.backbone_args | config.backbone_args
-    if config.backbone == theirs.backbone and arguments != config.backbone_args:
-        config.backbone_args = arguments
+    if values["backbone"] == theirs.backbone and arguments != config.backbone_args:
+        values["backbone_args"] = arguments
         decisions.append(Decision("backbone_args", arguments, reason))
+    if not asked & {"steps", "epochs"}:
+        planned = _planned(theirs, folder)
+        values["steps"] = 2 * planned
+        decisions.append(Decision("steps", 2 * planned, f"as many again as {config.continue_from} was to take"))
+    return config.filled(values)
+
+
+def unlike_continued(config: PretrainConfig) -> str:
+    """In one line, what a run does otherwise than the one it continues; empty where it does nothing otherwise."""
+    theirs = PretrainConfig.stored(find_run(str(config.continue_from)) / "config.yaml")
+    differing = [
+        f"{name} {ours} (there {value})"
+        for name in (*_inherited(config, theirs), "steps", "epochs")
+        if (ours := attrgetter(name)(config)) != (value := attrgetter(name)(theirs))
+    ]
+    return f"unlike {config.continue_from}: {', '.join(differing)}" if differing else ""
+
+
+def _inherited(config: PretrainConfig, theirs: PretrainConfig) -> list[str]:
+    """Options that are the same in both runs unless asked for; how data are read, only of the same data."""
+    same_data = config.data is None or Path(config.data).resolve() == Path(str(theirs.data)).resolve()
+    own = {*_ITS_OWN, *(() if same_data else _READING)}
+    return [name for name in flat_fields(PretrainConfig) if name not in own and not name.startswith("cache.")]
+
+
+def _planned(theirs: PretrainConfig, folder: Path) -> int:
+    """The steps that a run was to take."""
+    images = read_facts(folder).get("images")
+    if theirs.steps is None and (not images or "auto" in (theirs.epochs, theirs.batch)):
+        raise UserError(f"{folder} does not say how long it was to be: give --steps or --epochs.")
+    return total_steps(theirs, images or 0)
 
 
 def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ REPLAYED = ("SupervisedTask", "PretrainTask")
 """The kinds of tasks that ``frugalvit replay`` can build again."""
 
 
-def keep_evidence(folder: Path, task: nn.Module, batch: Any, process: int, facts: dict[str, Any]) -> tuple[str, str]:
-    """Save the batch and the state of a non-finite step; what became of that, and which tensor was bad first."""
-    tensors = dict(named_tensors(batch))
+def keep_evidence(
+    folder: Path, task: nn.Module, parts: Iterable[Any], process: int, facts: dict[str, Any]
+) -> tuple[str, str]:
+    """Save the batch, part by part, and the state of a non-finite step; what became of that, what was bad first."""
+    tensors = [dict(named_tensors(part)) for part in parts]
     target = folder / "fault" / f"step_{facts['step']}_process_{process}.pt"
     classes = getattr(getattr(task, "backbone", None), "num_classes", 0)
-    evidence = {**facts, "classes": classes, "process": process, "batch": tensors, "task": task.state_dict()}
+    evidence = {**facts, "classes": classes, "process": process, "parts": tensors, "task": task.state_dict()}
     kept = f"The batch and the state are in {target}"
     if facts["kind"] in REPLAYED:
         kept += f" ('frugalvit replay {shown(target)}' runs that step again and names the first bad tensor)"
@@ -30,7 +33,8 @@ def keep_evidence(folder: Path, task: nn.Module, batch: Any, process: int, facts
         write_atomically(target, lambda handle: torch.save(evidence, handle))
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its writer
         kept = f"The batch could not be kept ({' '.join(str(error).split())[:100]})"
-    inputs, weights = bad_names(tensors.items()), bad_names(task.named_parameters())
+    inputs = [name for part in tensors for name in bad_names(part.items())]
+    weights = bad_names(task.named_parameters())
     if inputs:
         return kept, f" (first bad input: {inputs[0]})"
     return kept, f" (first bad parameter: {weights[0]})" if weights else ""

@@ -53,31 +53,3 @@ def gate(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -
     elif scaled or not bool(bad):
         optimizer.step()
     return bad
-
-
-class Undo:
-    """Takes back what the forward pass of a bad step did: one NaN in a running mean or a centre stays for ever.
-
-    A ResNet has a hundred such buffers, so they are remembered and put back as one.
-    """
-
-    _MOVED = ("running_mean", "running_var", "center")
-
-    def __init__(self, task: nn.Module) -> None:
-        named = [(name.rpartition(".")[2], buffer) for name, buffer in task.named_buffers()]
-        self.buffers = [buffer for name, buffer in named if name in self._MOVED]
-        self.before: Tensor | None = None
-
-    def remember(self) -> None:
-        self.before = self._now() if self.buffers else None
-
-    def where(self, bad: Tensor) -> None:
-        """Put the buffers back if ``bad``; on a GPU without looking at it."""
-        if self.before is None or (bad.device.type == "cpu" and not bool(bad)):
-            return
-        kept = torch.where(bad, self.before, self._now()).split([buffer.numel() for buffer in self.buffers])
-        views = [part.view_as(buffer) for part, buffer in zip(kept, self.buffers, strict=True)]
-        _foreach._foreach_copy_(self.buffers, views)
-
-    def _now(self) -> Tensor:
-        return torch.cat([buffer.flatten() for buffer in self.buffers])

@@ -4,6 +4,8 @@ On small data most label-free runs fail silently. Two collapses have clear signs
 
     uniform         every image gets the same flat distribution: entropy H(p_t) and loss stay at ln K
     one prototype   every image gets the same sharp distribution: H(p_t) and the entropy of the mean output fall to 0
+
+Views and regions have heads of their own, so each level can collapse alone.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _PARTS = ("view_loss", "region_loss", "localization")
+_FEW = 10  # prototypes: of 65,536 a sample of a hundred crops can use no more than a hundred, however healthy
 """The losses that the whole is made of; not every step has all of them."""
+
+_TOO_EARLY = 200
+"""Steps before which a loss that does not move means nothing: a run that short is all beginning."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,21 @@ class Alarm:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.sign}. {self.knob}"
+
+
+class Level(NamedTuple):
+    """A level that is matched: its name, what it looks at, and what the names of its signs begin with."""
+
+    name: str
+    seen: str
+    prefix: str
+
+
+def _levels(metrics: Mapping[str, float]) -> list[Level]:
+    """The levels of a line. Where only regions are matched their signs are plain, as those of the views otherwise."""
+    if "view_loss" not in metrics:
+        return [Level("region", "regions", "")]
+    return [Level("view", "images", ""), Level("region", "regions", "region_")]
 
 
 @torch.no_grad()
@@ -89,57 +111,61 @@ class Health:
         diverged = self._diverged(metrics)
         if step < self.settled:
             return []
-        signs = [self._uniform(metrics), self._one_prototype(metrics), diverged, self._stagnant(step, metrics)]
+        signs = [sign(metrics, level) for level in _levels(metrics) for sign in (self._uniform, self._one_prototype)]
+        signs += [diverged, self._stagnant(step, metrics)]
         signs += [self._same_features(metrics), self._worse_features(metrics)]
         return [alarm for alarm in signs if alarm is not None and self._persistent(alarm)]
 
     @property
     def collapsed(self) -> bool:
-        return any(name in self.raised for name in ("uniform collapse", "one-prototype collapse", "dead features"))
+        return any(
+            name.startswith(("uniform collapse", "one-prototype collapse", "dead features")) for name in self.raised
+        )
 
     def verdict(self) -> str:
         return ", ".join(self.raised) if self.raised else "healthy"
 
     # -- one sign each
 
-    def _uniform(self, metrics: Mapping[str, float]) -> Alarm | None:
-        flat = math.log(self.prototypes)
-        level = "view" if "view_loss" in metrics else "region"
-        entropy, loss = metrics.get("teacher_entropy"), metrics.get(f"{level}_loss")
+    def _uniform(self, metrics: Mapping[str, float], level: Level) -> Alarm | None:
+        flat, name = math.log(self.prototypes), f"uniform collapse ({level.name}s)"
+        entropy, loss = metrics.get(f"{level.prefix}teacher_entropy"), metrics.get(f"{level.name}_loss")
         if entropy is None or loss is None:
             return None
-        if entropy < 0.98 * flat or loss < 0.98 * flat or self._tells_apart(metrics, flat):
-            return self._clear("uniform collapse")
+        if entropy < 0.98 * flat or loss < 0.98 * flat or self._tells_apart(metrics, level, flat):
+            return self._clear(name)
         return Alarm(
-            "uniform collapse",
-            f"teacher entropy {entropy:.2f} and {level} loss {loss:.2f} stay at ln K = {flat:.2f}: all images look "
-            "alike to it",
+            name,
+            f"teacher entropy {entropy:.2f} and {level.name} loss {loss:.2f} stay at ln K = {flat:.2f}: "
+            f"all {level.seen} look alike to it",
             "Lower matching.teacher_temp, raise --lr, lower matching.momentum, or use fewer matching.prototypes",
         )
 
-    def _tells_apart(self, metrics: Mapping[str, float], flat: float) -> bool:
-        """Whether something else says that images do not look alike: the regions, or features that stay spread.
+    def _tells_apart(self, metrics: Mapping[str, float], level: Level, flat: float) -> bool:
+        """Whether something else says that images do not look alike: the other level, or features that stay spread.
 
         A random network's features are spread too, and shrink where all outputs become alike.
         """
+        other = "region_loss" if level.name == "view" else "view_loss"
         spread = [values["feature_deviation"] for _, values in self.history if "feature_deviation" in values]
-        return metrics.get("region_loss", flat) < 0.9 * flat or (
-            bool(spread) and spread[-1] > max(0.5, 0.9 * spread[0])
-        )
+        return metrics.get(other, flat) < 0.9 * flat or (bool(spread) and spread[-1] > max(0.5, 0.9 * spread[0]))
 
     def _latest(self, name: str) -> float:
         """The newest value of what is measured now and then; 0 before the first."""
         return next((values[name] for _, values in reversed(self.history) if name in values), 0.0)
 
-    def _one_prototype(self, metrics: Mapping[str, float]) -> Alarm | None:
-        entropy, used = metrics.get("teacher_entropy"), metrics.get("prototypes_used")
+    def _one_prototype(self, metrics: Mapping[str, float], level: Level) -> Alarm | None:
+        name = f"one-prototype collapse ({level.name}s)"
+        entropy = metrics.get(f"{level.prefix}teacher_entropy")
+        used = metrics.get(f"{level.prefix}prototypes_used")
         if entropy is None or used is None:
             return None
-        if used > max(1.5, 0.02 * self.prototypes) or entropy > 0.5:
-            return self._clear("one-prototype collapse")
+        if used > max(1.5, min(0.02 * self.prototypes, _FEW)) or entropy > 0.5:
+            return self._clear(name)
         return Alarm(
-            "one-prototype collapse",
-            f"teacher entropy {entropy:.3f}, and all images together use {used:.1f} of {self.prototypes:,} prototypes",
+            name,
+            f"teacher entropy {entropy:.3f}, and all {level.seen} together use {used:.1f} of {self.prototypes:,} "
+            "prototypes",
             "Raise matching.teacher_temp, lower matching.center_momentum, or lower --lr",
         )
 
@@ -173,7 +199,7 @@ class Health:
         A look through all lines at each of them would take a long run minutes, and one that is resumed hours: with more
         lines it is asked less often.
         """
-        if step < 0.5 * self.steps or ("loss" in metrics and self.lines % max(1, self.lines // 200)):
+        if step < max(0.5 * self.steps, _TOO_EARLY) or ("loss" in metrics and self.lines % max(1, self.lines // 200)):
             return None
         points = [(at, values) for at, values in self.history if at >= self.settled]
         losses = [values["loss"] for _, values in points if "loss" in values]

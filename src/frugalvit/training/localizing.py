@@ -72,19 +72,11 @@ def loss_at(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Ten
 
 
 def measure(
-    localization: RelativeLocalization | DenseLocalization,
-    grids: Tensor | Sequence[Tensor],
-    number: int,
-    share: Share,
-    views: int = 1,
+    localization: DenseLocalization, grids: Sequence[Tensor], number: int, share: Share
 ) -> tuple[Tensor, Tensor]:
-    """Loss of the grids (views · B, D, h, w), the images of one view after those of another; the last one's error."""
-    levels: list[Tensor] = [grids] if isinstance(grids, Tensor) else list(grids)
-    heads = [localization] if isinstance(localization, RelativeLocalization) else list(localization.levels)
-    generator = pair_generator(number, share, levels[0].device)
-    answers = []
-    for head, grid in zip(heads, levels, strict=True):
-        assert isinstance(head, RelativeLocalization)
-        size = (grid.shape[2], grid.shape[3])
-        answers.append(loss_at(head, grid, draw(head, size, len(grid), share, generator, views)))
-    return torch.stack([loss for loss, _ in answers]).sum(), answers[-1][1]
+    """Loss of the grids (B, C_l, h_l, w_l) of all blocks at pairs drawn for each; the last one's error."""
+    generator = pair_generator(number, share, grids[0].device)
+    return localization.judged(
+        grids,
+        lambda head, grid: loss_at(head, grid, draw(head, (grid.shape[2], grid.shape[3]), len(grid), share, generator)),
+    )

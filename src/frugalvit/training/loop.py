@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import nn
+from torch import Tensor, nn
 
 from frugalvit import console
 from frugalvit.errors import UserError
@@ -29,7 +29,7 @@ from frugalvit.training.task import Task
 
 
 class Stopped(Exception):
-    """The run was asked to stop (Ctrl-C, SIGTERM); everything is saved."""
+    """The run was asked to stop (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP); everything is saved."""
 
 
 def fit(task: Task, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class _Loop(Stepper):
         self._share_signal()
         streak, skipped = (int(value) for value in self.guard.tolist())
         epoch = self.step / self.plan.steps_per_epoch
-        lr = self.optimizer.param_groups[0]["lr"]
+        lr = self.plan.lr.at(self.step - 1)  # the schedule's: groups of parameters scale it
         pace = self._pace()
         self.run.log(self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace)
         self.hopeless |= self.task.watch(self.step, means)
@@ -117,16 +117,29 @@ class _Loop(Stepper):
 
     def _means(self) -> dict[str, float]:
         """What the losses and signs of the window were on average, over all processes; a new window begins."""
-        rows = sorted(self.window.items())
-        everywhere: Any = self.fabric.all_reduce(torch.cat([row for _, row in rows]), reduce_op="sum")
-        sums = everywhere.cpu().split([len(row) for _, row in rows])
         totals: dict[str, tuple[float, float]] = {}
-        for (names, _), (*values, count) in zip(rows, (row.tolist() for row in sums), strict=True):
+        for names, row in self._everywhere().items():
+            *values, count = row.tolist()
             for name, value in zip(names, values, strict=True):
                 total, times = totals.get(name, (0.0, 0.0))
                 totals[name] = total + value, times + count
         self.window = {}
         return {name: total / times for name, (total, times) in totals.items()}
+
+    def _everywhere(self) -> dict[tuple[str, ...], Tensor]:
+        """The window's sums and counts over all processes, on the host."""
+        if not self.window:
+            return {}
+        rows = sorted(self.window.items())
+        summed: Any = self.fabric.all_reduce(torch.cat([row for _, row in rows]), reduce_op="sum")
+        parts = summed.cpu().split([len(row) for _, row in rows])
+        return {names: part for (names, _), part in zip(rows, parts, strict=True)}
+
+    def _take_window(self, everywhere: dict[tuple[str, ...], Tensor]) -> None:
+        """Go on with a window of all processes: the first has it, the others add to nothing."""
+        first = self.fabric.is_global_zero
+        rows = {names: row if first else torch.zeros_like(row) for names, row in everywhere.items()}
+        self.window = {names: row.to(self.fabric.device) for names, row in rows.items()}
 
     def _pace(self) -> dict[str, float]:
         """Images a second since the last line; reading the metrics has just waited for the device, so it is fair."""
@@ -149,7 +162,8 @@ class _Loop(Stepper):
             console.say(f"epoch {epoch:.4g} (step {self.step}): {words}")
         self.hopeless |= self.task.watch(self.step, scores)
         score = scores.get(self.task.score)
-        if self.task.watched == "val" and score is not None and score > self.best:
+        # Few validation images often score alike: of equals the later one has learned for longer.
+        if self.task.watched == "val" and score is not None and score >= self.best:
             self.best, self.best_step = score, self.step
             self.run.save_checkpoint({"step": self.step, "task": self.task.state_dict(), "scores": scores}, best=True)
 
@@ -169,11 +183,17 @@ class _Loop(Stepper):
         if plan.save_every:
             return self.step % plan.save_every == 0
         on_epoch = bool(plan.evaluate_every) and self.step % plan.evaluate_every == 0
-        due = time.monotonic() - self.saved_at > 60 * plan.save_minutes
-        return due or (on_epoch and time.monotonic() - self.saved_at > 20)
+        waited = time.monotonic() - self.saved_at
+        due = waited > 60 * plan.save_minutes or (on_epoch and waited > 20)
+        if self.fabric.world_size == 1:
+            return due
+        # What is saved is gathered from all of them: the first one's clock counts, where they meet anyway.
+        return (on_epoch or self.step % plan.log_every == 0) and self.fabric.broadcast(due)
 
     def save(self) -> None:
         self.saved_at = time.monotonic()
+        window = self._everywhere()
+        self._take_window(window)  # as whoever resumes here does: the means to come are the same to the bit
         self.run.save_checkpoint(
             {
                 "format": _FORMAT,
@@ -184,7 +204,7 @@ class _Loop(Stepper):
                 "best": self.best,
                 "best_step": self.best_step,
                 "seconds": self.watch.seconds(),
-                "window": dict(self.window),
+                "window": window,
                 "guard": self.guard,
             }
         )
@@ -218,7 +238,7 @@ class _Loop(Stepper):
             self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
         self.watch = Stopwatch(state["seconds"])
-        self.window = {names: row.to(self.fabric.device) for names, row in state["window"].items()}
+        self._take_window(state["window"])
         self.guard.copy_(state["guard"])
         self.run.forget_metrics_after(self.step)
         self.fabric.barrier()
@@ -245,29 +265,32 @@ class _Loop(Stepper):
     def _give_up(self, streak: int) -> None:
         """Several non-finite steps in a row: keep the evidence, leave the last good checkpoint alone, and say so."""
         step = self.step - 1
-        plan, number = self.plan, step * self.plan.accumulate  # the first part of the step
-        batch = self.task.batch_at(number)
+        plan, number = self.plan, step * self.plan.accumulate  # of the first part of the step
+        parts = (self.task.batch_at(number + part) for part in range(plan.accumulate))  # one at a time on the device
         facts = {"step": step, "seed": plan.seed, "steps": plan.steps, "steps_per_epoch": plan.steps_per_epoch}
         facts |= {"log_every": plan.log_every, "kind": type(self.task).__name__}
         facts |= {"number": number, "world": self.fabric.world_size}
-        kept, culprit = keep_evidence(self.run.folder, self.task, batch, self.fabric.global_rank, facts)
+        kept, culprit = keep_evidence(self.run.folder, self.task, parts, self.fabric.global_rank, facts)
         raise UserError(
             f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. "
             f"{kept}, the last good checkpoint is intact. Lower --lr or use --precision 32."
         )
 
+    def _note_signal(self, number: int, frame: object) -> None:
+        # SLURM warns with SIGUSR1 before it sends SIGTERM, and a closed terminal sends SIGHUP beside others: neither
+        # is somebody who has lost patience.
+        if self.stop_signal in _PRESSING and number in _PRESSING:
+            raise KeyboardInterrupt
+        if not self.stop_signal:
+            console.warn("stopping after this step; once more to leave at once")
+        if self.stop_signal not in _PRESSING:
+            self.stop_signal = number
+
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM finishes the step, saves and leaves; the second leaves at once."""
-
-        def note(number: int, frame: object) -> None:
-            if self.stop_signal:
-                raise KeyboardInterrupt
-            self.stop_signal = number
-            console.warn("stopping after this step; once more to leave at once")
-
+        """The first signal finishes the step, saves and leaves; a second Ctrl-C or SIGTERM leaves at once."""
         try:
-            before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, self._note_signal) for number in stop_signals()}
         except ValueError:  # not the main thread: whoever runs us there handles signals
             yield
             return
@@ -276,6 +299,15 @@ class _Loop(Stepper):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+_PRESSING = (signal.SIGINT, signal.SIGTERM)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """What asks a run to stop: Ctrl-C, SIGTERM, SLURM's warning and a closed terminal, which nohup has it ignore."""
+    warned = [getattr(signal, name) for name in ("SIGUSR1", "SIGHUP") if hasattr(signal, name)]
+    return [*_PRESSING, *(number for number in warned if signal.getsignal(number) is not signal.SIG_IGN)]
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:

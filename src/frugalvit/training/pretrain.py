@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from frugalvit.results import Result, Table
 from frugalvit.training import resuming, setup
 from frugalvit.training.autobatch import fit_to_memory
 from frugalvit.training.compiling import compile_task
-from frugalvit.training.continuing import carry_over, follow_continued, start_from_heads
+from frugalvit.training.continuing import carry_over, follow_continued, start_from_heads, unlike_continued
 from frugalvit.training.evidence import (
     augmentation_sheet,
     decisions_table,
@@ -48,25 +49,30 @@ from frugalvit.training.runs import Run, find_run
 from frugalvit.training.schedules import Cosine, Linear, warmup_steps
 from frugalvit.training.selfsupervised import PretrainTask
 from frugalvit.training.session import follow_init, in_run_folder
+from frugalvit.training.used import note_used
 
 
 def pretrain(config: PretrainConfig) -> Result:
     """Train a backbone without labels; the run folder holds the teacher as ``model/`` afterwards."""
-    if config.data is None and config.resume is None:
+    if config.data is None and config.resume is None and config.continue_from is None:
         raise UserError("What should be learned from? Give a folder of images: 'frugalvit pretrain images/'.")
     if config.matching.view_weight + config.matching.region_weight <= 0:
         raise UserError("matching.view_weight and matching.region_weight are both 0: there is nothing to learn.")
     if config.continue_from and not config.resume:
         way = "--continue takes runs of 'frugalvit pretrain'"
         resuming.check_kind(find_run(config.continue_from), PretrainConfig, way)
-    return in_run_folder(config, "pretrain", setup.open_source, _pretrain, _result)
-
-
-def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
-    examples = _images(source, config.images)
     decisions = Decisions()
+    config = follow_continued(config, decisions)  # first of all: it says how the data are read, too
+    return in_run_folder(config, "pretrain", _open, partial(_pretrain, decisions), _result)
+
+
+def _open(config: PretrainConfig, fabric: Fabric) -> DataSource:
+    return setup.open_source(config, fabric, labels=config.labels, loose=True)
+
+
+def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
+    examples = _images(source, config.images)
     follow_init(config, decisions)
-    follow_continued(config, decisions)
     facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples.at_hand()), fabric.device.type)
     decide_common(config, facts, decisions)
     setup.decide_reading(config, examples, fabric, decisions)
@@ -75,6 +81,8 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     student = make_network(config)
     decide_heads(config, student, decisions)
     setup.say_decisions(source, decisions)
+    if config.continue_from and not config.resume and (differing := unlike_continued(config)):
+        console.say(differing)
     setup.record(config, run, decisions, examples, source.classes or ())
     if fabric.is_global_zero:
         console.say(f"run folder: {run.folder}")
@@ -94,6 +102,7 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
     settled = max(task.hold_last + plan.log_every, round(0.2 * plan.steps))
     health = Health(config.matching.prototypes, plan.steps, settled, stop=config.health.stop_on_collapse)
     task.feed(batches, monitor, health, fabric, watched)
+    note_used(run, source.notes, {"train": batches})
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
     compile_task(task, config, plan, fabric)
@@ -103,9 +112,9 @@ def _pretrain(config: PretrainConfig, source: DataSource, run: Run, fabric: Fabr
 
 
 def _images(source: DataSource, which: str) -> Examples:
-    """The images to learn from: one split, or several without their labels."""
+    """The images to learn from: one split, or several without their labels, and the loose images beside them."""
     names = {"train": ["train"], "train+val": ["train", "val"], "all": ["train", "val", "test"]}[which]
-    parts = [source.splits[name] for name in names if name in source.splits]
+    parts = [where[name] for where in (source.splits, source.loose) for name in names if name in where]
     if len(parts) > 1 and parts[0].streamed:
         raise UserError(f"--images {which} joins splits, which --stream false can: or name all shards as one pattern.")
     if sum(len(part) for part in parts) < 2:
@@ -232,6 +241,7 @@ def _finish(
         "first_loss": losses[0] if losses else None,
         "loss": losses[-1] if losses else None,
         "effective_rank": last.get("effective_rank"),
+        "largest_rank": min(task.student.pooled_dim, len(task.monitor.bank.store)),
         "feature_deviation": last.get("feature_deviation"),
         **run_facts(config, outcome, task.student),
     }
@@ -239,6 +249,7 @@ def _finish(
         meta = {"data": source.name, "recipe": config.recipe, "knn": summary["knn"], "task": "pretrain"}
         save_model_folder(task.teacher, run.folder / "model", meta=meta)
         assert task.batches is not None
+        note_used(run, source.notes, {"train": task.batches})
         save_pictures(run, None, augmentation_sheet(task.batches, task.student))
         run.table("summary", summary_table(summary))
         run.table("health", health_table(health.verdict(), _last_signs(lines), health.raised.values()))

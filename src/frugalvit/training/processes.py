@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,8 +21,9 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
-from frugalvit import console
+from frugalvit import console, launchers
 from frugalvit.errors import UserError
+from frugalvit.launchers import places as places
 
 T = TypeVar("T")
 
@@ -33,22 +35,11 @@ _LOOKING = 60.0  # seconds till a network disk shows everybody what one process 
 # The first process of all is the first by every count that its launcher keeps.
 _RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
 
+# Lightning's advice wherever srun is installed; whether a job lacks it is said by ``launchers.places``.
+warnings.filterwarnings("ignore", message="The `srun` command is available")
+
 # What the backends say when a peer closes its connection, or does not answer in time.
 _LOST = ("connection closed", "connection reset", "connection refused", "timed out", "timeout", "broken pipe", "nccl")
-
-
-def places(devices: int, nodes: int) -> tuple[int, int]:
-    """Processes per machine and machines: as asked for, or as torchrun and SLURM have already started them."""
-    if devices * nodes > 1:
-        return devices, nodes
-    variables = os.environ
-    if "TORCHELASTIC_RUN_ID" in variables:
-        here = int(variables["LOCAL_WORLD_SIZE"])
-        return here, int(variables["WORLD_SIZE"]) // here
-    if "SLURM_NTASKS" in variables and variables.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        machines = int(variables.get("SLURM_NNODES", 1))
-        return max(1, int(variables["SLURM_NTASKS"]) // machines), machines
-    return devices, nodes
 
 
 def is_first(devices: int, nodes: int) -> bool:
@@ -83,6 +74,8 @@ def launch(fabric: Fabric, here: int = 1) -> None:
         os.environ["LOCAL_WORLD_SIZE"] = str(here)
     for name in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    launchers.mark_first()
+    _say_where_they_meet(fabric)
     fabric.launch()
     if fabric.world_size > 1:
         fabric.barrier()  # NCCL connects at the first collective, and waits for that only as long as for the launch
@@ -91,6 +84,16 @@ def launch(fabric: Fabric, here: int = 1) -> None:
     children = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
     if children:
         threading.Thread(target=_mind, args=(children,), daemon=True, name="mind the processes").start()
+
+
+def _say_where_they_meet(fabric: Fabric) -> None:
+    """Processes that somebody else starts may never come, on a machine that cannot be reached: say what is awaited."""
+    environment = getattr(fabric.strategy, "cluster_environment", None)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return  # they have met for a run before this one
+    count = 1 if environment is None or not environment.creates_processes_externally else environment.world_size()
+    if count > 1 and environment is not None and environment.global_rank() == 0:
+        console.say(f"waiting for {count} processes at {environment.main_address}:{environment.main_port}")
 
 
 def _mind(children: list[Any]) -> None:
@@ -116,7 +119,7 @@ def together(fabric: Fabric, decide: Callable[[], T]) -> T:
     value: Any
     value, mistake = fabric.broadcast(answer)
     if mistake is not None:
-        raise UserError(mistake)
+        raise UserError(mistake) if fabric.global_rank == 0 else launchers.SaidByTheFirst(mistake)
     return value
 
 

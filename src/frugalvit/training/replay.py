@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from frugalvit.backbones.checkpoint import read_checkpoint
@@ -24,10 +25,13 @@ from frugalvit.training.stepping import Plan, seed_step
 
 
 def replay(config: ReplayConfig) -> Result:
-    """Inputs, weights, every module's output, losses and gradients: which of them are not finite, in that order."""
+    """Inputs, weights, every module's output, losses and gradients: which of them are not finite, in that order.
+
+    Of a step in parts (``--accumulate``) the first part with such a tensor is told.
+    """
     path = _evidence(Path(config.evidence))
     evidence = read_checkpoint(path)
-    if not {"batch", "task", "step", "kind", "steps", "classes"} <= evidence.keys():
+    if not {"task", "step", "kind", "steps", "classes"} <= evidence.keys() or not {"parts", "batch"} & evidence.keys():
         raise UserError(f"{path} holds no failed step; give a file of RUN/fault/.")
     if evidence["kind"] not in REPLAYED:
         raise UserError(
@@ -38,25 +42,22 @@ def replay(config: ReplayConfig) -> Result:
     task.load_state_dict(evidence["task"])
     fabric = setup.make_fabric(stored.model_copy(update={"device": config.device, "devices": 1, "nodes": 1}))
     fabric.to_device(task)
-    number = evidence.get("number", evidence["step"])  # earlier evidence lacks it, and the processes' number
-    batch = _batch({name: tensor.to(fabric.device) for name, tensor in evidence["batch"].items()}, number)
 
-    bad = [("input", name) for name in bad_names(evidence["batch"].items())]
-    bad += [("weight", name) for name in bad_names(task.named_parameters())]
-    outputs: list[str] = []
-    hooks = [module.register_forward_hook(_look(name, outputs)) for name, module in task.named_modules() if name]
+    # Earlier evidence has a single part, and lacks its number and how many processes there were.
+    parts, number = evidence.get("parts") or [evidence["batch"]], evidence.get("number", evidence["step"])
     seed_step(evidence["seed"], evidence["step"], evidence["process"])
-    with fabric.autocast():
-        losses = task(batch, evidence["step"])
-    for hook in hooks:
-        hook.remove()
-    losses["loss"].backward()
-    bad += [("output", name) for name in outputs]
-    bad += [("loss", name) for name in bad_names(losses.items())]
-    bad += [("gradient", n) for n in bad_names((n, p.grad) for n, p in task.named_parameters() if p.grad is not None)]
+    part, bad, losses = 0, [], {}
+    for part, tensors in enumerate(parts):
+        batch = _batch({name: tensor.to(fabric.device) for name, tensor in tensors.items()}, number + part)
+        losses, bad = _take(task, batch, evidence["step"], fabric, len(parts))
+        bad = [("input", name) for name in bad_names(tensors.items())] + bad
+        if bad:
+            break
 
     first = f"{bad[0][0]} {bad[0][1]}" if bad else None
     note = f"first bad tensor: {first}" if first else "everything is finite here: the fault needs the other device"
+    if len(parts) > 1:
+        note += f" (part {part + 1} of {len(parts)})" if first else f" (all {len(parts)} parts of the step)"
     rows: list[list[object]] = []
     for stage in dict.fromkeys(stage for stage, _ in bad):
         names = [name for kind, name in bad if kind == stage]
@@ -64,10 +65,28 @@ def replay(config: ReplayConfig) -> Result:
         for name in names[: config.top] + more:
             rows.append([stage, name])
     shown = {name: value.item() for name, value in losses.items()}
-    data = {"step": evidence["step"], "first_bad": first, "bad": [list(pair) for pair in bad]}
+    data = {"step": evidence["step"], "part": part, "first_bad": first, "bad": [list(pair) for pair in bad]}
     table = Table(["what", "name"], rows, f"step {evidence['step']}: {len(bad)} tensors are not finite")
     tables = [Table(["loss", "value"], [[name, str(value)] for name, value in shown.items()])]
     return Result(data, [*tables, table] if bad else tables, [note])
+
+
+def _take(
+    task: Any, batch: Batch, step: int, fabric: Fabric, parts: int
+) -> tuple[dict[str, Tensor], list[tuple[str, str]]]:
+    """One part of a step as the run took it, gradients added to those before: its losses, and what is not finite."""
+    outputs: list[str] = []
+    hooks = [module.register_forward_hook(_look(name, outputs)) for name, module in task.named_modules() if name]
+    with fabric.autocast():
+        losses = task(batch, step)
+    for hook in hooks:
+        hook.remove()
+    (losses["loss"] / parts).backward()
+    bad = [("weight", name) for name in bad_names(task.named_parameters())]
+    bad += [("output", name) for name in outputs]
+    bad += [("loss", name) for name in bad_names(losses.items())]
+    bad += [("gradient", n) for n in bad_names((n, p.grad) for n, p in task.named_parameters() if p.grad is not None)]
+    return losses, bad
 
 
 def _evidence(path: Path) -> Path:

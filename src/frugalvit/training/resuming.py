@@ -7,6 +7,8 @@ import operator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lightning_fabric import Fabric
+
 from frugalvit.config.base import flat_fields, read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
@@ -64,10 +66,20 @@ def check_resume(config: RunConfig) -> None:
             short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
             flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
             begun = f"with {flag} {had}" if had not in (None, False, "auto") else f"without {flag}"
-            raise UserError(
-                f"{folder} was begun {begun} and goes on so: leave it out, or start a new run from its weights with "
-                f"--init {shown(folder)}."
-            )
+            way = f"start a new run from its weights with --init {shown(folder)}"
+            longer = name in ("steps", "epochs") and (had in (None, "auto") or wanted > had)
+            if longer and isinstance(config, PretrainConfig):
+                way = f"go on for longer in a new run with --continue {shown(folder)} {flag} {wanted:.15g}"
+            raise UserError(f"{folder} was begun {begun} and goes on so: leave it out, or {way}.")
+
+
+def check_agreed(config: RunConfig, fabric: Fabric) -> None:
+    """Each process has looked for itself whether ``--resume auto`` finds a run: all must have found the same."""
+    if not processes.same_everywhere(fabric, int(bool(config.resume))):
+        raise UserError(
+            f"Some processes find a run in {config.out}, and others do not: it must lie on a file system that all "
+            "machines share."
+        )
 
 
 def check_kind(folder: Path, kind: type[RunConfig], way: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import re
 import shutil
@@ -27,6 +28,8 @@ import yaml
 
 from frugalvit import console
 from frugalvit.config.base import Config, read_yaml
+from frugalvit.config.run import AT_START
+from frugalvit.config.run import holds_run as holds_run
 from frugalvit.console import shown
 from frugalvit.errors import UserError
 from frugalvit.files import (
@@ -51,7 +54,8 @@ def new_run_folder(out: str | None, *words: str) -> Path:
         folder = Path(out)
         if holds_run(folder):
             raise UserError(
-                f"{folder} already holds a run. Continue it with --resume {shown(folder)}, or choose another --out."
+                f"{folder} already holds a run. Continue it with --resume {shown(folder)} (--resume auto continues "
+                "what --out holds, or begins it), or choose another --out."
             )
         return make_folder(folder)
     plain = (re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "data" for word in words)  # a name on every system
@@ -69,20 +73,6 @@ def new_run_folder(out: str | None, *words: str) -> Path:
     raise UserError("runs/ holds ten thousand runs of this name; choose a folder with --out.")
 
 
-def holds_run(folder: Path) -> bool:
-    """Whether there is a run to keep: one that failed its checks wrote only what it was asked, and goes for nothing."""
-    if not (folder / "config.yaml").exists():
-        return False
-    if not all((folder / name).exists() for name in _AT_START):
-        return True  # somebody else's config.yaml, or one whose neighbours were lost
-    done = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
-    return done or any((folder / "checkpoints").glob("*"))
-
-
-_AT_START = ("config.yaml", "data.json", "decisions.json")
-"""What a run writes before its first step."""
-
-
 class Run:
     """An open run folder. Only the main process of a run writes; a second process on the same folder is refused."""
 
@@ -94,6 +84,7 @@ class Run:
         self._board: TensorBoard | None = None
         self._step = 0
         self._went_on_after: int | None = None
+        self._saved_step: int | None = None  # of the newest checkpoint, where this process knows it
         self.trackers = Trackers({})
         if writer:
             make_folder(self.checkpoints)
@@ -195,14 +186,25 @@ class Run:
             write_atomically(target, lambda handle: torch.save(state, handle), keep=keep)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its writer
             raise UserError(self._not_written(target.name, error)) from error
+        if not best:
+            self._saved_step = state["step"]
 
     def _not_written(self, what: str, error: Exception) -> str:
-        """The line for a disk that is full or has become read-only; the last good checkpoint is untouched by it."""
-        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())[:120]
-        return (
-            f"Could not save {what} in {self.folder} ({reason}). The checkpoint before it is intact: free some space, "
-            f"then continue with --resume {shown(self.folder)}."
-        )
+        """The line for a disk that is full or has become read-only, with what a resume would begin from."""
+        # Torch's writer says where in its code it noticed; the error of the disk that it met stands behind.
+        disk = error if isinstance(error, OSError) else error.__context__
+        reason = (disk.strerror if isinstance(disk, OSError) else None) or " ".join(str(error).split())[:120]
+        full = isinstance(disk, OSError) and disk.errno in (errno.ENOSPC, errno.EDQUOT)
+        mend = "free some space" if full else "mend that"
+        found = next((name for name in ("last.pt", "previous.pt") if (self.checkpoints / name).exists()), None)
+        if found is not None:
+            step = "" if self._saved_step is None else f" (step {self._saved_step:,})"
+            left = f"{found}{step} is intact: {mend}, then continue from there with --resume {shown(self.folder)}."
+        elif (self.folder / "config.yaml").exists():
+            left = f"No checkpoint was saved yet: {mend}, then begin at step 0 with --resume {shown(self.folder)}."
+        else:
+            left = f"Nothing of the run was saved yet: {mend}, then start it again."
+        return f"Could not save {what} in {self.folder} ({reason}). {left}"
 
     def has_checkpoint(self) -> bool:
         return has_checkpoint(self.folder)
@@ -218,6 +220,7 @@ class Run:
             if state is not None:
                 if damaged:
                     console.warn(f"going back to {path}, step {state['step']}")
+                self._saved_step = state["step"]
                 return state
             damaged.append(name)
             console.warn(f"{path} is damaged ({fault})")
@@ -246,7 +249,7 @@ class Run:
         self.close()
         if not self.writer:
             return
-        left = {entry.name for entry in self.folder.iterdir()} - {*_AT_START, ".lock", "checkpoints"}
+        left = {entry.name for entry in self.folder.iterdir()} - {*AT_START, ".lock", "checkpoints"}
         if not left and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.folder, ignore_errors=True)
 

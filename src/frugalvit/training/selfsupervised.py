@@ -192,16 +192,16 @@ class PretrainTask(Task):
             if step < self.hold_last:
                 level.hold_last_layer()
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         """θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads.
 
         Parameters only: the teacher's BatchNorm keeps the statistics of its own activations, not the student's.
         """
         momentum = self.momentum.at(step)
-        self.following.follow(momentum)
+        self.following.follow(momentum, skipped)
         for level in (self.views, self.regions):
             if level is not None:
-                level.update_teacher(momentum)
+                level.update_teacher(momentum, skipped)
 
     # -- what is trained, what is watched
 

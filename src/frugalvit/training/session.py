@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning_fabric import Fabric
 
-from frugalvit import console
+from frugalvit import console, launchers
 from frugalvit.backbones.factory import architecture_of
 from frugalvit.backbones.folder import find_model_folder, load_model_folder
 from frugalvit.config.train import RunConfig
@@ -34,20 +35,23 @@ def in_run_folder(
 ) -> Result:
     """Run ``body`` in a new folder, or in the one to resume; a finished run is shown, a stopped one can go on."""
     check_trackers(config.track)
-    if config.resume:
-        resuming.check_resume(config)
-    elif config.init and not Path(config.init).exists():
-        raise UserError(f"--init {config.init}: there is no such run, exported folder or checkpoint file.")
+    config = config.model_copy(deep=True)  # what is decided for this run is nothing that its caller has asked for
+    with launchers.said_once():
+        if config.resume:
+            resuming.check_resume(config)
+        elif config.init and not Path(config.init).exists():
+            raise UserError(f"--init {config.init}: there is no such run, exported folder or checkpoint file.")
+        else:
+            _look_before_launch(config, command, open_source)
     fabric = setup.make_fabric(resuming.stored_config(config))  # in the precision that the run was begun in
+    resuming.check_agreed(config, fabric)
     if config.resume:
         done = finished_summary(config.resume)
         if done:
             return shown(done)
     with mind_the_peers(fabric, Path(config.resume) if config.resume else None, PREPARING):
-        try:
-            source = open_source(resuming.stored_config(config), fabric)
-        except UserError as error:
-            raise UserError(f"{error}{resuming.if_it_has_moved(config, command)}") from None
+        with launchers.said_once():
+            source = _opened(config, command, open_source, fabric)
         label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
         config, run = setup.open_run(config, fabric, label, source.name)
     try:
@@ -58,16 +62,31 @@ def in_run_folder(
         more = "".join(
             f" --{name} {count}" for name in ("devices", "nodes") if (count := getattr(config, name)) not in (1, "auto")
         )
+        way = f"frugalvit {command} --resume {console.shown(run.folder)}{more}"
         if fabric.is_global_zero:
-            way = f"frugalvit {command} --resume {console.shown(run.folder)}{more}"
             console.warn(f"{stop}: saved; continue with '{way}'")
-        return Result({"run": str(run.folder), "stopped": str(stop), "exit": 3})
+        return Result({"run": str(run.folder), "stopped": str(stop), "resume": way, "exit": 3})
     except UserError:
         if not config.out and not config.resume:  # a folder nobody named: a mistake leaves none behind
             run.discard()
         raise
     finally:
         run.close()
+
+
+def _opened(config: C, command: str, open_source: Callable[[C, Fabric], Any], fabric: Any) -> Any:
+    try:
+        return open_source(resuming.stored_config(config), fabric)
+    except UserError as error:
+        raise type(error)(f"{error}{resuming.if_it_has_moved(config, command)}") from None
+
+
+def _look_before_launch(config: C, command: str, open_source: Callable[[C, Fabric], Any]) -> None:
+    """Several processes take their time to start: data that is not there is said before, by opening it in vain."""
+    data = config.data
+    plain = data is not None and not any(sign in data for sign in ":*{[")  # neither an address nor a pattern
+    if plain and math.prod(launchers.places(config.devices, config.nodes)) > 1 and not Path(str(data)).exists():
+        _opened(config, command, open_source, None)
 
 
 def follow_init(config: RunConfig, decisions: Decisions, *, with_size: bool = True) -> None:

@@ -30,7 +30,7 @@ from frugalvit.data.loader import Batches, Store
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.sizes import best_device
 from frugalvit.data.sizes import median_side as median_side
-from frugalvit.data.sources import class_names
+from frugalvit.data.sources import class_names, without_labels
 from frugalvit.data.streamed import StreamedBatches
 from frugalvit.data.streaming import StreamedExamples, Survey, open_stream, should_stream
 from frugalvit.errors import UserError
@@ -139,7 +139,8 @@ def record(
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
     facts: dict[str, Any] = {"images": len(examples), "classes": list(classes)}
-    facts["batch"] = config.given("batch", config.batch)
+    asked = config.given("batch", config.batch)  # as it was typed
+    facts["batch"] = int(asked) if str(asked).isdigit() else asked
     facts["content"] = examples.fingerprint(times=False)  # data is often copied anew for every part of a run
     facts["processes"] = math.prod(processes.places(config.devices, config.nodes))
     if isinstance(examples, StreamedExamples):
@@ -174,23 +175,28 @@ def record(
         run.save_place(config.data)
 
 
-def open_source(config: RunConfig, fabric: Fabric, *, labelled: bool = False) -> DataSource:
-    """The data a configuration names; shards that lie elsewhere are not fetched but read in passing."""
-    where = str(config.data)
+def open_source(
+    config: RunConfig, fabric: Fabric, *, labelled: bool = False, labels: str = "auto", loose: bool = False
+) -> DataSource:
+    """The data a configuration names; shards that lie elsewhere are not fetched but read in passing.
+
+    labelled: labels are needed; labels and loose: as in ``open_data``
+    """
+    where, splitting = str(config.data), {"split": config.split, "val_fraction": config.val_fraction}
     if not should_stream(where, config.stream):
         return open_data(
-            where, split=config.split, val_fraction=config.val_fraction, classes=config.classes, root=config.root
+            where, classes=config.classes, root=config.root, labels=labels, loose=loose, **cast(Any, splitting)
         )
     before = read_facts(config.resume).get("survey") if config.resume else None
-    return open_stream(
+    source = open_stream(
         where,
         labelled=labelled,
-        split=config.split,
-        val_fraction=config.val_fraction,
         classes=class_names(config.classes),
         known=None if before is None else Survey(**before),
         agree=lambda look: processes.together(fabric, look),
+        **cast(Any, splitting),
     )
+    return without_labels(source) if labels == "ignore" else source
 
 
 def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: Any) -> Backbone:

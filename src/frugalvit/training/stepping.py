@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from frugalvit.config.train import RunConfig
-from frugalvit.training.gradients import Undo, clip_each, gate, guard_of, unwrapped
+from frugalvit.training.buffers import MOVED, STATISTICS, Kept
+from frugalvit.training.gradients import clip_each, gate, guard_of, unwrapped
 from frugalvit.training.recipes import steps_per_epoch, total_steps
 from frugalvit.training.recording import Recording
 from frugalvit.training.schedules import Constant, Schedule
@@ -89,7 +90,7 @@ class Stepper:
         self.window: dict[tuple[str, ...], Tensor] = {}  # sums of values that came together, and how often they came
         self.once = torch.ones((), device=fabric.device)
         self.guard = guard_of(fabric.device)
-        self.undo = Undo(task)
+        self.moved, self.statistics = Kept(task, MOVED), Kept(task, STATISTICS)
         self.inner = unwrapped(optimizer)
         self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         self.recording = Recording(self.learning, fabric.device)
@@ -99,16 +100,17 @@ class Stepper:
         plan, step = self.plan, self.step
         seed_step(plan.seed, step, self.fabric.global_rank)
         self._set_schedules(step)
-        self.undo.remember()
+        self.moved.remember()
         if self.task.recorded and self.task.steady(step):
             inputs = self.task.inputs(self.task.batch_at(step), step)
             self._collect(self.recording.take(self._gradients, inputs))
         else:
             self._accumulate(step)
         norm = self._clip()
-        self.undo.where(gate(self.optimizer, norm, self.guard, scaled=self.scaled))
+        skipped = gate(self.optimizer, norm, self.guard, scaled=self.scaled)
+        self.moved.put_back_where(skipped)  # one NaN in a running mean or a centre would stay for ever
         self.optimizer.zero_grad(set_to_none=True)
-        self.task.after_step(step)
+        self.task.after_step(step, skipped)
         self._collect({"gradient_norm": norm})
 
     def _accumulate(self, step: int) -> None:
@@ -118,7 +120,7 @@ class Stepper:
             batch = self.task.batch_at(step * parts + micro)
             with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < parts):  # type: ignore[arg-type]
                 losses = self.module(batch, step)
-                self.fabric.backward(losses["loss"] / parts)
+                self._backward(losses["loss"] / parts)
             self._collect(losses)
         self.task.before_optimizer(step)
 
@@ -126,9 +128,18 @@ class Stepper:
         """The same from tensors alone, as it can be recorded; their values."""
         with self.fabric.autocast():
             losses = self.task.judge(*inputs)
-        self.fabric.backward(losses["loss"])
+        self._backward(losses["loss"])
         self.task.before_optimizer(self.step)
         return {name: loss.detach() for name, loss in losses.items()}
+
+    def _backward(self, loss: Tensor) -> None:
+        """Gradients. BatchNorm's statistics stay: activations that are computed again would be counted twice.
+
+        Timm's networks compute them again in their own way, hence this is done here and not in ours.
+        """
+        self.statistics.remember()
+        self.fabric.backward(loss)
+        self.statistics.put_back()
 
     def _set_schedules(self, step: int) -> None:
         lr = self.plan.lr.at(step)

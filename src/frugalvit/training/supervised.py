@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -143,10 +142,10 @@ class SupervisedTask(Task):
         if isinstance(self.localization, DenseLocalization):
             self.localization.compile(dynamic=False)
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         if self.following is not None:
             # Early on the average follows quickly, so that a short run is not dominated by the random start.
-            self.following.follow(min(self.ema, (1 + step) / (10 + step)))
+            self.following.follow(min(self.ema, (1 + step) / (10 + step)), skipped)
 
     # -- what is trained, what is scored
 
@@ -190,15 +189,11 @@ class SupervisedTask(Task):
         self.eval()
         scores = ClassificationScores(self.backbone.num_classes, self.fabric.device)
         with torch.inference_mode(), self.fabric.autocast():
-            batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
-            for images, labels, _ in self._my_turns(console.progress(batches, dataset.batches, "scoring")):
+            place = {"rank": self.fabric.global_rank, "world": self.fabric.world_size}
+            batches = eval_batches(dataset.store, dataset.transform, dataset.batch, **place)
+            mine = len(range(self.fabric.global_rank, dataset.batches, self.fabric.world_size))
+            for images, labels, _ in console.progress(batches, mine, "scoring"):
+                assert labels is not None
                 scores.add(self.result.classify(self.result(images).pooled), labels)
         self.train(was_training)
         return scores.reduced(self.fabric)
-
-    def _my_turns(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """Every process takes its turn at the batches of an evaluation."""
-        assert self.fabric is not None
-        for number, batch in enumerate(batches):
-            if number % self.fabric.world_size == self.fabric.global_rank:
-                yield batch

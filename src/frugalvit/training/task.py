@@ -14,7 +14,7 @@ class Task(nn.Module, ABC):
     A class to derive from rather than a protocol: Fabric and the optimiser take nothing but an ``nn.Module``.
     """
 
-    score: str  # the metric whose highest value marks the best checkpoint
+    score: str  # the metric whose highest value, of equal ones the last, marks the best checkpoint
     watched: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
     batches: Any  # where batch_at() takes its batches from
     recorded = False  # whether its gradients are replayed as a CUDA graph; such a task has inputs() and judge()
@@ -68,5 +68,8 @@ class Task(nn.Module, ABC):
     def before_optimizer(self, step: int) -> None:
         """Between the gradients and the optimiser; by itself nothing."""
 
-    def after_step(self, step: int) -> None:
-        """After the optimiser; by itself nothing."""
+    def after_step(self, step: int, skipped: Tensor | None = None) -> None:
+        """After the optimiser; by itself nothing.
+
+        skipped: whether it left the weights alone, since gradients were not finite; on a GPU to be asked there only
+        """

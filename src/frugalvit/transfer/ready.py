@@ -30,10 +30,10 @@ class Found:
 class ReadyDetector:
     """A trained detector; ``classes`` are the names it knows."""
 
-    def __init__(self, where: str | Path, device: str = "auto") -> None:
+    def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
         facts = read_facts(str(where), "detect")
         self.classes: tuple[str, ...] = tuple(facts["classes"])
-        self._task = detect_commands.load_task(str(where), facts, device, 1)
+        self._task = detect_commands.load_task(str(where), facts, str(device), 1)
 
     def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Found]]:
         """The objects of each picture that score at least ``threshold``, the surest first.
@@ -57,10 +57,10 @@ class ReadyDetector:
 class ReadySegmenter:
     """A trained segmenter; ``classes`` are the names of the numbers it gives."""
 
-    def __init__(self, where: str | Path, device: str = "auto") -> None:
+    def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
         facts = read_facts(str(where), "segment")
         self.classes: tuple[str, ...] = tuple(facts["classes"])
-        self._task = segment_commands.load_task(str(where), facts, device, 1)
+        self._task = segment_commands.load_task(str(where), facts, str(device), 1)
 
     def predict(self, pictures: Any) -> list[np.ndarray]:
         """For each picture (H, W) the place in ``classes`` of every pixel; ``pictures`` as a detector takes them."""
@@ -68,12 +68,12 @@ class ReadySegmenter:
         return [classes.cpu().numpy() for classes in maps]
 
 
-def load_detector(where: str | Path, device: str = "auto") -> ReadyDetector:
+def load_detector(where: str | Path, device: str | torch.device = "auto") -> ReadyDetector:
     """The detector of a finished run of ``frugalvit detect train``."""
     return ReadyDetector(where, device)
 
 
-def load_segmenter(where: str | Path, device: str = "auto") -> ReadySegmenter:
+def load_segmenter(where: str | Path, device: str | torch.device = "auto") -> ReadySegmenter:
     """The segmenter of a finished run of ``frugalvit segment train``."""
     return ReadySegmenter(where, device)
 

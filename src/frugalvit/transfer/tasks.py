@@ -86,7 +86,7 @@ class TransferTask(nn.Module):
     def before_optimizer(self, step: int) -> None:
         """Nothing to do between the gradients and the optimiser."""
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         """Nothing to do after a step."""
 
     def watch(self, step: int, metrics: dict[str, float]) -> bool:

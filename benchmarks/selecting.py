@@ -1,0 +1,61 @@
+"""Are N labels worth more on the images that ``embed --select N`` proposes than on random ones?
+
+    python benchmarks/selecting.py runs/RUN flowers102/ --labels 102 204 408
+
+Images to choose from are those of train and val, scored are those of test: the class of the nearest labelled image in
+the run's features (1-NN, mean over classes). Random labels are drawn again and again. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+
+import torch
+
+from frugalvit.data import open_data
+from frugalvit.probing.extract import Embedded, Extractor
+from frugalvit.probing.knn import knn_accuracy
+from frugalvit.probing.selecting import representatives
+from frugalvit.training.models import load_model
+
+
+def score(pool: Embedded, test: Embedded, rows: list[int], classes: int) -> float:
+    assert pool.labels is not None and test.labels is not None
+    found = knn_accuracy(pool.features[rows], pool.labels[rows], test.features, test.labels, [1], classes=classes)
+    return found[1]["mean_per_class"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="a run, or an exported folder")
+    parser.add_argument("data", help="a labelled dataset with a test split")
+    parser.add_argument("--labels", type=int, nargs="+", default=[102, 204, 408])
+    parser.add_argument("--draws", type=int, default=30, help="random choices to compare with")
+    given = parser.parse_args()
+    source = open_data(given.data, split="train+val")
+    assert source.classes is not None
+    extract = Extractor(load_model(given.run))
+    pool, test = extract(source.splits["train"]), extract(source.splits["test"])
+    rows = []
+    for count in given.labels:
+        orders = (
+            torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)) for seed in range(given.draws)
+        )
+        random = [score(pool, test, order[:count].tolist(), len(source.classes)) for order in orders]
+        chosen = score(pool, test, representatives(pool.features, count), len(source.classes))
+        rows.append(
+            {
+                "labels": count,
+                "chosen": round(chosen, 2),
+                "random": round(statistics.fmean(random), 2),
+                "deviation": round(statistics.stdev(random), 2),
+                "beaten": sum(chosen > value for value in random),
+            }
+        )
+    print(json.dumps({"run": given.run, "images": len(pool), "draws": given.draws, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

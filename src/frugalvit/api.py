@@ -1,0 +1,77 @@
+"""Every command from Python: its options as keywords, what ``--json`` prints as a dictionary.
+
+outcome = fv.train("photos/", epochs=50, localization={"weight": 1.0})
+fv.run("probe knn", outcome["run"], "photos/")["top1"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pkgutil
+import typing
+from typing import Any
+
+from frugalvit import cli, console
+from frugalvit.config.base import Config, flat_fields, merge, set_dotted
+from frugalvit.errors import UserError
+
+Place = str | os.PathLike[str]
+
+
+def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Run ``frugalvit COMMAND`` here, and return what it prints with ``--json``; a mistake is a ``UserError``.
+
+    Args:
+        command: its words: "train", "probe knn", "look explore" …
+        arguments: what stands before the options on a command line, in the same order.
+        quiet: no progress and no messages on standard error; warnings still are.
+        options: as on a command line, with underscores for dashes (``img_size=64``) and dictionaries for groups
+            (``localization={"weight": 1.0}``, or ``**{"localization.weight": 1.0}``).
+    """
+    words = command.split()
+    verb = cli.find_verb(words) if words else None
+    if verb is None or verb.words != " ".join(words):
+        raise UserError(f"There is no command '{command}': see 'frugalvit --help'.")
+    config = pkgutil.resolve_name(verb.config).parse(_values(pkgutil.resolve_name(verb.config), arguments, options))
+    with console.hushed() if quiet else contextlib.nullcontext():
+        return pkgutil.resolve_name(verb.function)(config).data
+
+
+def train(data: Place | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Train a classifier or fine-tune one: ``frugalvit train``. ``["run"]`` is its folder, ``["top1"]`` its accuracy.
+
+    ``fv.load(outcome["run"])`` gives the model. Options are those of ``frugalvit train --help``; see :func:`run`.
+    """
+    return run("train", *([] if data is None else [data]), quiet=quiet, **options)
+
+
+def pretrain(data: Place | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Learn features without labels: ``frugalvit pretrain``. ``["run"]`` is its folder, for ``init`` of :func:`train`.
+
+    Options are those of ``frugalvit pretrain --help``; see :func:`run`.
+    """
+    return run("pretrain", *([] if data is None else [data]), quiet=quiet, **options)
+
+
+def _values(model: type[Config], arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """The values of a configuration, from a call."""
+    values: dict[str, Any] = {}
+    left = list(arguments)
+    for name, field in flat_fields(model).items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        if not extra.get("positional") or not left:
+            continue
+        if typing.get_origin(field.annotation) is list and not isinstance(left[0], list):
+            values[name], left = left, []  # the last one takes all there are, as IMAGE… does
+        else:
+            values[name] = left.pop(0)
+    if left:
+        raise UserError(f"There is no place for {left[0]!r}: give options by their names.")
+    for name, value in options.items():
+        if name in values:
+            raise UserError(f"'{name}' is given twice.")
+        given: dict[str, Any] = {}
+        set_dotted(given, name, value)
+        values = merge(values, given)
+    return values

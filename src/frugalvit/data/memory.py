@@ -1,0 +1,188 @@
+"""Images in memory, or from a program of one's own, written once as a dataset that every command takes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from frugalvit import console
+from frugalvit.data.decode import as_pixels
+from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.pack import check_free, pack
+from frugalvit.data.packed import INDEX
+from frugalvit.errors import UserError
+from frugalvit.words import counted
+
+
+def save_data(
+    out: str | os.PathLike[str],
+    train: Any,
+    *,
+    val: Any = None,
+    test: Any = None,
+    classes: Sequence[str] | None = None,
+    replace: bool = False,
+) -> str:
+    """Write images as a dataset, and return its folder: every command takes it, and so does ``fv.train``.
+
+    Arrays become PNG in WebDataset shards, files stay as they are. Each image is asked for once.
+
+    Args:
+        out: a new folder.
+        train: ``(images, labels)``, ``(images, None)`` without labels, or a ``torch.utils.data.Dataset`` (anything with
+            a length) of such pairs. An image is a uint8 array (H, W) or (H, W, C), a PIL image, a path, or a tensor (C,
+            H, W), uint8 or floats from 0 to 1; a label is a number or a name.
+        val: the same; made from train by those who need it where it is left out.
+        test: the same.
+        classes: the names of the classes that numbers count, from 0; by default the numbers themselves.
+        replace: a dataset that is there already, of this function or of ``data pack``, is written anew.
+    """
+    folder = Path(out)
+    replace = replace and (folder / INDEX).is_file()
+    if not replace:
+        check_free(folder)
+    given = {split: part for split, part in (("train", train), ("val", val), ("test", test)) if part is not None}
+    parts = {split: _pairs(part, split) for split, part in given.items()}
+    names, numbers = _numbered({split: labels for split, (_, labels) in parts.items()}, classes)
+    splits: dict[str, Examples] = {
+        split: MemoryExamples(contents, numbers[split], split) for split, (contents, _) in parts.items()
+    }
+    if replace:
+        shutil.rmtree(folder)
+    with console.hushed():
+        written = pack(DataSource(folder.name, "memory", "arrays", names, splits), folder, shuffle=False).data
+    for bad in written["bad"]:
+        console.warn(f"{bad['name']} is left out: {bad['reason']}")
+    return str(folder)
+
+
+class MemoryExamples(Examples):
+    """Images that lie encoded in memory."""
+
+    def __init__(self, contents: Sequence[bytes], labels: np.ndarray | None, name: str) -> None:
+        super().__init__([f"{name}-{number}" for number in range(len(contents))], labels)
+        self.contents = contents
+
+    def raw(self, index: int) -> bytes:
+        return self.contents[index]
+
+    def stored_size(self, index: int) -> int:
+        return len(self.contents[index])
+
+    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+        assert isinstance(whole, MemoryExamples)
+        self.contents = [whole.contents[index] for index in chosen]
+
+    def _marks(self, times: bool) -> Iterable[object]:
+        return (hashlib.blake2b(content, digest_size=8).hexdigest() for content in self.contents)
+
+
+def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
+    """The encoded images and the labels of what was given for a split."""
+    if isinstance(part, tuple) and len(part) == 2:
+        images, labels = part
+        if labels is not None and len(labels) != len(images):
+            raise UserError(f"{split} has {counted(len(images), 'image')} and {counted(len(labels), 'label')}.")
+        items = ((image, None if labels is None else labels[index]) for index, image in enumerate(images))
+    elif hasattr(part, "__len__") and hasattr(part, "__getitem__") and not isinstance(part, np.ndarray | torch.Tensor):
+        items = (_pair(part[index], split) for index in range(len(part)))
+    else:
+        raise UserError(f"{split}: {_kind(part)} {_WANTED}")
+    contents: list[bytes] = []
+    found: list[int | str | None] = []
+    for image, label in items:
+        contents.append(_encoded(image, f"{split}-{len(contents)}"))
+        found.append(_label(label, f"{split}-{len(found)}"))
+    if not contents:
+        raise UserError(f"{split} has no images.")
+    labelled = [label for label in found if label is not None]
+    if labelled and len(labelled) < len(found):
+        raise UserError(f"{split} has {counted(len(found), 'image')} and {counted(len(labelled), 'label')}.")
+    return contents, labelled or None
+
+
+_WANTED = "is no pair: give (images, labels), (images, None) without labels, or a dataset of (image, label)."
+
+
+def _pair(item: Any, split: str) -> tuple[Any, Any]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise UserError(f"{split}: {_kind(item)} {_WANTED}")
+    return item[0], item[1]
+
+
+def _kind(thing: Any) -> str:
+    """What something is, in a message: its type and, of an array, its shape."""
+    shape = getattr(thing, "shape", None)
+    return f"{type(thing).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
+
+
+def _encoded(image: Any, name: str) -> bytes:
+    """A file as it is, anything else as a PNG."""
+    if isinstance(image, str | os.PathLike):
+        try:
+            return Path(image).read_bytes()
+        except OSError as error:
+            raise UserError(f"{image} cannot be read ({error.strerror}).") from None
+    try:
+        pixels = as_pixels(_from_tensor(image) if isinstance(image, torch.Tensor) else image)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    buffer = BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _from_tensor(image: torch.Tensor) -> np.ndarray:
+    """uint8 (H, W, C) of (C, H, W) or (H, W): as torchvision's ``to_tensor`` and ``decode_image`` give them."""
+    image = image.detach().cpu()
+    if image.is_floating_point():
+        if image.numel() and not 0 <= image.min() <= image.max() <= 1:
+            raise UserError(
+                "a tensor of floats is an image from 0 to 1; this one is normalised: leave that to training."
+            )
+        image = (image * 255).round().to(torch.uint8)
+    return (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
+
+
+def _label(label: Any, name: str) -> int | str | None:
+    if hasattr(label, "item") and getattr(label, "ndim", 0) == 0:
+        label = label.item()
+    if label is None or isinstance(label, str):
+        return label
+    if isinstance(label, int) and not isinstance(label, bool) and label >= 0:
+        return label
+    raise UserError(f"{name}: {label!r} is no label: give a number from 0 on, or a name.")
+
+
+Labels = dict[str, list[int | str] | None]
+
+
+def _numbered(
+    labels: Labels, classes: Sequence[str] | None
+) -> tuple[tuple[str, ...] | None, dict[str, np.ndarray | None]]:
+    """The names of the classes, and every label as its place among them."""
+    every = [label for found in labels.values() for label in found or ()]
+    bare = [split for split, found in labels.items() if found is None]
+    if not every:
+        return None, dict.fromkeys(labels)
+    if bare:
+        raise UserError(f"{bare[0]} has no labels, and other splits have: give all of them, or none.")
+    if len({isinstance(label, str) for label in every}) > 1:
+        raise UserError("Some labels are numbers and some are names: give all of one kind.")
+    named = isinstance(every[0], str)
+    known: list[Any] = sorted(set(every)) if classes is None else list(classes) if named else list(range(len(classes)))
+    places = {label: place for place, label in enumerate(known)}
+    unknown = next((label for label in every if label not in places), None)
+    if unknown is not None:
+        raise UserError(f"{unknown!r} is a label, and there are {counted(len(known), 'class')} (classes=…) without it.")
+    numbers = {split: np.array([places[label] for label in found or ()]) for split, found in labels.items()}
+    return tuple(map(str, known if classes is None else classes)), dict(numbers)

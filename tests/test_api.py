@@ -1,0 +1,90 @@
+"""Commands from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import frugalvit as fv
+from frugalvit import api, cli
+from frugalvit.config.base import Config, option
+from frugalvit.config.train import TrainConfig
+from frugalvit.results import Result
+from frugalvit.training.commands import train
+
+SMALL: dict[str, Any] = {"backbone": "swin_nano", "img_size": 32, "batch": 8, "steps": 2, "report": False}
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> str:
+    images = np.random.default_rng(0).integers(0, 255, (24, 8, 8), dtype=np.uint8)
+    return fv.save_data(tmp_path / "digits", (images, np.arange(24) % 2))
+
+
+def test_train_then_ask(digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arrays to a model and its score, in silence; the command line can go on with the same run."""
+    outcome = fv.train(digits, quiet=True, out=tmp_path / "run", localization={"weight": 0.25}, **SMALL)
+    assert capsys.readouterr() == ("", "")
+    assert fv.load(outcome["run"]).predict(np.zeros((8, 8), np.uint8))[0][0][0] in "01"
+    stored = TrainConfig.from_yaml(tmp_path / "run" / "config.yaml")
+    assert (stored.localization.weight, stored.steps, stored.data) == (0.25, 2, digits)
+    score = fv.run("probe knn", outcome["run"], digits, quiet=True)
+    assert score["top1"] >= 0 and cli.main(["report", str(outcome["run"]), "--quiet"]) == 0
+
+
+def test_pretrain_then_train(digits: str, tmp_path: Path) -> None:
+    before = fv.pretrain(digits, quiet=True, out=tmp_path / "pre", matching={"prototypes": 16}, **SMALL)
+    after = fv.train(digits, quiet=True, out=tmp_path / "run", init=before["run"], **SMALL)
+    assert TrainConfig.from_yaml(Path(after["run"]) / "config.yaml").init == before["run"]
+
+
+def test_a_configuration_stays_the_callers(digits: str, tmp_path: Path) -> None:
+    """What is decided for one run's images is not asked of the next."""
+    config = TrainConfig.parse({"data": digits, "out": str(tmp_path / "run"), **SMALL})
+    before = config.model_dump()
+    train(config)
+    assert config.model_dump() == before and config.lr == "auto"
+
+
+class Words(Config):
+    first: str = option(positional=True)
+    more: list[str] = option(default_factory=list, positional=True)
+    group: dict[str, int] = option(default_factory=dict)
+
+
+def test_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "VERBS", [cli.Verb("say it", "test_api:Words", "test_api:say", "")])
+    assert fv.run("say it", Path("a"), "b", "c") == {"first": "a", "more": ["b", "c"], "group": {}}
+    assert fv.run("say it", "a", ["b"], group={"x": 1}) == {"first": "a", "more": ["b"], "group": {"x": 1}}
+    assert fv.run("say it", first="a", **{"group.x": 2})["group"] == {"x": 2}
+
+
+def say(config: Words) -> Result:
+    return Result(config.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fv.run("fly"), "There is no command 'fly'"),
+        (lambda: fv.run("probe"), "There is no command 'probe'"),
+        (lambda: fv.run("train now"), "There is no command 'train now'"),
+        (lambda: fv.run(""), "There is no command ''"),
+        (lambda: fv.train("photos", epoch=3), "no option 'epoch'. Did you mean 'epochs'"),
+        (lambda: fv.run("train", "photos", "others"), "no place for 'others'"),
+        (lambda: fv.run("train", "photos", data="others"), "'data' is given twice"),
+        (lambda: fv.train(np.zeros((400, 8, 8))), "data = a ndarray: it must be text"),
+        (lambda: fv.train("nowhere"), "There is no folder, file or known dataset 'nowhere'"),
+    ],
+)
+def test_mistakes(call: Any, message: str) -> None:
+    with pytest.raises(fv.UserError, match=message):
+        call()
+
+
+def test_every_command_can_be_run() -> None:
+    for verb in cli.VERBS:
+        assert api.pkgutil.resolve_name(verb.config) and callable(api.pkgutil.resolve_name(verb.function))

@@ -1,0 +1,147 @@
+"""Which parameters learn how fast: frozen blocks, layer decay, weight decay, the schedules a run is planned with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from timm.layers.drop import DropPath
+from tiny import PRETRAIN, TRAIN
+from torch import nn
+
+from frugalvit.backbones import create_backbone
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import LocalizationConfig, TrainConfig
+from frugalvit.objectives import RelativeLocalization
+from frugalvit.training import commands, pretrain, setup
+from frugalvit.training.parameters import freeze_first, layer_groups, layers_of
+from frugalvit.training.schedules import Constant, Cosine
+from frugalvit.training.stepping import Plan, Stepper, make_optimizer
+from frugalvit.training.supervised import SupervisedTask
+
+SMALL: dict[str, dict[str, Any]] = {
+    "cvt_13": {"embed_dim": (8, 16, 16), "depths": (1, 2, 2), "num_heads": (1, 2, 2), "head_dim": 8},
+    "cvt_tiny_w7": {"embed_dim": (8, 16, 16), "depths": (1, 2, 2), "num_heads": (1, 2, 2)},
+    "vil_tiny_w7": {"embed_dim": (8, 16, 16), "depths": (1, 2, 2), "num_heads": (1, 2, 2)},
+}
+"""Networks whose later stages begin with an embedding of their own."""
+
+FIRST = {1: 1, 2: 3}
+"""Of the later stages the first block."""
+
+
+def blocks_of(model: Any) -> list[list[nn.Parameter]]:
+    """The parameters of every block, from input to output."""
+    return [
+        [parameter for module in block for parameter in module.parameters()]
+        for _, blocks in model.stage_parts()
+        for block in blocks
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("name", SMALL)
+def test_as_many_blocks_are_frozen_as_asked_for(name: str, count: int) -> None:
+    """With the embeddings that feed them."""
+    model: Any = create_backbone(name, img_size=64, num_classes=2, **SMALL[name]).model
+    blocks = blocks_of(model)
+    assert len(layers_of(model)) == len(blocks) + 2
+    freeze_first(model, count)
+    learning = [{parameter.requires_grad for parameter in block} for block in blocks]
+    assert learning == [{False}] * count + [{True}] * (len(blocks) - count)
+    inside = {id(parameter) for block in blocks for parameter in block}
+    for stage, first in FIRST.items():
+        embedding = [parameter for parameter in _stage(model, stage) if id(parameter) not in inside]
+        assert {parameter.requires_grad for parameter in embedding} == ({True} if first >= count else {False})
+
+
+def _stage(model: Any, number: int) -> list[nn.Parameter]:
+    stages = list(model.layers) if hasattr(model, "layers") else []
+    names = (f"stage{number}", f"layer{number + 1}")
+    stage = stages[number] if stages else next(getattr(model, name) for name in names if hasattr(model, name))
+    return list(stage.parameters())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_rates_fall_by_the_block(name: str) -> None:
+    """An embedding learns as the first block of its stage does."""
+    model: Any = create_backbone(name, img_size=64, num_classes=2, **SMALL[name]).model
+    scale = {
+        id(parameter): group["lr_scale"] for group in layer_groups(model, 0.1, 0.5) for _, parameter in group["params"]
+    }
+    blocks = blocks_of(model)
+    assert [{scale[id(parameter)] for parameter in block} for block in blocks] == [
+        {0.5 ** (len(blocks) - number)} for number in range(len(blocks))
+    ]
+    inside = {id(parameter) for block in blocks for parameter in block}
+    for stage, first in FIRST.items():
+        rates = {scale[id(parameter)] for parameter in _stage(model, stage) if id(parameter) not in inside}
+        assert rates == {scale[id(blocks[first][0])]}
+
+
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+@pytest.mark.parametrize("step", [0, 7])
+def test_schedules_reach_the_optimiser(layer_decay: float, step: int) -> None:
+    """On a real Swin: matrices are decayed as scheduled, biases, norms and position tables not, heads learn faster."""
+    backbone = create_backbone("swin_nano", img_size=32, num_classes=2, embed_dim=8, depths=(1, 1), num_heads=(1, 2))
+    head = RelativeLocalization(backbone.dim, hidden=8)
+    task = SupervisedTask(
+        backbone, head, LocalizationConfig(lr_scale=3.0), Constant(0.5), weight_decay=0.1, layer_decay=layer_decay
+    )
+    plan = Plan(10, 10, Cosine(1e-2, 1e-4, 10, warmup=3, warmup_from=1e-3), weight_decay=Cosine(0.1, 0.4, 10))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
+    stepper = Stepper(task, module, optimizer, plan, fabric)
+    stepper._set_schedules(step)
+    found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    matrices = {
+        f"{name}.weight" for name, part in task.named_modules() if isinstance(part, nn.Linear | nn.Conv2d | nn.Conv1d)
+    }
+    names = dict(task.named_parameters())
+    assert len(found) == len(names) and len(matrices) > 5
+    depth = {id(parameter): place for place, layer in enumerate(layers_of(backbone.model)) for _, parameter in layer}
+    for name, parameter in names.items():
+        layers_above = max(depth.values()) - depth[id(parameter)] if id(parameter) in depth else 0
+        scale = 3.0 if name.startswith("localization") else layer_decay**layers_above
+        decay = plan.weight_decay.at(step) if name in matrices else 0.0  # type: ignore[union-attr]
+        assert found[id(parameter)] == pytest.approx((scale * plan.lr.at(step), decay)), name
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_a_run_is_planned_with_a_warm_up(verb: str) -> None:
+    """It begins far below its rate, has it when the warm-up ends (at most a fifth of the run), and ends low."""
+    values = {"data": "x", "steps": 100, "batch": 8, "lr": 1e-2, "optimizer": {"warmup": 1.0, "min_lr": 1e-3}}
+    if verb == "train":
+        plan = commands.make_plan(TrainConfig.parse(TRAIN | values), images=80, watched=8, world=1)
+    else:
+        plan = pretrain.make_plan(PretrainConfig.parse(PRETRAIN | values), images=80, world=1)
+    rates = [plan.lr.at(step) for step in range(plan.steps)]
+    assert plan.steps_per_epoch == 10
+    assert rates[0] <= 1e-5 and rates[9] == pytest.approx(1e-2) and max(rates) == pytest.approx(1e-2)
+    assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
+    assert plan.lr.at(plan.steps) == pytest.approx(1e-5)
+
+
+def test_the_teacher_comes_to_rest_at_the_end() -> None:
+    config = PretrainConfig.parse(PRETRAIN | {"data": "x"})
+    config.localization.weight = 0.0
+    config.matching.teacher_temp = 0.07
+    plan = Plan(40, 10, Constant(0.1))
+    task = pretrain.make_task(config, pretrain.make_network(config), plan)
+    kept = [task.momentum.at(step) for step in range(plan.steps + 1)]
+    assert kept[0] == pytest.approx(0.9) and kept[-1] == 1.0 and kept == sorted(kept)
+
+
+def test_a_teacher_has_no_stochastic_depth() -> None:
+    shape: dict[str, Any] = {"embed_dim": 8, "depths": (2, 2), "num_heads": (1, 2)}
+    student = create_backbone("swin_nano", img_size=32, num_classes=0, drop_path=0.2, **shape)
+    rates = [
+        [part.drop_prob for part in network.modules() if isinstance(part, DropPath)]
+        for network in (student, setup.make_twin(student))
+    ]
+    assert max(rates[0]) == pytest.approx(0.2) and not any(rates[1])
+    images = torch.randn(2, 3, 32, 32)
+    twin = setup.make_twin(student).train()
+    torch.testing.assert_close(twin(images).pooled, twin(images).pooled, rtol=0, atol=0)
