@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,26 @@ def test_train_then_ask(digits: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (stored.localization.weight, stored.steps, stored.data) == (0.25, 2, digits)
     score = fv.run("probe knn", outcome["run"], digits, quiet=True)
     assert score["top1"] >= 0 and cli.main(["report", str(outcome["run"]), "--quiet"]) == 0
+
+
+def test_a_run_is_not_resumed_with_another_length(digits: str, tmp_path: Path) -> None:
+    outcome = fv.train(digits, quiet=True, out=tmp_path / "run", **SMALL)
+    with pytest.raises(fv.UserError, match="was begun with --steps 2 and goes on so"):
+        fv.train(resume=outcome["run"], steps=None)
+
+
+def test_the_environment_stays_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "VERBS", [cli.Verb("change", "test_api:Words", "test_api:change", "")])
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.delenv("FRUGALVIT_FIRST_PROCESS", raising=False)
+    fv.run("change", "x")
+    assert os.environ["SLURM_NTASKS"] == "4" and "FRUGALVIT_FIRST_PROCESS" not in os.environ
+
+
+def change(config: Config) -> Result:
+    del os.environ["SLURM_NTASKS"]
+    os.environ["FRUGALVIT_FIRST_PROCESS"] = "1"
+    return Result({})
 
 
 def test_pretrain_then_train(digits: str, tmp_path: Path) -> None:

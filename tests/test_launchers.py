@@ -125,7 +125,10 @@ def test_what_one_process_does_is_done_once(launcher: str, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("words", [["trian"], ["train", "photos", "--epoch", "3"], ["train", "photos", "--init", "no"]])
-def test_a_mistake_of_all_is_said_once(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_of_all_is_said_once(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers, "first_goes_on", lambda: False)
     said = []
     for rank in ("0", "1"):
         os.environ.update(TORCHRUN | {"RANK": rank, "LOCAL_RANK": rank})
@@ -133,6 +136,19 @@ def test_a_mistake_of_all_is_said_once(words: list[str], capsys: pytest.CaptureF
         said.append(capsys.readouterr())
     assert said[0].err.startswith("frugalvit: ") and json.loads(said[0].out)["status"] == 2
     assert said[1] == ("", "")
+
+
+def test_a_mistake_of_one_alone_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that only one machine lacks: the first process goes on, and would wait for ever."""
+    monkeypatch.setattr(launchers, "_PATIENCE", 0.0)
+    os.environ.update(TORCHRUN | {"RANK": "1", "LOCAL_RANK": "1"})
+    assert cli.main(["train", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("frugalvit: process 1: There is no folder")
+
+
+def test_those_who_are_left_behind_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRUGALVIT_FIRST_PROCESS", "1000000000")
+    assert not launchers.first_goes_on()
 
 
 def test_a_rank_that_was_left_in_the_environment_silences_nobody(capsys: pytest.CaptureFixture[str]) -> None:

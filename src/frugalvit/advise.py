@@ -27,6 +27,7 @@ from frugalvit.data.mixing import Mixing
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
 from frugalvit.training import commands, pretrain, setup
+from frugalvit.training.devices import pick_device
 from frugalvit.training.health import Health
 from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, decide_training
 from frugalvit.training.stepbench import timed
@@ -55,7 +56,7 @@ class Proposal:
 
 def advise(config: AdviseConfig) -> Result:
     """Commands for this data on this machine, best first."""
-    device = setup.pick_device(config.device)
+    device = pick_device(config.device)
     source = open_data(config.data)
     examples = source.splits.get("train")
     if examples is None or len(examples) < 2:

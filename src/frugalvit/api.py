@@ -10,6 +10,7 @@ import contextlib
 import os
 import pkgutil
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from frugalvit import cli, console
@@ -27,15 +28,27 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
         arguments: what stands before the options on a command line, in the same order.
         quiet: no progress and no messages on standard error; warnings still are.
         options: as on a command line, with underscores for dashes (``img_size=64``) and dictionaries for groups
-            (``localization={"weight": 1.0}``, or ``**{"localization.weight": 1.0}``).
+            (``localization={"weight": 1.0}``, or ``**{"localization.weight": 1.0}``); ``--continue`` is
+            ``continue_from``, and there is no ``--config``: ``**yaml.safe_load(…)`` does the same.
     """
     words = command.split()
     verb = cli.find_verb(words) if words else None
     if verb is None or verb.words != " ".join(words):
         raise UserError(f"There is no command '{command}': see 'frugalvit --help'.")
     config = pkgutil.resolve_name(verb.config).parse(_values(pkgutil.resolve_name(verb.config), arguments, options))
-    with console.hushed() if quiet else contextlib.nullcontext():
+    with _as_it_was(), console.hushed() if quiet else contextlib.nullcontext():
         return pkgutil.resolve_name(verb.function)(config).data
+
+
+@contextlib.contextmanager
+def _as_it_was() -> Iterator[None]:
+    """A command says in the environment what the processes that it starts must know; that is not the caller's."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def train(data: Place | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frugalvit import __version__, console, launchers
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import Halted, UserError, nearest
 
 
 @dataclass(frozen=True)
@@ -254,10 +254,14 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         return _run(words)
-    except launchers.SaidByTheFirst:
+    except launchers.SaidByTheFirst as error:
+        if launchers.first_goes_on():
+            print(f"frugalvit: process {launchers.rank()}: {shown(str(error))}", file=sys.stderr)
         return 2
     except UserError as error:
         return _fail(words, str(error), 2)
+    except Halted:
+        return _fail(words, "stopped; the same command goes on.", 3)
     except KeyboardInterrupt:
         return _fail(words, "stopped.", 130)
     except BrokenPipeError:

@@ -6,6 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
+class Halted(KeyboardInterrupt):
+    """Somebody stopped a run of several, and it is saved: the same command goes on."""
+
+
 class UserError(Exception):
     """A mistake of the user: one line that says what is wrong and what to do. The command line exits with 2."""
 

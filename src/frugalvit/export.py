@@ -110,22 +110,13 @@ def load(
     ``device`` "auto" is the best there is. ``backbone`` says what a bare checkpoint belongs to; ``img_size`` is another
     input size than the model's own.
     """
+    from frugalvit.training.devices import numbered_device
     from frugalvit.training.models import load_model
 
     size = None if img_size is None else to_size(img_size)
-    return ReadyModel(load_model(str(model), _place(device), img_size=size, architecture=backbone)).eval()
-
-
-def _place(device: str | torch.device) -> str:
-    """The device asked for, with its number where it has one: "auto", "cuda", "cuda:1"."""
-    from frugalvit.training.setup import pick_device
-
-    kind, _, number = str(device).partition(":")
-    place = pick_device(kind)
-    count = torch.cuda.device_count() if place == "cuda" else 1
-    if number and not (kind != "auto" and number.isdigit() and int(number) < count):
-        raise UserError(f"There is no device '{device}': {count} of kind '{place}' here, counted from 0.")
-    return f"{place}:{number}" if number else place
+    kind, number = numbered_device(device)
+    place = f"{kind}:{number}" if number else kind
+    return ReadyModel(load_model(str(model), place, img_size=size, architecture=backbone)).eval()
 
 
 def _listed(pictures: Any) -> Sequence[Any]:

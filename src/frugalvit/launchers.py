@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -140,10 +141,32 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK") or 0) if os.environ.get(_FIRST) == str(os.getppid()) else 0
 
 
+def rank() -> int:
+    """Which of all processes this is."""
+    found = started()
+    return local_rank() if found is None else found.rank
+
+
 def speaks() -> bool:
     """Whether this process answers for all that were started."""
-    found = started()
-    return (local_rank() if found is None else found.rank) == 0
+    return rank() == 0
+
+
+_PATIENCE = 5.0  # seconds
+
+
+def first_goes_on() -> bool:
+    """Whether the first process is still there after a while: then it has not met the mistake that this one has.
+
+    torchrun and srun end the others of a process that has failed; of one that this program started the number is known.
+    """
+    first = int(os.environ.get(_FIRST) or 0)
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        if first and os.getppid() != first:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 @contextmanager

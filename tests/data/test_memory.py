@@ -19,6 +19,13 @@ GREY = np.arange(6, dtype=np.uint8)[:, None, None] * np.full((1, 5, 7), 40, np.u
 COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=3)
 
 
+class Shuffled(list[Any]):
+    """As a Series of pandas that was split or sorted: its order is one thing, its index another."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[-1 - index]
+
+
 class Random(Dataset[Any]):
     """Another image at every look: each must be looked at once."""
 
@@ -73,6 +80,8 @@ def test_a_dataset_is_looked_at_once(tmp_path: Path) -> None:
         (["b", "a", "b"], None, ("a", "b"), [1, 0, 1]),
         (["b", "a", "b"], ["b", "c", "a"], ("b", "c", "a"), [0, 2, 0]),
         (torch.tensor([2, 0, 2]), ["x", "y", "z"], ("x", "y", "z"), [2, 0, 2]),
+        (Shuffled([1, 0, 0]), None, ("0", "1"), [1, 0, 0]),
+        (iter("bab"), None, ("a", "b"), [1, 0, 1]),
     ],
 )
 def test_labels(labels: Any, classes: Any, names: Any, numbers: list[int], tmp_path: Path) -> None:
@@ -90,7 +99,9 @@ def test_labels(labels: Any, classes: Any, names: Any, numbers: list[int], tmp_p
         ({"train": (GREY, [1, 2])}, "6 images and 2 labels"),
         ({"train": (GREY[:0], [])}, "train has no images"),
         ({"train": (GREY / 255.0, [0] * 6)}, "train-0: An array of float64"),
-        ({"train": (torch.randn(2, 3, 4, 4), [0, 1])}, "train-0: .*normalised"),
+        ({"train": (torch.randn(2, 3, 4, 4), [0, 1])}, "train-0: .*from 0 to 1: normalise nothing"),
+        ({"train": (GREY, [0, 1] * 3), "classes": ["a", "a"]}, "a name of its own"),
+        ({"train": (GREY, [0, 1] * 3), "classes": ["a", " "]}, "none is empty"),
         ({"train": (GREY, [0.5] * 6)}, "train-0: 0.5 is no label"),
         ({"train": (GREY, [-1] * 6)}, "train-0: -1 is no label"),
         ({"train": (GREY, ["a", 1] * 3)}, "Some labels are numbers"),
@@ -114,6 +125,11 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(fv.UserError, match="not empty"):
         fv.save_data(tmp_path / "out", (GREY[:2], None))
     assert len(fv.open_data(fv.save_data(tmp_path / "out", (GREY[:2], None), replace=True))) == 2
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    with pytest.raises(fv.UserError, match="No image of train can be read"):
+        fv.save_data(tmp_path / "out", ([tmp_path / "broken.jpg"], None), replace=True)
+    assert len(fv.open_data(tmp_path / "out")) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jpg", "mine", "out"]
 
 
 @pytest.mark.parametrize("thing", [GREY, None, 3, "", [GREY]])

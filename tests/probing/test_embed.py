@@ -180,3 +180,9 @@ def test_an_image_in_several_splits_has_as_many_neighbours(count: int, tmp_path:
     result = embed(EmbedConfig(data=str(tmp_path / "t.csv"), neighbours=asked, count=count, picture=picture, **TINY))
     near = [Path(entry["image"]).name for entry in result.data["neighbours"]]
     assert near[0] == "2.png" and len(near) == min(count, 3) and "0.png" not in near
+
+
+@pytest.mark.parametrize(("more", "told"), [({"picture": "x.png"}, "--picture is of"), ({"count": 3}, "--count is of")])
+def test_options_that_would_do_nothing_are_refused(more: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        EmbedConfig.parse({"model": "run", "data": "photos"} | more)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tiny import TRAIN, write_images
 
+from frugalvit.cli import main
 from frugalvit.config.compare import CompareConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.errors import UserError
+from frugalvit.errors import Halted, UserError
 from frugalvit.results import Result
 from frugalvit.training import compare as module
 from frugalvit.training.compare import asked_otherwise, compare, known_metrics
@@ -207,3 +208,19 @@ def test_a_damaged_question_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "asked.json").write_text(text)
     with pytest.raises(UserError, match=r"asked\.json .*mend or remove it"):
         asked_otherwise(tmp_path, TrainConfig.parse({"data": "x"}))
+
+
+def test_a_stopped_comparison_can_be_queued_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its status is that of a stopped run: there is more to do, with the same words."""
+    run = TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")})
+    with pytest.raises(Halted):
+        module.run_once(run, lambda _: Result({"stopped": "SIGTERM"}))
+    monkeypatch.setattr(module, "run_once", halt)
+    assert main(["compare", str(photos), "--seeds", "1", "--out", str(tmp_path / "out"), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out) == {"error": "stopped; the same command goes on.", "status": 3}
+
+
+def halt(*_: object) -> NoReturn:
+    raise Halted

@@ -220,14 +220,15 @@ def test_every_setting_of_a_long_comparison_is_compiled() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("backbone", ["swin_nano", "resnet10t"])
 @pytest.mark.parametrize("kind", ["train", "pretrain"])
-def test_graphs_train_as_without_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_train_as_without_them(kind: str, backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same losses, step by step, as far as random depth allows; weights that move; graphs that are replayed."""
     curves, replayed, replay = [], [], torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replayed.append(1) or replay(graph))
     for graphs in (False, True):
         torch._dynamo.reset()
-        values = {"kind": kind, "backbone": "swin_nano", "img_size": 64, "batch": 16, "device": "cuda"}
+        values = {"kind": kind, "backbone": backbone, "img_size": 64, "batch": 16, "device": "cuda"}
         config = BenchStepConfig.parse(values | ({"prototypes": 64} if kind == "pretrain" else {}))
         fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
         store, classes, _ = stepbench._store(config, fabric.device)

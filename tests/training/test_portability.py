@@ -21,6 +21,7 @@ from frugalvit.data.mixing import Mixing
 from frugalvit.data.randomness import generator_for, ship, uniform
 from frugalvit.errors import UserError
 from frugalvit.training import setup
+from frugalvit.training.devices import numbered_device, pick_device
 from frugalvit.training.health import effective_rank, feature_deviation
 from frugalvit.training.precision import precision_name
 from frugalvit.training.runs import new_run_folder
@@ -40,11 +41,11 @@ def test_the_best_device(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert setup.pick_device("auto") == expected
+    assert pick_device("auto") == expected
     assert precision_name("auto", expected) == precision
     if not mps:
         with pytest.raises(UserError, match="There is no mps device here"):
-            setup.pick_device("mps")
+            pick_device("mps")
 
 
 def test_one_process_on_apples_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,3 +196,14 @@ def test_what_only_posix_has_is_guarded() -> None:
             if _POSIX_CALLS.search(line):
                 before = "\n".join(lines[max(0, number - 8) : number + 1])
                 assert "hasattr(os" in before or "os.name" in before, f"{path}:{number + 1} is for POSIX only: {line}"
+
+
+@pytest.mark.parametrize("wanted", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)])
+def test_a_device_with_its_number(wanted: str | torch.device) -> None:
+    assert numbered_device(wanted) == ("cpu", 0)
+
+
+@pytest.mark.parametrize("wanted", ["cpu:1", "cpu:x", "auto:0", "gpu"])
+def test_a_device_that_is_not_there(wanted: str) -> None:
+    with pytest.raises(UserError, match="There is no"):
+        numbered_device(wanted)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from frugalvit.training import processors, setup
+from frugalvit.training import devices, processors
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +60,9 @@ def test_whoever_computes_on_the_cpu_has_it_tuned(
     device: str, tuned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(setup, "tune_for_cpu", lambda: calls.append(1))
+    monkeypatch.setattr(devices, "tune_for_cpu", lambda: calls.append(1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert setup.pick_device(device) == device and calls == tuned
+    assert devices.pick_device(device) == device and calls == tuned
 
 
 def test_pytorch_as_it_comes_for_a_while() -> None:

@@ -119,6 +119,10 @@ class EmbedConfig(ExtractConfig):
             raise ValueError(f"--{asked[0]} and --{asked[1]} are two questions: ask one at a time")
         if self.known is not None and self.select is None:
             raise ValueError("--known is of --select, which takes other images than those: give that too")
+        if "picture" in self.model_fields_set and not asked:
+            raise ValueError("--picture is of --neighbours, --select or --duplicates: features alone have none")
+        if "count" in self.model_fields_set and self.neighbours is None:
+            raise ValueError("--count is of --neighbours: give an image, or leave it out")
         return self
 
 

@@ -39,7 +39,7 @@ def save_data(
     Args:
         out: a new folder.
         train: ``(images, labels)``, ``(images, None)`` without labels, or a ``torch.utils.data.Dataset`` (anything with
-            a length) of such pairs. An image is a uint8 array (H, W) or (H, W, C), a PIL image, a path, or a tensor (C,
+            a length) of such pairs. An image is a uint8 array (H, W) or (H, W, 3), a PIL image, a path, or a tensor (C,
             H, W), uint8 or floats from 0 to 1; a label is a number or a name.
         val: the same; made from train by those who need it where it is left out.
         test: the same.
@@ -56,12 +56,21 @@ def save_data(
     splits: dict[str, Examples] = {
         split: MemoryExamples(contents, numbers[split], split) for split, (contents, _) in parts.items()
     }
-    if replace:
-        shutil.rmtree(folder)
+    fresh = folder.with_name(f".{folder.name}.new")  # what is replaced is there until the new one is whole
+    shutil.rmtree(fresh, ignore_errors=True)
     with console.hushed():
-        written = pack(DataSource(folder.name, "memory", "arrays", names, splits), folder, shuffle=False).data
+        written = pack(DataSource(folder.name, "memory", "arrays", names, splits), fresh, shuffle=False).data
     for bad in written["bad"]:
         console.warn(f"{bad['name']} is left out: {bad['reason']}")
+    empty = [split for split, shards in written["splits"].items() if not shards]
+    if empty:
+        shutil.rmtree(fresh)
+        raise UserError(f"No image of {empty[0]} can be read: nothing was written.")
+    if replace:
+        shutil.rmtree(folder)
+    elif folder.exists():
+        folder.rmdir()  # empty, as was checked
+    fresh.rename(folder)
     return str(folder)
 
 
@@ -89,10 +98,13 @@ class MemoryExamples(Examples):
 def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
     """The encoded images and the labels of what was given for a split."""
     if isinstance(part, tuple) and len(part) == 2:
-        images, labels = part
-        if labels is not None and len(labels) != len(images):
+        images = list(part[0])
+        labels = (
+            [None] * len(images) if part[1] is None else list(part[1])
+        )  # in order: a Series has an index of its own
+        if len(labels) != len(images):
             raise UserError(f"{split} has {counted(len(images), 'image')} and {counted(len(labels), 'label')}.")
-        items = ((image, None if labels is None else labels[index]) for index, image in enumerate(images))
+        items = zip(images, labels, strict=True)
     elif hasattr(part, "__len__") and hasattr(part, "__getitem__") and not isinstance(part, np.ndarray | torch.Tensor):
         items = (_pair(part[index], split) for index in range(len(part)))
     else:
@@ -147,7 +159,7 @@ def _from_tensor(image: torch.Tensor) -> np.ndarray:
     if image.is_floating_point():
         if image.numel() and not 0 <= image.min() <= image.max() <= 1:
             raise UserError(
-                "a tensor of floats is an image from 0 to 1; this one is normalised: leave that to training."
+                "a tensor of floats is an image if they lie from 0 to 1: normalise nothing, training does that."
             )
         image = (image * 255).round().to(torch.uint8)
     return (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
@@ -178,6 +190,8 @@ def _numbered(
         raise UserError(f"{bare[0]} has no labels, and other splits have: give all of them, or none.")
     if len({isinstance(label, str) for label in every}) > 1:
         raise UserError("Some labels are numbers and some are names: give all of one kind.")
+    if classes is not None and (len(set(classes)) < len(classes) or not all(name.strip() for name in classes)):
+        raise UserError("classes: every class has a name of its own, and none is empty.")
     named = isinstance(every[0], str)
     known: list[Any] = sorted(set(every)) if classes is None else list(classes) if named else list(range(len(classes)))
     places = {label: place for place, label in enumerate(known)}

@@ -58,8 +58,9 @@ def _labelled_otherwise(rows: list[Row], columns: list[str], where: str, notes: 
         other = next(name for name in columns if name not in PATH_COLUMNS)
         notes.append(f"{where}: its column '{other}' is taken for the labels, as there is no other beside the paths.")
         return [row._replace(label=row.other) for row in rows]
-    has = f"has {'the column' if len(columns) == 1 else 'the columns'} {some(columns, 8)}" if columns else "is a list"
-    notes.append(f"{where} {has} and no labels (a column {WANTED_COLUMN}): read as unlabelled.")
+    has = f"has {'the column' if len(columns) == 1 else 'the columns'} {some(columns, 8)}"
+    lacks = f"{has} and no labels (a column {WANTED_COLUMN})" if columns else "is a list of images without labels"
+    notes.append(f"{where} {lacks}: read as unlabelled.")
     return rows
 
 

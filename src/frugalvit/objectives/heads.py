@@ -109,7 +109,7 @@ def move_towards(
 
 
 def _move_unless(skipped: Tensor, followers: Sequence[Tensor], followed: Sequence[Tensor], share: float) -> None:
-    """θ <- θ + s (θ_followed - θ), with an s that the device makes zero where the step was skipped."""
+    """θ <- θ + s (θ_followed - θ), with an s that the device makes zero where the step was skipped; all are finite."""
     way: Any = torch._foreach_sub(followed, followers)  # pyright: ignore
     torch._foreach_mul_(way, share * ~skipped)  # pyright: ignore
     torch._foreach_add_(followers, way)  # pyright: ignore

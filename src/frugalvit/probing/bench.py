@@ -26,8 +26,8 @@ from frugalvit.errors import UserError
 from frugalvit.files import read_json
 from frugalvit.probing.extract import resolve_precision
 from frugalvit.results import Result, Table
+from frugalvit.training.devices import pick_device
 from frugalvit.training.models import Model, load_model
-from frugalvit.training.setup import pick_device
 from frugalvit.words import counted
 
 VIT_B = architecture_of("vit_base")

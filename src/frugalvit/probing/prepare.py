@@ -17,8 +17,8 @@ from frugalvit.errors import UserError
 from frugalvit.probing.extract import Embedded, Extractor, Kind
 from frugalvit.probing.logistic import LogisticResult, logistic_probe
 from frugalvit.probing.metrics import Metric, classification_scores, rank_classes, score
+from frugalvit.training.devices import pick_device
 from frugalvit.training.models import Model, load_model
-from frugalvit.training.setup import pick_device
 
 
 @dataclass

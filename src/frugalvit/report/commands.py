@@ -24,8 +24,8 @@ from frugalvit.lens.views import SecondView, at_rest, kept_share, model_input, s
 from frugalvit.report import page, plots
 from frugalvit.report.records import find_runs, is_run
 from frugalvit.results import Result, Table
+from frugalvit.training.devices import pick_device
 from frugalvit.training.models import Model, load_model
-from frugalvit.training.setup import pick_device
 
 _LONGEST_NAME, _LONGEST_STEM = 230, 160
 """Bytes of a file's name, and of what we take of an image's: most systems allow 255, a temporary name is longer."""

@@ -48,8 +48,8 @@ def _looked_at(run: str, data: str, device: str) -> dict[str, float]:
     from frugalvit.lens.attention import mean_entropy
     from frugalvit.lens.correspondence import evaluate_correspondence
     from frugalvit.lens.views import shown_batches, spread_evenly
+    from frugalvit.training.devices import pick_device
     from frugalvit.training.models import load_model
-    from frugalvit.training.setup import pick_device
 
     backbone = load_model(run, device=pick_device(device)).backbone
     images = list(shown_batches(spread_evenly(open_data(data).splits["test"], _LOOKED_AT), backbone, 64, "looking"))

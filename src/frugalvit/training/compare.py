@@ -13,7 +13,7 @@ from typing import Any
 from frugalvit import console
 from frugalvit.config.compare import CompareConfig, Compared
 from frugalvit.config.train import RunConfig, TrainConfig
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import Halted, UserError, nearest
 from frugalvit.files import make_folder, read_json, write_text
 from frugalvit.formats import as_csv, as_latex, as_markdown
 from frugalvit.results import Result, Table
@@ -125,7 +125,7 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     if "stopped" in result.data:
         if not is_first(config.devices, config.nodes):
             raise SystemExit(0)  # any other status makes the launcher kill the first process, which has more to do
-        raise KeyboardInterrupt
+        raise Halted
     return result.data
 
 

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 _PARTS = ("view_loss", "region_loss", "localization")
-_FEW = 10  # prototypes: of 65,536 a sample of a hundred crops can use no more than a hundred, however healthy
 """The losses that the whole is made of; not every step has all of them."""
+
+_FEW = 10
+"""Prototypes that are too few, of however many: a sample of a hundred crops uses no more than a hundred of 65,536."""
 
 _TOO_EARLY = 200
 """Steps before which a loss that does not move means nothing: a run that short is all beginning."""

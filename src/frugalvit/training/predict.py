@@ -13,9 +13,9 @@ from frugalvit.config.train import PredictConfig
 from frugalvit.console import shown
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
+from frugalvit.training.devices import pick_device
 from frugalvit.training.given import Given
 from frugalvit.training.models import load_model
-from frugalvit.training.setup import pick_device
 
 
 def predict(config: PredictConfig) -> Result:

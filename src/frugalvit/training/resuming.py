@@ -67,7 +67,7 @@ def check_resume(config: RunConfig) -> None:
             flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
             begun = f"with {flag} {had}" if had not in (None, False, "auto") else f"without {flag}"
             way = f"start a new run from its weights with --init {shown(folder)}"
-            longer = name in ("steps", "epochs") and (had in (None, "auto") or wanted > had)
+            longer = name in ("steps", "epochs") and wanted is not None and (had in (None, "auto") or wanted > had)
             if longer and isinstance(config, PretrainConfig):
                 way = f"go on for longer in a new run with --continue {shown(folder)} {flag} {wanted:.15g}"
             raise UserError(f"{folder} was begun {begun} and goes on so: leave it out, or {way}.")

@@ -28,15 +28,15 @@ from frugalvit.data.cache import PLACES, Where, build_store, look
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.loader import Batches, Store
 from frugalvit.data.mixing import Mixing
-from frugalvit.data.sizes import best_device
 from frugalvit.data.sizes import median_side as median_side
 from frugalvit.data.sources import class_names, without_labels
 from frugalvit.data.streamed import StreamedBatches
 from frugalvit.data.streaming import StreamedExamples, Survey, open_stream, should_stream
 from frugalvit.errors import UserError
 from frugalvit.training import processes
+from frugalvit.training.devices import pick_device
 from frugalvit.training.precision import make_precision
-from frugalvit.training.processors import tune_for_cpu, tune_for_gpu
+from frugalvit.training.processors import tune_for_gpu
 from frugalvit.training.recipes import Decision, Decisions, decide_stream
 from frugalvit.training.resuming import read_facts, stored_config
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
@@ -59,19 +59,6 @@ class EvalSet:
     def batches(self) -> int:
         """How many there are."""
         return -(-len(self.store) // self.batch)
-
-
-def pick_device(wanted: str) -> str:
-    """The device asked for, or the best there is; a CPU is made ready for our products."""
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    device = best_device() if wanted == "auto" else wanted
-    if device not in present:
-        raise UserError(f"There is no kind of device '{wanted}': auto, cpu, cuda or mps.")
-    if not present[device]:
-        raise UserError(f"There is no {wanted} device here. Use --device auto or --device cpu.")
-    if device == "cpu":
-        tune_for_cpu()
-    return device
 
 
 def make_fabric(config: RunConfig) -> Fabric:

@@ -38,11 +38,11 @@ from frugalvit.results import Result, Table
 from frugalvit.training import commands, pretrain
 from frugalvit.training.aswritten import AsWritten
 from frugalvit.training.compiling import prepare_compiler, replays_by_itself
+from frugalvit.training.devices import pick_device
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import as_pytorch_comes, tune_for_gpu
 from frugalvit.training.recipes import Decisions, Facts, decide_pretraining, decide_training
 from frugalvit.training.selfsupervised import PretrainTask
-from frugalvit.training.setup import pick_device
 from frugalvit.training.stepping import Stepper, make_optimizer
 
 _IMAGES, _CLASSES = 2048, 100

@@ -11,12 +11,13 @@ from lightning_fabric import Fabric
 from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder
-from frugalvit.training.setup import pick_device
+from frugalvit.training.devices import numbered_device
 
 
 def lone_fabric(device: str) -> Fabric:
     """One process on one device, in full precision."""
-    return Fabric(accelerator=pick_device(device), devices=1, precision="32-true")
+    kind, number = numbered_device(device)
+    return Fabric(accelerator=kind, devices=[number] if kind == "cuda" else 1, precision="32-true")
 
 
 def out_folder(out: str | None) -> Path | None:
