@@ -55,6 +55,7 @@ NOT_RUN = {
     ".": "enters the environment",
     "make": "its targets are checked",
     "if": "asks for the status of the command before it",
+    "status=$?": "keeps the status of the command before it",
     "tensorboard": "a server, which does not end",
 }
 

@@ -140,7 +140,7 @@ def check_onnx(folder: Path, output: str, out: Path, photographs: Path) -> float
 
 
 # Features differ from logits by one matrix, and each case takes a dozen seconds: most are tried with --slow.
-CASES = [("swin", "logits"), ("t2t", "logits"), ("vit", "features")]
+CASES = [("swin", "logits"), ("vit", "features")]
 REST = [(name, output) for name in MODELS for output in ("logits", "features") if (name, output) not in CASES]
 REST = [pytest.param(*case, marks=pytest.mark.slow) for case in REST]
 
@@ -241,7 +241,7 @@ def test_folders_load_where_there_is_no_frugalvit(tmp_path: Path, photographs: P
     assert len(worst) == len(folders) + others and max(worst.values()) < 1e-4, worst
 
 
-@pytest.mark.parametrize("name", ["swin", "t2t"])
+@pytest.mark.parametrize("name", ["swin", pytest.param("t2t", marks=pytest.mark.slow)])
 def test_pt2_has_a_free_batch(name: str, tmp_path: Path):
     folder, backbone = made(tmp_path, name)
     result = run(model=str(folder), to="pt2", out=str(tmp_path / "out"), output="features")
@@ -427,7 +427,8 @@ def test_load_takes_a_path_a_device_and_a_size(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", ["swin", pytest.param("vil", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["swin", "vil"])
 def test_pytorchs_own_exporters_take_a_loaded_model(name: str, tmp_path: Path):
     """As people call them: gradients enabled, nothing replaced, the batch free."""
     onnxruntime = pytest.importorskip("onnxruntime")

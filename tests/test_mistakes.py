@@ -182,7 +182,7 @@ def test_a_run_resumes_with_the_options_it_was_begun_with(
     [
         ("train photos", "run"),
         ("pretrain photos --matching.prototypes 16 --matching.hidden 8 --matching.bottleneck 4", "pre"),
-        ("detect train coco --detector.channels 8 --detector.hidden 8", "det"),
+        pytest.param("detect train coco --detector.channels 8 --detector.hidden 8", "det", marks=pytest.mark.slow),
         ("segment train scenes --decoder.channels 8", "seg"),
     ],
 )

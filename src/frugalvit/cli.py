@@ -255,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(words)
     except launchers.SaidByTheFirst as error:
-        if launchers.first_goes_on():
+        if isinstance(error, launchers.MetByAll) and launchers.first_goes_on():
             print(f"frugalvit: process {launchers.rank()}: {shown(str(error))}", file=sys.stderr)
         return 2
     except UserError as error:

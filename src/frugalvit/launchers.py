@@ -29,7 +29,11 @@ class Started(NamedTuple):
 
 
 class SaidByTheFirst(UserError):
-    """A mistake that the first process, of all or of this machine, meets too: it says it for the others."""
+    """A mistake that the first process has met: it says it for the others."""
+
+
+class MetByAll(SaidByTheFirst):
+    """A mistake that the first process, of all or of this machine, meets too, as far as another can know."""
 
 
 def started() -> Started | None:
@@ -176,5 +180,5 @@ def said_once() -> Iterator[None]:
         yield
     except UserError as error:
         if local_rank() > 0:
-            raise SaidByTheFirst(str(error)) from None
+            raise MetByAll(str(error)) from None
         raise

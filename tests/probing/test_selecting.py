@@ -86,8 +86,8 @@ def test_representatives_are_those_of_the_double_loop(images: int, width: int, c
     assert found == slow_representatives(features, count) and len(set(found)) == count
 
 
-@pytest.mark.parametrize(("images", "width"), [(24, 4), (90, 3)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("images", "width"), [(24, 4), (70, 3)])
+@pytest.mark.parametrize("seed", range(2))
 def test_of_equals_the_first_is_taken(seed: int, images: int, width: int) -> None:
     """More of them than are computed at a time, too."""
     features = tied_features(images, width, seed)

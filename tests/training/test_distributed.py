@@ -187,21 +187,23 @@ def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) 
     assert json.loads(done.stdout)["steps"] == 2 and len(done.stdout.splitlines()) == 1
 
 
-def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "expected"), [("nodata", "There is no folder"), pytest.param("empty", "empty", marks=pytest.mark.slow)]
+)
+def test_what_is_wrong_is_said_once(data: str, expected: str, tmp_path: Path) -> None:
     """Data that is not there before any process is started, and what only opening it tells by the first alone."""
     script = Path(sys.executable).with_name("frugalvit")
     if not script.exists():
         pytest.skip("frugalvit is not installed as a script")
     (tmp_path / "empty").mkdir()
-    for data, expected in (("nodata", "There is no folder"), ("empty", "empty")):
-        words = ["train", data, "-o", "run", "--devices", "2", "--device", "cpu", "--json"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [script, *words], capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=tmp_path
-        )
-        assert done.returncode == 2 and expected in done.stderr, done.stderr
-        assert done.stderr.count("frugalvit: ") == 1 and len(done.stdout.splitlines()) == 1
-        assert json.loads(done.stdout)["status"] == 2
+    words = ["train", data, "-o", "run", "--devices", "2", "--device", "cpu", "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [script, *words], capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2 and expected in done.stderr, done.stderr
+    assert done.stderr.count("frugalvit: ") == 1 and len(done.stdout.splitlines()) == 1
+    assert json.loads(done.stdout)["status"] == 2
 
 
 @pytest.mark.slow

@@ -327,7 +327,8 @@ def test_a_killed_worker_is_said(nursery: Nursery) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOWER_SIGNALS)]
+    "number",
+    [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, *SLOWER_SIGNALS))],
 )
 def test_a_signal_to_the_group_leaves_the_workers_to_the_run(nursery: Nursery, number: signal.Signals) -> None:
     """Ctrl-C reaches the workers too; the run needs them for the step it finishes before it saves. None stays."""
