@@ -78,7 +78,7 @@ def test_scores_and_signs_need_no_doubles_there() -> None:
         assert scores.summary() == here.summary()
 
 
-@pytest.mark.parametrize("kind", ["train", "crops", "eval"])
+@pytest.mark.parametrize("kind", ["train", pytest.param("crops", marks=pytest.mark.slow), "eval"])
 def test_augmentation_needs_no_doubles_there(kind: str) -> None:
     """Parameters are drawn as doubles on the CPU; what reaches the device are floats."""
     images = torch.randint(0, 255, (6, 3, 24, 30), dtype=torch.uint8)

@@ -139,6 +139,7 @@ def test_the_cost_of_drloc_is_taken_in_turns(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [True, False] * 4 and stepper.task.localization == "head"
 
 
+@pytest.mark.slow
 def test_a_profile_without_a_gpu_is_no_error(tmp_path: Path) -> None:
     """In a process of its own: the profiler's library reads how much it may say once."""
     code = (

@@ -63,7 +63,7 @@ def test_a_segmentation_run_leaves_everything(segmenter: Path) -> None:
     assert (segmenter / "pictures" / "worst_1.jpg").exists()
 
 
-@pytest.mark.parametrize("kind", ["detect", "segment"])
+@pytest.mark.parametrize("kind", [pytest.param("detect", marks=pytest.mark.slow), "segment"])
 def test_a_resumed_run_ends_as_if_never_stopped(kind: str, tmp_path: Path, shapes: Path, scenes: Path) -> None:
     command, make, data = (
         (detect_commands, detect_config, shapes) if kind == "detect" else (segment_commands, segment_config, scenes)

@@ -111,6 +111,7 @@ def test_one_file_is_scored_by_the_names_of_its_categories(
         score(detector, data / "instances_val.json")
 
 
+@pytest.mark.slow
 def test_supercategories_are_scored_by_name_too(shapes: Path, tmp_path: Path) -> None:
     data = make_coco(tmp_path / "data", side=48)
     for split in ("train", "val"):
