@@ -243,10 +243,14 @@ def test_letters_that_a_terminal_does_not_know(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
+            tried.append(text)
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(sys, "stderr", Gone())
     console.warn("stopping after this step")
     console.say("epoch 1")
+    assert [word for word in ("stopping", "epoch") if word in "".join(tried)] == ["stopping", "epoch"]

@@ -16,53 +16,17 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import frugalvit as fv
+from exported import CLASSES, MODELS, made, write_photos
 from frugalvit import export as exporting
 from frugalvit.backbones.folder import save_model_folder
 from frugalvit.cli import main
 from frugalvit.config.export import ExportConfig
 from frugalvit.errors import UserError
 
-CLASSES = ("daisy", "<script>alert(1)</script>", "pipe | _dream_")
-MODELS = {
-    "swin": ("swin_tiny_w7", {"img_size": 64, "embed_dim": 24, "depths": (1, 2), "num_heads": (2, 4)}),
-    "cvt": ("cvt_13", {"img_size": 64, "embed_dim": (16, 24, 32), "depths": (1, 1, 1), "num_heads": (1, 1, 1)}),
-    "cvt windowed": (
-        "cvt_tiny_w7",
-        {"img_size": 96, "embed_dim": (16, 16), "depths": (1, 1), "num_heads": (1, 2)},
-    ),
-    "vil": (
-        "vil_tiny_w7",
-        {"img_size": 64, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4), "sparse_stages": 1},
-    ),
-    "t2t": ("t2t_vit_14", {"img_size": 64, "embed_dim": 48, "depth": 1, "num_heads": 4, "token_dim": 16}),
-    "vit": ("vit_tiny_patch16_224", {"img_size": 64, "depth": 2, "patch_size": 16}),
-    "resnet": ("resnet10t", {"img_size": 64}),
-}
-
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Seven photographs of different shapes, one of them broken."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    for index in range(7):
-        coarse = random.integers(0, 256, (6, 5, 3), dtype=np.uint8)
-        Image.fromarray(coarse).resize((80 + 9 * index, 100), Image.Resampling.BICUBIC).save(folder / f"{index}.jpg")
-    (folder / "1.jpg").write_bytes((folder / "0.jpg").read_bytes()[:200])
-    return folder
-
-
-def made(folder: Path, name: str, num_classes: int = 3) -> tuple[Path, fv.Backbone]:
-    torch.manual_seed(0)
-    architecture, keywords = MODELS[name]
-    backbone = fv.create_backbone(architecture, num_classes=num_classes, **keywords).eval()
-    for parameter in backbone.parameters():  # zero-initialised biases and small weights would hide mistakes
-        if parameter.ndim == 1:
-            parameter.data.uniform_(0.5, 1.0)
-    classes = CLASSES if num_classes else None
-    meta = {"data": "flowers | 3", "recipe": "small", "top1": 87.5}
-    return save_model_folder(backbone, folder / "model", classes=classes, meta=meta), backbone
+    return write_photos(tmp_path / "photos")
 
 
 def run(**options) -> dict:
@@ -348,97 +312,3 @@ def test_differences_are_found():
         assert exporting.largest_difference(network, lambda x: [network(x)], images) == 0
         assert exporting.largest_difference(network, lambda x: [network(x) + 0.25], images) == pytest.approx(0.25)
         assert np.isnan(exporting.largest_difference(network, lambda x: [network(x) * torch.nan], images))
-
-
-def test_load_gives_a_ready_model(tmp_path: Path, photos: Path):
-    folder, backbone = made(tmp_path, "vit")
-    model = fv.load(str(folder))
-    assert isinstance(model, torch.nn.Module) and not model.training
-    assert model.classes == CLASSES
-    path = photos / "0.jpg"
-    with Image.open(path) as picture:
-        pixels = np.asarray(picture)
-        batch = model.transform([path, str(path), picture, pixels])
-    assert batch.shape == (4, 3, 64, 64)
-    assert all(torch.equal(batch[0], other) for other in batch)
-    with torch.inference_mode():
-        torch.testing.assert_close(model(batch), backbone.model(batch))
-        assert model.features(batch).grid.shape[:2] == (4, backbone.dim)
-    guesses = model.predict(path, top=2)[0]
-    assert len(guesses) == 2 and guesses[0][1] >= guesses[1][1] and {name for name, _ in guesses} < set(CLASSES)
-    bare, _ = made(tmp_path / "bare", "vit", num_classes=0)
-    features = fv.load(str(bare))
-    assert features(batch).shape == (4, backbone.dim)
-    with pytest.raises(UserError, match="no classifier"):
-        features.predict(path)
-
-
-def test_answers_are_the_same_in_any_mode_precision_and_part(tmp_path: Path, photos: Path):
-    folder, _ = made(tmp_path, "resnet")
-    model, paths = fv.load(folder), [photos / f"{index}.jpg" for index in (0, 2, 3, 4, 5)]
-    expected = model.predict(paths)
-    assert len(expected) == 5 and model.predict([]) == []
-    model.train()
-    model.backbone.model.eval()
-    sizes: list[int] = []
-    model.backbone.register_forward_pre_hook(lambda _, images: sizes.append(len(images[0])))
-    for answer, wanted in zip(model.predict(paths, batch=2), expected, strict=True):
-        assert dict(answer) == pytest.approx(dict(wanted), abs=1e-5)
-    assert sizes == [2, 2, 1]
-    assert model.training and not model.backbone.model.training  # every module's mode comes back
-    rough = fv.load(folder).bfloat16()
-    assert rough.transform(paths[0]).dtype == torch.bfloat16
-    assert dict(rough.predict(paths[0])[0]) == pytest.approx(dict(expected[0]), abs=0.1)
-
-
-def test_training_mode_does_not_reach_an_answer(tmp_path: Path, photos: Path):
-    folder, _ = made(tmp_path, "resnet")
-    model = fv.load(folder)
-    expected = model.predict(photos / "0.jpg")
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    assert model.train().predict(photos / "0.jpg") == expected
-    assert all(value.equal(state[name]) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize("wrong", [{"top": 0}, {"top": -1}, {"top": 2.5}, {"top": True}, {"batch": 0}], ids=str)
-def test_numbers_without_a_meaning_are_refused(wrong: dict, tmp_path: Path, photos: Path):
-    model = fv.load(made(tmp_path, "vit")[0])
-    with pytest.raises(UserError, match=f"{next(iter(wrong))}=.*: give a whole number"):
-        model.predict(photos / "0.jpg", **wrong)
-    with pytest.raises(UserError, match="no pictures in the list"):
-        model.transform([])
-
-
-def test_load_takes_a_path_a_device_and_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder, _ = made(tmp_path, "swin")
-    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    assert next(fv.load(folder, device="auto").parameters()).device.type == best
-    model = fv.load(folder, device=torch.device("cpu"), img_size=[64, 96])
-    assert model.backbone.img_size == (64, 96)
-    assert repr(model).splitlines()[1].strip() == "name='model', img_size=(64, 96), num_classes=3"
-    with pytest.raises(UserError, match="takes a tensor of floats"):
-        model(Image.new("RGB", (64, 96)))
-    with pytest.raises(UserError, match="img_size='64'"):
-        fv.load(folder, img_size="64")  # type: ignore[arg-type]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for device, words in (("cuda", "no cuda device"), ("cuda:0", "no cuda"), ("gpu", "no kind"), ("cpu:7", "'cpu:7'")):
-        with pytest.raises(UserError, match=words):
-            fv.load(folder, device=device)
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["swin", "vil"])
-def test_pytorchs_own_exporters_take_a_loaded_model(name: str, tmp_path: Path):
-    """As people call them: gradients enabled, nothing replaced, the batch free."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    model = fv.load(made(tmp_path, name)[0])
-    images = torch.randn(3, 3, 64, 64)
-    expected = model(images).detach()
-    torch.testing.assert_close(torch.jit.trace(model, images)(images), expected)
-    path, free = tmp_path / "model.onnx", ({0: torch.export.Dim("batch")},)
-    torch.onnx.export(model, (images,), path, dynamo=True, verbose=False, dynamic_shapes=free)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for count in (1, 3):
-        (found,) = session.run(None, {session.get_inputs()[0].name: images[:count].numpy()})
-        np.testing.assert_allclose(found, expected[:count], atol=1e-5)

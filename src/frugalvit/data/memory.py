@@ -99,9 +99,8 @@ def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
     """The encoded images and the labels of what was given for a split."""
     if isinstance(part, tuple) and len(part) == 2:
         images = list(part[0])
-        labels = (
-            [None] * len(images) if part[1] is None else list(part[1])
-        )  # in order: a Series has an index of its own
+        # In their order: a Series of pandas has an index of its own.
+        labels = [None] * len(images) if part[1] is None else list(part[1])
         if len(labels) != len(images):
             raise UserError(f"{split} has {counted(len(images), 'image')} and {counted(len(labels), 'label')}.")
         items = zip(images, labels, strict=True)
@@ -192,8 +191,11 @@ def _numbered(
         raise UserError("Some labels are numbers and some are names: give all of one kind.")
     if classes is not None and (len(set(classes)) < len(classes) or not all(name.strip() for name in classes)):
         raise UserError("classes: every class has a name of its own, and none is empty.")
-    named = isinstance(every[0], str)
-    known: list[Any] = sorted(set(every)) if classes is None else list(classes) if named else list(range(len(classes)))
+    known: list[Any]
+    if classes is None:
+        known = sorted(set(every))
+    else:
+        known = list(classes) if isinstance(every[0], str) else list(range(len(classes)))
     places = {label: place for place, label in enumerate(known)}
     unknown = next((label for label in every if label not in places), None)
     if unknown is not None:
