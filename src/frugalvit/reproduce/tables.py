@@ -46,6 +46,7 @@ _PAPER_VIEWS = "crops.blur_sigma=0.1,2 crops.local_scale=0.05,0.4 crops.global_s
 _SMALL_VIEWS = (
     "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5 crops.global_scale=0.5,1 matching.teacher_temp=0.04 batch=512"
 )
+_SLOW = f"{_SMALL_VIEWS} matching.momentum=0.996"
 _CIFAR = _VARIED | {"split": "given", "batch": 256, "evaluate_every": 5000}
 _PUBLISHED = "epochs=300 batch=256 lr=0.001 optimizer.warmup=30 mixing.prob=0.5 mixing.mixup=1"  # for the Swin of 80.9
 _UNLABELLED = {"images": "all", "epochs": 40, "batch": 128, "img_size": 112}
@@ -250,8 +251,11 @@ _PRETRAINING = {
             "L_V + L_R + Drloc": f"{_ON} {_WIDE} {_PAPER_VIEWS}",
             "for small images": f"{_SMALL_VIEWS} {_WIDE}",
             "for small images, quick teacher": f"{_SMALL_VIEWS} matching.momentum=0.9904 epochs=60",
-            "for small images, slow teacher": f"{_SMALL_VIEWS} matching.momentum=0.996",
-            "for small images, slow teacher, 200 epochs": f"{_SMALL_VIEWS} matching.momentum=0.996 epochs=200",
+            "for small images, slow teacher": _SLOW,
+            "for small images, slow teacher, 200 epochs": f"{_SLOW} epochs=200",
+            "30 epochs, L_V": f"{_VIEWS_ONLY} {_SLOW} epochs=30",
+            "30 epochs, L_V + L_R": f"{_SLOW} epochs=30",
+            "30 epochs, L_V + L_R + Drloc": f"{_ON} {_SLOW} epochs=30",
         },
         kind="pretrain",
         backbones=("swin_mini",),
