@@ -109,19 +109,31 @@ def _close() -> None:
 def _serve() -> None:
     import importlib
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run minds nohup, and the tests may have been started with it
     for module in _MODULES:
         importlib.import_module(module)
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:
-            _, status = os.waitpid(order["wait"], 0)
-            answer = {"status": os.waitstatus_to_exitcode(status)}
+            answer = {"status": _status(order["wait"])}
         else:
             pid = os.fork()
             if pid == 0:
                 _live(order)
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)
+
+
+def _status(pid: int, seconds: float = 120.0) -> int:
+    """How a child ended; one that does not is killed, so that a test fails instead of waiting for ever."""
+    until = time.monotonic() + seconds
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+            ended = os.waitpid(pid, 0)
+            break
+        time.sleep(0.005)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def _live(order: dict[str, Any]) -> None:
