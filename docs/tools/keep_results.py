@@ -43,7 +43,7 @@ def _numbers(path: Path) -> dict[str, float]:
 
 
 def draw(table: str) -> None:
-    """One chart per backbone: curves and final scores of every setting that was run."""
+    """One chart per backbone: curves and final scores of every setting that was run; none of runs scored only once."""
     recipe = TABLES[table]
     metric = "knn" if recipe.kind == "pretrain" else recipe.metric
     for folder in sorted((KEPT / table).iterdir()):
@@ -55,7 +55,8 @@ def draw(table: str) -> None:
             if found:
                 curves[setting] = found
         values = {setting: [curve[-1][1] for curve in found] for setting, found in curves.items()}
-        comparison_chart(values, curves, metric, KEPT / f"{table}_{folder.name}.png")
+        if any(len(curve) > 1 for found in curves.values() for curve in found):
+            comparison_chart(values, curves, metric, KEPT / f"{table}_{folder.name}.png")
 
 
 LEARNED = {

@@ -115,8 +115,11 @@ def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -
     [
         (NANO, {"epochs": 100}, 0),
         (NANO, {"epochs": 180}, 2),
-        (SWIN_T, {"epochs": 100}, 2),
-        (0, {"epochs": 100}, 2),
+        (SWIN_T, {"epochs": 100}, 0),
+        (SWIN_T, {"epochs": 100, "init": "runs/a"}, 2),  # not measured after pre-training
+        (SWIN_T, {"epochs": 100, "batch": 32}, 2),  # 6,300 steps
+        (SWIN_T, {"epochs": 180}, 2),
+        (NANO, {"epochs": 100, "batch": 32}, 0),
         (NANO, {"epochs": 100, "augment": {"operations": 3}}, 3),
         (NANO, {"recipe": "drloc-paper"}, 2),
     ],

@@ -188,7 +188,7 @@ _DEFAULTS = {
         "2,000 images, the papers' Swin: what 'auto' chooses against the paper's values for large data",
         "flowers102",
         {"split": "train+val", "epochs": 100, "img_size": 224, "evaluate_every": 10**6},
-        {"auto": "", "paper": _AS_PAPER},
+        {"auto, no RandAugment": "augment.operations=0", "auto": "augment.operations=2", "paper": _AS_PAPER},
     ),
     "defaults-cifar": Recipe(
         "50,000 images at 32 px, a Swin of 7 M parameters: what 'auto' chooses against the paper's values",
@@ -253,6 +253,7 @@ _PRETRAINING = {
             "for small images, quick teacher": f"{_SMALL_VIEWS} matching.momentum=0.9904 epochs=60",
             "for small images, slow teacher": _SLOW,
             "for small images, slow teacher, 200 epochs": f"{_SLOW} epochs=200",
+            "for small images, slow teacher, 300 epochs": f"{_SLOW} epochs=300",
             "30 epochs, L_V": f"{_VIEWS_ONLY} {_SLOW} epochs=30",
             "30 epochs, L_V + L_R": f"{_SLOW} epochs=30",
             "30 epochs, L_V + L_R + Drloc": f"{_ON} {_SLOW} epochs=30",
@@ -325,6 +326,7 @@ _USES = {
         _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
             "long EsViT + Drloc, as published": f"init={{long}} {_ON} {_PUBLISHED}",
+            "longest EsViT + Drloc": f"init={{longest}} {_ON} epochs=400",
             "EsViT + Drloc, as published": f"init={{esvit}} {_ON} {_PUBLISHED}",
             "EsViT + Drloc, repeated views": f"init={{esvit}} {_ON} epochs=100 batch=256 lr=0.001 optimizer.warmup=10"
             " mixing.prob=0.5 augment.repeats=3",
@@ -352,6 +354,7 @@ _USES = {
         starts={
             "esvit": ("esvit-cifar", "for small images, slow teacher"),
             "long": ("esvit-cifar", "for small images, slow teacher, 200 epochs"),
+            "longest": ("esvit-cifar", "for small images, slow teacher, 300 epochs"),
         },
     ),
     "detect-mask-rcnn": Recipe(
