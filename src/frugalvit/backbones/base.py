@@ -178,16 +178,20 @@ class Backbone(nn.Module):
         with internals.quietly(self.model):  # a look must not move the statistics of batch norms
             return [grid.shape[1] for grid in self.blocks(image)]
 
-    def last_blocks(self, images: Tensor, n: int = 4) -> Tensor:
+    def last_blocks(self, images: Tensor, n: int = 4, *, class_token: bool = False) -> Tensor:
         """Token means of the last ``n`` blocks, concatenated: (B, sum of dims), EsViT's input to the linear probe.
 
         Blocks of the last stage go through the final norm, earlier ones cannot (their width differs) and do not. All
-        blocks of a plain ViT are its last stage. Class tokens are not among the tokens averaged.
+        blocks of a plain ViT are its last stage. Class tokens are not among the tokens averaged; ``class_token`` takes
+        them instead where the network classifies by its own, as EsViT does with ViT and DeiT (§2.2).
         """
         stages = self._blocks_by_stage(images)
         grids = [grid for stage in stages for grid in stage]
         if not 0 < n <= len(grids):
             raise UserError(f"last_blocks(n={n}): {self.name} has {len(grids)} blocks; choose n between 1 and that")
+        if class_token and getattr(self.model, "global_pool", None) == "token":
+            fitted = self._pad(images, self._fit((images.shape[2], images.shape[3])))
+            return torch.cat(internals.class_tokens(self.model, fitted, self.name, n), 1)
         first_of_last_stage = len(grids) - len(stages[-1])
         means = []
         for number in range(len(grids) - n, len(grids)):

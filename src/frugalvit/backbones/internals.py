@@ -87,6 +87,20 @@ def block_grids(model: nn.Module, images: Tensor, name: str, run: Callable[[Tens
     return found
 
 
+def class_tokens(model: nn.Module, images: Tensor, name: str, n: int) -> list[Tensor]:
+    """The class token (B, D) after each of the last ``n`` blocks of a ViT, through its final norm."""
+    blocks = [block for stage in stage_blocks(model, name) for block in stage][-n:]
+    seen: dict[int, Any] = {}
+    hooks = [block.register_forward_hook(_keep_output(seen, number)) for number, block in enumerate(blocks)]
+    try:
+        model.forward_features(images)  # type: ignore[operator]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    norm = final_norm(model) or nn.Identity()
+    return [norm(seen[number])[:, 0] for number in range(len(blocks))]
+
+
 def stage_maps(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
     """What ``feature_info`` lists, as (B, C_i, h_i, w_i), without final norm."""
     if hasattr(model, "forward_intermediates"):

@@ -17,7 +17,9 @@ from frugalvit.errors import UserError
 class MatchingConfig(Config):
     """Heads, centres and temperatures of view and region matching (EsViT §2.2, DINO)."""
 
-    view_weight: float = option(0.5, "weight of the view-level loss L_V", ge=0)
+    view_weight: Annotated[float, Field(ge=0)] | Auto = option(
+        "auto", "weight of the view-level loss L_V; auto: 0.5 beside L_R, 1 alone"
+    )
     region_weight: float = option(0.5, "weight of the region-level loss L_R; 0 is DINO", ge=0)
     regions_from: float = option(0.0, "add L_R from this epoch on", ge=0)
     prototypes: Annotated[int, Field(ge=2)] | Auto = option(
@@ -36,6 +38,11 @@ class MatchingConfig(Config):
     momentum: Share | Auto = option("auto", "the teacher follows the student with this rate, rising to 1")
     center_momentum: float = option(0.9, "how slowly the centres follow the teacher's outputs", ge=0, le=1)
     chunked: bool | Auto = option("auto", "never hold all logits; auto: where there are many prototypes")
+
+    def weights(self) -> tuple[float, float]:
+        """Of L_V and of L_R."""
+        view = self.view_weight
+        return (0.5 if self.region_weight else 1.0) if view == "auto" else view, self.region_weight
 
 
 class HealthConfig(Config):

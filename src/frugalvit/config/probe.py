@@ -19,6 +19,9 @@ BATCH = 256
 MAX_ITERATIONS = 1000
 
 
+_FEATURES = "pooled, or the last blocks' token means (of a ViT its class tokens)"
+
+
 class ExtractConfig(Config):
     """How features are taken from a model."""
 
@@ -47,7 +50,7 @@ class KnnConfig(ProbeConfig):
 
     ks: list[Count] = option(list(KS), "numbers of neighbours, all from one pass")
     temperature: float = option(TEMPERATURE, "votes weigh exp(cosine / temperature)", gt=0)
-    features: Literal["pooled", "last_blocks"] = option("pooled", "pooled, or the token means of the last blocks")
+    features: Literal["pooled", "last_blocks"] = option("pooled", _FEATURES)
     blocks: int = option(4, "how many last blocks", ge=1)
 
 
@@ -61,7 +64,7 @@ class LinearConfig(ProbeConfig):
     views: int = option(
         0, "augmented views (random resized crop, flip) of every training image; 0: the centre crop", ge=0
     )
-    features: Literal["pooled", "last_blocks"] = option("last_blocks", "pooled, or the token means of the last blocks")
+    features: Literal["pooled", "last_blocks"] = option("last_blocks", _FEATURES)
     blocks: int = option(4, "how many last blocks", ge=1)
     val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
 
@@ -70,7 +73,7 @@ class LogisticConfig(ProbeConfig):
     """Logistic regression by L-BFGS, λ searched on validation images."""
 
     max_iterations: int = option(MAX_ITERATIONS, "of L-BFGS, for every λ", ge=1)
-    features: Literal["pooled", "last_blocks"] = option("pooled", "pooled, or the token means of the last blocks")
+    features: Literal["pooled", "last_blocks"] = option("pooled", _FEATURES)
     blocks: int = option(4, "how many last blocks", ge=1)
     val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
 

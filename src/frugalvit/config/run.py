@@ -21,6 +21,7 @@ class OptimizerConfig(Config):
     weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
     betas: tuple[Rate, Rate] = option((0.9, 0.999), "AdamW's averaging rates")
     warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
+    whole_cosine: bool = option(False, "the learning rate's cosine begins at the first step, under the warm-up")
     min_lr: float = option(0.005, "the last learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
     clip_per: Literal["global", "tensor"] = option("global", "one norm over all gradients, or one per tensor")

@@ -39,7 +39,7 @@ from frugalvit.training.precision import precision_name
 
 Kind = Literal["pooled", "last_blocks", "grid"]
 CHUNK = 1024  # images between two writes
-_VERSION = 1  # of the files: raise it when equal keys would no longer mean equal features
+_VERSION = 2  # of the files: raise it when equal keys would no longer mean equal features
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _IN_SHORT = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
@@ -126,7 +126,7 @@ class Extractor:
         backbone, dtype = self.model.backbone, _DTYPES[self.precision]
         with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
             if self.kind == "last_blocks":
-                features = backbone.last_blocks(images, self.blocks)
+                features = backbone.last_blocks(images, self.blocks, class_token=True)
             else:
                 output = backbone(images)
                 features = output.grid if self.kind == "grid" else output.pooled

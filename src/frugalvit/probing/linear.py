@@ -3,11 +3,13 @@
 Every pair of learning rate and weight decay is a column block of one weight matrix (D, R, C): a step of all R
 classifiers is the same two matrix products a single one needs, over the same batch. The protocol is the paper's
 (SGD with momentum 0.9, cosine to 0 by the epoch, lr scaled by batch / 256, weights from N(0, 0.01)), but the rate is
-chosen on validation images and the test images are looked at once.
+chosen on validation images and the test images are looked at once. Validation images that were taken from the training
+images are given back: the chosen classifier is trained again with them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -125,8 +127,12 @@ def linear_probe(
     batch: int = BATCH,
     seed: int = 0,
     device: torch.device | str | None = None,
+    rejoin: bool = False,
 ) -> LinearResult:
-    """Train all settings, take the best on the validation images, and score the test images with it once."""
+    """Train all settings, take the best on the validation images, and score the test images with it once.
+
+    rejoin: train the best again on training and validation images before that; for those held out of the former.
+    """
     train, train_labels, val, val_labels, test = as_tensors(train, train_labels, val, val_labels, test)
     if len(val) == 0:
         raise UserError("choosing a learning rate needs validation images; give a val split or more training images.")
@@ -134,17 +140,8 @@ def linear_probe(
         require_finite(features, f"{what} features")
     device = train.device if device is None else torch.device(device)
     classes = classes or int(torch.cat([train_labels, val_labels]).max()) + 1
-    fit = fit_linear(
-        train,
-        train_labels,
-        classes,
-        lrs=lrs,
-        weight_decays=weight_decays,
-        epochs=epochs,
-        batch=batch,
-        seed=seed,
-        device=device,
-    )
+    fitted = functools.partial(fit_linear, classes=classes, epochs=epochs, batch=batch, seed=seed, device=device)
+    fit = fitted(train, train_labels, lrs=lrs, weight_decays=weight_decays)
     best = -1
     tried: list[dict[str, float]] = []
     reached = _validate(metric, fit.scores(val.to(device)), val_labels)
@@ -155,9 +152,12 @@ def linear_probe(
     if best < 0:
         raise UserError("every learning rate of the linear probe diverged; give smaller ones with --lrs.")
     chosen = tried[best]
-    return LinearResult(
-        fit.scores(test.to(device))[best], chosen["lr"], chosen["weight_decay"], chosen["validation"], tried
-    )
+    if rejoin:
+        both = torch.cat([train, val.expand(*train.shape[:-2], *val.shape)], dim=-2)
+        labels, setting = torch.cat([train_labels, val_labels]), fit.settings[best]
+        fit, best = fitted(both, labels, lrs=setting[:1], weight_decays=setting[1:]), 0
+    scores = fit.scores(test.to(device))[best]
+    return LinearResult(scores, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried)
 
 
 def _validate(metric: Metric, scores: Iterable[Tensor], labels: Tensor) -> list[float]:

@@ -45,6 +45,7 @@ class ProbeData:
     test: Part
     classes: int
     notes: list[str] = field(default_factory=list)
+    held_out: bool = False  # val was a part of the training images
 
 
 def open_model(where: str, config: ExtractConfig) -> Model:
@@ -117,6 +118,7 @@ def three_splits(
         test_part = train.subset(held)
     else:
         test_part = as_part(test)
+    held_out = val is None
     if val is None:
         held = _hold(whole, left, val_fraction, seed)
         notes.append(f"there is no val split: {held.sum():,} training images are held out to choose settings on")
@@ -127,7 +129,7 @@ def three_splits(
     if not left.any() or not len(test_part):
         raise UserError(f"{len(whole)} training images are too few to hold any out; add images or a test split.")
     learned = train if views is None else Part(views, train.targets)
-    return ProbeData(learned.subset(left), val_part, test_part, classes, notes)
+    return ProbeData(learned.subset(left), val_part, test_part, classes, notes, held_out)
 
 
 def as_part(embedded: Embedded) -> Part:

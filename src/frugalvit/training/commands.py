@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from torch import nn
 
 from frugalvit import console
 from frugalvit.backbones import Backbone
@@ -121,7 +122,9 @@ def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Pla
     if every == "auto":
         every = evaluation_interval(plan.steps, plan.steps_per_epoch, plan.images_per_step, watched)
     lowest, first = config.lr * config.optimizer.min_lr, config.lr * 1e-3
-    lr = Cosine(config.lr, lowest, _laid_out(config, plan), warm, warmup_from=first)
+    lr = Cosine(
+        config.lr, lowest, _laid_out(config, plan), warm, warmup_from=first, whole=config.optimizer.whole_cosine
+    )
     return replace(plan, lr=lr, evaluate_every=every)
 
 
@@ -165,8 +168,19 @@ def _localization(config: TrainConfig, backbone: Backbone) -> RelativeLocalizati
         dims = backbone.block_dims()
         sizes = [settings.grid_size] * len(dims)
         width = settings.head_width(backbone.dim)
-        return DenseLocalization(dims, "l1", settings.pairs, width, sizes, settings.form, precision="autocast")
-    return make_head(settings, backbone.dim)
+        head = DenseLocalization(dims, "l1", settings.pairs, width, sizes, settings.form, precision="autocast")
+    else:
+        head = make_head(settings, backbone.dim)
+    if settings.form == "released" and backbone.family in ("swin", "t2t"):
+        head.apply(_start_as_released)
+    return head
+
+
+def _start_as_released(module: nn.Module) -> None:
+    """The networks of Drloc's code for Swin and T2T set the weights of all they hold, the loss's head among them."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)
 
 
 def _finish(

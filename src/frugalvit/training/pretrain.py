@@ -56,7 +56,7 @@ def pretrain(config: PretrainConfig) -> Result:
     """Train a backbone without labels; the run folder holds the teacher as ``model/`` afterwards."""
     if config.data is None and config.resume is None and config.continue_from is None:
         raise UserError("What should be learned from? Give a folder of images: 'frugalvit pretrain images/'.")
-    if config.matching.view_weight + config.matching.region_weight <= 0:
+    if sum(config.matching.weights()) <= 0:
         raise UserError("matching.view_weight and matching.region_weight are both 0: there is nothing to learn.")
     if config.continue_from and not config.resume:
         way = "--continue takes runs of 'frugalvit pretrain'"
@@ -130,7 +130,7 @@ def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
     return replace(
         plan,
-        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm),
+        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm, whole=optimizer.whole_cosine),
         weight_decay=Cosine(optimizer.weight_decay, config.weight_decay_end, steps),
         evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
     )
@@ -157,16 +157,16 @@ def make_task(
         "center_momentum": matching.center_momentum,
         "chunked": matching.chunked,
     }
-    weight = config.localization.weight
+    weight, (view_weight, region_weight) = config.localization.weight, matching.weights()
     assert isinstance(weight, float)
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
     return kind(
         student,
         setup.make_twin(student),
-        views=ViewMatching(student.pooled_dim, **heads) if matching.view_weight > 0 else None,
-        regions=RegionMatching(student.dim, **heads) if matching.region_weight > 0 else None,
+        views=ViewMatching(student.pooled_dim, **heads) if view_weight > 0 else None,
+        regions=RegionMatching(student.dim, **heads) if region_weight > 0 else None,
         localization=make_head(config.localization, student.dim) if weight > 0 else None,
-        weights=(matching.view_weight, matching.region_weight, weight),
+        weights=(view_weight, region_weight, weight),
         teacher_temp=Linear(matching.teacher_temp_start, matching.teacher_temp, warm),
         momentum=Cosine(matching.momentum, 1.0, plan.steps),
         regions_from=round(matching.regions_from * plan.steps_per_epoch),

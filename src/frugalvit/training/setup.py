@@ -70,7 +70,7 @@ def make_fabric(config: RunConfig) -> Fabric:
     if device == "mps" and devices * nodes > 1:
         raise UserError("Several processes cannot share Apple's GPU: use --devices 1, or --device cpu.")
     # What only the view level uses (a network's own pooling layers) rests where views are not matched.
-    resting = isinstance(config, PretrainConfig) and config.matching.view_weight == 0
+    resting = isinstance(config, PretrainConfig) and config.matching.weights()[0] == 0
     fabric = Fabric(
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
         devices=devices,

@@ -92,13 +92,13 @@ def choose_crop(
 
 
 def distort(images: Tensor, numbers: Tensor) -> Tensor:
-    """Brightness ± 1/8, contrast and saturation × 0.5 to 1.5, hue ± 1/20 of a turn, each for half of the images."""
+    """Brightness ± 1/8, contrast and saturation × 0.5 to 1.5, hue ± 1/10 of a turn, each for half of the images."""
     apply, amount = numbers[:, 0::2].float() < 0.5, (numbers[:, 1::2] * 2 - 1).float()
     strength = torch.where(apply, amount, torch.zeros_like(amount)).to(images.device)
     images = (images + strength[:, 0].view(-1, 1, 1, 1) / 8).clamp(0, 1)
     images = color.contrast(images, 1 + strength[:, 1] / 2)
     images = color.saturation(images, 1 + strength[:, 2] / 2)
-    return color.hue(images, strength[:, 3] / 20)
+    return color.hue(images, strength[:, 3] / 10)
 
 
 class SegmentTask(TransferTask):
