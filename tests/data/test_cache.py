@@ -92,6 +92,8 @@ def test_the_rectangle_follows_the_images(tmp_path: Path) -> None:
     assert look(portrait, (224, 224))[0] == (341, 256)
     assert look(small, (224, 224))[0] == (20, 20)
     assert look(landscape, (224, 224), stored=128)[0] == (128, 171)
+    both = FileExamples(landscape.names[:5] + portrait.names[:1], None)
+    assert look(both, (224, 224))[0] == (341, 341)  # one in six stands upright, and keeps its height
     mixed = FileExamples(landscape.names[:2] + small.names[:2] + portrait.names[:2], None)
     assert store_of(mixed, 28).sizes.tolist() == [[300, 400]] * 2 + [[20, 20]] * 2 + [[400, 300]] * 2
 

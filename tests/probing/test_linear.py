@@ -64,6 +64,22 @@ def test_the_probe_learns_and_takes_the_best_on_validation() -> None:
     assert found.validation == max(entry["validation"] for entry in found.tried)
 
 
+@pytest.mark.parametrize("views", [1, 3])
+def test_images_held_out_are_given_back(views: int) -> None:
+    """The scores are those of the chosen setting alone, trained on all images."""
+    (train, train_labels), (val, val_labels), (test, _) = blobs(30, 0), blobs(12, 1), blobs(8, 2)
+    seen = torch.stack([train + 0.1 * v for v in range(views)])
+    usual = {"epochs": 4, "batch": 16, "seed": 5}
+    given = seen if views > 1 else train
+    found = linear_probe(given, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), rejoin=True, **usual)
+    both = torch.cat([seen, val.expand(views, -1, -1)], dim=1)
+    labels = torch.cat([train_labels, val_labels])
+    expected = one_by_one(both, labels, 4, found.learning_rate, 0.0, epochs=4, batch=16)
+    torch.testing.assert_close(found.scores, expected(test).detach(), rtol=1e-4, atol=1e-5)
+    apart = linear_probe(given, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), **usual)
+    assert not torch.equal(apart.scores, found.scores) and apart.tried == found.tried
+
+
 def test_a_rate_that_diverges_is_left_out() -> None:
     (train, train_labels), (val, val_labels) = blobs(40, 0), blobs(20, 1)
     found = linear_probe(

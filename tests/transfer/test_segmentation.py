@@ -168,6 +168,10 @@ def test_distortion_changes_half_and_keeps_the_range() -> None:
     changed = distort(images, numbers)
     assert (changed - images).abs().amax((1, 2, 3)).min() > 1e-3
     assert changed.min() >= 0 and changed.max() <= 1
+    strongest = torch.tensor([[0.9, 0.5] * 3 + [0.1, 1.0]], dtype=torch.float64)
+    red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+    tenth = torch.tensor([1.0, 0.6, 0.0]).view(1, 3, 1, 1)  # a tenth of a turn towards yellow
+    torch.testing.assert_close(distort(red, strongest), tenth, atol=1e-3, rtol=0)
 
 
 def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> None:
