@@ -145,7 +145,7 @@ def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decision
         config,
         "matching.prototypes",
         count,
-        f"one for about sixteen images ({facts.images:,}), at most the paper's 65,536: more stay empty on small data",
+        f"one for about sixteen images ({facts.images:,}), 256 to the paper's 65,536: more stay empty on small data",
     )
     momentum = round(min(0.996, max(0.98, 1 - 50 / steps)), 4)
     decisions.take(
