@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import frugalvit as fv
 from frugalvit import api, cli
@@ -15,6 +16,7 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.train import TrainConfig
 from frugalvit.results import Result
 from frugalvit.training.commands import train
+from frugalvit.training.processors import tune_for_gpu
 
 SMALL: dict[str, Any] = {"backbone": "swin_nano", "img_size": 32, "batch": 8, "steps": 2, "report": False}
 
@@ -30,7 +32,7 @@ def test_train_then_ask(digits: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     outcome = fv.train(digits, quiet=True, out=tmp_path / "run", localization={"weight": 0.25}, **SMALL)
     assert capsys.readouterr() == ("", "")
     assert fv.load(outcome["run"]).predict(np.zeros((8, 8), np.uint8))[0][0][0] in "01"
-    stored = TrainConfig.from_yaml(tmp_path / "run" / "config.yaml")
+    stored = TrainConfig.stored(tmp_path / "run" / "config.yaml")
     assert (stored.localization.weight, stored.steps, stored.data) == (0.25, 2, digits)
     score = fv.run("probe knn", outcome["run"], digits, quiet=True)
     assert score["top1"] >= 0 and cli.main(["report", str(outcome["run"]), "--quiet"]) == 0
@@ -56,10 +58,45 @@ def change(config: Config) -> Result:
     return Result({})
 
 
+def test_the_settings_of_torch_stay_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the command fails; the next numbers that the caller draws are those without a command between."""
+    monkeypatch.setattr(cli, "VERBS", [cli.Verb("tune", "test_api:Words", "test_api:tune", "")])
+    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
+    try:
+        torch.set_num_threads(2)
+        torch.manual_seed(5)
+        expected = torch.rand(3)
+        torch.manual_seed(5)
+        with pytest.raises(fv.UserError, match="failed"):
+            fv.run("tune", "x")
+        assert torch.equal(torch.rand(3), expected)
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (2, "highest")
+        assert torch.backends.mkldnn.enabled == onednn
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.mkldnn.enabled = onednn
+
+
+def tune(config: Config) -> Result:
+    tune_for_gpu()
+    torch.backends.mkldnn.enabled = not torch.backends.mkldnn.enabled
+    torch.manual_seed(0)
+    raise fv.UserError("failed")
+
+
+def test_what_the_caller_sets_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emptying the environment to fill it again would leave other threads without a PATH for a moment."""
+    monkeypatch.setattr(cli, "VERBS", [cli.Verb("change", "test_api:Words", "test_api:change", "")])
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setattr(type(os.environ), "clear", lambda self: pytest.fail("emptied"))
+    fv.run("change", "x")
+
+
 def test_pretrain_then_train(digits: str, tmp_path: Path) -> None:
     before = fv.pretrain(digits, quiet=True, out=tmp_path / "pre", matching={"prototypes": 16}, **SMALL)
     after = fv.train(digits, quiet=True, out=tmp_path / "run", init=before["run"], **SMALL)
-    assert TrainConfig.from_yaml(Path(after["run"]) / "config.yaml").init == before["run"]
+    assert TrainConfig.stored(Path(after["run"]) / "config.yaml").init == before["run"]
 
 
 def test_a_configuration_stays_the_callers(digits: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 from contextlib import nullcontext
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -16,9 +17,11 @@ from PIL import Image
 
 from frugalvit import cli
 from frugalvit.arguments import make_parser
+from frugalvit.config.base import set_dotted
+from frugalvit.config.run import NO_MATTER
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.training.resuming import check_resume
+from frugalvit.training.resuming import check_resume, stored_config
 
 HERE = Path(__file__).parent
 
@@ -125,6 +128,12 @@ MISTAKES = [
     ("train photos --init nothere", "--init nothere: there is no such run, exported folder or checkpoint file."),
     ("detect train coco --init nothere", "--init nothere: there is no such run"),
     ("train photos --backbone swin_nano --backbone-args {a:", "it must be a group, {name: value}"),
+    ('train photos --backbone-args {"img_size":32}', "'img_size' is not for these: use --img-size"),
+    ('train photos --backbone-args {"num_classes":4}', "'num_classes' is not for these: the data say it"),
+    ('pretrain photos --backbone-args {"name":"resnet18"}', "'name' is not for these: use --backbone"),
+    ('detect train coco --backbone-args {"img_size":32}', "'img_size' is not for these: use --img-size"),
+    ('train photos --backbone-args {"in_chans":4}', "images have 3 channels, or 1 in grey: leave in_chans out"),
+    ('segment train scenes --backbone-args {"in_chans":2}', "images have 3 channels, or 1 in grey"),
     ("probe knn nothere photos", "There is no folder, file or network 'nothere'. Give a run's folder"),
     ("probe knn swin_tiny photos", "Did you mean 'swin_tiny_w7'"),
     ("probe knn empty photos", "empty holds no model (no config.json): give a run's folder"),
@@ -200,6 +209,29 @@ def test_a_job_queued_again_with_the_very_same_words(
 
 
 @pytest.mark.parametrize(
+    ("folder", "verb"),
+    [
+        *(("photos", verb) for verb in ("train", "pretrain", "compare")),
+        *(("coco", verb) for verb in ("detect train", "detect compare")),
+        ("scenes", "segment train"),
+        ("photos/train", "train .."),
+    ],
+)
+def test_the_usual_folder_of_runs_is_not_laid_among_the_images(
+    place: Path, folder: str, verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder would be a class the next time; so would one that was made before that was found."""
+    monkeypatch.chdir(place / folder)
+    before = sorted(path.name for path in (place / folder).iterdir())
+    where = [] if verb.endswith("..") else ["."]
+    settings = ["--with", "lr=0.1", "--without", "lr=0.2"] if verb.endswith("compare") else []
+    assert cli.main([*verb.split(), *where, *TINY, *settings]) == 2
+    said = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("oneDNN")]
+    assert len(said) == 1 and "runs/, where the run would go, lies among the images of ." in said[0], said
+    assert "with --out" in said[0] and sorted(path.name for path in (place / folder).iterdir()) == before
+
+
+@pytest.mark.parametrize(
     ("name", "given", "kept", "images", "auto_batch", "refused"),
     [
         ("batch", 64, 10, 10, False, False),  # there were no more images
@@ -218,6 +250,21 @@ def test_what_a_run_lowered_by_itself_may_be_said_again(
     again = TrainConfig.parse({"data": "photos", "resume": str(tmp_path), name: given})
     with pytest.raises(UserError, match="was begun with") if refused else nullcontext():
         check_resume(again)
+
+
+@pytest.mark.parametrize("name", NO_MATTER)
+def test_what_no_score_follows_from_may_be_another_on_a_resume(tmp_path: Path, name: str) -> None:
+    values = {"log_every": 3, "save_every": 7, "workers": 2, "devices": 2, "nodes": 2, "peer_timeout": 9.0}
+    values |= {"report": False, "track": ["mlflow"], "device": "cuda"}
+    values |= {"cache.where": "off", "cache.folder": "kept", "cache.max_bad": 0.5}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": "photos", "cache": {"size": 64}}), encoding="utf-8")
+    given: dict[str, object] = {"resume": str(tmp_path)}
+    set_dotted(given, name, values[name])
+    again = TrainConfig.parse(given)
+    check_resume(again)
+    found = stored_config(again)
+    assert attrgetter(name)(found) == values[name], "what is given now counts"
+    assert (found.data, found.cache.size, found.resume) == ("photos", 64, str(tmp_path))
 
 
 def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

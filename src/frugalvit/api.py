@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pkgutil
+import sys
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -36,19 +37,41 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
     if verb is None or verb.words != " ".join(words):
         raise UserError(f"There is no command '{command}': see 'frugalvit --help'.")
     config = pkgutil.resolve_name(verb.config).parse(_values(pkgutil.resolve_name(verb.config), arguments, options))
-    with _as_it_was(), console.hushed() if quiet else contextlib.nullcontext():
-        return pkgutil.resolve_name(verb.function)(config).data
+    with console.hushed() if quiet else contextlib.nullcontext():
+        function = pkgutil.resolve_name(verb.function)  # brings torch, where the command needs it: to be remembered too
+        with _environment_as_it_was(), _torch_as_it_was():
+            return function(config).data
 
 
 @contextlib.contextmanager
-def _as_it_was() -> Iterator[None]:
+def _environment_as_it_was() -> Iterator[None]:
     """A command says in the environment what the processes that it starts must know; that is not the caller's."""
     before = dict(os.environ)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+
+
+@contextlib.contextmanager
+def _torch_as_it_was() -> Iterator[None]:
+    """A command seeds torch and sets what its device wants; the caller's own work goes on as if it had not."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    onednn = torch.backends.mkldnn.enabled
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.mkldnn.enabled = onednn
 
 
 def train(data: Place | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:

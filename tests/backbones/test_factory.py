@@ -15,6 +15,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from timm.layers import DropPath
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -22,6 +23,7 @@ from frugalvit.backbones import Backbone, create_backbone, list_models
 from frugalvit.backbones.factory import OWN, from_spec
 from frugalvit.backbones.sizes import final_grid
 from frugalvit.errors import UserError
+from frugalvit.training.setup import make_twin
 
 VIT: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2}
 SWIN: dict[str, Any] = {"embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
@@ -255,6 +257,12 @@ def test_pixels_are_normalised_by_default_like_imagenet() -> None:
         ({"name": "swin_nano", "in_chans": 0}, "in_chans=0"),
         ({"name": "swin_nano", "drop_path": 2.0}, "drop_path=2.0 is no rate"),
         ({"name": "swin_nano", "drop_path": float("nan")}, "drop_path=nan"),
+        ({"name": "swin_nano", "drop_path_rate": 2.0}, "drop_path=2.0 is no rate"),
+        ({"name": "vgg11", "drop_path_rate": 0.1}, "no stochastic depth"),
+        (
+            {"name": "swin_nano", "drop_path": 0.0, "drop_path_rate": 0.5},
+            "drop_path and drop_path_rate are the same thing; give drop_path alone",
+        ),
         ({"name": "swin_nano", "img_size": "32"}, "img_size='32' is not a size"),
         ({"name": "swin_nano", "img_size": True}, "img_size=True"),
         ({"name": "swin_nano", "img_size": (True, 32)}, "not a size"),
@@ -265,6 +273,20 @@ def test_pixels_are_normalised_by_default_like_imagenet() -> None:
 def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_backbone(**arguments)
+
+
+@pytest.mark.parametrize("name", ["swin_nano", "test_vit"])
+def test_drop_path_rate_is_drop_path(name: str) -> None:
+    """A teacher made of such a network has no stochastic depth: it says the same twice."""
+    backbone = create_backbone(name, img_size=32, drop_path_rate=0.5)
+    assert backbone.keywords["drop_path"] == 0.5 and "drop_path_rate" not in backbone.keywords
+    assert max(part.drop_prob for part in backbone.modules() if isinstance(part, DropPath)) == pytest.approx(0.5)
+    same = create_backbone(name, img_size=32, drop_path=0.5, drop_path_rate=0.5)
+    assert same.spec() == backbone.spec() == create_backbone(name, img_size=32, drop_path=0.5).spec()
+    twin = make_twin(backbone).train()
+    images = torch.randn(8, 3, 32, 32)
+    assert torch.equal(twin(images).grid, twin(images).grid)
+    assert not torch.equal(backbone.train()(images).grid, backbone(images).grid)
 
 
 def test_wrong_images_are_named() -> None:

@@ -91,11 +91,33 @@ def test_a_recipe_of_the_users_is_for_its_own_task(tmp_path: Path) -> None:
         TrainConfig.parse({"data": "x", "recipe": "scrach"})
 
 
+def test_published_weights_are_fine_tuned() -> None:
+    recipes = [TrainConfig.parse({"data": "x"} | more).recipe for more in ({}, {"pretrained": True}, {"init": "x.pth"})]
+    assert recipes == ["scratch", "finetune", "finetune"]
+    asked = TrainConfig.parse({"data": "x", "pretrained": True, "recipe": "scratch"})
+    assert asked.recipe == "scratch" and asked.optimizer == TrainConfig.parse({"data": "x"}).optimizer
+
+
 def test_drloc_in_pretraining_has_nothing_to_choose_by_itself() -> None:
     """It is an experiment of ours, off where nothing is said: "auto" could only have meant 0."""
     with pytest.raises(UserError, match=r"localization\.weight = 'auto': it must be a number"):
         PretrainConfig.parse({"data": "x", "localization": {"weight": "auto"}})
     assert PretrainConfig.parse({"data": "x"}).localization.weight == 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("variant", "ce"), ("pairs", 16), ("hidden", 32), ("grid_size", None)])
+def test_how_pretraining_localises_is_not_said_without_a_weight(name: str, value: Any, tmp_path: Path) -> None:
+    """It would do nothing, as the weight is 0 by itself; what a run wrote down of itself says it all the same."""
+    with pytest.raises(UserError, match=rf"localization\.{name} .*give localization\.weight too"):
+        PretrainConfig.parse({"data": "x", "localization": {name: value}})
+    weighed = PretrainConfig.parse({"data": "x", "localization": {name: value, "weight": 0.1}})
+    assert getattr(weighed.localization, name) == value
+    going_on = PretrainConfig.parse({"continue_from": "run", "localization": {name: value}})  # with that run's weight
+    assert getattr(going_on.localization, name) == value
+    weighed.localization.weight = 0.0
+    (tmp_path / "config.yaml").write_text(weighed.to_yaml())
+    assert getattr(PretrainConfig.stored(tmp_path / "config.yaml").localization, name) == value
+    assert PretrainConfig.parse(PretrainConfig.parse({"data": "x"}).model_dump(mode="json")).localization.weight == 0
 
 
 class Halves(Config):

@@ -69,6 +69,18 @@ def test_larger_images_are_resized_before_they_are_shifted() -> None:
     torch.testing.assert_close(out, resized, atol=LEVEL, rtol=0)
 
 
+def test_larger_images_are_flipped_once() -> None:
+    """On the way to the padded crop they are cut twice; a flip in both would be none."""
+    images = pictures(2, 48, 64)
+    plain, flipped = (
+        TrainAugment(quiet(crop="padded", padding=0, flip=flip), 32, (0, 0, 0), (1, 1, 1))(
+            images, sizes_of(images), torch.Generator()
+        )
+        for flip in (0.0, 1.0)
+    )
+    assert torch.equal(flipped, plain.flip(-1)) and not torch.equal(flipped, plain)
+
+
 def test_center_crop_only_flips() -> None:
     images = pictures(2, 40, 40)
     out = TrainAugment(quiet(crop="center", flip=1.0), 40, (0, 0, 0), (1, 1, 1))(
@@ -132,6 +144,17 @@ def test_multi_crop_probabilities_per_view(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(share["grayscale"], torch.full((views,), 0.2), atol=0.08, rtol=0)
         jittered = sum(len(s.rows) for s in steps if s.operation in ColorJitter.names) / 4 / batch / views
         assert jittered == pytest.approx(0.8, abs=0.05)
+
+
+def test_crops_are_solarised_from_the_middle_on() -> None:
+    """As PIL's 128 of 255: the second global crop alone, every value from there on turned round."""
+    grey = torch.tensor([0, 64, 127, 128, 200, 255], dtype=torch.uint8)
+    images = grey.view(6, 1, 1, 1).expand(6, 3, 8, 8)
+    still = {"jitter_prob": 0.0, "grayscale": 0.0, "blur_first": 0.0, "blur_global": 0.0, "local_crops": 0}
+    cut = MultiCrop(CropsConfig(solarize=1.0, **still), 8, (0, 0, 0), (1, 1, 1))
+    first, second = (crop[:, 0, 0, 0] * 255 for crop in cut(images, sizes_of(images), torch.Generator()))
+    torch.testing.assert_close(first, grey.float(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(second, torch.tensor([0.0, 64, 127, 127, 55, 0]), atol=1e-3, rtol=0)
 
 
 def test_evaluation_equals_torchvision_and_takes_single_images() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 from frugalvit.data import crops
-from frugalvit.data.crops import center_boxes, crop_resize, pad_crop, random_resized_boxes
+from frugalvit.data.crops import RANDOM_BOX_COLUMNS, boxes_from_uniform, center_boxes, crop_resize, pad_crop
+from frugalvit.data.randomness import uniform
 
 LEVEL = 1 / 255
 BOTH = pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -33,6 +36,12 @@ def smooth(count: int, height: int, width: int, seed: int = 0) -> Tensor:
 
 def same_sizes(images: Tensor) -> Tensor:
     return torch.tensor([images.shape[-2:]]).expand(len(images), 2)
+
+
+def random_resized_boxes(
+    sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator
+) -> Tensor:
+    return boxes_from_uniform(sizes, scale, ratio, uniform(len(sizes), RANDOM_BOX_COLUMNS, generator))
 
 
 def one_by_one(images: Tensor, boxes: Tensor, flips: Tensor, out: tuple[int, int], interpolation: str) -> Tensor:
@@ -135,6 +144,14 @@ def test_boxes_smaller_than_a_stored_pixel() -> None:
     torch.testing.assert_close(out, (images[..., 7:, 7:].float() / 255).expand(1, 3, 4, 4))
 
 
+@BOTH
+def test_boxes_between_two_stored_pixels(interpolation: Any) -> None:
+    """One whose edges round to the same stored pixel shows that pixel; cut to none, it would show nothing at all."""
+    images, boxes = noise(1, 8, 8), torch.tensor([[26.0, 26, 3, 3]])  # of an 80 x 80 original: from 2.6 to 2.9
+    out = crop_resize(images, torch.tensor([[80, 80]]), boxes, None, (4, 4), interpolation)
+    torch.testing.assert_close(out, (images[..., 3:4, 3:4].float() / 255).expand(1, 3, 4, 4))
+
+
 @pytest.mark.parametrize(("height", "width"), [(100, 100), (60, 140), (500, 50)])
 @pytest.mark.parametrize(("scale", "ratio"), [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.05, 0.4), (3 / 4, 4 / 3))])
 def test_boxes_are_distributed_as_torchvisions(
@@ -169,6 +186,18 @@ def test_evaluation_equals_resize_and_center_crop(height: int, width: int, out: 
     resize = v2.Resize(int(256 / 224 * out), interpolation=InterpolationMode.BICUBIC, antialias=True)
     theirs = v2.CenterCrop(out)(resize(image.float() / 255)).clamp(0, 1)
     assert (ours - theirs).abs().max() < LEVEL
+
+
+@pytest.mark.parametrize(("out", "ratio"), [(100, 1.15), (224, 256 / 224), (32, 1.0)])
+def test_the_edges_of_a_resized_image_are_whole_as_torchvisions(out: int, ratio: float) -> None:
+    short, long = torch.meshgrid(torch.arange(20, 120), torch.arange(20, 240), indexing="ij")
+    sizes = torch.stack([short.flatten(), long.flatten()], 1)
+    sizes = sizes[sizes[:, 0] <= sizes[:, 1]]
+    boxes = center_boxes(sizes, (out, out), ratio)
+    new_short = int(ratio * out)
+    new_long = torch.tensor([int(new_short * long / short) for short, long in sizes.tolist()])
+    torch.testing.assert_close(boxes[:, 2], out * sizes[:, 0] / new_short)
+    torch.testing.assert_close(boxes[:, 3], out * sizes[:, 1] / new_long)
 
 
 def test_evaluation_of_a_rectangle_fits_inside() -> None:

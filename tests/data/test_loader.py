@@ -87,6 +87,17 @@ def test_clean_images_are_kept_when_asked() -> None:
     assert torch.equal(batch.labels, plain.targets)
 
 
+def test_images_that_were_not_mixed_are_clean_themselves() -> None:
+    """A second tensor of them would cost a second pass through the network."""
+    loader = batches(keep_clean=True)
+    assert loader.mixing is not None
+    loader.mixing.prob = 0.5
+    kept = [loader.batch_at(step) for step in range(12)]
+    plain = [batches(mixed=False).batch_at(step).images for step in range(12)]
+    mixed = [not torch.equal(batch.images, images) for batch, images in zip(kept, plain, strict=True)]
+    assert [batch.clean is not None for batch in kept] == mixed and 0 < sum(mixed) < 12
+
+
 def test_fewer_images_than_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
     loader = batches(a_store(3), batch=128)
     assert loader.batch == 3 and loader.steps_per_epoch == 1

@@ -14,7 +14,10 @@ from PIL import Image
 
 from frugalvit.data import check_trainable, open_data
 from frugalvit.data.decode import BadImage
+from frugalvit.data.pack import pack
 from frugalvit.data.sizes import median_side
+from frugalvit.data.sources import classes_in_shards
+from frugalvit.data.streaming import open_stream
 from frugalvit.errors import UserError
 
 
@@ -222,6 +225,45 @@ def test_imagenet_100_by_a_list(tmp_path: Path) -> None:
         open_data(tmp_path / "in", classes=["n01", "n09"])
     with pytest.raises(UserError, match="cannot be read as a list"):
         open_data(tmp_path / "in", classes=tmp_path / "nolist.txt")
+
+
+def test_classes_whose_names_have_spaces(tmp_path: Path) -> None:
+    """A whole line is a name; its first word, where the data know only that."""
+    fill(
+        tmp_path / "in", {f"{split}/{name}": 2 for split in ("train", "val") for name in ("polar bear", "polar", "n01")}
+    )
+    fill(tmp_path / "in", {"val/only there": 1})  # a class that nobody asked for
+    for name, lines, kept in (
+        ("both", "polar bear\n  n01 tench\n", ("n01", "polar bear")),
+        ("short", "polar\n", ("polar",)),
+    ):
+        (tmp_path / f"{name}.txt").write_text(lines)
+        for labels in ("auto", "folders"):
+            assert open_data(tmp_path / "in", classes=tmp_path / f"{name}.txt", labels=labels).classes == kept
+    table = tmp_path / "table.csv"
+    rows = [f"in/train/{name}/00{i}.png,{name}" for name in ("polar bear", "polar", "n01") for i in range(2)]
+    table.write_text("path,label\n" + "\n".join(rows) + "\n")
+    source = open_data(table, classes=tmp_path / "both.txt", split="given")
+    assert source.classes == ("n01", "polar bear") and sizes(source) == {"train": 4}
+    (tmp_path / "amiss.txt").write_text("brown bear\npolar\n")
+    for place in (tmp_path / "in", table):
+        with pytest.raises(
+            UserError, match=r"lacks 1 of the classes asked for: brown bear\. Did you mean 'polar bear'"
+        ):
+            open_data(place, classes=tmp_path / "amiss.txt")
+
+
+def test_classes_whose_names_have_spaces_in_shards(tmp_path: Path) -> None:
+    """Read in passing; without an index nobody knows the names beforehand, and either reading may be the right one."""
+    fill(tmp_path / "in", {"train/polar bear": 2, "train/polar": 2, "train/n01": 2})
+    pack(open_data(tmp_path / "in", split="given"), tmp_path / "shards")
+    (tmp_path / "list.txt").write_text("polar bear\nn01 tench\n")
+    where, file = str(tmp_path / "shards"), str(tmp_path / "list.txt")
+    wanted = classes_in_shards(where, file)
+    assert open_stream(where, labelled=True, split="given", classes=wanted).classes == ("n01", "polar bear")
+    (tmp_path / "shards" / "index.json").unlink()
+    assert classes_in_shards(where, file) == ["polar bear", "n01 tench", "polar", "n01"]
+    assert classes_in_shards(where, None) is None
 
 
 def test_domainnet(tmp_path: Path) -> None:

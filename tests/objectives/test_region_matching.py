@@ -132,6 +132,10 @@ def test_match_entropy_of_health() -> None:
     same = torch.ones(1, 9, 3, 3)
     stuck = matching.health(features_of([same] * 2), features_of([distinct] * 2), 0.04)
     assert stuck["match_entropy"].item() == pytest.approx(0, abs=1e-5)
+    # A small crop of four regions can hit four of nine: that is as even as it gets.
+    small = distinct.flatten(2)[..., :4].view(1, 9, 2, 2)
+    few = matching.health(features_of([distinct, small, small]), features_of([distinct]), 0.04)
+    assert few["match_entropy"].item() == pytest.approx(1, abs=1e-5)
     single = features_of([torch.randn(2, 9, 1, 1)] * 2)
     assert "match_entropy" not in matching.health(single, single, 0.04)
 

@@ -126,6 +126,18 @@ def test_views_differ_from_each_other_and_repeat(model: Model, squares: Path) ->
     assert torch.equal(extractor(examples, view=1).features, second.features)
 
 
+def test_views_follow_the_seed(model: Model, squares: Path, cache: Path) -> None:
+    """In the cache, too: another seed's view is another one."""
+    examples = open_data(str(squares), split="given").splits["val"]
+    extractor = Extractor(model)
+    views = {(seed, view): extractor(examples, view=view, seed=seed) for seed in (0, 1) for view in (0, 1)}
+    assert not any(found.from_cache for found in views.values())
+    assert len({found.features.sum().item() for found in views.values()}) == 4
+    assert extractor(examples, view=1, seed=1).from_cache
+    extractor(examples, seed=0)
+    assert extractor(examples, seed=1).from_cache, "nothing is random about the centre crop"
+
+
 def test_bad_images_are_left_out_by_name_until_they_are_too_many(model: Model, tmp_path: Path, cache, capsys) -> None:
     folder = suite_layouts.folders(tmp_path / "data", {"train": 8})
     (folder / "train" / "class1" / "3.png").write_bytes(b"not an image")

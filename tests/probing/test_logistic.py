@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -44,6 +46,16 @@ def test_coefficients_equal_scikit_learn(strength: float, images: int, width: in
     shift = theirs.intercept_ - theirs.intercept_.mean()
     np.testing.assert_allclose(ours.bias[0], shift, rtol=1e-3, atol=1e-3 * np.abs(shift).max())
     assert (ours.scores(features)[0].argmax(1).numpy() == theirs.predict(features.numpy())).all()
+
+
+def test_a_common_shift_of_the_start_is_not_kept() -> None:
+    """Softmax ignores it, so nothing in the search would take it away; scikit-learn's intercepts have none."""
+    features, labels = blobs(150, 12, 5, noise=2.0)
+    problem = LogisticRegression(features, labels)
+    first = problem.fit([1.0], tolerance=1e-8)
+    again = problem.fit([1.0], start=replace(first, bias=first.bias + 3), tolerance=1e-8)
+    theirs = Theirs(tol=1e-10, max_iter=20000).fit(features.numpy(), labels.numpy()).intercept_
+    np.testing.assert_allclose(again.bias[0], theirs, rtol=1e-3, atol=1e-3 * np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("strength", [1e-2, 1.0, 100.0])

@@ -48,6 +48,16 @@ def test_eleven_points_by_hand() -> None:
     assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100 * (6 + 5 * 2 / 3) / 11)
 
 
+@pytest.mark.parametrize("positives", [10, 20, 30, 70, 90])
+def test_a_recall_of_so_many_tenths_reaches_its_level(positives: int) -> None:
+    """After every tenth of the positives comes a negative: the precision up to level k/10 is that at the k-th tenth."""
+    tenth = positives // 10
+    targets = torch.tensor(([1] * tenth + [0]) * 10)
+    scores = torch.arange(len(targets), 0, -1).double()
+    precisions = [1.0, *(k * tenth / (k * (tenth + 1) - 1) for k in range(1, 11))]
+    assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100 * sum(precisions) / 11)
+
+
 def test_difficult_images_are_left_out() -> None:
     scores, targets = torch.tensor([0.9, 0.8, 0.7]), torch.tensor([-1, 1, 0])
     assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100)
@@ -63,7 +73,7 @@ def test_eleven_points_and_auc_equal_scikit_learn(seed: int, images: int, ties: 
     precision, recall, _ = precision_recall_curve(targets, scores)
     # the curve ends with an artificial point (precision 1, recall 0) that no threshold reaches
     precision, recall = precision[:-1], recall[:-1]
-    expected = np.mean([precision[recall >= level - 1e-12].max() for level in np.arange(11) / 10])
+    expected = np.mean([precision[recall >= level].max() for level in np.arange(11) / 10])
     assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100 * expected)
     assert metrics.roc_auc(scores, targets) == pytest.approx(100 * roc_auc_score(targets, scores))
 

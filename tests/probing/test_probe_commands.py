@@ -12,7 +12,7 @@ import torch
 
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.folder import save_model_folder
-from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
+from frugalvit.config.probe import EmbedConfig, KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
 from frugalvit.errors import UserError
 from frugalvit.probing import commands
 from frugalvit.probing.extract import Embedded, Extractor
@@ -68,6 +68,30 @@ def test_linear(squares: Path, views: int) -> None:
     result = commands.linear(config)
     assert result.data.keys() >= WORDS | {"lr", "val_top1"}
     assert result.data["top1"] > 80 and len(result.data["tried"]) == 3
+
+
+def test_the_seed_decides_the_views(squares: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int | None, int]] = []
+    take = Extractor.__call__
+
+    def note(self: Extractor, examples: Any, label: str = "", view: int | None = None, seed: int = 0) -> Embedded:
+        asked.append((view, seed))
+        return take(self, examples, label, view, seed)
+
+    monkeypatch.setattr(Extractor, "__call__", note)
+    commands.linear(LinearConfig(data=str(squares), epochs=1, lrs=[1.0], views=2, seed=7, **TINY))
+    assert [pair for pair in asked if pair[0] is not None] == [(0, 7), (1, 7)]
+
+
+@pytest.mark.parametrize("kind", [KnnConfig, LinearConfig, LogisticConfig, EmbedConfig])
+def test_a_number_of_blocks_is_of_last_blocks(kind: Any) -> None:
+    needed = {"model": "run", "data": "photos", "blocks": 2}
+    with pytest.raises(UserError, match="--blocks is of --features last_blocks"):
+        kind.parse(needed | {"features": "pooled"})
+    assert kind.parse(needed | {"features": "last_blocks"}).blocks == 2
+    if kind is not LinearConfig:  # which takes the last blocks by itself
+        with pytest.raises(UserError, match="--blocks is of --features last_blocks"):
+            kind.parse(needed)
 
 
 def test_logistic(squares: Path) -> None:

@@ -41,6 +41,22 @@ def test_pairs_stay_together(world: int, most: int, parts: int) -> None:
     assert autobatch.parts_that_fit(task, 1, fabric) == parts
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_continues_another_is_tried_out(
+    tmp_path: Path, resumed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state it begins with is the other's: only a run that is resumed has been tried out before."""
+    monkeypatch.setattr(autobatch, "parts_that_fit", lambda *_: 2)
+    monkeypatch.setattr(autobatch, "with_batch", lambda *_: None)
+    fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
+    config, run, task = TrainConfig(resume=str(tmp_path) if resumed else None), Run(tmp_path), cast(Any, Mixed())
+    run.save_checkpoint({"step": 4, "task": {}})
+    plan = Plan(steps=8, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
+    parts = autobatch.fit_to_memory(config, plan, task, run, fabric).accumulate
+    run.close()
+    assert parts == config.accumulate == (1 if resumed else 2)
+
+
 def test_a_split_that_is_not_accepted_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise UserError("no such batch")

@@ -11,7 +11,7 @@ import pytest
 from tiny import TRAIN, write_images
 
 from frugalvit.cli import main
-from frugalvit.config.compare import CompareConfig
+from frugalvit.config.compare import CompareConfig, assignments
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import Halted, UserError
 from frugalvit.results import Result
@@ -98,7 +98,7 @@ def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
         run = folder / name / "seed_0"
         run.mkdir(parents=True)
         asked = TrainConfig.parse({"data": "photos", "lr": lr})
-        (run / "asked.json").write_text(asked.model_dump_json(exclude=module.NO_MATTER))
+        (run / "asked.json").write_text(asked.model_dump_json(exclude={"out"}))
 
     assert place("a", "b") == usual
     begin(usual, "a")
@@ -126,6 +126,64 @@ def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None
     wanted = TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run"), "devices": 4, "nodes": 2})
     module.run_once(wanted, lambda run: asked.append(run) or Result({}))
     assert (asked[0].resume, asked[0].devices, asked[0].nodes) == (str(tmp_path / "run"), 4, 2)
+
+
+def test_a_comparison_goes_on_with_other_values_of_what_no_score_follows_from(photos: Path, tmp_path: Path) -> None:
+    values = TRAIN | {"data": str(photos), "out": str(tmp_path / "run")}
+    other = {"log_every": 5, "save_every": 7, "devices": 2, "workers": 3, "cache": {"where": "off", "folder": "kept"}}
+    with pytest.raises(KeyboardInterrupt):
+        module.run_once(TrainConfig.parse(values), interrupt)
+    (tmp_path / "run" / "config.yaml").write_text("")  # it was begun
+    asked: list[TrainConfig] = []
+    module.run_once(TrainConfig.parse(values | other), lambda run: asked.append(run) or Result({}))
+    assert asked[0].resume == str(tmp_path / "run") and asked[0].was_given("cache.where")
+    found = asked[0].model_dump()
+    assert [found[name] for name in ("log_every", "save_every", "devices", "workers")] == [5, 7, 2, 3]
+    assert (asked[0].cache.where, asked[0].cache.folder) == ("off", "kept")
+    with pytest.raises(UserError, match="was run with cache"):
+        module.run_once(TrainConfig.parse(values | {"cache": {"size": 99}}), interrupt)
+
+
+def interrupt(_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def test_a_comparison_is_named_after_its_data_by_whatever_way(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "run_once", halt)
+    assert main(["compare", f"{photos}/train/..", "--seeds", "1"]) == 3
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"compare_{photos.name}"]
+
+
+def test_settings_hold_several_values(photos: Path, tmp_path: Path) -> None:
+    """As one word each; a group of keywords joins those that both settings have."""
+    settings = [
+        "a: optimizer.betas=0.9,0.95 img_size=32,48 backbone_args={window_size: 4, depths: [2, 2]} lr=0.1",
+        "b: img_size=32 backbone_args.window_size=2 augment.scale=0.1,0.5",
+    ]
+    made = config(photos, tmp_path, settings=settings, with_settings=[], without_settings=[])
+    a, b = (TrainConfig.parse(made.run_values(one, 0, "out")) for one in made.named_settings().values())
+    assert (a.optimizer.betas, a.img_size, a.lr) == ((0.9, 0.95), (32, 48), 0.1)
+    assert a.backbone_args == {"embed_dim": 8, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+    assert (b.img_size, b.optimizer.betas, b.augment.scale) == (32, (0.9, 0.999), (0.1, 0.5))
+    assert b.backbone_args["window_size"] == 2
+    assert TrainConfig.parse({"img_size": "auto"}).img_size == "auto"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("img_size=32,48,64", "img_size = .*2 values"),
+        ("img_size=32,x", "img_size = .*a whole number"),
+        ("optimizer.betas=0.9", "optimizer.betas = .*2 values, e.g. 0.9,0.999"),
+        ("backbone_args={window_size: 4", "backbone_args = .*a group"),
+    ],
+)
+def test_several_values_amiss_are_one_line(setting: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainConfig.parse(assignments([setting]))
 
 
 def test_a_metric_that_no_run_has_is_said_before_the_first(photos: Path, tmp_path: Path) -> None:

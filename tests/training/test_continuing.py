@@ -66,6 +66,12 @@ def test_adding_regions_keeps_views(views_only: Path) -> None:
     assert next(line["step"] for line in read_metrics(folder / "both") if line["split"] == "train") > 4
 
 
+def test_memory_is_tried_out_for_a_run_that_continues(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["pretrain", "--continue", str(views_only / "views"), "--device", "cpu", "--no-report", "--steps", "5"]
+    assert cli.main([*words, "--out", str(views_only / "tried"), "--auto-batch"]) == 0
+    assert "auto-batch: 8 images a step are kept" in capsys.readouterr().err
+
+
 def test_what_is_left_open_is_as_in_the_run_that_is_continued(
     views_only: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

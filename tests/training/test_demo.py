@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frugalvit.config.compare import DemoConfig
-from frugalvit.training.demo import demo
+from frugalvit.training.demo import demo, write_digits
 
 
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +21,11 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     json.dumps(result.data, allow_nan=False)  # what --json prints can be read by everybody: one seed has no interval
     again = demo(DemoConfig(seeds=1, epochs=1, labels=2))
     assert again.data["settings"] == result.data["settings"], "a second demo shows the first one's runs"
+
+
+def test_a_digit_is_trained_on_or_tested_on(tmp_path: Path) -> None:
+    """Whatever another demonstration, with another number of labels, has left in the folder."""
+    for labels in (2, 5, 3):
+        digits = write_digits(tmp_path / "digits", labels)
+        train, test = ({path.name for path in (digits / split).glob("*/*.png")} for split in ("train", "test"))
+        assert len(train) == 10 * labels and len(test) == 1797 - 10 * labels and not train & test

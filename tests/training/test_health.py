@@ -157,6 +157,14 @@ def test_a_short_run_has_not_stagnated(steps: int, said: list[str]) -> None:
     assert [alarm.name for step, line in lines for alarm in health.look(step, line)] == said
 
 
+def test_four_lines_are_too_few_to_diverge() -> None:
+    """The first losses of a run jump about."""
+    health = Health(K, steps=500, settled=0, patience=1)
+    lines = [healthy(0.0) | {"loss": loss} for loss in (6.5, 9.0, 12.0, 15.0)]
+    assert feed(health, lines) == []
+    assert [alarm.name for alarm in health.look(50, healthy(0.0) | {"loss": 15.0})] == ["divergence"]
+
+
 def test_a_beginning_is_not_a_collapse() -> None:
     health = Health(K, steps=500, settled=400)
     assert feed(health, [SIGNS["uniform collapse (views)"](0.0) for _ in range(30)]) == []

@@ -232,6 +232,26 @@ def test_test_images_choose_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
 
 
+@pytest.mark.parametrize(
+    ("splits", "images", "watched"),
+    [
+        (["val", "test"], "all", "test"),  # the first is the bank, the second is asked
+        (["test"], "all", "val"),  # each is asked about the others, as it always was without a val
+        (["val"], "train+val", "val"),
+    ],
+)
+def test_images_without_a_train_split(splits: list[str], images: str, watched: str, tmp_path: Path) -> None:
+    """What is learned from need not be called train."""
+    folder = write_images(tmp_path / "photos")
+    (folder / "train").rename(folder / "test")
+    for split in {"val", "test"} - set(splits):
+        shutil.rmtree(folder / split)
+    run = config(folder, tmp_path / "run", steps=2, images=images, split="given", report=True)
+    summary = pretrain(run).data
+    assert summary["knn"] is not None and (tmp_path / "run" / "report.html").exists()
+    assert {line["split"] for line in read_metrics(tmp_path / "run")} == {"train", watched}
+
+
 @pytest.mark.parametrize(("labels", "learned", "watched"), [("auto", 27, True), ("ignore", 27, False)])
 def test_loose_images_are_learned_from(labels: str, learned: int, watched: bool, tmp_path: Path) -> None:
     """Beside class folders too, and what could not be read is kept by name."""

@@ -13,8 +13,9 @@ from frugalvit.training import devices, processors
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     enabled, threads = torch.backends.mkldnn.enabled, torch.get_num_threads()
-    processors.tune_for_cpu.cache_clear()
+    processors._onednn_is_slow.cache_clear()
     yield
+    processors._onednn_is_slow.cache_clear()
     torch.backends.mkldnn.enabled = enabled
     torch.set_num_threads(threads)
 
@@ -30,6 +31,18 @@ def test_onednn_is_left_out_where_it_is_much_slower(
     processors.tune_for_cpu()
     assert torch.backends.mkldnn.enabled == kept
     assert ("oneDNN is left out" in capsys.readouterr().err) != kept
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN to leave out")
+def test_a_second_run_of_a_process_finds_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two, ``fv.train`` gave the caller oneDNN back."""
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    measured = iter([40.0, 1.0])
+    monkeypatch.setattr(processors, "_seconds", lambda: next(measured))
+    for _ in range(2):
+        torch.backends.mkldnn.enabled = True
+        processors.tune_for_cpu()
+        assert not torch.backends.mkldnn.enabled
 
 
 def test_other_processors_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from frugalvit.training.recipes import (
     decide_heads,
     decide_pretraining,
     decide_training,
+    evaluation_interval,
     supervised_batch,
     supervised_epochs,
     supervised_lr,
@@ -128,6 +129,22 @@ def test_how_strongly_images_are_varied(parameters: int, values: dict[str, Any],
     config = TrainConfig.parse({"data": "x", "batch": 128} | values)
     decide_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), Decisions())
     assert config.augment.operations == operations
+
+
+@pytest.mark.parametrize(
+    ("steps", "per_epoch", "batch", "watched", "interval"),
+    [
+        (2976, 31, 64, 204, 60),  # 2,040 images on a CPU: fifty in the run
+        (19_500, 195, 256, 5_000, 390),  # 50,000 images, 100 epochs: every other
+        (300, 100, 16, 1_000, 100),  # three epochs: one after each
+        (1_000, 10, 32, 6_000, 250),  # a quarter of the time is four
+        (1_000, 10, 32, 100_000, 250),  # and never fewer
+        (1_000, 10, 32, 2_000, 84),  # a quarter of the time is twelve
+        (1_000, 10, 32, 0, 20),
+    ],
+)
+def test_how_often_a_run_is_evaluated(steps: int, per_epoch: int, batch: int, watched: int, interval: int) -> None:
+    assert evaluation_interval(steps, per_epoch, batch, watched) == interval
 
 
 def test_without_drloc_nothing_is_decided_about_it() -> None:

@@ -54,7 +54,7 @@ def test_only_the_place_of_the_data_changes(old: str, new: str, tmp_path: Path) 
     assert (tmp_path / "config.yaml").read_bytes() == stored
     run.save_place(new)
     run.close()
-    assert TrainConfig.from_yaml(tmp_path / "config.yaml").data == new
+    assert TrainConfig.stored(tmp_path / "config.yaml").data == new
     rest = stored[stored.index(b"\nrecipe:") :]
     assert (tmp_path / "config.yaml").read_bytes().endswith(rest)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +19,16 @@ from tiny import TRAIN, differences, read_metrics, write_images
 from frugalvit import cli
 from frugalvit.backbones import create_backbone
 from frugalvit.config.train import PredictConfig, TrainConfig
+from frugalvit.data.augment import EvalTransform
 from frugalvit.data.loader import Batch
+from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
 from frugalvit.training import commands, localizing, supervised
 from frugalvit.training.commands import train
+from frugalvit.training.evidence import worst_mistakes
 from frugalvit.training.models import load_model
 from frugalvit.training.predict import predict
+from frugalvit.training.setup import EvalSet
 from frugalvit.training.supervised import SupervisedTask
 
 
@@ -59,6 +67,54 @@ def test_images_that_are_not_kept_are_trained_on_and_shown(tmp_path: Path) -> No
     mistakes, others = (json.loads((tmp_path / where / "mistakes.json").read_text()) for where in ("off", "ram"))
     assert mistakes and mistakes == others
     assert all(mistake["image"].startswith("data:image/jpeg") for mistake in mistakes)
+
+
+@pytest.mark.parametrize(("prob", "passes"), [(0.0, 1), (1.0, 2)])
+def test_clean_images_cost_a_second_pass_where_others_were_mixed(
+    photos: Path, tmp_path: Path, prob: float, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    judge = SupervisedTask.judge
+
+    def count(self: SupervisedTask, *inputs: Any) -> dict[str, torch.Tensor]:
+        forward, calls = self.backbone.forward, []
+        with monkeypatch.context() as patch:
+            patch.setattr(self.backbone, "forward", lambda images: calls.append(1) or forward(images))
+            losses = judge(self, *inputs)
+        seen.append(len(calls))
+        return losses
+
+    monkeypatch.setattr(SupervisedTask, "judge", count)
+    settings = {"localization": {"weight": 0.5, "images": "clean"}, "mixing": {"prob": prob, "cutmix": 0.0}, "steps": 2}
+    train(config(photos, tmp_path / "run", **settings))
+    assert seen == [passes] * 2 and "localization" in read_metrics(tmp_path / "run")[0]
+
+
+class Brightness:
+    """Says "light" of an image, the surer the lighter it is."""
+
+    def eval(self) -> None: ...
+
+    def __call__(self, images: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(pooled=images.mean((1, 2, 3)))
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.zeros_like(pooled), 10 * (pooled - 0.5)], 1)
+
+
+def test_the_surest_mistakes_come_first_with_their_pictures() -> None:
+    levels, labels = torch.tensor([[20, 240, 150, 180, 250, 60, 5], [1, 1, 0, 0, 0, 0, 0]])
+    store = ImageStore.from_arrays(levels.byte().view(7, 1, 1, 1).expand(7, 3, 8, 8), labels)
+    dataset = EvalSet(store, EvalTransform(8, (0, 0, 0), (1, 1, 1)), batch=2)
+    found = worst_mistakes(Brightness(), dataset, ("dark", "light"), count=3)  # type: ignore[arg-type]
+    assert [(each["label"], each["predicted"]) for each in found] == [
+        ("dark", "light"),
+        ("light", "dark"),
+        ("dark", "light"),
+    ]
+    assert [each["probability"] for each in found] == pytest.approx([0.9919, 0.9855, 0.8868], abs=1e-3)
+    pictures = [Image.open(io.BytesIO(base64.b64decode(each["image"].partition(",")[2]))) for each in found]
+    assert [np.asarray(picture).mean() for picture in pictures] == pytest.approx([250, 20, 180], abs=3)
 
 
 @pytest.mark.parametrize(("weight", "error", "told"), [(0.5, 0.9, True), (0.5, 0.6, False), (0.0, 0.9, False)])
@@ -205,7 +261,7 @@ def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) 
     few = write_images(tmp_path / "few", train=2, val=1)
     first = train(config(photos, tmp_path / "first", steps=4)).data["run"]
     result = train(config(few, tmp_path / "second", init=first, steps=None, epochs=1, batch=128))
-    assert result.data["steps"] >= 1 and TrainConfig.from_yaml(tmp_path / "second/config.yaml").recipe == "finetune"
+    assert result.data["steps"] >= 1 and TrainConfig.stored(tmp_path / "second/config.yaml").recipe == "finetune"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Reading weight files without ever running what is in them.
 
 A ``.pth`` file is a pickle, and a pickle may hold any program. Here torch's restricted unpickler reads it; besides
-tensors and plain containers it knows four harmless names that released checkpoints carry (argparse.Namespace, yacs'
-CfgNode, NumPy scalars), the last three replaced by inert stand-ins. Everything else is refused with its name.
+tensors and plain containers it knows the harmless names that released checkpoints carry: argparse.Namespace, and by
+inert stand-ins yacs' CfgNode and NumPy's scalars with their types. Everything else is refused with its name.
 """
 
 from __future__ import annotations

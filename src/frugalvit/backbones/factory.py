@@ -82,10 +82,15 @@ def create_backbone(
     """
     size = to_size(img_size)
     num_classes, in_chans = _count("num_classes", num_classes, 0), _count("in_chans", in_chans, 1)
+    keywords = {key: value for key, value in keywords.items() if value is not None}
+    # timm's word for it. Among the keywords it would win over drop_path, and a teacher would have stochastic depth.
+    rate = keywords.pop("drop_path_rate", None)
+    if rate is not None and drop_path not in (None, rate):
+        raise UserError("drop_path and drop_path_rate are the same thing; give drop_path alone")
+    drop_path = rate if drop_path is None else drop_path
     if drop_path is not None and not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
         raise UserError(f"drop_path={drop_path!r} is no rate; give a number from 0 to below 1, or None")
     architecture = architecture_of(name)
-    keywords = {key: value for key, value in keywords.items() if value is not None}
     fixed: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
     if drop_path is not None:
         fixed["drop_path_rate"] = drop_path
@@ -99,8 +104,8 @@ def create_backbone(
         with torch.device(device):
             return make()
 
-    if keywords:
-        _refuse_unknown(name, keywords, build)
+    if keywords or rate is not None:
+        _refuse_unknown(name, keywords if rate is None else {**keywords, "drop_path_rate": rate}, build)
     extra, notes = adapt(name, size, keywords, build)
     resolved = {**keywords, **extra}
     if keep_shape and extra:

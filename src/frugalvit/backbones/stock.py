@@ -129,8 +129,9 @@ def _swin_architecture(
 ) -> tuple[str, dict[str, Any]]:
     shape = {**common, "img_size": list(backbone.img_size), **model.shape()}
     stock = {key: value for key, value in shape.items() if key not in ("padding", "norm_eps")}
-    larger = min(backbone.img_size) < model.shape()["patch_size"]  # ours pads an image to its patch, timm's cannot
-    if not larger and not _oblong_windows(model) and _computes_the_same(backbone, STOCK_SWIN, stock):
+    # Ours pads an image to its patch, timm's cannot.
+    patch_exceeds_image = min(backbone.img_size) < model.shape()["patch_size"]
+    if not patch_exceeds_image and not _oblong_windows(model) and _computes_the_same(backbone, STOCK_SWIN, stock):
         return STOCK_SWIN, stock
     return backbone.architecture, shape
 

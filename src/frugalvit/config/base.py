@@ -43,10 +43,6 @@ class Config(pydantic.BaseModel):
         except pydantic.ValidationError as error:
             raise UserError(_explain(cls, error)) from None
 
-    @classmethod
-    def from_yaml(cls, path: str | Path) -> Self:
-        return cls.parse(read_yaml(path))
-
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 

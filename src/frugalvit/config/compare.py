@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pydantic
 
-from frugalvit.config.base import Config, merge, option, set_dotted
+from frugalvit.config.base import Config, merge, option, read_yaml_text, set_dotted
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
@@ -44,7 +45,8 @@ class Compared(RunConfig):
             name, colon, rest = text.partition(":")
             if not colon:
                 raise UserError(f"--settings '{text}': write 'name: option=value option=value'.")
-            _add(found, _folder_name(name.strip(), text), rest.split())
+            words = re.findall(r"(?:\{[^}]*\}|\S)+", rest)  # parted by spaces, but for those within {…}
+            _add(found, _folder_name(name.strip(), text), words)
         for name, words in (("with", self.with_settings), ("without", self.without_settings)):
             if words:
                 _add(found, name, words)
@@ -102,13 +104,14 @@ def _folder_name(name: str, text: str) -> str:
 
 
 def assignments(words: list[str]) -> dict[str, Any]:
-    """``["a.b=1", "c=x"]`` as nested values."""
+    """``["a.b=1", "c=x", "d={e: 2}"]`` as nested values."""
     values: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
             raise UserError(f"'{word}' should be option=value, e.g. localization.weight=0.5.")
-        set_dotted(values, name.replace("-", "_"), None if value.lower() == "none" else value)
+        read = read_yaml_text(value) if value.startswith("{") else None if value.lower() == "none" else value
+        set_dotted(values, name.replace("-", "_"), read)
     return values
 
 

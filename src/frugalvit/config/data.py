@@ -26,8 +26,8 @@ class AugmentConfig(Config):
     flip: Share = option(0.5, "probability of a horizontal flip")
     operations: Whole | Auto = option(
         "auto",
-        "RandAugment operations drawn per image; 0 switches RandAugment off; auto: none for networks below 2 million "
-        "parameters in runs below 180 epochs, else 2",
+        "RandAugment operations drawn per image; 0 switches RandAugment off; auto: none below 180 epochs for networks "
+        "below 2 million parameters, and below 5,000 steps from random weights; else 2",
     )
     operation_prob: Share = option(0.5, "probability that a drawn RandAugment operation is applied")
     magnitude: float = option(9.0, "RandAugment magnitude", ge=0, le=10)

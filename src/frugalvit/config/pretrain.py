@@ -92,6 +92,13 @@ class PretrainConfig(RunConfig):
         made = super().parse(values)
         if made.optimizer.layer_decay != 1:
             raise UserError("optimizer.layer_decay spares layers that have learned: leave it to 'train --init'.")
+        if not (made.localization.weight or made.continue_from or made.resume):  # these two bring a weight of their own
+            usual = PairsConfig()
+            for name, value in made.localization:
+                if value != getattr(usual, name):
+                    raise UserError(
+                        f"localization.{name} is of a loss that is off here: give localization.weight too, or leave it."
+                    )
         return made
 
     @classmethod

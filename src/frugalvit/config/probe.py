@@ -37,7 +37,21 @@ class ExtractConfig(Config):
     seed: int = option(0, "decides splits that have to be made, and all that is random", ge=0)
 
 
-class ProbeConfig(ExtractConfig):
+class FeaturesConfig(ExtractConfig):
+    """Which features are taken from a model."""
+
+    features: Literal["pooled", "last_blocks"] = option("pooled", _FEATURES)
+    blocks: int = option(4, "how many last blocks, where features are last_blocks", ge=1)
+
+    @pydantic.model_validator(mode="after")
+    def _blocks_of_last_blocks(self) -> Self:
+        """An option that would do nothing is refused."""
+        if self.features != "last_blocks" and "blocks" in self.model_fields_set:
+            raise ValueError("--blocks is of --features last_blocks: give that too, or leave it out")
+        return self
+
+
+class ProbeConfig(FeaturesConfig):
     """What every probe of one dataset takes."""
 
     model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
@@ -50,8 +64,6 @@ class KnnConfig(ProbeConfig):
 
     ks: list[Count] = option(list(KS), "numbers of neighbours, all from one pass")
     temperature: float = option(TEMPERATURE, "votes weigh exp(cosine / temperature)", gt=0)
-    features: Literal["pooled", "last_blocks"] = option("pooled", _FEATURES)
-    blocks: int = option(4, "how many last blocks", ge=1)
 
 
 class LinearConfig(ProbeConfig):
@@ -65,7 +77,6 @@ class LinearConfig(ProbeConfig):
         0, "augmented views (random resized crop, flip) of every training image; 0: the centre crop", ge=0
     )
     features: Literal["pooled", "last_blocks"] = option("last_blocks", _FEATURES)
-    blocks: int = option(4, "how many last blocks", ge=1)
     val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
 
 
@@ -73,8 +84,6 @@ class LogisticConfig(ProbeConfig):
     """Logistic regression by L-BFGS, λ searched on validation images."""
 
     max_iterations: int = option(MAX_ITERATIONS, "of L-BFGS, for every λ", ge=1)
-    features: Literal["pooled", "last_blocks"] = option("pooled", _FEATURES)
-    blocks: int = option(4, "how many last blocks", ge=1)
     val_fraction: float = option(0.2, "share of train held out where there is no validation split", gt=0, lt=1)
 
 
@@ -92,7 +101,7 @@ class SuiteConfig(ExtractConfig):
     max_iterations: int = option(MAX_ITERATIONS, "of L-BFGS, for every λ", ge=1)
 
 
-class EmbedConfig(ExtractConfig):
+class EmbedConfig(FeaturesConfig):
     """The features of images in a file, the nearest neighbours of one, what to label next, and near duplicates."""
 
     model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
@@ -103,8 +112,9 @@ class EmbedConfig(ExtractConfig):
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
     split: Literal["all", "train", "val", "test"] = option("all", "which images")
     labels: Labelling = option("auto", "folders: folder names are classes; ignore: no labels")
-    features: Literal["pooled", "last_blocks", "grid"] = option("pooled", "pooled, last_blocks, or the grid of tokens")
-    blocks: int = option(4, "how many last blocks", ge=1)
+    features: Literal["pooled", "last_blocks", "grid"] = option(  # type: ignore[assignment]
+        "pooled", "pooled, last_blocks, or the grid of tokens"
+    )
     neighbours: str | None = option(None, "an image file: draw its nearest neighbours")
     count: int = option(10, "how many neighbours", ge=1)
     select: int | None = option(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, flatten, merge, option, pixels, positive, read_yaml, read_yaml_text
+from frugalvit.config.base import Config, flatten, merge, option, parted, pixels, positive, read_yaml, read_yaml_text
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.kinds import Auto, Device, Precision, Rate, Splitting, Whole
 from frugalvit.config.recipes import recipe_values
@@ -19,13 +19,19 @@ class OptimizerConfig(Config):
     """AdamW and its schedules."""
 
     weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
-    betas: tuple[Rate, Rate] = option((0.9, 0.999), "AdamW's averaging rates")
+    betas: Annotated[tuple[Rate, Rate], pydantic.BeforeValidator(parted)] = option(
+        (0.9, 0.999), "AdamW's averaging rates"
+    )
     warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
     whole_cosine: bool = option(False, "the learning rate's cosine begins at the first step, under the warm-up")
     min_lr: float = option(0.005, "the last learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
     clip_per: Literal["global", "tensor"] = option("global", "one norm over all gradients, or one per tensor")
     layer_decay: float = option(1.0, "learning rate factor from each block to the one before it", gt=0, le=1)
+
+
+_NO_KEYWORDS = {"name": "use --backbone", "img_size": "use --img-size", "num_classes": "the data say it"}
+"""What every network is made with that is no keyword of the model, and where it comes from."""
 
 
 class RunConfig(Config):
@@ -92,7 +98,19 @@ class RunConfig(Config):
     @classmethod
     def _as_yaml(cls, value: dict[str, Any]) -> dict[str, Any]:
         """A model's keyword has no type here: the 4 of ``backbone_args.window_size=4`` came as text."""
-        return {name: read_yaml_text(given) if isinstance(given, str) else given for name, given in value.items()}
+        keywords = {name: read_yaml_text(given) if isinstance(given, str) else given for name, given in value.items()}
+        for name, way in _NO_KEYWORDS.items():
+            if name in keywords:
+                raise ValueError(f"'{name}' is not for these: {way}")
+        if keywords.get("in_chans", 3) not in (1, 3):
+            raise ValueError("images have 3 channels, or 1 in grey: leave in_chans out, or give 1")
+        return keywords
+
+    @pydantic.field_validator("img_size", mode="before")
+    @classmethod
+    def _height_and_width(cls, value: Any) -> Any:
+        """Both in one word, as in the settings of a comparison; one number stays one."""
+        return parted(value) if isinstance(value, str) and "," in value else value
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
@@ -177,6 +195,12 @@ class RunConfig(Config):
         init = values.get("init")
         return "finetune" if values.get("pretrained") or (init and not _learned_here(str(init))) else "scratch"
 
+
+NO_MATTER = (
+    *("device", "devices", "nodes", "peer_timeout", "workers", "cache.where", "cache.folder", "cache.max_bad"),
+    *("log_every", "save_every", "track", "report"),
+)
+"""Options that no score follows from, by their dotted names: a run, or a comparison, may go on with others."""
 
 AT_START = ("config.yaml", "data.json", "decisions.json")
 """What a run writes before its first step."""

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from frugalvit.data.randomness import ship, uniform
+from frugalvit.data.randomness import ship
 
 Interpolation = Literal["bilinear", "bicubic"]
 Border = Literal["box", "image"]
@@ -29,18 +29,12 @@ RANDOM_BOX_COLUMNS = 2 * _ATTEMPTS + 2
 _RADIUS = {"bilinear": 1.0, "bicubic": 2.0}
 
 
-def random_resized_boxes(
-    sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator
-) -> Tensor:
-    """Boxes (B, 4) of top, left, height, width in original pixels, distributed as torchvision's RandomResizedCrop."""
-    return boxes_from_uniform(sizes, scale, ratio, uniform(len(sizes), RANDOM_BOX_COLUMNS, generator))
-
-
 def boxes_from_uniform(
     sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float], numbers: Tensor
 ) -> Tensor:
-    """Boxes from ready uniform numbers (B, 22): all ten attempts at once, the first that fits wins.
+    """Boxes (B, 4) of top, left, height, width in original pixels, distributed as torchvision's RandomResizedCrop.
 
+    From ready uniform numbers (B, 22): all ten attempts at once, the first that fits wins.
     sizes: (B, 2) height and width. Where none fits, the largest centred box within the ratio limits is taken.
     """
     height, width = sizes.double().unbind(-1)
@@ -75,10 +69,10 @@ def center_boxes(sizes: Tensor, out_size: tuple[int, int], resize_ratio: float) 
     """
     size = sizes.double()
     out = torch.tensor(out_size, dtype=torch.float64)
-    short = torch.floor(out * resize_ratio + 1e-9)  # 256/224 * 224 must not become 255
+    short = torch.floor(out * resize_ratio)
     zoom = (short / size).amax(1, keepdim=True)
     binding = (short / size) >= zoom
-    resized = torch.where(binding, short, torch.floor(size * zoom + 1e-9))
+    resized = torch.where(binding, short, torch.floor(size * zoom + 1e-9))  # 15 · (41 / 5) must not become 122
     corner = torch.round((resized - out) / 2)
     per_pixel = size / resized
     return torch.cat([corner * per_pixel, out * per_pixel], 1).float()

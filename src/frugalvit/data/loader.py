@@ -49,7 +49,7 @@ class Batch:
     targets: (B, K) soft targets with mixing, (B,) class numbers without, None without labels.
     labels:  (B,) class numbers before mixing, or None.
     index:   (B,) positions in the store, on the CPU.
-    clean:   the images before mixing, where the loader was asked to keep them.
+    clean:   the images before mixing, where they were mixed and the loader was asked to keep them.
     number:  which of the run's batches it is; a step takes several where gradients are accumulated.
     """
 
@@ -119,7 +119,8 @@ class Batches:
         views = plain.images
         blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
         mixed, targets = self.mixing.apply(views, plain.labels, blend)
-        return replace(plain, images=mixed, targets=targets, clean=views if self.keep_clean else None)
+        clean = views if self.keep_clean and mixed is not views else None
+        return replace(plain, images=mixed, targets=targets, clean=clean)
 
     def _of_its_group(self, step: int) -> Batch:
         """A step's batch before mixing, out of a group that is kept until another one is wanted."""

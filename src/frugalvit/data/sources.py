@@ -11,8 +11,10 @@ import numpy as np
 
 from frugalvit.data import folders, splits, tables
 from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.listing import base, open_root
 from frugalvit.data.places import local
 from frugalvit.errors import UserError, nearest
+from frugalvit.files import storable
 from frugalvit.words import counted
 
 _ROWS = (".parquet", ".arrow")
@@ -76,7 +78,7 @@ def _only_classes(source: DataSource, wanted: Sequence[str], place: str) -> Data
         raise UserError(f"{place} has several labels per image: its classes cannot be chosen, leave --classes out.")
     if source.classes is None:
         raise UserError(f"{place} has no labels, so there are no classes to choose: leave --classes out.")
-    names = folders.chosen_classes(place, source.classes, wanted)
+    names = folders.chosen_classes(place, source.classes, _as_classes(wanted, source.classes))
     if len(names) == len(source.classes):
         return source
     new = np.full(len(source.classes), -1)
@@ -128,7 +130,16 @@ def _open_folder(path: Path, labels: str, classes: Sequence[str] | None, classes
     lists = tables.find_lists(path)
     if lists is not None:
         return tables.open_lists(*lists, labels)
+    if classes is not None:
+        classes = _as_classes(classes, _class_folders(str(path), labels))
     return folders.open_folder(str(path), labels, classes, classes_from)
+
+
+def _class_folders(where: str, labels: str) -> list[str]:
+    """The names that classes may have there, as ``open_folder`` will look for them; no image is listed for it."""
+    root = where if labels == "folders" else folders._descend(where, [])
+    parts = list(folders._split_folders(root).values()) or [root]
+    return [base(folder) for part in parts for folder in open_root(part).folders]
 
 
 def _open_file(path: Path, labels: str, classes_from: Sequence[str]) -> DataSource:
@@ -160,7 +171,7 @@ def _kind(path: Path) -> str:
 
 
 def class_names(classes: str | Path | Sequence[str] | None) -> list[str] | None:
-    """The names of the classes to keep: as given, or from a file with one a line."""
+    """The names of the classes to keep: as given, or the lines of a file."""
     if classes is None:
         return None
     if isinstance(classes, str | Path):
@@ -168,11 +179,34 @@ def class_names(classes: str | Path | Sequence[str] | None) -> list[str] | None:
             lines = local(classes).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError):
             raise UserError(f"{classes} cannot be read as a list of class names, one per line.") from None
-        # Lists often carry a description behind the name: "n01558993 robin".
-        classes = [line.split()[0] for line in lines if line.strip()]
+        classes = [line.strip() for line in lines if line.strip()]
     if not classes:
         raise UserError("The list of classes is empty.")
     return list(classes)
+
+
+def classes_in_shards(where: str, file: str | None) -> list[str] | None:
+    """The classes to keep of shards that are read in passing; where no index names them all, in either reading."""
+    from frugalvit.data import shards
+
+    wanted = class_names(file)
+    if wanted is None or all(len(line.split()) == 1 for line in wanted):
+        return wanted
+    index = shards.layout(where).index
+    if index is not None and index.classes is not None:
+        return _as_classes(wanted, index.classes)
+    return list(dict.fromkeys([*wanted, *(line.split()[0] for line in wanted)]))
+
+
+def _as_classes(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
+    """Whole lines are names; of one that is none, the first word: lists carry descriptions, "n01558993 robin"."""
+    known = {storable(name) for name in present}
+
+    def name_in(line: str) -> str:
+        first = line.split()[0] if line.strip() else line
+        return first if storable(line) not in known and storable(first) in known else line
+
+    return [name_in(line) for line in wanted]
 
 
 def _not_found(place: str) -> str:

@@ -129,7 +129,8 @@ class StreamedBatches:
             return Batch(views, labels, labels, index, number=step)
         blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
         mixed, targets = self.mixing.apply(views, labels, blend)
-        return Batch(mixed, targets, labels, index, views if self.keep_clean else None, step)
+        clean = views if self.keep_clean and mixed is not views else None
+        return Batch(mixed, targets, labels, index, clean, step)
 
     def glance(self, step: int) -> Batch:
         """A step's batch, read in this process: for a look that should not start the readers anew.

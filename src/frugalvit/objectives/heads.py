@@ -91,7 +91,8 @@ class ProjectionHead(nn.Module):
 def update_average(teacher: nn.Module, student: nn.Module, momentum: float, skipped: Tensor | None = None) -> None:
     """θ_t <- m θ_t + (1 - m) θ_s over all parameters at once (buffers are not averaged).
 
-    skipped: a boolean; where the student's step was skipped the teacher stays too, which a GPU is not asked for
+    skipped: a boolean tensor; where the student's step was skipped, the teacher stays as it is, too. On a GPU that is
+        decided there: reading it would make the host wait
     """
     check_momentum(momentum)
     move_towards(list(teacher.parameters()), list(student.parameters()), momentum, skipped)

@@ -78,8 +78,7 @@ class Matching(nn.Module, ABC):
     center:           (1, K), starts at zero, moved after every loss while training, over all processes
     chunked:          never hold the logits (see chunked.py); ``"auto"`` does so where it pays
 
-    Under gradient accumulation, or with the crops in parts, pass ``hold_center=True`` to every call and call
-    ``move_center`` once per step.
+    Under gradient accumulation pass ``hold_center=True`` to every call and call ``move_center`` once per step.
     Released checkpoints: their ``head.*`` (``head_dense.*``) fits ``student`` and ``teacher``, their
     ``dino_loss.center`` (``center_grid``) fits ``center``.
     """
@@ -121,18 +120,11 @@ class Matching(nn.Module, ABC):
         teacher_features: Sequence[Features],
         teacher_temp: float | Tensor = 0.04,
         *,
-        first: int = 0,
-        total: int | None = None,
         hold_center: bool = False,
     ) -> Tensor:
-        """The loss over crops, global ones first; ``teacher_features`` are those of the first student crops.
-
-        To save memory the student's crops may come in parts, with ``hold_center=True``: ``first`` is the place of the
-        first crop given among ``total``, and the parts' losses add up to the whole.
-        """
-        place = {"first": first, "total": total or first + len(student_features)}
+        """The loss over crops, global ones first; ``teacher_features`` are those of the first student crops."""
         self._check(student_features, teacher_features)
-        count_pairs(place["total"], len(teacher_features))
+        count_pairs(len(student_features), len(teacher_features))
         student, student_sizes = self._bottlenecks(self.student, student_features)
         with torch.no_grad():
             teacher, teacher_sizes = self._bottlenecks(self.teacher, teacher_features)
@@ -144,7 +136,7 @@ class Matching(nn.Module, ABC):
                 self.student.weight(),
                 teacher,
                 teacher_weight,
-                self.assignment(student_features, teacher_features, **place),
+                self.assignment(student_features, teacher_features),
                 center=self.center,
                 student_temp=self.student_temp,
                 teacher_temp=teacher_temp,
@@ -153,9 +145,7 @@ class Matching(nn.Module, ABC):
             student_logits = F.linear(student, self.student.weight()).split(student_sizes, dim=1)
             with torch.no_grad():
                 teacher_logits = F.linear(teacher, teacher_weight).split(teacher_sizes, dim=1)
-            loss = self._plain_loss(
-                student_logits, teacher_logits, student_features, teacher_features, teacher_temp, **place
-            )
+            loss = self._plain_loss(student_logits, teacher_logits, student_features, teacher_features, teacher_temp)
         if self.training:
             self.remember(teacher)
             if not hold_center:
@@ -199,13 +189,7 @@ class Matching(nn.Module, ABC):
             parameter.grad = None
 
     @abstractmethod
-    def assignment(
-        self,
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        first: int = 0,
-        total: int | None = None,
-    ) -> Tensor:
+    def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
         """C (B, S, J): what every student row against every teacher row of its image weighs in the loss; sums to 1."""
 
     @torch.no_grad()
@@ -278,8 +262,6 @@ class Matching(nn.Module, ABC):
         student_features: Sequence[Features],
         teacher_features: Sequence[Features],
         teacher_temp: float | Tensor,
-        first: int,
-        total: int,
     ) -> Tensor:
         """The loss from the logits of every crop, (B, T, K)."""
 

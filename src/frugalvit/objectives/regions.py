@@ -40,15 +40,12 @@ def region_loss(
     center: Tensor,
     student_temp: float = 0.1,
     teacher_temp: float | Tensor = 0.04,
-    first: int = 0,
-    total: int | None = None,
 ) -> Tensor:
     """L_R over lists with one entry per crop: logits (B, T, K) and grids (B, D, h, w), T = h·w row by row.
 
-    The teacher's crops are the first of the student's, in order. Any sizes, any number of crops; the student's may
-    come in parts, as in ``view_loss``.
+    The teacher's crops are the first of the student's, in order. Any sizes, any number of crops.
     """
-    pairs = count_pairs(total or first + len(student_logits), len(teacher_logits))
+    pairs = count_pairs(len(student_logits), len(teacher_logits))
     for what, logits, grids in (
         ("student_logits", student_logits, student_grids),
         ("teacher_logits", teacher_logits, teacher_grids),
@@ -63,10 +60,10 @@ def region_loss(
         targets = [sharpened(logits, center, teacher_temp) for logits in teacher_logits]
         matches = [match.split(sizes, dim=1) for match in _match_all(student_grids, teacher_grids)]
     loss = student_logits[0].new_zeros((), dtype=torch.float32)
-    for crop, logits in enumerate(student_logits, first):
+    for crop, logits in enumerate(student_logits):
         target = None  # Σ_t p_{j*(t)}
         for t in teachers_of(crop, len(targets)):
-            matched = torch.take_along_dim(targets[t], matches[t][crop - first][..., None], dim=1)
+            matched = torch.take_along_dim(targets[t], matches[t][crop][..., None], dim=1)
             target = matched if target is None else target + matched
         if target is not None:
             loss = loss + cross_entropy(logits, target, student_temp).mean()
@@ -88,8 +85,6 @@ class RegionMatching(Matching):
         student_features: Sequence[Features],
         teacher_features: Sequence[Features],
         teacher_temp: float | Tensor,
-        first: int,
-        total: int,
     ) -> Tensor:
         return region_loss(
             student_logits,
@@ -99,21 +94,13 @@ class RegionMatching(Matching):
             center=self.center,
             student_temp=self.student_temp,
             teacher_temp=teacher_temp,
-            first=first,
-            total=total,
         )
 
     @torch.no_grad()
-    def assignment(
-        self,
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        first: int = 0,
-        total: int | None = None,
-    ) -> Tensor:
+    def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
         student_grids = [crop.grid for crop in student_features]
         teacher_grids = [crop.grid for crop in teacher_features]
-        batch, pairs = len(student_grids[0]), count_pairs(total or first + len(student_grids), len(teacher_grids))
+        batch, pairs = len(student_grids[0]), count_pairs(len(student_grids), len(teacher_grids))
         precise = {
             "dtype": torch.promote_types(student_grids[0].dtype, torch.float32),
             "device": student_grids[0].device,
@@ -121,7 +108,7 @@ class RegionMatching(Matching):
         blocks = []
         for t, match in enumerate(_match_all(student_grids, teacher_grids)):
             weights = []
-            for crop, grid in enumerate(student_grids, first):
+            for crop, grid in enumerate(student_grids):
                 regions = grid.shape[2:].numel()
                 weights.append(torch.full((regions,), 0.0 if crop == t else 1 / (batch * pairs * regions), **precise))
             weight = torch.cat(weights)[None, :, None].expand(batch, -1, 1)

@@ -31,30 +31,26 @@ def view_loss(
     student_temp: float = 0.1,
     teacher_temp: float | Tensor = 0.04,
     mixing: Sequence[Tensor] | None = None,
-    first: int = 0,
-    total: int | None = None,
 ) -> Tensor:
     """L_V over lists of logits (B, K), one per crop; the teacher's crops are the first of the student's, in order.
 
     center (K) or (1, K). ``mixing`` (B, B) per student crop weighs the images a mixed-up crop shows: its row b says
     how much of every student image the teacher's image b should match; the identity is the plain loss.
-    To save memory the student's crops may come in parts: ``first`` is the place of the first one given among
-    ``total``, and the parts' losses add up to the whole.
     """
-    pairs = count_pairs(total or first + len(student_logits), len(teacher_logits))
+    pairs = count_pairs(len(student_logits), len(teacher_logits))
     axes, batch, width = max(2, student_logits[0].ndim), len(student_logits[0]), student_logits[0].shape[-1]
     for what, crops in (("student_logits", student_logits), ("teacher_logits", teacher_logits)):
         check_crops(what, crops, axes, batch, width, axis=-1)
     with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
         targets = [sharpened(logits, center, teacher_temp) for logits in teacher_logits]
     loss = student_logits[0].new_zeros((), dtype=torch.float32)
-    for crop, logits in enumerate(student_logits, first):
+    for crop, logits in enumerate(student_logits):
         chosen = [targets[t] for t in teachers_of(crop, len(targets))]
         if not chosen:
             continue
         target = sum(chosen[1:], start=chosen[0])  # Σ_t p_t
         if mixing is not None:
-            target = mixing[crop - first].to(target).mT @ target
+            target = mixing[crop].to(target).mT @ target
         loss = loss + cross_entropy(logits, target, student_temp).mean()
     return loss / pairs
 
@@ -74,8 +70,6 @@ class ViewMatching(Matching):
         student_features: Sequence[Features],
         teacher_features: Sequence[Features],
         teacher_temp: float | Tensor,
-        first: int,
-        total: int,
     ) -> Tensor:
         return view_loss(
             [logits[:, 0] for logits in student_logits],
@@ -83,21 +77,13 @@ class ViewMatching(Matching):
             center=self.center,
             student_temp=self.student_temp,
             teacher_temp=teacher_temp,
-            first=first,
-            total=total,
         )
 
     @torch.no_grad()
-    def assignment(
-        self,
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        first: int = 0,
-        total: int | None = None,
-    ) -> Tensor:
+    def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
         pooled = student_features[0].pooled
-        students, teachers = total or first + len(student_features), len(teacher_features)
+        students, teachers = len(student_features), len(teacher_features)
         precise = {"dtype": torch.promote_types(pooled.dtype, torch.float32), "device": pooled.device}
         different = torch.ones(students, teachers, **precise) - torch.eye(students, teachers, **precise)
         different /= len(pooled) * count_pairs(students, teachers)
-        return different[first : first + len(student_features)].expand(len(pooled), -1, -1)
+        return different.expand(len(pooled), -1, -1)

@@ -83,7 +83,7 @@ def linear(config: LinearConfig) -> Result:
     views = None
     if config.views:
         made = [
-            extractor(source.splits["train"], f"{source.name} train, view {view + 1}", view=view).features
+            extractor(source.splits["train"], f"{source.name} train, view {view + 1}", view, config.seed).features
             for view in range(config.views)
         ]
         views = torch.stack(made)

@@ -38,6 +38,7 @@ from frugalvit.training.models import Model
 from frugalvit.training.precision import precision_name
 
 Kind = Literal["pooled", "last_blocks", "grid"]
+Prepare = Callable[[Tensor, Tensor], Tensor]  # stored images and their sizes -> what the network takes
 CHUNK = 1024  # images between two writes
 _VERSION = 2  # of the files: raise it when equal keys would no longer mean equal features
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -89,13 +90,13 @@ class Extractor:
         self.max_bad = max_bad
         self.weights = model_hash(model)
 
-    def __call__(self, examples: Examples, label: str = "features", view: int | None = None) -> Embedded:
-        """Features of all images; ``view`` takes the v-th random resized crop and flip instead of the centre crop."""
+    def __call__(self, examples: Examples, label: str = "features", view: int | None = None, seed: int = 0) -> Embedded:
+        """Features of all images; ``view`` takes the seed's v-th random resized crop and flip, not the centre crop."""
         if len(examples) == 0:
             raise UserError(f"{label}: there are no images.")
         size = self.model.transform.out_size
         rectangle, _ = look(examples, size)
-        folder = None if self.folder is None else self._folder(examples, rectangle, view)
+        folder = None if self.folder is None else self._folder(examples, rectangle, view, seed)
         starts = range(0, len(examples), CHUNK)
         parts: dict[int, _Part] = {}
         for number in range(len(starts)):
@@ -112,7 +113,8 @@ class Extractor:
             if bad > limit:
                 shown = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
                 raise UserError(f"{bad} of {len(examples)} images cannot be read: {shown}. Mend or remove them.")
-            features = self._features(decoded, view, number, meter, starts[number])
+            prepare = self._prepare(view, seed, number)
+            features = self._features(decoded, prepare, meter, starts[number])
             require_finite(features, f"features of {self.model.name}")
             parts[number] = _Part(features.numpy(), decoded.positions.numpy(), decoded.bad)
             if folder is not None:
@@ -132,8 +134,7 @@ class Extractor:
                 features = output.grid if self.kind == "grid" else output.pooled
         return features.float()
 
-    def _features(self, decoded: _Decoded, view: int | None, number: int, meter: console.Meter, done: int) -> Tensor:
-        prepare = self._prepare(view, number)
+    def _features(self, decoded: _Decoded, prepare: Prepare, meter: console.Meter, done: int) -> Tensor:
         found = []
         for start in range(0, len(decoded.images), self.batch):
             rows = slice(start, start + self.batch)
@@ -142,15 +143,15 @@ class Extractor:
             meter.show(done + start + len(images))
         return torch.cat(found) if found else torch.zeros(0, 1)
 
-    def _prepare(self, view: int | None, number: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def _prepare(self, view: int | None, seed: int, number: int) -> Prepare:
         if view is None:
             return self.model.transform
         backbone = self.model.backbone
         crop = TrainAugment(_view_config(), self.model.transform.out_size, backbone.mean, backbone.std)
-        generator = generator_for(view, "probe view", number)
+        generator = generator_for(seed, f"probe view {view}", number)
         return lambda images, sizes: crop(images, sizes, generator)
 
-    def _folder(self, examples: Examples, rectangle: tuple[int, int], view: int | None) -> Path:
+    def _folder(self, examples: Examples, rectangle: tuple[int, int], view: int | None, seed: int) -> Path:
         identity = {
             "version": _VERSION,
             "weights": self.weights,
@@ -159,7 +160,7 @@ class Extractor:
             "rectangle": list(rectangle),
             "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],
             "precision": self.precision,
-            "view": None if view is None else [view, _view_config().model_dump(mode="json"), self.batch],
+            "view": None if view is None else [seed, view, _view_config().model_dump(mode="json"), self.batch],
         }
         text = json.dumps(identity, sort_keys=True)
         assert self.folder is not None

@@ -105,8 +105,7 @@ def eleven_point_average_precision(scores: Tensor, targets: Tensor) -> float:
     seen = torch.arange(1, len(targets) + 1, device=targets.device, dtype=torch.float64)
     precision, recall = (found / seen)[last_of_tie], (found / positives)[last_of_tie]
     levels = torch.arange(11, device=targets.device, dtype=torch.float64) / 10
-    # 1e-12: recall 3/10 must reach the level 0.3 although the two doubles differ in the last bit
-    reached = recall[None] >= levels[:, None] - 1e-12
+    reached = recall[None] >= levels[:, None]
     return 100.0 * (reached * precision).amax(dim=1).mean().item()
 
 

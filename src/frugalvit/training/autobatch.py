@@ -27,7 +27,7 @@ _FULL = 0.95  # share of a device's memory that a step may take: what is left is
 
 def fit_to_memory(config: RunConfig, plan: Plan, task: Task, run: Run, fabric: Fabric) -> Plan:
     """The plan with as many parts a step as it takes; what was found is said and kept in the configuration."""
-    if run.has_checkpoint():
+    if config.resume and run.has_checkpoint():  # a new run may have one too, of the run that it continues
         return plan  # the run has been going with what was found at its start
     if fabric.device.type != "cuda":
         console.say(f"auto-batch: {plan.images_per_step} images a step are kept; only a GPU's memory is tried out")

@@ -7,11 +7,14 @@ import math
 import shutil
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from frugalvit import console
+from frugalvit.config.base import set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
+from frugalvit.config.run import NO_MATTER
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import Halted, UserError, nearest
 from frugalvit.files import make_folder, read_json, write_text
@@ -20,6 +23,7 @@ from frugalvit.results import Result, Table
 from frugalvit.training.evidence import finite
 from frugalvit.training.processes import is_first
 from frugalvit.training.runs import Run, holds_run, read_summary
+from frugalvit.training.setup import not_into_the_data
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
 from frugalvit.training.tracking import TensorBoard, make_trackers
 
@@ -28,8 +32,8 @@ Train = Callable[[Any], Result]
 Plans = dict[str, list[RunConfig]]
 
 _ASKED = "asked.json"
-NO_MATTER = {"out", "resume", "report", "device", "workers", "track", "peer_timeout"}
-"""What may differ between what a run was asked and what is wanted of it now: no score follows from it."""
+_NOT_ASKED = ("out", "resume", *NO_MATTER)
+"""What may differ between what a run was asked and what is wanted of it now."""
 
 _PRECISIONS = [f"{kind}_{ap}" for kind in ("box", "mask") for ap in
                ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")]  # fmt: skip
@@ -66,8 +70,9 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
             f"{', '.join(known)}."
         )
     settings = config.named_settings()
+    not_into_the_data(config)
     plan = partial(_plans_in, config=config, kind=kind, settings=settings)
-    usual = Path("runs") / "_".join([*command.split(), Path(config.data).name])
+    usual = Path("runs") / "_".join([*command.split(), Path(config.data).resolve().name])
     # All are read before the first is run: a mistake in the last setting should not be found at night.
     folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _free_place(usual, plan)
     if not config.redraw and (others := _others(folder, settings)):
@@ -120,13 +125,20 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     begun = holds_run(folder)
     if is_first(config.devices, config.nodes):
         console.say(f"{'continuing' if begun else 'starting'} {folder}")
-    where = {name: getattr(config, name) for name in ("device", "devices", "nodes")}
-    result = train(type(config).parse({"resume": str(folder), **where}) if begun else config)
+    result = train(_resumed(config) if begun else config)
     if "stopped" in result.data:
         if not is_first(config.devices, config.nodes):
             raise SystemExit(0)  # any other status makes the launcher kill the first process, which has more to do
         raise Halted
     return result.data
+
+
+def _resumed(config: RunConfig) -> RunConfig:
+    """The run in its folder goes on as it was begun, but for what is wanted now and no score follows from."""
+    values: dict[str, Any] = {"resume": str(config.out)}
+    for name in NO_MATTER:
+        set_dotted(values, name, attrgetter(name)(config))
+    return type(config).parse(values)
 
 
 def _same_question(folder: Path, wanted: RunConfig) -> None:
@@ -136,17 +148,26 @@ def _same_question(folder: Path, wanted: RunConfig) -> None:
         raise UserError(f"{other}: choose another --out.")
     asked = make_folder(folder) / _ASKED
     if is_first(wanted.devices, wanted.nodes) and (not begun or not asked.exists()):
-        write_text(asked, json.dumps(wanted.model_dump(mode="json", exclude=NO_MATTER), indent=1))
+        write_text(asked, json.dumps(_question(wanted.model_dump(mode="json")), indent=1))
 
 
 def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
     """What a folder's run was asked that is not what is wanted, in words; nothing where it was asked the same."""
-    asked = _that_matters(read_json(folder / _ASKED, dict) or {})
-    question = _that_matters(wanted.model_dump(mode="json", exclude=NO_MATTER))
+    asked = _that_matters(_question(read_json(folder / _ASKED, dict) or {}))
+    question = _that_matters(_question(wanted.model_dump(mode="json")))
     for name, value in asked.items():
-        if name not in NO_MATTER and question.get(name) != value:
+        if question.get(name) != value:
             return f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted"
     return ""
+
+
+def _question(values: dict[str, Any], group: str = "") -> dict[str, Any]:
+    """The values of a run that a score may follow from; earlier versions wrote down others too."""
+    return {
+        name: _question(value, f"{group}{name}.") if isinstance(value, dict) else value
+        for name, value in values.items()
+        if f"{group}{name}" not in _NOT_ASKED
+    }
 
 
 def _that_matters(question: dict[str, Any]) -> dict[str, Any]:

@@ -75,9 +75,13 @@ def demo(config: DemoConfig) -> Result:
 
 
 def write_digits(folder: Path, labels: int) -> Path:
-    """scikit-learn's digits as ``train/3/0001.png`` and ``test/3/0002.png``; the first ``labels`` of each train."""
+    """scikit-learn's digits as ``train/3/0001.png`` and ``test/3/0002.png``; the first ``labels`` of each train.
+
+    In a folder of their own: digits that another demonstration trained on may be tested on in this one.
+    """
     from sklearn.datasets import load_digits
 
+    folder = folder / f"{labels}_of_each"
     images, targets = load_digits(return_X_y=True)
     seen = [0] * 10
     for number, (pixels, digit) in enumerate(zip(images, targets, strict=True)):

@@ -19,7 +19,7 @@ class Autocast(MixedPrecision):
         return data
 
     def unscale_gradients(self, optimizer: Any) -> None:
-        """Fabric's own refuses fused optimisers, which could do so themselves: they do not where it has been done."""
+        """Fabric's own refuses fused optimisers, which unscale as they step; they do not where it is done already."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 

@@ -182,17 +182,24 @@ def make_monitor(
 ) -> tuple[FeatureMonitor, str]:
     """A fixed sample of the images; with labels, training images as the bank and validation images as questions.
 
-    Without validation images the test images are asked, and the split that comes with the monitor is theirs.
+    Without validation images the test images are asked, and the split that comes with the monitor is theirs. A split
+    that is the bank is not asked beside it: each image would find itself.
     """
-    bank = _sample(
-        source.splits["train"].at_hand(), 8 * config.health.images if source.classes else config.health.images
-    )
-    watched = next((split for split in ("val", "test") if source.splits.get(split)), None) if source.classes else None
+    known = _first_split(source)
+    count = 8 * config.health.images if source.classes else config.health.images
+    bank = _sample(source.splits[known].at_hand(), count)
+    others = [split for split in ("val", "test") if split != known and source.splits.get(split)]
+    watched = others[0] if others and source.classes else None
     queries = None
     if watched is not None:
         queries = setup.eval_set(_sample(source.splits[watched], config.health.images), backbone, config, fabric)
     monitor = FeatureMonitor(setup.eval_set(bank, backbone, config, fabric), queries, len(source.classes or ()), fabric)
     return monitor, watched or "val"
+
+
+def _first_split(source: DataSource) -> str:
+    """Train, where there is one: --images all, or train+val, learns from the other splits alone, too."""
+    return "train" if "train" in source.splits else next(iter(source.splits))
 
 
 def _sample(examples: Examples, count: int) -> Examples:
@@ -258,7 +265,7 @@ def _finish(
         if config.report:
             from frugalvit.report.page import write_report
 
-            shown = source.splits.get("val") or source.splits["train"].at_hand()
+            shown = source.splits.get("val") or source.splits[_first_split(source)].at_hand()
             write_report([run.folder], run.folder / "report.html", model=task.teacher.cpu().eval(), examples=shown)
     return _result(summary)
 

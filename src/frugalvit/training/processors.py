@@ -1,4 +1,4 @@
-"""Settings of PyTorch that the hardware wants: measured or known, made once a process."""
+"""Settings of PyTorch that the hardware wants: known, or measured once a process."""
 
 from __future__ import annotations
 
@@ -25,22 +25,29 @@ def tune_for_gpu() -> None:
     torch.set_num_threads(1)
 
 
-@functools.lru_cache(maxsize=1)
 def tune_for_cpu() -> None:
-    """Leave oneDNN out where it is much slower at attention's products than the processor's own library.
+    """Leave oneDNN out where it is much slower at attention's products than the processor's own library."""
+    if platform.machine() in ("aarch64", "arm64") and torch.backends.mkldnn.is_available() and _onednn_is_slow():
+        torch.backends.mkldnn.enabled = False
+
+
+@functools.lru_cache(maxsize=1)
+def _onednn_is_slow() -> bool:
+    """Whether attention's products take many times as long with oneDNN.
 
     Some builds of PyTorch for ARM carry a oneDNN without kernels for a batched product with a transposed factor, q kᵀ,
     and fall back to a loop that takes forty times as long: half of a small transformer's training. The two differ so
     much that the measurement decides the same way every time, as exact resuming needs.
     """
-    if platform.machine() not in ("aarch64", "arm64") or not torch.backends.mkldnn.is_available():
-        return
+    was = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = True
     with_it = _seconds()
     torch.backends.mkldnn.enabled = False
-    if with_it < _MUCH * _seconds():
-        torch.backends.mkldnn.enabled = True
-    else:
+    slow = with_it >= _MUCH * _seconds()
+    torch.backends.mkldnn.enabled = was
+    if slow:
         console.say("oneDNN is left out: on this processor attention takes many times as long with it")
+    return slow
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from lightning_fabric import Fabric
 
-from frugalvit.config.base import flat_fields, read_yaml
+from frugalvit.config.base import flat_fields, read_yaml, set_dotted
 from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.run import NO_MATTER
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.config.transfer import DetectConfig, SegmentConfig
 from frugalvit.console import shown
@@ -21,11 +22,8 @@ from frugalvit.training.runs import find_run
 
 C = TypeVar("C", bound=RunConfig)
 
-_OF_NOW = ("resume", "out", "data", "device", "devices", "nodes")
-"""Where a run goes on, which the machine of now decides."""
-
-_NO_MATTER = ("track", "report", "peer_timeout")
-"""What no weight depends on: what is given now counts."""
+_OF_NOW = ("device", "devices", "nodes")
+"""What the machine of now decides, said or not; of the other options that do not matter, what is said now counts."""
 
 
 def stored_config(config: C) -> C:
@@ -34,11 +32,13 @@ def stored_config(config: C) -> C:
         return config
     folder = find_run(config.resume)
     stored = type(config).stored(folder / "config.yaml")
-    moved = {"resume": str(folder), "device": config.device, "devices": config.devices, "nodes": config.nodes}
-    moved |= {name: getattr(config, name) for name in _free(stored) if config.was_given(name)}
+    values = stored.model_dump() | {"resume": str(folder)}
+    for name in _free(stored):
+        if name in _OF_NOW or config.was_given(name):
+            set_dotted(values, name, operator.attrgetter(name)(config))
     if config.data:  # where it lies now
-        moved["data"] = config.data
-    return stored.model_copy(update=moved)
+        values["data"] = config.data
+    return stored.filled(values)
 
 
 def if_it_has_moved(config: RunConfig, command: str) -> str:
@@ -59,7 +59,7 @@ def check_resume(config: RunConfig) -> None:
     stored = type(config).stored(folder / "config.yaml")
     _check_readers(config, stored, folder)
     for name, field in flat_fields(type(config)).items():
-        if name in (*_OF_NOW, *_free(stored)) or not config.was_given(name):
+        if name in ("resume", "out", "data", *_free(stored)) or not config.was_given(name):
             continue
         wanted, had = (operator.attrgetter(name)(part) for part in (config, stored))
         if wanted not in ("auto", had) and not _was_changed(name, wanted, had, stored, folder):
@@ -126,7 +126,7 @@ def _check_readers(config: RunConfig, stored: RunConfig, folder: Path) -> None:
 
 def _free(stored: RunConfig) -> tuple[str, ...]:
     """Options that may be others now; readers of shards share them out among themselves, so their number may not."""
-    return _NO_MATTER if stored.stream is True else (*_NO_MATTER, "workers")
+    return tuple(name for name in NO_MATTER if name != "workers" or stored.stream is not True)
 
 
 def _was_changed(name: str, wanted: Any, had: Any, stored: RunConfig, folder: Path) -> bool:

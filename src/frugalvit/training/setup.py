@@ -29,7 +29,7 @@ from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.loader import Batches, Store
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.sizes import median_side as median_side
-from frugalvit.data.sources import class_names, without_labels
+from frugalvit.data.sources import classes_in_shards, without_labels
 from frugalvit.data.streamed import StreamedBatches
 from frugalvit.data.streaming import StreamedExamples, Survey, open_stream, should_stream
 from frugalvit.errors import UserError
@@ -90,20 +90,21 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
         folder = find_run(config.resume)
         config = stored_config(config)
     else:
-        _not_into_the_data(config)
+        not_into_the_data(config)
         folder = Path(processes.together(fabric, lambda: str(new_run_folder(config.out, *words))))
     opened: list[Run] = []
     processes.together(fabric, lambda: opened.append(Run(folder)))
     return config, opened[0] if opened else Run(folder, writer=False)
 
 
-def _not_into_the_data(config: RunConfig) -> None:
-    """A run among the images would be taken for a class the next time."""
-    if not config.out or not config.data or not Path(config.data).is_dir():
+def not_into_the_data(config: RunConfig) -> None:
+    """A run among the images would be taken for a class the next time; where none is named it goes into runs/."""
+    if not config.data or not Path(config.data).is_dir():
         return
-    out, data = Path(config.out).resolve(), Path(config.data).resolve()
+    out, data = Path(config.out or "runs").resolve(), Path(config.data).resolve()
     if out == data or data in out.parents:
-        raise UserError(f"--out {config.out} lies among the images of {config.data}: choose a folder outside of it.")
+        what = f"--out {config.out}" if config.out else "runs/, where the run would go,"
+        raise UserError(f"{what} lies among the images of {config.data}: choose a folder outside of it with --out.")
 
 
 def begins_anew(config: RunConfig) -> bool:
@@ -178,7 +179,7 @@ def open_source(
     source = open_stream(
         where,
         labelled=labelled,
-        classes=class_names(config.classes),
+        classes=classes_in_shards(where, config.classes),
         known=None if before is None else Survey(**before),
         agree=lambda look: processes.together(fabric, look),
         **cast(Any, splitting),

@@ -127,7 +127,7 @@ class SupervisedTask(Task):
 
     @property
     def replayable(self) -> bool:
-        """Whether its step is known to do as CUDA graphs: one of our Swins', with the plain loss or none."""
+        """Whether its step is known to work as CUDA graphs: one of our Swins', with the plain loss or none."""
         return isinstance(self.backbone.model, SwinTransformer) and not isinstance(self.localization, DenseLocalization)
 
     @property

@@ -21,7 +21,7 @@ class Task(nn.Module, ABC):
 
     @property
     def replayable(self) -> bool:
-        """Whether its step is known to do as CUDA graphs."""
+        """Whether its step is known to work as CUDA graphs."""
         return False
 
     @property
