@@ -8,7 +8,10 @@ import torch
 from frugalvit import create_backbone
 
 
-@pytest.mark.parametrize(("name", "class_tokens"), [("vit_tiny_patch16_224", True), ("swin_nano", False)])
+@pytest.mark.parametrize(
+    ("name", "class_tokens"),
+    [("vit_tiny_patch16_224", True), ("swin_nano", False), ("cait_xxs24_224", False), ("t2t_vit_14", False)],
+)
 def test_where_a_network_classifies_by_its_class_token(name: str, class_tokens: bool) -> None:
     torch.manual_seed(0)
     backbone = create_backbone(name, img_size=64).eval()

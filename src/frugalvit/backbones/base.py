@@ -182,22 +182,20 @@ class Backbone(nn.Module):
         """Token means of the last ``n`` blocks, concatenated: (B, sum of dims), EsViT's input to the linear probe.
 
         Blocks of the last stage go through the final norm, earlier ones cannot (their width differs) and do not. All
-        blocks of a plain ViT are its last stage. Class tokens are not among the tokens averaged; ``class_token`` takes
-        them instead where the network classifies by its own, as EsViT does with ViT and DeiT (§2.2).
+        blocks of a plain ViT are its last stage. ``class_token``: the class token of a ViT, as EsViT has it (§2.2),
+        which else is not among the tokens averaged.
         """
-        stages = self._blocks_by_stage(images)
-        grids = [grid for stage in stages for grid in stage]
-        if not 0 < n <= len(grids):
-            raise UserError(f"last_blocks(n={n}): {self.name} has {len(grids)} blocks; choose n between 1 and that")
-        if class_token and getattr(self.model, "global_pool", None) == "token":
+        if class_token and internals.views_by_class_token(self.model):
             fitted = self._pad(images, self._fit((images.shape[2], images.shape[3])))
-            return torch.cat(internals.class_tokens(self.model, fitted, self.name, n), 1)
-        first_of_last_stage = len(grids) - len(stages[-1])
-        means = []
-        for number in range(len(grids) - n, len(grids)):
-            grid = self._final_norm(grids[number]) if number >= first_of_last_stage else grids[number]
-            means.append(grid.mean((2, 3)))
-        return torch.cat(means, 1)
+            return torch.cat(self._last(n, internals.class_tokens(self.model, fitted, self.name)), 1)
+        *earlier, last = self._blocks_by_stage(images)
+        grids = [grid for stage in earlier for grid in stage] + [self._final_norm(grid) for grid in last]
+        return torch.cat([grid.mean((2, 3)) for grid in self._last(n, grids)], 1)
+
+    def _last(self, n: int, found: list[Tensor]) -> list[Tensor]:
+        if not 0 < n <= len(found):
+            raise UserError(f"last_blocks(n={n}): {self.name} has {len(found)} blocks; choose n between 1 and that")
+        return found[-n:]
 
     def attention(self, images: Tensor) -> Tensor:
         """Softmax attention of the last block, (B, heads, T, T), rows sum to 1; UserError where there is none.

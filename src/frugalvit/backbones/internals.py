@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from frugalvit.backbones.layout import prefix_tokens, to_grid
@@ -69,13 +72,7 @@ def block_grids(model: nn.Module, images: Tensor, name: str, run: Callable[[Tens
     """Every block's output as a grid, by stage. ``run`` is the forward pass to listen to."""
     stages = stage_blocks(model, name)
     flat = [block for stage in stages for block in stage]
-    seen: dict[int, object] = {}
-    hooks = [block.register_forward_hook(_keep_output(seen, number)) for number, block in enumerate(flat)]
-    try:
-        run(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    seen = _outputs(flat, lambda: run(images))
     if len(seen) < len(flat):
         raise UserError(f"{name} does not run its blocks one after the other; choose another network for dense losses")
     size = (images.shape[2], images.shape[3])
@@ -87,18 +84,17 @@ def block_grids(model: nn.Module, images: Tensor, name: str, run: Callable[[Tens
     return found
 
 
-def class_tokens(model: nn.Module, images: Tensor, name: str, n: int) -> list[Tensor]:
-    """The class token (B, D) after each of the last ``n`` blocks of a ViT, through its final norm."""
-    blocks = [block for stage in stage_blocks(model, name) for block in stage][-n:]
-    seen: dict[int, Any] = {}
-    hooks = [block.register_forward_hook(_keep_output(seen, number)) for number, block in enumerate(blocks)]
-    try:
-        model.forward_features(images)  # type: ignore[operator]
-    finally:
-        for hook in hooks:
-            hook.remove()
+def views_by_class_token(model: nn.Module) -> bool:
+    """Whether this is a ViT that classifies by a class token which goes through all its blocks (CaiT's does not)."""
+    return isinstance(model, Beit | Eva | VisionTransformer) and model.global_pool == "token"
+
+
+def class_tokens(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
+    """The class token (B, D) after each block of a ViT, through its final norm."""
+    blocks = [block for stage in stage_blocks(model, name) for block in stage]
+    seen = _outputs(blocks, lambda: model.forward_features(images))  # type: ignore[operator]
     norm = final_norm(model) or nn.Identity()
-    return [norm(seen[number])[:, 0] for number in range(len(blocks))]
+    return [norm(seen[number][:, :1])[:, 0] for number in range(len(blocks))]
 
 
 def stage_maps(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
@@ -109,17 +105,21 @@ def stage_maps(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
     info = [entry for entry in getattr(model, "feature_info", None) or [] if entry.get("reduction")]
     if not info or any(entry.get("module") not in modules for entry in info):
         return [stage[-1] for stage in block_grids(model, images, name, model.forward_features)]  # type: ignore[arg-type]
-    seen: dict[int, object] = {}
-    hooks = [
-        modules[entry["module"]].register_forward_hook(_keep_output(seen, number)) for number, entry in enumerate(info)
-    ]
+    seen = _outputs([modules[entry["module"]] for entry in info], lambda: model.forward_features(images))  # type: ignore[operator]
+    size = (images.shape[2], images.shape[3])
+    return [to_grid(seen[number], model, size, entry["num_chs"]) for number, entry in enumerate(info)]
+
+
+def _outputs(modules: Sequence[nn.Module], run: Callable[[], object]) -> dict[int, Any]:
+    """What each of these modules gave while the network ran."""
+    seen: dict[int, Any] = {}
+    hooks = [module.register_forward_hook(_keep_output(seen, number)) for number, module in enumerate(modules)]
     try:
-        model.forward_features(images)  # type: ignore[operator]
+        run()
     finally:
         for hook in hooks:
             hook.remove()
-    size = (images.shape[2], images.shape[3])
-    return [to_grid(seen[number], model, size, entry["num_chs"]) for number, entry in enumerate(info)]
+    return seen
 
 
 def _keep_output(seen: dict[int, object], number: int) -> Callable[..., None]:
