@@ -94,6 +94,8 @@ def test_the_rectangle_follows_the_images(tmp_path: Path) -> None:
     assert look(landscape, (224, 224), stored=128)[0] == (128, 171)
     both = FileExamples(landscape.names[:5] + portrait.names[:1], None)
     assert look(both, (224, 224))[0] == (341, 341)  # one in six stands upright, and keeps its height
+    wide = write_images(tmp_path / "d", size=(50, 600))
+    assert look(FileExamples(landscape.names[:5] + wide.names[:1], None), (28, 28))[0] == (32, 64)
     mixed = FileExamples(landscape.names[:2] + small.names[:2] + portrait.names[:2], None)
     assert store_of(mixed, 28).sizes.tolist() == [[300, 400]] * 2 + [[20, 20]] * 2 + [[400, 300]] * 2
 

@@ -71,8 +71,10 @@ def test_images_held_out_are_given_back(views: int) -> None:
     seen = torch.stack([train + 0.1 * v for v in range(views)])
     usual = {"epochs": 4, "batch": 16, "seed": 5}
     given = seen if views > 1 else train
-    found = linear_probe(given, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), rejoin=True, **usual)
-    both = torch.cat([seen, val.expand(views, -1, -1)], dim=1)
+    back = torch.stack([val + 0.2 * v for v in range(views)])
+    more = {"held_out": back if views > 1 else val}
+    found = linear_probe(given, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), **more, **usual)
+    both = torch.cat([seen, back], dim=1)
     labels = torch.cat([train_labels, val_labels])
     expected = one_by_one(both, labels, 4, found.learning_rate, 0.0, epochs=4, batch=16)
     torch.testing.assert_close(found.scores, expected(test).detach(), rtol=1e-4, atol=1e-5)

@@ -12,6 +12,7 @@ from tiny import TRAIN, write_images
 
 from frugalvit.cli import main
 from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import Halted, UserError
 from frugalvit.results import Result
@@ -259,6 +260,21 @@ def test_what_makes_no_difference_is_no_other_question(
     before, now = (TrainConfig.parse({"data": "x", "localization": values}) for values in (asked, wanted))
     (tmp_path / "asked.json").write_text(json.dumps(before.model_dump(mode="json")))
     assert (asked_otherwise(tmp_path, now) == "") is same
+
+
+def test_a_question_of_an_earlier_version(tmp_path: Path) -> None:
+    """It lacks what came later, which had its default then, and says what now is left to itself."""
+    stored = PretrainConfig.parse({"data": "x"}).model_dump(mode="json")
+    del stored["optimizer"]["whole_cosine"]
+    stored["matching"]["view_weight"] = 0.5
+    (tmp_path / "asked.json").write_text(json.dumps(stored))
+    assert asked_otherwise(tmp_path, PretrainConfig.parse({"data": "x"})) == ""
+    for other in (
+        {"optimizer": {"whole_cosine": True}},
+        {"matching": {"view_weight": 1.0}},
+        {"backbone_args": {"a": 1}},
+    ):
+        assert asked_otherwise(tmp_path, PretrainConfig.parse({"data": "x"} | other))
 
 
 @pytest.mark.parametrize("text", ['{"data": ', "[]"])

@@ -38,6 +38,7 @@ _ENLARGED = 256 / 224  # a stored image is this much larger than the input, as t
 _NATIVE = 1.3  # images of one size are stored as they are up to this much above that
 _SAMPLE = 48
 _COVERED = 0.9
+_WIDEST = 2.0  # times the target: 16:9 fits
 _WORTH_WRITING = 8.0  # seconds of decoding that later runs are spared
 _DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
 _PATIENCE = 30.0  # seconds to wait for a lock without seeing its holder write
@@ -157,7 +158,8 @@ def look(
 
     Every sampled image is imagined with its shorter side reduced to the target (never enlarged). The rectangle is as
     high and as wide as nine tenths of them: landscape photos are stored as landscape, and where one in ten is upright,
-    neither kind loses what the usual evaluation (resize the shorter side, crop the centre) would see.
+    neither kind loses what the usual evaluation (resize the shorter side, crop the centre) would see. Panoramas do not
+    widen it beyond twice the target.
     """
     target = target_of(size, stored)
     chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, _SAMPLE)})
@@ -176,7 +178,8 @@ def look(
     if len(set(sizes)) == 1 and height <= _NATIVE * target[0] and width <= _NATIVE * target[1]:
         return (height, width), statistics.median(times)
     shrunk = [_shrunk(size, target) for size in sizes]
-    rows, columns = (max(1, round(_covering(side))) for side in zip(*shrunk, strict=True))
+    limits = zip(zip(*shrunk, strict=True), target, strict=True)
+    rows, columns = (max(1, round(min(_covering(sides), _WIDEST * least))) for sides, least in limits)
     return (rows, columns), statistics.median(times)
 
 

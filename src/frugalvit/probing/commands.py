@@ -101,14 +101,14 @@ def linear(config: LinearConfig) -> Result:
         batch=config.probe_batch,
         seed=config.seed,
         device=probe_device(model),
-        rejoin=prepared.held_out,
+        held_out=None if prepared.held_out is None else prepared.held_out.features,
     )
     data = classification_scores(rank_classes(found.scores), prepared.test.targets) | {
         "val_top1": found.validation,
         "lr": found.learning_rate,
         "weight_decay": found.weight_decay,
         "tried": found.tried,
-        "train_images": len(prepared.train) + (len(prepared.val) if prepared.held_out else 0),
+        "train_images": len(prepared.train) + (0 if prepared.held_out is None else len(prepared.held_out)),
         "test_images": len(prepared.test),
     }
     data = _data(config, "linear", source, config.features, data, began)

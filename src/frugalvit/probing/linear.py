@@ -127,11 +127,12 @@ def linear_probe(
     batch: int = BATCH,
     seed: int = 0,
     device: torch.device | str | None = None,
-    rejoin: bool = False,
+    held_out: Tensor | None = None,
 ) -> LinearResult:
     """Train all settings, take the best on the validation images, and score the test images with it once.
 
-    rejoin: train the best again on training and validation images before that; for those held out of the former.
+    held_out: the validation images as ``train`` has its own (with views), where they were a part of these: the best is
+        trained again with them before that.
     """
     train, train_labels, val, val_labels, test = as_tensors(train, train_labels, val, val_labels, test)
     if len(val) == 0:
@@ -152,9 +153,9 @@ def linear_probe(
     if best < 0:
         raise UserError("every learning rate of the linear probe diverged; give smaller ones with --lrs.")
     chosen = tried[best]
-    if rejoin:
-        both = torch.cat([train, val.expand(*train.shape[:-2], *val.shape)], dim=-2)
+    if held_out is not None:
         labels, setting = torch.cat([train_labels, val_labels]), fit.settings[best]
+        both = torch.cat([train, held_out.to(train)], dim=-2)
         fit, best = fitted(both, labels, lrs=setting[:1], weight_decays=setting[1:]), 0
     scores = fit.scores(test.to(device))[best]
     return LinearResult(scores, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried)

@@ -45,7 +45,7 @@ class ProbeData:
     test: Part
     classes: int
     notes: list[str] = field(default_factory=list)
-    held_out: bool = False  # val was a part of the training images
+    held_out: Part | None = None  # where val was a part of the training images: these, with their views
 
 
 def open_model(where: str, config: ExtractConfig) -> Model:
@@ -118,17 +118,16 @@ def three_splits(
         test_part = train.subset(held)
     else:
         test_part = as_part(test)
-    held_out = val is None
+    learned, held_out = train if views is None else Part(views, train.targets), None
     if val is None:
         held = _hold(whole, left, val_fraction, seed)
         notes.append(f"there is no val split: {held.sum():,} training images are held out to choose settings on")
         left &= ~held
-        val_part = train.subset(held)
+        val_part, held_out = train.subset(held), learned.subset(held)
     else:
         val_part = as_part(val)
     if not left.any() or not len(test_part):
         raise UserError(f"{len(whole)} training images are too few to hold any out; add images or a test split.")
-    learned = train if views is None else Part(views, train.targets)
     return ProbeData(learned.subset(left), val_part, test_part, classes, notes, held_out)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit import console
-from frugalvit.config.base import set_dotted
+from frugalvit.config.base import merge, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
+from frugalvit.config.pretrain import MatchingConfig
 from frugalvit.config.run import NO_MATTER
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import Halted, UserError, nearest
@@ -153,7 +154,12 @@ def _same_question(folder: Path, wanted: RunConfig) -> None:
 
 def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
     """What a folder's run was asked that is not what is wanted, in words; nothing where it was asked the same."""
-    asked = _that_matters(_question(read_json(folder / _ASKED, dict) or {}))
+    stored = read_json(folder / _ASKED, dict)
+    if not stored:
+        return ""
+    # An option that came after the question was written had its default then.
+    defaults = type(wanted).model_construct().model_dump(mode="json")
+    asked = _that_matters(_question(merge(defaults, stored)))
     question = _that_matters(_question(wanted.model_dump(mode="json")))
     for name, value in asked.items():
         if question.get(name) != value:
@@ -171,7 +177,11 @@ def _question(values: dict[str, Any], group: str = "") -> dict[str, Any]:
 
 
 def _that_matters(question: dict[str, Any]) -> dict[str, Any]:
-    """A question without what makes no difference: how a loss of no weight is computed, and a grid left to itself."""
+    """A question without what makes no difference: how a loss of no weight is computed, and what is left to itself."""
+    matching = question.get("matching")
+    if isinstance(matching, dict) and matching.get("view_weight") == "auto":
+        weight = MatchingConfig(region_weight=matching["region_weight"]).weights()[0]
+        question = question | {"matching": matching | {"view_weight": weight}}
     localization = question.get("localization")
     if not isinstance(localization, dict):
         return question
