@@ -174,6 +174,7 @@ def test_a_run_is_not_laid_among_its_images(tmp_path: Path, capsys: pytest.Captu
     assert sorted(path.name for path in photos.iterdir()) == ["train", "val"]
 
 
+@pytest.mark.slow
 def test_a_terminal_is_never_silent_for_long(tmp_path: Path) -> None:
     """In a real terminal: a command that says nothing for three seconds shows that it is at work, then clears it."""
     pty = pytest.importorskip("pty", reason="there are no pseudo-terminals here")

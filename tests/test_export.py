@@ -126,6 +126,7 @@ def test_onnx_equals_torch_at_full_size(name: str, output: str, tmp_path: Path, 
     assert worst < 1e-3
 
 
+@pytest.mark.slow
 def test_onnx_keeps_what_guards_a_division(tmp_path: Path, photographs: Path):
     """T2T's attention divides by sums that can be far below its 1e-8; an optimiser once took that for zero."""
     folder, backbone = made(tmp_path, "t2t")
@@ -218,6 +219,7 @@ def test_pt2_has_a_free_batch(name: str, tmp_path: Path):
     assert config["label_names"] == list(CLASSES)
 
 
+@pytest.mark.slow
 def test_a_program_of_logits_returns_them_and_is_no_model_to_load(tmp_path: Path):
     folder, backbone = made(tmp_path, "resnet")
     run(model=str(folder), to="pt2", out=str(tmp_path / "out"))

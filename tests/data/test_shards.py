@@ -324,6 +324,7 @@ def test_a_stream_leaves_damage_behind(tmp_path: Path, capsys: pytest.CaptureFix
     assert "001.tar is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_shards_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shards(tmp_path / "web")
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "web"))

@@ -62,6 +62,7 @@ def four(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_wins_tables_and_pictures_against_another_model(four: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run(four, out, against="resnet18")

@@ -39,6 +39,7 @@ def test_no_socket_is_bound_or_connected(
     assert calls == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
 def test_the_kernel_sees_no_listening_socket(tmp_path: Path) -> None:
     """Not only Python's: no socket of the process stands in the table of the network."""

@@ -142,6 +142,7 @@ def test_doubles_are_shipped_as_floats() -> None:
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_spawned_workers_decode_what_this_process_does(tmp_path: Path) -> None:
     """Workers are spawned on every system; what they give is what decoding here gives, to the bit of the end."""
     nursery = Nursery(tmp_path)

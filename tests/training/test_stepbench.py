@@ -67,7 +67,7 @@ def test_the_algorithm_as_written_gives_the_same_loss_centres_and_gradients() ->
     torch.testing.assert_close(fast.regions.center, slow.regions.center)
 
 
-@pytest.mark.parametrize("kind", ["train", "pretrain"])
+@pytest.mark.parametrize("kind", [pytest.param("train", marks=pytest.mark.slow), "pretrain"])
 def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_IMAGES": 8, "_WARM_UP": 1, "_GROUP": 1}.items():
         monkeypatch.setattr(stepbench, name, value)

@@ -155,6 +155,7 @@ def test_epochs_are_counted_in_steps_of_the_shared_batch(tmp_path: Path) -> None
     assert (plan.images_per_step, plan.steps_per_epoch, plan.steps) == (8, 12, 48)
 
 
+@pytest.mark.slow
 def test_init_takes_the_backbone_of_a_run(segmenter: Path, shapes: Path, tmp_path: Path) -> None:
     """The folder says which network it is; everything fits; the detector starts from its weights."""
     values = {**COMMON, "backbone": "auto", "backbone_args": {}, "steps": 1, "lr": 1e-12, "init": str(segmenter)}

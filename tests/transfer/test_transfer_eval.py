@@ -52,6 +52,7 @@ def test_multi_scale_eval_says_both(segmenter: Path, scenes: Path, capsys: pytes
     assert 0 <= found["miou"] <= 1
 
 
+@pytest.mark.slow
 def test_a_detector_of_one_category_is_scored_as_such(shapes: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     trained = detect_commands.train(detect_config(shapes, out, categories="one", steps=2)).data
@@ -130,6 +131,7 @@ def test_supercategories_are_scored_by_name_too(shapes: Path, tmp_path: Path) ->
         score(run, data / "instances_val.json")
 
 
+@pytest.mark.slow
 def test_objects_without_masks_count_where_nobody_asks_for_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
