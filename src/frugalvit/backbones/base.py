@@ -355,7 +355,7 @@ class Backbone(nn.Module):
             return self._fits[size]
         parameter = next(self.model.parameters())
         reason, no_grid = "", None
-        for fit in self._candidates(size):
+        for fit in internals.padded_sizes(self.model, size, self.img_size):
             image = torch.zeros(1, self.in_chans, *fit, device=parameter.device, dtype=parameter.dtype)
             try:
                 with internals.quietly(self.model):
@@ -378,14 +378,6 @@ class Backbone(nn.Module):
             f"{self.name}, created for {self.img_size[0]}x{self.img_size[1]} pixels, does not take "
             f"{size[0]}x{size[1]}; create it with img_size={max(size)} or choose another network ({reason})"
         )
-
-    def _candidates(self, size: Size) -> list[Size]:
-        info = list(getattr(self.model, "feature_info", None) or [])
-        step = (info[-1].get("reduction") if info else 0) or 32
-        published = (getattr(self.model, "pretrained_cfg", None) or {}).get("input_size") or (3, *self.img_size)
-        units = [(1, 1), (step, step), (32, 32), (64, 64), self.img_size, tuple(published[1:])]
-        sizes = [(-(-size[0] // unit[0]) * unit[0], -(-size[1] // unit[1]) * unit[1]) for unit in units]
-        return list(dict.fromkeys(sizes))
 
     @staticmethod
     def _pad(images: Tensor, fit: Size) -> Tensor:

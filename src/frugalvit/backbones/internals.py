@@ -15,7 +15,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from frugalvit.backbones.layout import prefix_tokens, to_grid
+from frugalvit.backbones.layout import Size, prefix_tokens, to_grid
 from frugalvit.errors import UserError
 
 
@@ -95,6 +95,16 @@ def class_tokens(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
     seen = _outputs(blocks, lambda: model.forward_features(images))  # type: ignore[operator]
     norm = final_norm(model) or nn.Identity()
     return [norm(seen[number][:, :1])[:, 0] for number in range(len(blocks))]
+
+
+def padded_sizes(model: nn.Module, size: Size, img_size: Size) -> list[Size]:
+    """Sizes to pad images of ``size`` to until the network, built for ``img_size``, takes them; the least first."""
+    info = list(getattr(model, "feature_info", None) or [])
+    step = (info[-1].get("reduction") if info else 0) or 32
+    published = (getattr(model, "pretrained_cfg", None) or {}).get("input_size") or (3, *img_size)
+    units = [(1, 1), (step, step), (32, 32), (64, 64), img_size, tuple(published[1:])]
+    sizes = [(-(-size[0] // unit[0]) * unit[0], -(-size[1] // unit[1]) * unit[1]) for unit in units]
+    return list(dict.fromkeys(sizes))
 
 
 def stage_maps(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:

@@ -58,8 +58,8 @@ def open_folder(
         classes_from: the splits whose folders define the classes; another split may not have more.
     """
     notes: list[str] = []
-    root = where if labels == "folders" else _descend(where, notes)
-    split_paths = _split_folders(root)
+    root = where if labels == "folders" else descend(where, notes)
+    split_paths = split_folders(root)
     if split_paths:
         trees = {split: _read_tree(path) for split, path in split_paths.items()}
         beside = sorted(set(open_root(root).folders) - set(split_paths.values()))
@@ -90,13 +90,13 @@ def open_folder(
     return DataSource(name, where, "class folders", tuple(names), _ordered(splits), notes, _ordered(loose))
 
 
-def _descend(where: str, notes: list[str]) -> str:
+def descend(where: str, notes: list[str]) -> str:
     """Go into the only folder that holds anything, as in ``flowers/jpg/`` or ``camvid/images/`` beside ``masks/``."""
     root, seen = where, set()
     while True:
         seen.add(identity_of(root))
         found = open_root(root)
-        if found.images or _split_folders(root):
+        if found.images or split_folders(root):
             return root
         chosen = [path for path in found.folders if base(path).lower() in _IMAGE_FOLDERS]
         rest = [path for path in found.folders if base(path).lower() not in _BESIDE_IMAGES and path not in chosen]
@@ -109,7 +109,7 @@ def _descend(where: str, notes: list[str]) -> str:
         notes.append(f"Read {root}, the only folder of images in {where}.")
 
 
-def _split_folders(root: str) -> dict[str, str]:
+def split_folders(root: str) -> dict[str, str]:
     """Folders named train, val, test …; none when such a name is only one class among others."""
     found = open_root(root)
     paths: dict[str, str] = {}

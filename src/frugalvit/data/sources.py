@@ -137,8 +137,8 @@ def _open_folder(path: Path, labels: str, classes: Sequence[str] | None, classes
 
 def _class_folders(where: str, labels: str) -> list[str]:
     """The names that classes may have there, as ``open_folder`` will look for them; no image is listed for it."""
-    root = where if labels == "folders" else folders._descend(where, [])
-    parts = list(folders._split_folders(root).values()) or [root]
+    root = where if labels == "folders" else folders.descend(where, [])
+    parts = list(folders.split_folders(root).values()) or [root]
     return [base(folder) for part in parts for folder in open_root(part).folders]
 
 

@@ -117,8 +117,8 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
     epochs = steps / steps_per_epoch(facts.images, batch)
     if config.mixing.mixup or config.mixing.cutmix:
         decisions.take(config, "mixing.prob", *mixing_probability(epochs))
-    hurried = epochs < LONG_RUN and steps < FEW_STEPS and _from_scratch(config)
-    decisions.take(config, "augment.operations", *augment_operations(epochs, facts.parameters, hurried=hurried))
+    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=_from_scratch(config))
+    decisions.take(config, "augment.operations", *operations)
     crop = usual_crop(_side(config, facts))
     reason = "shifts of the whole image, which is small" if crop == "padded" else "random parts, as in the papers"
     decisions.take(config, "augment.crop", crop, reason)
@@ -254,17 +254,15 @@ def mixing_probability(epochs: float) -> tuple[float, str]:
     return 0.5, f"mixup and cutmix on every other step: {epochs:.0f} epochs show each image often enough"
 
 
-def augment_operations(epochs: float, parameters: int, *, hurried: bool = False) -> tuple[int, str]:
+def augment_operations(epochs: float, steps: int, parameters: int, *, from_scratch: bool) -> tuple[int, str]:
     """RandAugment's operations an image: the papers' two, but for networks that do not see an image often.
 
     ``swin_nano`` on 510 images, 100 epochs, nothing mixed: 19.0 with two, 23.1 with none. Swin-T on 2,040, the same
     with Drloc: 61.4 and 64.7 (docs/RESULTS.md).
-
-    hurried: few epochs and few steps, from random weights
     """
     if 0 < parameters < SMALL_NETWORK and epochs < LONG_RUN:
         return 0, f"RandAugment holds back a small network in a run below {LONG_RUN} epochs"
-    if hurried:
+    if from_scratch and epochs < LONG_RUN and steps < FEW_STEPS:
         return 0, f"RandAugment holds back a run from random weights below {FEW_STEPS:,} steps and {LONG_RUN} epochs"
     return 2, "RandAugment as in the papers"
 
