@@ -127,6 +127,16 @@ def test_a_longer_run_does_not_lengthen_its_start(
     assert (made[0].epochs, made[0].steps) == begun
 
 
+def test_a_start_begins_from_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CIFAR-100's longer pre-training goes on from the shorter one, which is made before it and as long as ever."""
+    made: list[Any] = []
+    monkeypatch.setattr("frugalvit.training.compare.run_once", lambda config, _: made.append(config))
+    config = ReproduceConfig(table="best-cifar", data=str(tmp_path), out=str(tmp_path / "out"), epochs=684)
+    folder = running._start(*TABLES["best-cifar"].starts["longer"], config)
+    assert [one.epochs for one in made] == [100, 300] and made[1].out == folder
+    assert made[0].init is None and made[1].init == made[0].out
+
+
 def test_scores_of_an_older_table_are_read_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were once kept flat in probes.json, to which ``probe`` may have added its results since."""
     monkeypatch.setattr("frugalvit.probing.commands.knn", lambda _: pytest.fail("asked again"))

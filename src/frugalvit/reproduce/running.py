@@ -34,10 +34,9 @@ def reproduce(config: ReproduceConfig) -> Result:
         if not folder.is_dir():
             raise UserError(f"{name} needs {folder.name}: there is no folder {folder}. Say where it is with --data.")
     settings = {name: _as_long_as(values, config) for name, values in _chosen(recipe, config.only).items()}
-    wanted = {name: start for name, start in recipe.starts.items() if _begins(settings, name)}
-    if wanted and len(config.out.split()) != 1:
+    if _wanted(recipe, *settings.values()) and len(config.out.split()) != 1:
         raise UserError(f"{config.table} names runs in {config.out!r}, which has spaces; choose an --out without.")
-    starts = {name: _start(*start, config) for name, start in wanted.items()}
+    starts = _starts(recipe, config, *settings.values())
     settings = {name: values.format(**starts) for name, values in settings.items()}
     if recipe.kind == "pretrain":
         return _pretrained(config.table, settings, config)
@@ -62,9 +61,14 @@ def _as_long_as(values: str, config: ReproduceConfig) -> str:
     return " ".join(value for value in values.split() if not value.startswith(("epochs=", "steps=")))
 
 
-def _begins(settings: dict[str, str], start: str) -> bool:
-    """Whether a setting begins from this start."""
-    return any(f"{{{start}}}" in values for values in settings.values())
+def _wanted(recipe: Recipe, *settings: str) -> dict[str, tuple[str, str]]:
+    """The starts of a table that its settings begin from."""
+    return {name: start for name, start in recipe.starts.items() if any(f"{{{name}}}" in text for text in settings)}
+
+
+def _starts(recipe: Recipe, config: ReproduceConfig, *settings: str) -> dict[str, str]:
+    """The folders of those starts, each made now where it is absent."""
+    return {name: _start(*start, config) for name, start in _wanted(recipe, *settings).items()}
 
 
 def _values(recipe: Recipe, config: ReproduceConfig, backbone: str) -> dict[str, Any]:
@@ -95,6 +99,7 @@ def _start(table: str, setting: str, config: ReproduceConfig) -> str:
     backbone = recipe.backbones[0]
     folder = _folder(config, table, backbone, setting, seed=0)
     text = recipe.settings[setting]
+    text = text.format(**_starts(recipe, config, text))
     # A longer run from it is meant, not a longer start.
     own = {"epochs": recipe.common.get("epochs"), "steps": TABLES[str(config.table)].common.get("steps")}
     own |= {name: float(value) for name, value in assignments(text.split()).items() if name == "epochs"}

@@ -13,7 +13,7 @@ class Recipe:
     """One table: the data it needs, the values all its runs share, and its settings (the last is the baseline).
 
     settings: each setting's options as ``compare`` reads them; ``{esvit}`` stands for the run that ``starts`` names.
-    starts: runs of other tables that settings begin from, as (table, setting); made first where they are absent.
+    starts: runs that settings begin from, as (table, setting), which may begin from others; made where they are absent.
     """
 
     about: str
@@ -252,14 +252,14 @@ _PRETRAINING = {
             "for small images": f"{_SMALL_VIEWS} {_WIDE}",
             "for small images, quick teacher": f"{_SMALL_VIEWS} matching.momentum=0.9904 epochs=60",
             "for small images, slow teacher": _SLOW,
-            "for small images, slow teacher, 200 epochs": f"{_SLOW} epochs=200",
-            "for small images, slow teacher, 300 epochs": f"{_SLOW} epochs=300",
+            "for small images, slow teacher, 300 epochs more": f"init={{shorter}} {_SLOW} epochs=300",
             "30 epochs, L_V": f"{_VIEWS_ONLY} {_SLOW} epochs=30",
             "30 epochs, L_V + L_R": f"{_SLOW} epochs=30",
             "30 epochs, L_V + L_R + Drloc": f"{_ON} {_SLOW} epochs=30",
         },
         kind="pretrain",
         backbones=("swin_mini",),
+        starts={"shorter": ("esvit-cifar", "for small images, slow teacher")},
     ),
     "esvit-backbones": Recipe(
         "L_V against L_V + L_R with other multi-stage transformers (paper, Table 8)",
@@ -325,8 +325,7 @@ _USES = {
         "cifar100",
         _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
-            "long EsViT + Drloc, as published": f"init={{long}} {_ON} {_PUBLISHED}",
-            "longest EsViT + Drloc": f"init={{longest}} {_ON} epochs=400",
+            "longer EsViT + Drloc": f"init={{longer}} {_ON} epochs=360",
             "EsViT + Drloc, as published": f"init={{esvit}} {_ON} {_PUBLISHED}",
             "EsViT + Drloc, repeated views": f"init={{esvit}} {_ON} epochs=100 batch=256 lr=0.001 optimizer.warmup=10"
             " mixing.prob=0.5 augment.repeats=3",
@@ -353,8 +352,7 @@ _USES = {
         backbones=("swin_mini",),
         starts={
             "esvit": ("esvit-cifar", "for small images, slow teacher"),
-            "long": ("esvit-cifar", "for small images, slow teacher, 200 epochs"),
-            "longest": ("esvit-cifar", "for small images, slow teacher, 300 epochs"),
+            "longer": ("esvit-cifar", "for small images, slow teacher, 300 epochs more"),
         },
     ),
     "detect-mask-rcnn": Recipe(
