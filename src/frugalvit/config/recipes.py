@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,12 @@ class RecipeFile:
     values: dict[str, Any]
 
 
-def all_recipes() -> list[RecipeFile]:
+@cache  # every configuration asks
+def all_recipes() -> tuple[RecipeFile, ...]:
+    """The recipes that come with the package."""
     folder = resources.files("frugalvit") / "recipes"
     files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".yaml"))
-    return [_read(Path(str(folder / name))) for name in files]
+    return tuple(_read(Path(str(folder / name))) for name in files)
 
 
 def recipe_values(name: str, task: str) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def recipe_values(name: str, task: str) -> dict[str, Any]:
     known = {recipe.name: recipe.values for recipe in all_recipes() if recipe.task == task}
     if name not in known:
         raise UserError(f"There is no recipe '{name}' for {task}; there are {', '.join(known)}.{nearest(name, known)}")
-    return known[name]
+    return deepcopy(known[name])
 
 
 def _read(path: Path) -> RecipeFile:
