@@ -93,6 +93,12 @@ def test_a_rate_that_diverges_is_left_out() -> None:
         linear_probe(train * 1e18, train_labels, val, val_labels, val, lrs=(1e25,), epochs=3, batch=16)
 
 
+def test_held_out_images_with_which_it_diverges_are_said() -> None:
+    (train, train_labels), (val, val_labels) = blobs(40, 0), blobs(20, 1)
+    with pytest.raises(UserError, match="diverged with all training images"):
+        linear_probe(train, train_labels, val, val_labels, val, lrs=(0.1,), epochs=2, held_out=val * 1e30)
+
+
 def test_the_same_seed_gives_the_same_classifier() -> None:
     features, labels = blobs(30)
     first, second, other = (fit_linear(features, labels, 4, epochs=2, seed=seed).weight for seed in (1, 1, 2))

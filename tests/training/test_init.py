@@ -82,6 +82,17 @@ def test_what_a_folder_brings_along(given: dict[str, Any], brought: set[str], tm
     assert (run.img_size == (32, 32)) == (run.backbone == "swin_nano")
 
 
+def test_a_grey_network_stays_grey(tmp_path: Path) -> None:
+    save_model_folder(create_backbone("swin_nano", 32, 3, in_chans=1, mean=(0.3,), std=(0.2,), **NARROW), tmp_path)
+    run = TrainConfig.parse({"data": "x", "init": str(tmp_path)})
+    follow_init(run, Decisions())
+    backbone = make_backbone(run, ("a", "b", "c"))
+    assert (backbone.in_chans, backbone.mean) == (1, (0.3,))
+    other = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone": "swin_tiny_w7"})
+    follow_init(other, Decisions())
+    assert other.backbone_args == {}, "the mean of grey pixels says nothing of three channels"
+
+
 def test_a_run_that_goes_on_has_brought_its_network_along_already(tmp_path: Path) -> None:
     save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "resume": "runs/begun", "backbone": "swin_nano"})

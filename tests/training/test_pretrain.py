@@ -15,7 +15,7 @@ from timm.layers import DropPath
 from tiny import PRETRAIN, TRAIN, read_metrics, write_images
 from torch import nn
 
-from frugalvit.backbones import swin
+from frugalvit.backbones import Backbone, swin
 from frugalvit.config.data import CropsConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
@@ -23,7 +23,7 @@ from frugalvit.data.augment import MultiCrop
 from frugalvit.errors import UserError
 from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
-from frugalvit.training.pretrain import _check_crops, pretrain
+from frugalvit.training.pretrain import _check_crops, make_plan, pretrain
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.schedules import Constant
 from frugalvit.training.selfsupervised import PretrainTask
@@ -64,6 +64,28 @@ def test_a_run_is_told_and_its_model_used(photos: Path, tmp_path: Path) -> None:
         TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "t"), "init": str(tmp_path / "run")})
     )
     assert tuned.data["top1"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs", "steps"), [("auto", 4, 10), ("auto", 200, 40), (1.0, 200, 10), (0.5, 4, 5), (0.01, 4, 1)]
+)
+def test_how_often_features_are_looked_at(every: float | str, epochs: int, steps: int) -> None:
+    """Fifty times at most, unless somebody says how often."""
+    settings = PretrainConfig.parse(
+        {"data": "x", "epochs": epochs, "batch": 10, "lr": 1e-3, "health": {"every": every}}
+    )
+    assert make_plan(settings, images=100, world=1).evaluate_every == steps
+
+
+def test_a_report_compiles_nothing(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled teacher would be compiled again for the report's few images on a CPU, which takes minutes."""
+    seen: list[Backbone] = []
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda module, **_: setattr(module, "_compiled_call_impl", module.forward)
+    )
+    monkeypatch.setattr("frugalvit.report.page.write_report", lambda *_, model, **__: seen.append(model))
+    pretrain(config(photos, tmp_path / "run", steps=2, report=True, compile=True))
+    assert [backbone._compiled_call_impl for backbone in seen] == [None]
 
 
 @pytest.mark.parametrize(

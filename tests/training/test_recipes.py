@@ -100,15 +100,18 @@ def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], var
         ({"epochs": 10, "mixing": {"mixup": 0, "cutmix": 0}}, "auto"),  # nothing to decide
         ({"recipe": "drloc-paper"}, 1.0),
         ({"recipe": "drloc-released"}, 1.0),
+        ({"epochs": 100, "mixing": {"mixup": 0.4, "cutmix": 0}}, 0.5),  # somebody wants it
+        ({"epochs": 100, "mixing": {"switch_prob": 0.3}}, 0.5),
+        ({"epochs": 100, "mixing": {"cutmix": 0}}, 0.0),  # somebody wants less of it
+        ({"epochs": 100, "mixing": {"smoothing": 0.2}}, 0.0),
     ],
 )
 def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -> None:
     config, decisions = TrainConfig.parse({"data": "x", "batch": 128} | values), Decisions()
     decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert config.mixing.prob == prob
-    assert ("mixing.prob" in {decision.name for decision in decisions}) == (
-        "mixing" not in values and "recipe" not in values
-    )
+    given = "prob" in values.get("mixing", {}) or "recipe" in values or prob == "auto"
+    assert ("mixing.prob" in {decision.name for decision in decisions}) == (not given)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,7 @@ def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -
         (SWIN_T, {"epochs": 180}, 2),
         (NANO, {"epochs": 100, "batch": 32}, 0),
         (NANO, {"epochs": 100, "augment": {"operations": 3}}, 3),
+        (NANO, {"epochs": 100, "augment": {"magnitude": 5}}, 2),  # somebody wants it
         (NANO, {"recipe": "drloc-paper"}, 2),
     ],
 )

@@ -27,7 +27,7 @@ class AugmentConfig(Config):
     operations: Whole | Auto = option(
         "auto",
         "RandAugment operations drawn per image; 0 switches RandAugment off; auto: none below 180 epochs for networks "
-        "below 2 million parameters, and below 5,000 steps from random weights; else 2",
+        "below 2 million parameters, and below 5,000 steps from random weights; else 2, and where a magnitude is given",
     )
     operation_prob: Share = option(0.5, "probability that a drawn RandAugment operation is applied")
     magnitude: float = option(9.0, "RandAugment magnitude", ge=0, le=10)
@@ -107,7 +107,9 @@ class MixingConfig(Config):
     mixup: float = option(0.8, "alpha of mixup's Beta distribution; 0 switches mixup off", ge=0)
     cutmix: float = option(1.0, "alpha of cutmix's Beta distribution; 0 switches cutmix off", ge=0)
     prob: Share | Auto = option(
-        "auto", "probability that a step is mixed at all; auto: never in runs below 180 epochs, else every other step"
+        "auto",
+        "probability that a step is mixed at all; auto: every other step, but in runs below 180 epochs only where "
+        "mixup or cutmix is asked for",
     )
     switch_prob: Share = option(0.5, "probability of cutmix where both are on")
     smoothing: Share = option(0.1, "label smoothing")

@@ -60,7 +60,7 @@ class ProbeConfig(FeaturesConfig):
 
 
 class KnnConfig(ProbeConfig):
-    """Weighted votes of the k nearest training images."""
+    """Weighted votes of the k nearest training images, or of train and val together where a test split is scored."""
 
     ks: list[Count] = option(list(KS), "numbers of neighbours, all from one pass")
     temperature: float = option(TEMPERATURE, "votes weigh exp(cosine / temperature)", gt=0)

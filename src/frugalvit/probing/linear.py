@@ -158,6 +158,8 @@ def linear_probe(
         both = torch.cat([train, held_out.to(train)], dim=-2)
         fit, best = fitted(both, labels, lrs=setting[:1], weight_decays=setting[1:]), 0
     scores = fit.scores(test.to(device))[best]
+    if not bool(torch.isfinite(scores).all()):
+        raise UserError("the linear probe diverged with all training images; give smaller learning rates with --lrs.")
     return LinearResult(scores, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried)
 
 

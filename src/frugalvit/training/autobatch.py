@@ -1,6 +1,7 @@
 """``--auto-batch``: before the run, split the batch until one step fits into the device's memory.
 
-The batch itself stays, so the learning rate and the result do too: it is only computed in more parts (accumulate).
+The batch itself stays, and the learning rate with it: it is only computed in more parts (accumulate). What is learned
+then differs by chance alone: crops are drawn, and images mixed, part by part.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 
 from frugalvit import console
 from frugalvit.backbones import Backbone
-from frugalvit.backbones.folder import save_model_folder
+from frugalvit.backbones.folder import load_model_folder, save_model_folder
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.data.augment import MultiCrop
 from frugalvit.data.examples import DataSource, Examples, join
@@ -128,11 +128,12 @@ def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
     assert isinstance(config.lr, float)
     steps, per_epoch, optimizer = plan.steps, plan.steps_per_epoch, config.optimizer
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
+    every = config.health.every
     return replace(
         plan,
         lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm, whole=optimizer.whole_cosine),
         weight_decay=Cosine(optimizer.weight_decay, config.weight_decay_end, steps),
-        evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
+        evaluate_every=max(per_epoch, -(-steps // 50)) if every == "auto" else max(1, round(every * per_epoch)),
     )
 
 
@@ -266,7 +267,9 @@ def _finish(
             from frugalvit.report.page import write_report
 
             shown = source.splits.get("val") or source.splits[_first_split(source)].at_hand()
-            write_report([run.folder], run.folder / "report.html", model=task.teacher.cpu().eval(), examples=shown)
+            # As it was saved: the teacher itself may be compiled, and would be so once more for a CPU, for minutes.
+            teacher, _ = load_model_folder(run.folder / "model")
+            write_report([run.folder], run.folder / "report.html", model=teacher, examples=shown)
     return _result(summary)
 
 

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from frugalvit.backbones import Backbone
@@ -116,8 +118,10 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
     steps = total_steps(config, facts.images)
     epochs = steps / steps_per_epoch(facts.images, batch)
     if config.mixing.mixup or config.mixing.cutmix:
-        decisions.take(config, "mixing.prob", *mixing_probability(epochs))
+        decisions.take(config, "mixing.prob", *mixing_probability(epochs, _asked_for(config, _OF_MIXING)))
     operations = augment_operations(epochs, steps, facts.parameters, from_scratch=_from_scratch(config))
+    if wanted := _asked_for(config, _OF_OPERATIONS):
+        operations = 2, f"RandAugment as in the papers, since {wanted[0]} was asked for"
     decisions.take(config, "augment.operations", *operations)
     crop = usual_crop(_side(config, facts))
     reason = "shifts of the whole image, which is small" if crop == "padded" else "random parts, as in the papers"
@@ -243,12 +247,16 @@ def supervised_lr(batch: int, parameters: int = 0, *, finetune: bool = False) ->
     return lr, f"{anchor:g} at batch 1,024 ({whose}), scaled with the square root to batch {batch}"
 
 
-def mixing_probability(epochs: float) -> tuple[float, str]:
+def mixing_probability(epochs: float, asked: Sequence[str] = ()) -> tuple[float, str]:
     """How often a step's images are mixed by mixup and cutmix; the papers mix at every step.
+
+    asked: options of mixup and cutmix that somebody has named, who wants some of it
 
     Swin-T, 2,040 images: after 100 epochs 41.2 with every step mixed, 49.3 with every other, 55.7 with none; after 320
     there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md).
     """
+    if epochs < LONG_RUN and asked:
+        return 0.5, f"mixup and cutmix on every other step, since {asked[0]} was asked for"
     if epochs < LONG_RUN:
         return 0.0, f"mixup and cutmix hold back runs below {LONG_RUN} epochs"
     return 0.5, f"mixup and cutmix on every other step: {epochs:.0f} epochs show each image often enough"
@@ -265,6 +273,15 @@ def augment_operations(epochs: float, steps: int, parameters: int, *, from_scrat
     if from_scratch and epochs < LONG_RUN and steps < FEW_STEPS:
         return 0, f"RandAugment holds back a run from random weights below {FEW_STEPS:,} steps and {LONG_RUN} epochs"
     return 2, "RandAugment as in the papers"
+
+
+_OF_MIXING = ("mixing.mixup", "mixing.cutmix", "mixing.switch_prob")
+_OF_OPERATIONS = ("augment.magnitude", "augment.magnitude_std", "augment.operation_prob")
+
+
+def _asked_for(config: TrainConfig, names: Sequence[str]) -> list[str]:
+    """Those of the options that somebody has given a value to, and not to switch something off."""
+    return [name for name in names if name in config.asked() and attrgetter(name)(config)]
 
 
 def _from_scratch(config: TrainConfig) -> bool:
