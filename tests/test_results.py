@@ -230,6 +230,27 @@ def test_a_teacher_that_follows_quickly() -> None:
         ),
         ("esvit-nano/swin_nano/L_V+L_R", "knn", {8: "had {:.1f} after 8 and ", 9: "{:.1f} after 9, where that run"}),
         ("best-cifar/swin_mini/EsViT+Drloc,_as_published", "top1", {300: "at batch 256 and ends at {:.2f}, where it"}),
+        (
+            "best-cifar/swin_mini/longer_EsViT+Drloc",
+            "top1",
+            {103: "{:.2f} after 103 epochs, ", 206: "{:.2f} after 206 and ", 360: "**{:.2f} after 360**. That"},
+        ),
+        (
+            "best-cifar/swin_mini/longer_EsViT+Drloc",
+            "top5",
+            {206: "nothing is gained and top-5 falls ({:.2f} to ", 360: "{:.2f}): what"},
+        ),
+        (
+            "esvit-cifar/swin_mini/for_small_images,_slow_teacher,_300_epochs_more",
+            "knn",
+            {
+                6: "falls from 34.1 to {:.1f} while the heads are new, and is ",
+                60: "{:.1f} after 60 epochs, ",
+                120: "{:.1f} after 120, ",
+                210: "{:.1f} after 210 and ",
+                300: "{:.1f} after 300: of",
+            },
+        ),
         ("best-cifar/swin_mini/EsViT+Drloc", "top1", {412: "had to be: {:.2f} after 412 epochs"}),
         ("best-cifar/swin_mini/EsViT+Drloc,_more_variety", "top1", {257: "on the way ({:.2f} after 257) and ends"}),
     ],

@@ -25,6 +25,7 @@ from frugalvit.training.recipes import (
     supervised_batch,
     supervised_epochs,
     supervised_lr,
+    teacher_momentum,
 )
 from frugalvit.training.stepping import Plan
 
@@ -133,6 +134,21 @@ def test_how_strongly_images_are_varied(parameters: int, values: dict[str, Any],
     config = TrainConfig.parse({"data": "x", "batch": 128} | values)
     decide_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), Decisions())
     assert config.augment.operations == operations
+
+
+@pytest.mark.parametrize(
+    ("steps", "side", "momentum"),
+    [
+        (400, 224, 0.98),
+        (6_300, 112, 0.9921),
+        (750_000, 224, 0.996),
+        (400, 32, 0.98),
+        (2_610, 32, 0.996),
+        (1_000, 32, 0.99),
+    ],
+)
+def test_how_slowly_a_teacher_follows(steps: int, side: int, momentum: float) -> None:
+    assert teacher_momentum(steps, side)[0] == momentum
 
 
 @pytest.mark.parametrize(
