@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections import defaultdict
 from importlib import metadata
@@ -91,13 +90,13 @@ def _state(requirement: Requirement) -> dict[str, Any]:
 def _devices() -> list[dict[str, Any]]:
     import torch
 
-    from frugalvit.data.cache import available_memory
+    from frugalvit.data.machine import available_memory, cores
 
     found: list[dict[str, Any]] = [
         {
             "device": "cpu",
             "name": platform.processor() or platform.machine(),
-            "units": f"{counted(os.cpu_count() or 1, 'core')}, {counted(torch.get_num_threads(), 'thread')}",
+            "units": f"{counted(cores(), 'core')}, {counted(torch.get_num_threads(), 'thread')}",
             "memory_gib": round(available_memory() / 2**30, 1),
             "memory": "free now",
             "bf16": False,

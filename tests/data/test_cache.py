@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import signal
 import threading
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,29 @@ def test_processes_that_decode_are_as_many_as_asked_for(workers: int, tmp_path: 
     """Images as small as these are quick to decode; that is no reason for fewer processes, which share no lock."""
     store = build_store(write_images(tmp_path), 32, where="off", workers=workers)
     assert isinstance(store, LazyStore) and store.workers == workers
+
+
+def test_auto_decodes_with_the_cores_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "cores", lambda: 3)
+    store = build_store(write_images(tmp_path), 32, where="off")
+    assert isinstance(store, LazyStore) and store.workers == 3
+
+
+@pytest.mark.parametrize(("workers", "batches"), [(2, 5), (96, 105)])
+def test_processes_do_not_decode_far_ahead(workers: int, batches: int, tmp_path: Path) -> None:
+    """Each has a batch to work on; beyond that few lie ready, for every one takes memory."""
+    store = lazy(write_images(tmp_path), workers=workers)
+    given: list[list[int]] = []
+
+    def submit(_: object, positions: list[int]) -> Future[Any]:
+        given.append(positions)
+        done: Future[Any] = Future()
+        done.set_result(store.decoder(positions))
+        return done
+
+    store._pool = SimpleNamespace(submit=submit)  # type: ignore[assignment]
+    store.fetcher(lambda _: torch.arange(1)).at(0)
+    assert len(given) == batches
 
 
 @pytest.mark.parametrize("where", ["ram", "disk", "device", "auto"])
@@ -359,4 +384,4 @@ def test_evaluations_share_their_workers(tmp_path: Path) -> None:
     store = lazy(write_images(tmp_path), workers=1)
     rounds = [[index.tolist() for _, _, index in eval_batches(store, EvalTransform(36), 4)] for _ in range(2)]
     assert rounds[0] == rounds[1] and len(store.pool()._processes) == 1
-    store.pool().shutdown()
+    store.close()

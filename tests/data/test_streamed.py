@@ -18,7 +18,7 @@ from frugalvit.config.data import AugmentConfig, MixingConfig
 from frugalvit.data.augment import TrainAugment
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.stream import ShardStream
-from frugalvit.data.streamed import StreamedBatches
+from frugalvit.data.streamed import Part, StreamedBatches, read_batches
 from frugalvit.errors import UserError
 
 CLASSES = ("cat", "dog")
@@ -209,3 +209,19 @@ def test_resuming_epochs_later_is_exact(tmp_path: Path, counted: bool) -> None:
     expected = [numbers(through.batch_at(step).images) for step in range(30)]
     for step in (1, 6, 17, 28):
         assert numbers(loader().batch_at(step).images) == expected[step]
+
+
+class Passing(ShardStream):
+    """Counts the epochs: what would go on for ever ends here."""
+
+    def length(self, number: int = 0, **place: int) -> int | None:
+        assert number < 3, "nothing was said of shards that hold nothing"
+        return super().length(number, **place)
+
+
+@pytest.mark.parametrize("counts", [None, [6]])
+@pytest.mark.parametrize("skip", [0, 4, 7])
+def test_unreadable_shards_are_said_when_resumed_too(skip: int, counts: list[int] | None, tmp_path: Path) -> None:
+    gone = Passing([str(tmp_path / "gone.tar")], counts=counts, warn=None)
+    with pytest.raises(UserError, match=r"finds no readable images in its shards: .*gone\.tar"):
+        next(read_batches(Part(gone, 0, 1, 2, (8, 8), None, skip)))

@@ -18,6 +18,7 @@ from toys import ToyTask, run_toy
 
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.transfer import DetectConfig
+from frugalvit.data import machine
 from frugalvit.data.examples import ArrayExamples
 from frugalvit.errors import UserError
 from frugalvit.results import Result
@@ -213,7 +214,8 @@ def test_memory_is_shared_by_the_processes_of_a_machine(monkeypatch: pytest.Monk
 def test_as_many_readers_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two machines with 16 and 8 cores, on each of which torchrun has started two processes."""
     cores = threading.local()
-    monkeypatch.setattr(os, "cpu_count", lambda: cores.here)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores.here), raising=False)
+    monkeypatch.setattr(machine, "_groups", lambda *_: ())
     monkeypatch.setattr(setup, "StreamedExamples", SimpleNamespace)
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

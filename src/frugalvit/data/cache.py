@@ -27,6 +27,7 @@ from frugalvit.data.decode import BadImage, almost_black
 from frugalvit.data.decoding import check_bad, decode_all, threads_for
 from frugalvit.data.examples import Examples
 from frugalvit.data.lazy import LazyStore
+from frugalvit.data.machine import available_memory, cores, processes_here
 from frugalvit.data.places import cache_root, local
 from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
@@ -65,13 +66,13 @@ def build_store(
             have the same, not much larger one.
         cache_dir: default ~/.cache/frugalvit, or FRUGALVIT_CACHE.
         max_bad: share of unreadable images (at least one) that are left out before it is an error.
-        workers: decoding threads at most (processes for "off"); auto: one per core.
+        workers: decoding threads at most (processes for "off"); auto: one for each core of this process.
         agree: what "auto" comes to where several processes have chosen, each for itself.
     """
     if len(examples) == 0:
         raise UserError("There are no images to load.")
     device = torch.device(device)
-    workers = (os.cpu_count() or 1) if workers == "auto" else workers
+    workers = cores() if workers == "auto" else workers
     size = (size, size) if isinstance(size, int) else size
     packed = packed_images(examples, size, stored) if where != "off" else None
     if packed is not None:
@@ -205,26 +206,8 @@ def choose_place(volume: int, device: torch.device, folder: Path) -> Where:
 
 
 def memory_share() -> int:
-    """Bytes of RAM that this process may take, where each of several on this machine holds its own copy of the images.
-
-    LOCAL_WORLD_SIZE, their number, is set by torchrun and by ``training.processes``.
-    """
-    return available_memory() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-
-
-def available_memory() -> int:
-    """Bytes of RAM a program may still take, container limits included."""
-    limits = []
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        limits.append(int(facts["MemAvailable"].split()[0]) * 1024)
-    group = Path("/sys/fs/cgroup")
-    if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
-        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used = int((group / "memory.current").read_text()) - int(facts["inactive_file"])  # file pages can be dropped
-        limits.append(int(limit) - used)
-    return max(0, min(limits)) if limits else 8 << 30  # elsewhere: what any machine that trains has
+    """Bytes of RAM that this process may take, where each of several here holds its own copy of the images."""
+    return available_memory() // processes_here()
 
 
 def _writable(folder: Path, volume: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from frugalvit import console
 from frugalvit.config.inspect import DataConfig
 from frugalvit.data.decode import BadImage, Header, almost_black
 from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.machine import cores
 from frugalvit.data.sources import open_data
 from frugalvit.results import Result, Table
 from frugalvit.words import counted, some
@@ -76,7 +76,7 @@ def inspect(source: DataSource, decode: str = "auto", duplicates: bool = True, b
 
 def _parallel(function: Any, count: int, label: str) -> Iterator[Any]:
     """``function(0)`` … in threads, in order, with a bar; a bounded number under way at a time."""
-    workers = min(8, (os.cpu_count() or 1) + 1)
+    workers = min(8, cores() + 1)
     with ThreadPoolExecutor(workers) as pool:
         chunks = (pool.map(function, range(start, min(start + 1024, count))) for start in range(0, count, 1024))
         yield from console.progress((item for chunk in chunks for item in chunk), total=count, label=label)

@@ -19,6 +19,8 @@ from frugalvit.data.store import Fetched
 from frugalvit.data.workers import begin_worker
 from frugalvit.errors import UserError
 
+_READY = 8  # batches, at most, that wait decoded while every process works on one: a batch may take 100 MB
+
 
 class Decoded(NamedTuple):
     """A worker's answer: uint8 (B, 3, S, S'), sizes (B, 2), the positions really read (B,), and the bad ones met."""
@@ -65,6 +67,12 @@ class LazyStore:
             )
         return self._pool
 
+    def close(self) -> None:
+        """End the processes that decode."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = None
+
     def note_bad(self, found: list[tuple[str, str]]) -> None:
         known = {name for name, _ in self.bad}
         for name, reason in found:
@@ -94,7 +102,8 @@ class WorkerFetcher:
         return Fetched(images.to(store.device, non_blocking=True), sizes, index)
 
     def _decoded(self, step: int) -> Decoded:
-        ahead = range(step, step + 1 + 2 * self.store.workers)
+        workers = self.store.workers
+        ahead = range(step, step + 1 + workers + min(workers, _READY))
         try:
             pool = self.store.pool()
             for number in [number for number in self.waiting if number not in ahead]:

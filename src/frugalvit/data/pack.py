@@ -112,6 +112,7 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
     """The images of every split as training keeps them; left out, and said, where the disk has no room for them."""
     from frugalvit.data import cache, cachefile
     from frugalvit.data.decoding import decode_all, threads_for
+    from frugalvit.data.machine import cores
     from frugalvit.data.sizes import best_device, input_size, median_side
 
     packed = open_shards(str(folder))
@@ -127,7 +128,7 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
             continue
         target = cache.target_of((size, size))
         name = f"{split}-{target[0]}x{target[1]}.decoded"
-        threads, _ = threads_for(seconds, os.cpu_count() or 1)
+        threads, _ = threads_for(seconds, cores())
         fill = partial(decode_all, examples, rectangle, threads=threads, limit=len(examples))
         cachefile.write_file(folder / name, examples.fingerprint(), (len(examples), 3, *rectangle), fill)
         written.append({"split": split, "file": name, "target": list(target), "rectangle": list(rectangle)})

@@ -103,3 +103,10 @@ class ImageStore:
         """Whatever brings batches to the device without making it wait."""
         away = self.images.device.type == "cpu" and self.device.type == "cuda"
         return AheadFetcher(self, order) if away else Fetcher(self, order)
+
+    def close(self) -> None:
+        """Let the images go, whoever still holds the store: a task and its network are not collected at once."""
+        on_gpu = self.images.is_cuda
+        self.images = self.images.new_empty(0)
+        if on_gpu:
+            torch.cuda.empty_cache()  # what PyTorch keeps to itself would not count as free for the next run

@@ -290,7 +290,7 @@ def _samples(part: Part) -> Iterator[StreamSample]:
                 continue
             yield sample
         skip = 0 if length is not None else skip
-        if not met and not began:
+        if not met and (length is None or not began):  # without counts the skipped ones are met too
             why = f": {stream.damaged[0][0]}: {stream.damaged[0][1]}" if stream.damaged else ""
             raise UserError(f"Reader {part.part} of {part.parts} finds no readable images in its shards{why}.")
 

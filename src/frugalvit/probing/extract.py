@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from frugalvit.data.cache import look
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
 from frugalvit.data.lazy import squeeze
+from frugalvit.data.machine import cores
 from frugalvit.data.places import cache_root
 from frugalvit.data.randomness import generator_for
 from frugalvit.errors import UserError
@@ -85,7 +85,7 @@ class Extractor:
         self.model, self.kind, self.blocks, self.batch = model, kind, blocks, batch
         self.device = next(model.backbone.parameters()).device
         self.precision = resolve_precision(precision, self.device)
-        self.threads = (os.cpu_count() or 1) if workers == "auto" else max(1, workers)
+        self.threads = cores() if workers == "auto" else max(1, workers)
         self.folder = cache_root() / "features" if cache else None
         self.max_bad = max_bad
         self.weights = model_hash(model)

@@ -24,7 +24,7 @@ from frugalvit.results import Result, Table
 from frugalvit.training.evidence import finite
 from frugalvit.training.processes import is_first
 from frugalvit.training.runs import Run, holds_run, read_summary
-from frugalvit.training.setup import not_into_the_data
+from frugalvit.training.setup import not_into_the_data, stores
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
 from frugalvit.training.tracking import TensorBoard, make_trackers
 
@@ -80,10 +80,11 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
         raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
     make_folder(folder)
     scores: Scores = {name: [] for name in settings}
-    for k in range(config.seeds):
-        for name in settings:
-            scores[name].append(run_once(plans[name][k], train))
-            _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
+    with stores.shared():  # every run learns from the same images
+        for k in range(config.seeds):
+            for name in settings:
+                scores[name].append(run_once(plans[name][k], train))
+                _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
     if not is_first(config.devices, config.nodes):  # one of several processes writes, and its answer is shown
         return Result({"run": str(folder)})
     return write_comparison(folder, scores, config.metric, config.track)

@@ -26,6 +26,7 @@ from frugalvit.training.unfinished import is_unfinished, network_of
 C = TypeVar("C", bound=RunConfig)
 
 
+@setup.stores.shared()
 def in_run_folder(
     config: C,
     command: str,

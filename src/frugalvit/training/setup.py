@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,9 @@ from frugalvit.data.augment import Augment, EvalTransform
 from frugalvit.data.cache import PLACES, Where, build_store, look
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.loader import Batches, Store
+from frugalvit.data.machine import cores
 from frugalvit.data.mixing import Mixing
+from frugalvit.data.sharing import SharedStores
 from frugalvit.data.sizes import median_side as median_side
 from frugalvit.data.sources import classes_in_shards, without_labels
 from frugalvit.data.streamed import StreamedBatches
@@ -314,9 +315,8 @@ def make_batches(
 def decide_reading(config: RunConfig, examples: Examples, fabric: Fabric, decisions: Decisions) -> None:
     """For shards read in passing: how many readers share them, as many on every machine."""
     if isinstance(examples, StreamedExamples):
-        here, _ = processes.places(config.devices, config.nodes)
-        cores = -processes.largest(fabric, -((os.cpu_count() or 1) // here))  # of the machine with the fewest
-        decide_stream(config, len(examples.shards), fabric.world_size, cores, decisions)
+        fewest = -processes.largest(fabric, -cores())
+        decide_stream(config, len(examples.shards), fabric.world_size, fewest, decisions)
 
 
 @contextmanager
@@ -329,8 +329,7 @@ def closing_readers(task: Any) -> Iterator[None]:
             task.batches.close()
 
 
-_stores: dict[tuple[object, ...], Store] = {}
-_STORES_KEPT = 4
+stores = SharedStores()
 
 
 def store_of(
@@ -340,16 +339,12 @@ def store_of(
     device: torch.device,
     fabric: Fabric | None = None,
 ) -> Store:
-    """Decoded images; several runs in one process (a comparison) share them.
+    """Decoded images; all that asks for them within a run shares them, and so do the runs of a comparison.
 
     fabric: of the processes that each ask for them now, and must get the same
     """
     key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json())
-    if key not in _stores:
-        while len(_stores) >= _STORES_KEPT:
-            _stores.pop(next(iter(_stores)))
-        _stores[key] = _build(examples, img_size, config, device, fabric)
-    return _stores[key]
+    return stores.get(key, lambda: _build(examples, img_size, config, device, fabric))
 
 
 def _build(
