@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from frugalvit.data.decode import decode
+from frugalvit.data.folders import SPLIT_NAMES
 from frugalvit.errors import UserError
 from frugalvit.transfer.coco import masks_of, open_coco
 from frugalvit.transfer.coco_files import find_annotations
@@ -175,6 +176,29 @@ def test_masks_in_one_split_alone_are_not_learnt(data: Path) -> None:
     assert not open_coco(str(data)).has_masks()
 
 
+@pytest.mark.parametrize("masks", ["auto", False])
+@pytest.mark.parametrize("said", [None, 0])
+def test_an_area_that_is_not_said_is_the_masks(data: Path, said: int | None, masks: bool | str) -> None:
+    """Polygons and run lengths; of an object without a mask it is the box's, and a number that is said stays."""
+
+    def change(content: dict[str, Any]) -> None:
+        for entry in content["annotations"]:
+            entry["area"] = said
+        content["annotations"][0]["area"] = 7.5
+
+    edit(data, "train", change)
+    image, *others = open_coco(str(data), masks=masks).splits["train"]
+    assert image.objects[0]["area"] == 7.5
+    objects = [(entry, found) for found in others for entry in found.objects]
+    for entry, found in objects:
+        assert entry["area"] == masks_of([entry], found.height, found.width).sum()
+    discs = [entry for entry, _ in objects if entry["category_id"] == 17]
+    assert all(entry["area"] < 0.9 * entry["bbox"][2] * entry["bbox"][3] for entry in discs)
+    edit(data, "train", lambda content: [entry.pop("segmentation") for entry in content["annotations"]])
+    entry = open_coco(str(data)).splits["train"][1].objects[0]
+    assert entry["area"] == entry["bbox"][2] * entry["bbox"][3]
+
+
 def test_a_missing_val_is_made_and_said(data: Path) -> None:
     (data / "instances_val.json").unlink()
     found = open_coco(str(data), "auto", 0.25)
@@ -205,6 +229,19 @@ def test_layouts_are_found(tmp_path: Path) -> None:
     for path in (official / "train2017").iterdir():
         path.rename(one.parent / path.name)
     assert len(open_coco(str(one), "given").splits["train"]) == 8
+
+
+@pytest.mark.parametrize("word", SPLIT_NAMES)
+def test_splits_are_called_as_those_of_classifiers(data: Path, word: str) -> None:
+    (data / "instances_val.json").rename(data / "other.json")
+    (data / "instances_train.json").rename(data / f"instances_{word}.json")
+    assert find_annotations(data) == {SPLIT_NAMES[word]: data / f"instances_{word}.json"}
+
+
+def test_of_two_files_of_a_split_the_plainer_name_is_read(data: Path) -> None:
+    for name in ("instances_dev.json", "instances_a_validation.json"):
+        (data / name).write_bytes((data / "instances_val.json").read_bytes())
+    assert find_annotations(data)["val"].name == "instances_val.json"
 
 
 MISTAKES = {

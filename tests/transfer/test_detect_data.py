@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from frugalvit import create_backbone
 from frugalvit.data.randomness import generator_for, uniform
+from frugalvit.transfer import feed
 from frugalvit.transfer.coco import masks_of, open_coco
 from frugalvit.transfer.detect_data import ObjectPictures, Objects, View, lay_out, make_targets, shifted, unpack
 from frugalvit.transfer.detect_task import DetectTask
@@ -115,6 +116,25 @@ def test_batches_equal_pictures_made_one_by_one(shapes: Path, masks: bool, where
         task.feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         assert is_equal(task.batch_at(4), one_by_one(task, dataset, 4, seed))
     assert len(dataset._kept) == (len(items) if where == "ram" else 0)
+
+
+@pytest.mark.parametrize(
+    ("memory", "pictures", "masks"), [(45_000, False, False), (47_811, True, False), (47_812, True, True)]
+)
+def test_masks_count_where_memory_is_short(
+    shapes: Path, memory: int, pictures: bool, masks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six pictures of 50 × 50 take 45,000 bytes, the masks of their nine objects 2,812; all may take a quarter."""
+    monkeypatch.setattr(feed, "memory_share", lambda: 4 * memory)
+    data = open_coco(str(shapes))
+    items = data.splits["train"]
+    dataset = ObjectPictures(items, data, open_pictures(items), True)
+    for index in range(len(items)):
+        dataset.load(index)
+    assert dataset.pictures.keeps == pictures and len(dataset._kept) == (len(items) if masks else 0)
+    boxes = ObjectPictures(items, data, open_pictures(items), False)
+    boxes.load(0)
+    assert len(boxes._kept) == pictures
 
 
 def test_real_objects_too(data_root: Path) -> None:

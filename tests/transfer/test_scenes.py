@@ -163,6 +163,17 @@ def test_one_folder_of_each_is_split(tmp_path: Path) -> None:
     assert {split: len(scenes) for split, scenes in found.splits.items()} == {"train": 6, "val": 2}
 
 
+@pytest.mark.parametrize("word", ["valid", "validation", "dev"])
+def test_splits_are_called_as_those_of_classifiers(data: Path, word: str) -> None:
+    for kind in ("images", "masks"):
+        (data / kind / "val").rename(data / kind / word)
+    assert list(open_scenes(str(data), split="given").splits) == ["train", "val"]
+    for kind in ("images", "masks"):
+        (data / kind / "val").mkdir()
+    with pytest.raises(UserError, match=f"has both 'val' and '{word}': keep one of them as val"):
+        open_scenes(str(data))
+
+
 def test_masks_of_another_size_are_named(data: Path) -> None:
     path = data / "masks" / "train" / "3.png"
     Image.open(path).resize((20, 30)).save(path)

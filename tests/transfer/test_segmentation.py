@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,21 @@ from torch.nn import functional as F
 from frugalvit import create_backbone
 from frugalvit.config.transfer import TestConfig
 from frugalvit.data.randomness import generator_for, uniform
+from frugalvit.transfer import feed, segmentation
 from frugalvit.transfer.feed import Feed, Pictures
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.running import open_pictures
 from frugalvit.transfer.scenes import open_scenes
 from frugalvit.transfer.scores import IGNORED
 from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask, choose_crop, distort
-from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec, pixel_loss, probabilities, window_starts
+from frugalvit.transfer.segmentation import (
+    Segmenter,
+    SegmenterSpec,
+    most_probable,
+    pixel_loss,
+    probabilities,
+    window_starts,
+)
 
 from .samples import make_scenes
 
@@ -131,6 +140,47 @@ def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
     assert (found == total.argmax(0)).float().mean() > 0.999
 
 
+@pytest.mark.parametrize("together", [1, 2, 3, 7])
+@pytest.mark.parametrize("scales", [[1.0], [0.5, 1.0, 3.0]])
+def test_classes_of_large_pictures_are_compared_a_few_at_a_time(
+    together: int, scales: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As probabilities of all classes at full size would say; no more of them are ever made than are allowed."""
+    size = (90, 120)
+    views = [torch.randn(7, round(30 * scale), round(40 * scale)).softmax(0) for scale in scales]
+    views[0][3] = views[0][1]  # of equals the first
+    whole = sum(F.interpolate(view[None], size=size, mode="bilinear")[0] for view in views)
+    made: list[int] = []
+    original = F.interpolate
+
+    def watched(*given: torch.Tensor, **more: Any) -> torch.Tensor:
+        made.append(original(*given, **more).numel())
+        return original(*given, **more)
+
+    monkeypatch.setattr(segmentation, "_AT_ONCE", together * 90 * 120 + 1)
+    monkeypatch.setattr(F, "interpolate", watched)
+    assert torch.equal(most_probable(views, size), whole.argmax(0))  # type: ignore[union-attr]
+    assert max(made) == together * 90 * 120
+
+
+def test_pictures_of_a_batch_are_brought_to_their_size_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, made = SegmentTask(segmenter(), 32).eval(), []
+    original = F.interpolate
+
+    def watched(*given: torch.Tensor, size: tuple[int, int], **more: Any) -> torch.Tensor:
+        found = original(*given, size=size, **more)
+        if tuple(size) == (100, 140):
+            made.append(len(found))
+        return found
+
+    pictures = [torch.randint(0, 256, (3, 100, 140), dtype=torch.uint8) for _ in range(3)]
+    alone = torch.cat([task.predict([picture], TestConfig()) for picture in pictures])
+    monkeypatch.setattr(F, "interpolate", watched)
+    found = task.predict(pictures, TestConfig())
+    assert made == [1, 1, 1] and found.dtype == torch.int64
+    assert (found == alone).float().mean() > 0.999
+
+
 @given(
     height=st.integers(10, 90),
     width=st.integers(10, 90),
@@ -158,6 +208,12 @@ def test_crops_filled_by_one_class_are_drawn_anew() -> None:
             both += int(0.25 <= part.float().mean() <= 0.75)
         shares[limit] = both
     assert shares[0.75] > 90 > shares[1.0]
+
+
+def test_a_share_of_one_draws_nothing_anew() -> None:
+    numbers = np.random.default_rng(0).random(COLUMNS).tolist()
+    crop = choose_crop(torch.zeros(64, 64, dtype=torch.uint8), 32, (2.0, 2.0), 1.0, numbers)
+    assert (crop.top, crop.left) == (int(numbers[2] * 33), int(numbers[3] * 33))
 
 
 def test_distortion_changes_half_and_keeps_the_range() -> None:
@@ -232,3 +288,16 @@ def test_an_epoch_sees_every_image_once() -> None:
     seen = [index for step in range(5) for index in feed.at(step)[0]]
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]
+
+
+@pytest.mark.parametrize(("memory", "masks"), [(4 * 24 * 48**2 + 1, False), (4 * 32 * 48**2, True)])
+def test_labels_are_kept_where_there_is_room_beside_the_pictures(
+    tmp_path: Path, memory: int, masks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight pictures of 48 × 48 take 24 times that in bytes, their labels 8 times; all may take a quarter."""
+    monkeypatch.setattr(feed, "memory_share", lambda: memory)
+    data = open_scenes(str(make_scenes(tmp_path / "shapes")))
+    scenes = data.splits["train"]
+    dataset = LabelledPictures(scenes, data, open_pictures(scenes))
+    dataset.load(0)
+    assert dataset.pictures.keeps and len(dataset._kept) == masks

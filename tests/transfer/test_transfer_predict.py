@@ -32,6 +32,10 @@ def test_predict_detect_writes_pictures_and_coco(
     for entry in content.anns.values():
         mask = content.annToMask(entry)
         assert entry["category_id"] in (3, 17) and mask.shape == (48, 48) and entry["area"] == mask.sum()
+    least = str(sorted(entry["score"] for entry in content.anns.values())[-3])
+    words = ["--threshold", least, "--out", str(tmp_path / "sure"), "--device", "cpu", "--quiet", "--json"]
+    assert main(["detect", "predict", str(detector), str(shapes / "images"), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["objects"] == 3
 
 
 def test_without_a_mask_the_area_is_the_boxs() -> None:

@@ -163,7 +163,9 @@ class SegmentConfig(TransferConfig):
     label_count: LabelCount | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
     scales: Span = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")
     photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
-    largest_share: float = option(0.75, "crops that one class fills further than this are drawn anew", gt=0, le=1)
+    largest_share: float = option(
+        0.75, "crops that one class fills further than this are drawn anew; 1: none", gt=0, le=1
+    )
     decoder: DecoderConfig = option(default_factory=DecoderConfig)
     test: TestConfig = option(default_factory=TestConfig)
     optimizer: SegmentOptimizerConfig = option(default_factory=SegmentOptimizerConfig)  # type: ignore[assignment]

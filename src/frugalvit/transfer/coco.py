@@ -354,9 +354,13 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
         return None, "with a box outside the image"
     if masks and not segmentation:
         return None, "without a usable mask"
+    area = entry.get("area")
+    if not area:  # COCO's is the mask's
+        mask = rle({"segmentation": segmentation}, image.height, image.width) if segmentation else None
+        area = (right - left) * (bottom - top) if mask is None else run_length.area(mask)
     cleaned = {
         "bbox": [left, top, right - left, bottom - top],
-        "area": float(entry.get("area") or (right - left) * (bottom - top)),
+        "area": float(area),
         "iscrowd": int(entry.get("iscrowd") or 0),
     }
     return cleaned | ({"segmentation": segmentation} if segmentation else {}), ""

@@ -6,17 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from frugalvit.data.folders import SPLIT_NAMES
 from frugalvit.errors import UserError
 from frugalvit.transfer.coco_check import check_entries
 
-_SPLIT_WORDS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-}
+_WORDS = list(SPLIT_NAMES)
+"""Names of splits; where two files are of one split, the one with the earlier name is read."""
 
 
 def find_annotations(where: Path) -> dict[str, Path]:
@@ -25,14 +20,17 @@ def find_annotations(where: Path) -> dict[str, Path]:
         return {"train": where}
     if not where.is_dir():
         raise UserError(f"There is no folder or JSON file {where}.")
-    found: dict[str, Path] = {}
     candidates = sorted([*where.glob("*.json"), *where.glob("annotations/*.json"), *where.glob("*/*coco*.json")])
-    for path in sorted(candidates, key=lambda path: "instances" not in path.stem):
+    named: list[tuple[bool, int, Path]] = []
+    for path in candidates:
         words = path.stem.lower().replace("-", "_").rstrip("0123456789").split("_")
         words += [path.parent.name.lower()]
-        split = next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None)
-        if split and not {"captions", "keypoints", "panoptic", "stuff", "image", "names"} & set(words):
-            found.setdefault(split, path)
+        word = next((_WORDS.index(word) for word in words if word in _WORDS), None)
+        if word is not None and not {"captions", "keypoints", "panoptic", "stuff", "image", "names"} & set(words):
+            named.append(("instances" not in path.stem, word, path))
+    found: dict[str, Path] = {}
+    for _, word, path in sorted(named):
+        found.setdefault(SPLIT_NAMES[_WORDS[word]], path)
     if not found and len(candidates) == 1:
         found = {"train": candidates[0]}
     if not found:

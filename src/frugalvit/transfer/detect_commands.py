@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from frugalvit.config.transfer import DetectConfig, DetectEvalConfig, DetectPred
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
 from frugalvit.results import Result, Table
+from frugalvit.training.evidence import run_result
 from frugalvit.training.given import Given
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.schedules import Schedule, Steps
@@ -132,14 +133,9 @@ class DetectJob:
         }
 
     def result(self, summary: dict[str, Any]) -> Result:
-        folder = summary["run"]
-        notes = [
-            f"run folder  {folder}",
-            *([f"weights     {summary['weights']}"] if summary.get("weights") else []),
-            *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
-            f"next        frugalvit detect predict {console.shown(folder)} IMAGE…",
-        ]
-        return Result(_without_lists(summary), _tables(summary), notes)
+        tables = _tables(summary)
+        then = [f"frugalvit detect predict {console.shown(summary['run'])} IMAGE…"]
+        return replace(run_result(summary, tables[0], then), tables=tables)
 
 
 def evaluate(config: DetectEvalConfig) -> Result:
@@ -190,9 +186,8 @@ def predict(config: DetectPredictConfig) -> Result:
 
     with kept_when_stopped(folder, images, len(given.paths), save):
         for part in given.batches(config.batch, "detecting"):
-            found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part])
-            for (place, path, image), objects in zip(part, found, strict=True):
-                kept = [entry for entry in objects if entry["score"] >= config.threshold]
+            found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part], config.threshold)
+            for (place, path, image), kept in zip(part, found, strict=True):
                 number, picture = len(images) + 1, f"{names[place]}.jpg"
                 save_picture(draw_objects(image, kept, facts["classes"]), folder / picture)
                 size = {"height": image.shape[0], "width": image.shape[1]}
@@ -316,7 +311,3 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
         if all(f"{kind}_ap_{size}" in summary for size in sizes)
     ]
     return [whole, Table(["objects", *sizes], rows)] if rows else [whole]
-
-
-def _without_lists(summary: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in summary.items() if key not in ("auto", "classes")}

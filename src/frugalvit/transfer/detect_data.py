@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from frugalvit.data.color import luma
 from frugalvit.transfer.coco import CocoData, CocoImage, masks_of
 from frugalvit.transfer.feed import Pictures, send
 from frugalvit.transfer.parts import Target
@@ -52,11 +53,16 @@ class Objects:
 
 
 class ObjectPictures:
-    """Pictures with their objects as tensors on the CPU; objects are kept where pictures are."""
+    """Pictures with their objects as tensors on the CPU; objects are kept where there is room beside the pictures.
+
+    Their masks take n / 24 of what a picture takes: of hundreds of cells many times as much.
+    """
 
     def __init__(self, images: list[CocoImage], data: CocoData, pictures: Pictures, masks: bool) -> None:
         self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
         self._classes = data.class_of()
+        bits = sum(image.height * image.width * len(image.learnable()) for image in images) if masks else 0
+        self._keeps = pictures.keeps and bits // 8 <= pictures.room
         self._kept: dict[int, Objects] = {}
 
     def __len__(self) -> int:
@@ -66,7 +72,7 @@ class ObjectPictures:
         objects = self._kept.get(index)
         if objects is None:
             objects = self._read(index)
-            if self.pictures.keeps:  # n / 24 of what the picture takes
+            if self._keeps:
                 self._kept[index] = objects
         return self.pictures.read(index), objects
 
@@ -101,9 +107,9 @@ def lay_out(
     std: Tensor,
     multiple: int = 32,
 ) -> Tensor:
-    """uint8 pictures -> (B, 3, H, W): each resized, perhaps mirrored, in the top left corner, normalised; 0 beyond.
+    """uint8 pictures -> (B, C, H, W): each resized, perhaps mirrored, in the top left corner, normalised; 0 beyond.
 
-    Sides are rounded up so that every stage fits.
+    Sides are rounded up so that every stage fits. A network whose mean is one number sees grey.
     """
     height = -(-max(size[0] for size in sizes) // multiple) * multiple
     width = -(-max(size[1] for size in sizes) // multiple) * multiple
@@ -112,7 +118,8 @@ def lay_out(
     parts = pixels.split([picture.numel() for picture in pictures])
     for place, (part, picture, size, flip) in enumerate(zip(parts, pictures, sizes, flips, strict=True)):
         image = part.view(1, *picture.shape)
-        image = F.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=True)[0]
+        image = F.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=True)
+        image = (luma(image) if len(mean) == 1 else image)[0]
         whole[place, :, : size[0], : size[1]] = image.flip(2) if flip else image
     return (whole - mean) / std
 

@@ -83,14 +83,16 @@ class DetectTask(TransferTask):
         self.train(was_training)
         return self.gather(found)
 
-    def detect(self, pictures: list[Tensor]) -> list[list[dict[str, Any]]]:
-        """The objects of pictures (3, H, W): label, score, bbox (left, top, width, height) and mask as run lengths."""
+    def detect(self, pictures: list[Tensor], least: float = 0.0) -> list[list[dict[str, Any]]]:
+        """The objects of pictures (3, H, W) that score at least so much, as dicts.
+
+        label, score, bbox (left, top, width, height), and mask as run lengths
+        """
         original = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
         with torch.inference_mode(), self.autocast():
             sizes = [self.view.fit(*size, self.view.side) for size in original]
             images = lay_out(pictures, sizes, [False] * len(sizes), self.mean, self.std)
-            found = self.net.detect(images, sizes, original)
-        return [_entries(objects) for objects in found]
+            return [_entries(objects) for objects in self.net.detect(images, sizes, original, least)]
 
     def scores(self, dataset: ObjectPictures, found: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
         """COCO's scores of boxes, and of masks where both the detector and the data have them."""
@@ -114,9 +116,9 @@ def _entries(objects: Target) -> list[dict[str, Any]]:
         {"label": label, "score": score, "bbox": box}
         for label, score, box in zip(objects["labels"].tolist(), objects["scores"].tolist(), sides, strict=True)
     ]
-    if "masks" in objects and entries:
-        columns = np.asfortranarray(objects["masks"].cpu().numpy().astype(np.uint8).transpose(1, 2, 0))
-        for entry, encoded in zip(entries, run_length.encode(columns), strict=True):
+    if "masks" in objects:
+        for entry, inside in zip(entries, objects["masks"], strict=True):
+            encoded = run_length.encode(np.asfortranarray(inside.cpu().numpy().astype(np.uint8)))
             counts = encoded["counts"]
             text = counts.decode() if isinstance(counts, bytes) else counts
             entry["segmentation"] = {"size": [int(side) for side in encoded["size"]], "counts": text}

@@ -7,7 +7,7 @@ at random for the whole global batch is cut per process; the next step is prepar
 from __future__ import annotations
 
 import functools
-import os
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,24 +19,29 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.data.cache import memory_share
 from frugalvit.data.decode import BadImage, decode, read_header
+from frugalvit.data.machine import cores
 from frugalvit.data.randomness import generator_for, uniform
 from frugalvit.errors import UserError
 from frugalvit.transfer.places import name_bad
 
 T = TypeVar("T")
 _SHARE_OF_MEMORY = 0.25
-"""Decoded pictures may take this share of the free memory before they are decoded anew every time."""
+"""Decoded pictures and their masks may take this share of the free memory before they are decoded anew every time."""
 
 
 class Pictures:
-    """Decoded pictures, uint8 (3, H, W), kept in memory where they fit."""
+    """Decoded pictures, uint8 (3, H, W), kept in memory where they fit.
+
+    room: bytes that are left then for what belongs to them
+    """
 
     def __init__(
         self, paths: Sequence[Path], sizes: Sequence[tuple[int, int]], *, where: str = "auto", device: str | None = None
     ) -> None:
         self.paths, self.sizes = list(paths), list(sizes)
         needed = 3 * sum(height * width for height, width in sizes)
-        self.keeps = where in ("ram", "device") or (where == "auto" and needed < _SHARE_OF_MEMORY * memory_share())
+        self.room = _SHARE_OF_MEMORY * memory_share() - needed if where == "auto" else math.inf
+        self.keeps = where != "off" and self.room > 0
         self.device = device if where == "device" else None
         self._kept: dict[int, Tensor] = {}
 
@@ -80,7 +85,7 @@ class Pictures:
 
 
 def worker_count(workers: int | str) -> int:
-    return min(8, os.cpu_count() or 1) if workers == "auto" else max(1, int(workers))
+    return min(8, cores()) if workers == "auto" else max(1, int(workers))
 
 
 class Feed(Generic[T]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from frugalvit import console
 from frugalvit.data.decode import BadImage, known_formats, read_header
+from frugalvit.data.machine import cores
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.words import counted
@@ -92,7 +92,7 @@ def name_bad(faults: Sequence[BadImage], count: int, max_bad: float) -> None:
 
 
 def _look_at_all(paths: Sequence[Path]) -> list[Seen | BadImage]:
-    with ThreadPoolExecutor(min(16, 4 * (os.cpu_count() or 1))) as pool:
+    with ThreadPoolExecutor(min(16, 4 * cores())) as pool:
         found = pool.map(_look_or_fault, paths, chunksize=32)
         return list(console.progress(found, total=len(paths), label="checking images"))
 

@@ -41,11 +41,8 @@ class ReadyDetector:
         pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
         """
         self._task.net.see_down_to(threshold)
-        found = (self._task.detect([pixels])[0] for pixels in _tensors(pictures))
-        return [
-            [self._object(entry) for entry in sorted(entries, key=lambda e: -e["score"]) if entry["score"] >= threshold]
-            for entries in found
-        ]
+        found = (self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures))
+        return [[self._object(entry) for entry in sorted(entries, key=lambda e: -e["score"])] for entries in found]
 
     def _object(self, entry: dict[str, Any]) -> Found:
         left, top, width, height = entry["bbox"]

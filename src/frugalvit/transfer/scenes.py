@@ -12,7 +12,6 @@ CamVid (11) and from ADE20K (0, "reduce zero label").
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,8 +23,10 @@ from PIL import Image
 
 from frugalvit import console
 from frugalvit.data.decode import known_formats
-from frugalvit.data.listing import list_images
+from frugalvit.data.folders import SPLIT_NAMES
+from frugalvit.data.machine import cores
 from frugalvit.errors import UserError
+from frugalvit.transfer.pairing import Pairs, match
 from frugalvit.transfer.places import (
     UNREADABLE,
     arrange,
@@ -37,7 +38,6 @@ from frugalvit.transfer.places import (
 from frugalvit.transfer.scores import IGNORED
 from frugalvit.words import counted, some
 
-_SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 _MASK_FOLDERS = ("masks", "annotations", "labels", "annotation", "mask", "label")
 _MOST = 256  # labels are bytes
 _VOID = {"void", "unlabelled", "unlabeled", "ignore", "ignored"}
@@ -156,9 +156,6 @@ def read_labels(path: Path) -> np.ndarray:
 # -- where things are
 
 
-Pairs = list[tuple[Path, Path]]
-
-
 def find_pairs(root: Path, only: str | None = None) -> tuple[dict[str, Pairs], str]:
     """(image, mask) paths by split, and the layout's name; where one split is wanted, the others need not be whole."""
     places, layout = _find_splits(root)
@@ -172,19 +169,24 @@ def _find_splits(root: Path) -> tuple[dict[str, Callable[[], Pairs]], str]:
     if (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir():
         return _voc(root), "voc"
     found: dict[str, Callable[[], Pairs]] = {}
+    words: dict[str, str] = {}
     layout = "folders"
     masks = next((root / name for name in _MASK_FOLDERS if (root / name).is_dir()), None)
-    for split, words in _SPLITS.items():
-        for word in words:
-            if masks is not None and (root / "images" / word).is_dir():
-                if split == "test" and not (masks / word).is_dir():
-                    continue  # ADE20K's test images are published without masks
-                found[split] = partial(_matched, root / "images" / word, masks / word)
-                layout = "ade20k" if word == "training" and masks.name == "annotations" else layout
-            elif (root / f"{word}annot").is_dir() and (root / word).is_dir():
-                found[split], layout = partial(_matched, root / word, root / f"{word}annot"), "camvid"
+    for word, split in SPLIT_NAMES.items():
+        if masks is not None and (root / "images" / word).is_dir():
+            images, drawn = root / "images" / word, masks / word
+            if split == "test" and not drawn.is_dir():
+                continue  # ADE20K's test images are published without masks
+            layout = "ade20k" if word == "training" and masks.name == "annotations" else layout
+        elif (root / f"{word}annot").is_dir() and (root / word).is_dir():
+            images, drawn, layout = root / word, root / f"{word}annot", "camvid"
+        else:
+            continue
+        if split in words:
+            raise UserError(f"{root} has both '{words[split]}' and '{word}': keep one of them as {split}.")
+        words[split], found[split] = word, partial(match, images, drawn)
     if not found and masks is not None and (root / "images").is_dir():
-        found["train"] = partial(_matched, root / "images", masks)
+        found["train"] = partial(match, root / "images", masks)
     if not found:
         raise UserError(
             f"{root} is in no layout known here: there should be images/train and masks/train (and val), or ADE20K's, "
@@ -195,39 +197,9 @@ def _find_splits(root: Path) -> tuple[dict[str, Callable[[], Pairs]], str]:
     return found, layout
 
 
-def _matched(images: Path, masks: Path) -> Pairs:
-    """Images and masks of the same name, endings aside; in the same folder within theirs where names recur."""
-    if not masks.is_dir():
-        raise UserError(f"{images} has no masks: there should be a folder {masks}.")
-    by_place: dict[Path, Path] = {}
-    by_name: dict[str, list[Path]] = {}
-    for mask in map(Path, list_images(str(masks)).images):
-        by_place[mask.relative_to(masks).parent / _stem(mask)] = mask
-        by_name.setdefault(_stem(mask), []).append(mask)
-    found = [Path(path) for path in list_images(str(images)).images]
-    if not found:
-        raise UserError(f"{images} holds no images.")
-    places = {path: path.relative_to(images).parent / _stem(path) for path in found}
-    absent = [path for path, place in places.items() if place not in by_place and _stem(path) not in by_name]
-    if absent:
-        more = f" and {len(absent) - 1:,} more" if len(absent) > 1 else ""
-        raise UserError(f"{absent[0]}{more} has no mask: there should be {masks / (_stem(absent[0]) + '.png')}.")
-    pairs = []
-    for path, place in places.items():
-        named = by_name[_stem(path)]
-        if place not in by_place and len(named) > 1:
-            raise UserError(f"{path} may have the mask {named[0]} or {named[1]}: put masks into folders as the images.")
-        pairs.append((path, by_place.get(place, named[0])))
-    return pairs
-
-
-def _stem(path: Path) -> str:
-    return path.stem.removesuffix("_mask").removesuffix("_labelIds").removesuffix("_L")
-
-
 def _voc(root: Path) -> dict[str, Callable[[], Pairs]]:
     found: dict[str, Callable[[], Pairs]] = {}
-    for split in _SPLITS:
+    for split in ("train", "val", "test"):
         listing = root / "ImageSets" / "Segmentation" / f"{split}.txt"
         names = listing.read_text(encoding="utf-8").split() if listing.is_file() else []
         if names:
@@ -357,7 +329,7 @@ def _labels(splits: dict[str, list[Scene]]) -> dict[int, Path]:
     """Every label that occurs, and a mask it occurs in."""
     paths = [scene.mask for scenes in splits.values() for scene in scenes]
     found: dict[int, Path] = {}
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, cores())) as pool:
         counted = pool.map(lambda path: np.flatnonzero(np.bincount(read_labels(path).ravel())), paths)
         for path, labels in zip(paths, console.progress(counted, total=len(paths), label="reading masks"), strict=True):
             for label in labels.tolist():

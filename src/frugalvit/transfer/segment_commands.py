@@ -19,6 +19,7 @@ from frugalvit.config.transfer import SegmentConfig, SegmentEvalConfig, SegmentP
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
 from frugalvit.results import Result, Table
+from frugalvit.training.evidence import run_result
 from frugalvit.training.given import Given
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.schedules import Polynomial, Schedule
@@ -119,15 +120,8 @@ class SegmentJob:
         }
 
     def result(self, summary: dict[str, Any]) -> Result:
-        folder = summary["run"]
-        notes = [
-            f"run folder  {folder}",
-            *([f"weights     {summary['weights']}"] if summary.get("weights") else []),
-            *([f"report      {folder}/report.html"] if Path(folder, "report.html").exists() else []),
-            f"next        frugalvit segment predict {console.shown(folder)} IMAGE…",
-        ]
-        shown = {key: value for key, value in summary.items() if key not in ("auto", "classes")}
-        return Result(shown, [_table(summary)], notes)
+        then = [f"frugalvit segment predict {console.shown(summary['run'])} IMAGE…"]
+        return run_result(summary, _table(summary), then)
 
 
 def evaluate(config: SegmentEvalConfig) -> Result:

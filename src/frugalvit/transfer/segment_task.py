@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from frugalvit.transfer.feed import Feed, Pictures, send, share
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scenes import Scene, SceneData, read_labels
 from frugalvit.transfer.scores import IGNORED, Confusion
-from frugalvit.transfer.segmentation import Segmenter, probabilities
+from frugalvit.transfer.segmentation import Segmenter, most_probable, probabilities
 from frugalvit.transfer.tasks import TransferTask
 
 _TRIES = 10
@@ -42,6 +43,7 @@ class LabelledPictures:
 
     def __init__(self, scenes: list[Scene], data: SceneData, pictures: Pictures) -> None:
         self.scenes, self.data, self.pictures = scenes, data, pictures
+        self._keeps = pictures.keeps and sum(scene.height * scene.width for scene in scenes) <= pictures.room
         self._kept: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
@@ -54,7 +56,7 @@ class LabelledPictures:
         kept = self._kept.get(index)
         if kept is None:
             kept = torch.from_numpy(self.data.table[read_labels(self.scenes[index].mask)])
-            if self.pictures.keeps:
+            if self._keeps:
                 self._kept[index] = kept
         return kept
 
@@ -76,6 +78,7 @@ def choose_crop(
     """A random crop: the picture's short side becomes side · scale, of which a square of ``side`` is taken.
 
     The first of ten places at which no class fills more than ``largest_share`` of the counted pixels; else the last.
+    With a share of 1 any place will do.
     """
     height, width = labels.shape
     factor = side / min(height, width) * (scales[0] + (scales[1] - scales[0]) * numbers[0])
@@ -85,6 +88,8 @@ def choose_crop(
     for attempt in range(_TRIES):
         top = int(numbers[2 + 2 * attempt] * (height - tall + 1))
         left = int(numbers[3 + 2 * attempt] * (width - wide + 1))
+        if largest_share >= 1:
+            break
         counts = np.bincount(labels[top : top + tall, left : left + wide].reshape(-1).numpy(), minlength=256)[:IGNORED]
         if (counts > 0).sum() > 1 and counts.max() < largest_share * counts.sum():
             break
@@ -154,7 +159,7 @@ class SegmentTask(TransferTask):
         labels = torch.full((len(items), side, side), IGNORED, dtype=torch.int64, device=self.device)
         for place, (picture, label, crop, row) in enumerate(parts):
             image = picture.view(1, 3, crop.height, crop.width)
-            image = F.interpolate(image, size=crop.out, mode="bilinear", align_corners=False, antialias=True)[0]
+            image = _resized(image, crop.out)[0]
             known = F.interpolate(label.view(1, 1, crop.height, crop.width), size=crop.out, mode="nearest-exact")[0, 0]
             mirrored = row[1] < 0.5
             images[place, :, : crop.out[0], : crop.out[1]] = image.flip(2) if mirrored else image
@@ -198,19 +203,19 @@ class SegmentTask(TransferTask):
     def predict(self, pictures: list[Tensor], test: TestConfig) -> Tensor:
         """The most probable class of every pixel, (B, H, W), of pictures (3, H, W) of one size."""
         size = (pictures[0].shape[1], pictures[0].shape[2])
-        images = torch.stack([pixels.to(self.device) for pixels in pictures]).float() / 255
+        images = [pixels.to(self.device) for pixels in pictures]
         window = (self.side if test.multi_scale else 0) if test.window == "auto" else test.window
         scales = test.scales if test.multi_scale else [1.0]
-        total: Tensor | float = 0.0
+        flip = test.multi_scale and test.flip
+        views: list[Tensor] = []
         with torch.inference_mode(), self.autocast():
             for scale in scales:
                 factor = self.side * scale / min(size)
                 wanted = (max(32, round(size[0] * factor)), max(32, round(size[1] * factor)))
-                look = F.interpolate(images, size=wanted, mode="bilinear", align_corners=False, antialias=True)
-                flip = test.multi_scale and test.flip
-                total = total + probabilities(self.net, self.normalize(look), size, window=int(window), flip=flip)
-        assert isinstance(total, Tensor)
-        return total.argmax(1)
+                look = torch.cat([_resized(pixels[None].float() / 255, wanted) for pixels in images])
+                kept = min(wanted, size, key=math.prod)  # classes of a large picture stay as small as they were seen
+                views.append(probabilities(self.net, self.normalize(look), kept, window=int(window), flip=flip))
+            return torch.stack([most_probable([view[place] for view in views], size) for place in range(len(images))])
 
     def _groups(self, dataset: LabelledPictures) -> Iterator[list[int]]:
         """Neighbouring pictures of one size, as many as fit a batch."""
@@ -220,3 +225,7 @@ class SegmentTask(TransferTask):
             members = list(same)
             for start in range(0, len(members), self.eval_batch):
                 yield members[start : start + self.eval_batch]
+
+
+def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=True)

@@ -24,6 +24,8 @@ from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scores import IGNORED
 
 POOLED = (1, 2, 3, 6)
+_AT_ONCE = 2**26
+"""Probabilities made at once at an image's own resolution: 256 MB."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,30 @@ def probabilities(
     """Class probabilities (B, classes, *size) of normalised images, in one look or by a sliding window."""
     chances = _slide(net, images, window).softmax(1)
     if flip:
-        chances = (chances + _slide(net, images.flip(3), window).softmax(1).flip(3)) / 2
+        chances += _slide(net, images.flip(3), window).softmax(1).flip(3)
+        chances /= 2
     return _resized(chances, size)
+
+
+def most_probable(views: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
+    """The class (H, W) with the largest sum over views of one image, each of them (classes, h, w) of any resolution.
+
+    Probabilities at the image's own resolution are made of some classes at a time: all 150 of a photograph of 12
+    megapixels would take 7 GB.
+    """
+    together = max(1, _AT_ONCE // math.prod(size))
+    classes = most = None
+    for start in range(0, len(views[0]), together):
+        parts = (_resized(view[None, start : start + together], size)[0] for view in views)
+        values, places = sum(parts, 0.0).max(0)  # type: ignore[union-attr]
+        if classes is None or most is None:
+            classes, most = places, values
+            continue
+        larger = values > most
+        classes = torch.where(larger, places + start, classes)
+        most = torch.where(larger, values, most)
+    assert classes is not None
+    return classes
 
 
 def _slide(net: Segmenter, images: Tensor, window: int) -> Tensor:
@@ -137,7 +161,8 @@ def _slide(net: Segmenter, images: Tensor, window: int) -> Tensor:
             place = (..., slice(top, top + window), slice(left, left + window))
             total[place] += _in_pixels(net(part), net.pyramid.strides[0], (part.shape[2], part.shape[3]))
             seen[place] += 1
-    return total / seen
+    total /= seen
+    return total
 
 
 def window_starts(length: int, window: int) -> list[int]:

@@ -10,6 +10,8 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
+from frugalvit.data.color import luma
+from frugalvit.errors import UserError
 from frugalvit.training.parameters import decay_groups, layer_groups
 from frugalvit.transfer.feed import Feed
 
@@ -30,6 +32,11 @@ class TransferTask(nn.Module):
         self, backbone: Backbone, *, weight_decay: float = 0.05, layer_decay: float = 1.0, steady: bool = False
     ) -> None:
         super().__init__()
+        if backbone.in_chans not in (1, 3):
+            raise UserError(
+                f"{backbone.name} takes images of {backbone.in_chans} channels, pictures have 3, or 1 in grey: take "
+                "one with in_chans 3 or 1."
+            )
         self._facts = [backbone]  # in a list: the network already owns it, and a second name would save it twice
         self.weight_decay, self.layer_decay, self.steady = weight_decay, layer_decay, steady
         self.register_buffer("mean", torch.tensor(backbone.mean)[:, None, None], persistent=False)
@@ -54,7 +61,9 @@ class TransferTask(nn.Module):
         return self.mean.device
 
     def normalize(self, images: Tensor) -> Tensor:
-        """[0, 1] -> what the backbone was trained with."""
+        """Images (B, 3, H, W) in [0, 1] -> what the backbone was trained with; in grey where it has one channel."""
+        if len(self.mean) == 1:
+            images = luma(images)
         return (images - self.mean) / self.std
 
     def train(self, mode: bool = True) -> TransferTask:
