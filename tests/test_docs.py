@@ -240,7 +240,10 @@ def _without(words: list[str], names: dict[str, int]) -> list[str]:
 # Transcripts of what was done, and guides whose commands train full-size networks and stand elsewhere too: with --slow.
 LONG = tuple(f"docs/{name}.md" for name in ("FIRST_HOUR", "RESULTS")) + tuple(
     f"docs/guides/{name}.md"
-    for name in ("small_images", "few_labels", "segmentation", "detection", "many_nodes", "one_gpu", "choosing")
+    for name in (
+        *("small_images", "few_labels", "no_labels", "segmentation", "detection"),
+        *("many_nodes", "one_gpu", "choosing"),
+    )
 )
 WITH_BLOCKS = [
     pytest.param(page, id=page_id(page), marks=[pytest.mark.slow] * (page_id(page) in LONG))

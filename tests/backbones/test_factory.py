@@ -53,21 +53,18 @@ FAMILIES: list[tuple[str, dict[str, Any], int]] = [
     ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, 16),
     ("maxvit_pico_rw_256", {"depths": (1, 1, 1, 1), "embed_dim": (32, 32, 32, 32), "stem_width": 8}, 0),
     ("twins_svt_small", {"embed_dims": (32, 32, 64, 64), "depths": (2, 2, 2, 2), "num_heads": (1, 1, 2, 2)}, 16),
-    ("poolformer_s12", {}, 0),
     ("hiera_tiny_224", {"stages": (1, 1, 1, 1), "embed_dim": 24}, 0),
     ("davit_tiny", {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 96), "num_heads": (1, 1, 2, 2)}, 0),
-    ("edgenext_xx_small", {}, 0),
-    ("mobilevitv2_050", {}, 0),
-    ("levit_128s", {}, 0),
-    ("gmlp_ti16_224", {}, 0),
-    ("pit_ti_224", {}, 0),
     ("test_mambaout", {}, 0),
 ]
 
 
 LARGE = [
     pytest.param(name, {}, 0, marks=pytest.mark.slow)
-    for name in ("focalnet_tiny_srf", "nextvit_small", "mixer_s32_224", "mvitv2_tiny", "densenet121")
+    for name in (
+        *("focalnet_tiny_srf", "nextvit_small", "mixer_s32_224", "mvitv2_tiny", "densenet121", "poolformer_s12"),
+        *("edgenext_xx_small", "mobilevitv2_050", "levit_128s", "gmlp_ti16_224", "pit_ti_224"),
+    )
 ]
 
 

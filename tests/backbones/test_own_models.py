@@ -152,7 +152,9 @@ def test_compiles_as_one_graph(name):
         torch.testing.assert_close(compiled(batch), model(batch))
 
 
-@every_model
+@pytest.mark.parametrize(
+    "name", [name if name == "vil_tiny_w7" else pytest.param(name, marks=pytest.mark.slow) for name in TINY]
+)
 def test_exports_for_any_batch(name):
     model = tiny(name, **MICRO[name])
     with torch.no_grad():

@@ -65,7 +65,8 @@ def test_rows_are_relative_to_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "scaled"), [("vit_base", True), ("vit_base_patch16_224", True), ("resnet18", False)]
+    ("reference", "scaled"),
+    [pytest.param("vit_base", True, marks=pytest.mark.slow), ("vit_base_patch16_224", True), ("resnet18", False)],
 )
 def test_only_vit_b_leads_to_the_scale_of_table_7(
     reference: str, scaled: bool, monkeypatch: pytest.MonkeyPatch

@@ -140,12 +140,15 @@ def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> 
     [
         {"weight": 0.0},
         {},
-        {"pairs": "all"},
-        {"images": "clean"},
-        {"schedule": "ramp"},
         {"variant": "ce"},
         {"variant": "dense"},
-        {"variant": "dense", "images": "clean"},
+        *(
+            pytest.param(values, marks=pytest.mark.slow)
+            for values in (
+                *({"pairs": "all"}, {"images": "clean"}, {"schedule": "ramp"}),
+                {"variant": "dense", "images": "clean"},
+            )
+        ),
     ],
 )
 def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def cut_short(path: Path) -> None:
     path.write_bytes(content[: len(content) * 7 // 10])
 
 
-@pytest.mark.parametrize("kind", ["detect", "segment"])
+@pytest.mark.parametrize("kind", [pytest.param("detect", marks=pytest.mark.slow), "segment"])
 def test_a_png_that_is_cut_short_is_left_out_by_name(
     kind: str, detector: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
