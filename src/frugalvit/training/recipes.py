@@ -283,7 +283,8 @@ _OF_OPERATIONS = ("augment.magnitude", "augment.magnitude_std", "augment.operati
 
 def _asked_for(config: TrainConfig, names: Sequence[str]) -> list[str]:
     """Those of the options that somebody has given a value to, and not to switch something off."""
-    return [name for name in names if name in config.asked() and attrgetter(name)(config)]
+    asked = set() if config.resume else config.asked()  # a run that goes on has all its values, maybe no recipe
+    return [name for name in names if name in asked and attrgetter(name)(config)]
 
 
 def _from_scratch(config: TrainConfig) -> bool:
