@@ -19,6 +19,7 @@ NAMES = {
     "wide": ["EsViT + Drloc", "EsViT"],
     "long": [f"optimizer.weight_decay=0.0{n} localization.weight=0.{n}" for n in range(3)],
     "many": [f"setting_{n}" for n in range(8)],
+    "sixteen": [f"{n}0 epochs, windows of 4, half mixed" for n in range(16)],
     "endless": ["x" * 300, "short"],
 }
 

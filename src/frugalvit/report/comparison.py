@@ -21,7 +21,9 @@ _WIDTH = 28  # letters that fit side by side under the right chart
 _TURNED = (6, 20)  # names, and letters of each, that fit there slantwise
 _LINE, _SWATCH = 92, 9  # letters that fit side by side above both, and how many a line's sample takes
 _LONGEST = 72  # letters of a name there
+_MANY, _SMALL = 10, 0.75  # names from which on letters are smaller, and how much
 _TOUCHING = 0.03  # of the values' range: dots nearer than this lie on each other
+_FEET = 96  # points of the size of a number there times how many there are
 _ASIDE, _WIDEST = 0.1, 0.28  # from dot to dot, and from the foot to the last
 
 
@@ -53,8 +55,11 @@ def comparison_figure(
     numbered = len(values) > _TURNED[0] or max(map(len, values)) > _TURNED[1]
     texts = [f"{number}  {name}" if numbered else name for number, name in enumerate(values, 1)]
     texts = [text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…" for text in texts]
-    columns = max(1, min(len(texts), _LINE // (max(map(len, texts)) + _SWATCH)))
-    figure = Figure(figsize=(7.2, 2.9 + 0.21 * -(-len(texts) // columns)), layout="constrained")
+    smaller = _SMALL if len(texts) >= _MANY else 1.0
+    columns = max(1, min(len(texts), int(_LINE / smaller) // (max(map(len, texts)) + _SWATCH)))
+    rows = -(-len(texts) // columns)
+    figure = Figure(figsize=(7.2, 2.9 + 0.21 * smaller * rows), layout="constrained")
+    letters = smaller * matplotlib.rcParams["font.size"]
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     everything = [value for found in values.values() for value in found]
     reach = _TOUCHING * (max(everything) - min(everything))
@@ -78,10 +83,11 @@ def comparison_figure(
     curve_label, value_label = labels or (metric, f"final {metric}")
     left.set_ylabel(curve_label)
     if left.has_data() or numbered:
-        figure.legend(lines, texts, frameon=False, loc="outside upper center", ncols=columns)
+        figure.legend(lines, texts, frameon=False, loc="outside upper center", ncols=columns, fontsize=letters)
     right.set_xlim(-0.7, len(values) - 0.3)
     right.margins(y=0.2)
     right.set_xticks(range(len(values)), [str(k + 1) for k in range(len(values))] if numbered else texts)
+    right.tick_params(axis="x", labelsize=min(letters, _FEET / len(values)) if numbered else letters)
     room = _WIDTH / (len(values) + 0.4)  # letters from one foot to the next
     if not numbered and any((len(a) + len(b)) / 2 + 1 > room for a, b in itertools.pairwise(values)):
         right.tick_params(axis="x", labelrotation=30)
