@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -69,6 +70,24 @@ def test_of_equal_scores_the_latest_counts(tmp_path: Path, monkeypatch: pytest.M
     outcome = run_toy(tmp_path / "run", ToyTask(), steps=8, evaluate_every=2)
     assert (outcome["best"], outcome["best_step"]) == (66.7, 6)
     assert torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)["step"] == 6
+
+
+@pytest.mark.parametrize(("signals", "written"), [(2, 1), (3, 0)])
+def test_who_leaves_at_once_lets_a_line_be_written(
+    signals: int, written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue of TensorBoard's that was left half-way kept the run from ending; a tracker that hangs must not."""
+    lines: list[int] = []
+
+    def log(run: Run, step: int, **values: Any) -> None:
+        for _ in range(signals):
+            signal.raise_signal(signal.SIGTERM)
+        lines.append(step)
+
+    monkeypatch.setattr(Run, "log", log)
+    with pytest.raises(KeyboardInterrupt):
+        run_toy(tmp_path / "run", ToyTask(), steps=8)
+    assert len(lines) == written
 
 
 def test_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class _Loop(Stepper):
         self.earlier_paces: list[float] = []  # before the run was resumed
         self.window_began = (time.monotonic(), 0)
         self.stop_signal = self.shared_signal = 0  # what this process was sent, and what any of them was
+        self.writing = self.impatient = False
         self.hopeless = False  # the task has seen enough: going on would be a waste
 
     # -- the run
@@ -107,7 +108,10 @@ class _Loop(Stepper):
         epoch = self.step / self.plan.steps_per_epoch
         lr = self.plan.lr.at(self.step - 1)  # the schedule's: groups of parameters scale it
         pace = self._pace()
-        self.run.log(self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace)
+        with self._a_whole_line():
+            self.run.log(
+                self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace
+            )
         self.hopeless |= self.task.watch(self.step, means)
         if streak >= self._patience():
             self._give_up(streak)
@@ -156,7 +160,8 @@ class _Loop(Stepper):
         if not scores:
             return
         epoch = self.step / self.plan.steps_per_epoch
-        self.run.log(self.step, split=self.task.watched, epoch=round(epoch, 4), **_finite(scores))
+        with self._a_whole_line():
+            self.run.log(self.step, split=self.task.watched, epoch=round(epoch, 4), **_finite(scores))
         words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
         if self.fabric.is_global_zero:
             console.say(f"epoch {epoch:.4g} (step {self.step}): {words}")
@@ -280,11 +285,25 @@ class _Loop(Stepper):
         # SLURM warns with SIGUSR1 before it sends SIGTERM, and a closed terminal sends SIGHUP beside others: neither
         # is somebody who has lost patience.
         if self.stop_signal in _PRESSING and number in _PRESSING:
+            if self.writing and not self.impatient:  # whoever asks a third time does not wait for a tracker either
+                self.impatient = True
+                return
             raise KeyboardInterrupt
         if not self.stop_signal:
             console.warn("stopping after this step; once more to leave at once")
         if self.stop_signal not in _PRESSING:
             self.stop_signal = number
+
+    @contextmanager
+    def _a_whole_line(self) -> Iterator[None]:
+        """Nobody leaves meanwhile: TensorBoard's thread sleeps half a minute after a queue that was left half-way."""
+        self.writing = True
+        try:
+            yield
+        finally:
+            self.writing = False
+        if self.impatient:
+            raise KeyboardInterrupt
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
