@@ -269,6 +269,23 @@ def test_small_inputs_have_milder_views(side: Any, temperature: float, views: Vi
     assert MultiCrop(CropsConfig(), side).ranges == views
 
 
+@pytest.mark.parametrize(
+    ("images", "device", "img_size", "epochs"),
+    [
+        (45_000, "cuda", 32, 177),
+        (45_000, "cuda", 64, 100),
+        (2_040, "cuda", 224, 800),
+        (8_189, "cuda", 112, 244),
+        (2_040, "cpu", 32, 19),
+        (45_000, "cuda", "auto", 177),
+    ],
+)
+def test_how_long_to_learn_without_labels(images: int, device: str, img_size: Any, epochs: int) -> None:
+    config = PretrainConfig.parse({"data": "x", "img_size": img_size})
+    decide_pretraining(config, Facts(images, 0, 32, device), Decisions())
+    assert config.epochs == epochs
+
+
 @pytest.mark.parametrize(("side", "crop"), [(32, "padded"), (33, "resized")])
 def test_how_images_are_cut_is_a_decision(side: int, crop: str) -> None:
     config = TrainConfig.parse({"data": "x", "img_size": side})
