@@ -135,6 +135,9 @@ def test_a_start_begins_from_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = running._start(*TABLES["best-cifar"].starts["longer"], config)
     assert [one.epochs for one in made] == [100, 300] and made[1].out == folder
     assert made[0].init is None and made[1].init == made[0].out
+    Path(folder).mkdir(parents=True)
+    (Path(folder) / "summary.json").write_text("{}")
+    assert running._start(*TABLES["best-cifar"].starts["longer"], config) == folder and len(made) == 2, "made already"
 
 
 def test_scores_of_an_older_table_are_read_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,10 @@ def _folder(config: ReproduceConfig, table: str, backbone: str, setting: str, se
     return Path(config.out) / table / (config.backbone or backbone) / folder_name(setting) / f"seed_{seed}"
 
 
+def _start_folder(table: str, setting: str, config: ReproduceConfig) -> Path:
+    return _folder(config, table, TABLES[table].backbones[0], setting, seed=0)
+
+
 def folder_name(setting: str) -> str:
     """``L_V + L_R`` as ``L_V+L_R``, ``paper, raw grid`` as ``paper,_raw_grid``."""
     return setting.replace(" + ", "+").replace(" ", "_")
@@ -95,11 +99,12 @@ def _start(table: str, setting: str, config: ReproduceConfig) -> str:
     """The finished run of another table that settings begin from: its first seed, made now where it is absent."""
     from frugalvit.training.compare import asked_otherwise, run_once
 
-    recipe = TABLES[table]
-    backbone = recipe.backbones[0]
-    folder = _folder(config, table, backbone, setting, seed=0)
-    text = recipe.settings[setting]
-    text = text.format(**_starts(recipe, config, text))
+    recipe, folder = TABLES[table], _start_folder(table, setting, config)
+    backbone, text = recipe.backbones[0], recipe.settings[setting]
+    finished = (folder / "summary.json").exists()
+    if not finished:
+        _starts(recipe, config, text)
+    text = text.format(**{name: _start_folder(*start, config) for name, start in _wanted(recipe, text).items()})
     # A longer run from it is meant, not a longer start.
     own = {"epochs": recipe.common.get("epochs"), "steps": TABLES[str(config.table)].common.get("steps")}
     own |= {name: float(value) for name, value in assignments(text.split()).items() if name == "epochs"}
@@ -107,7 +112,7 @@ def _start(table: str, setting: str, config: ReproduceConfig) -> str:
     config = config.model_copy(update=dict.fromkeys(longer))
     # A shorter length, a backbone or a size that the user wants is meant for it too.
     wanted, train = _one_run(table, setting, text, config, backbone, seed=0)
-    if not (folder / "summary.json").exists():
+    if not finished:
         console.say(f"first the run to begin from: {table}, {setting}")
         run_once(wanted, train)
     elif other := asked_otherwise(folder, wanted):
