@@ -238,7 +238,7 @@ def test_a_teacher_that_follows_quickly() -> None:
         (
             "best-cifar/swin_mini/longer_EsViT+Drloc",
             "top5",
-            {206: "nothing is gained and top-5 falls ({:.2f} to ", 360: "{:.2f}): what"},
+            {206: "hardly anything is gained and top-5 falls ({:.2f} to ", 360: "{:.2f}): what"},
         ),
         (
             "esvit-cifar/swin_mini/for_small_images,_slow_teacher,_300_epochs_more",

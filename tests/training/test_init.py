@@ -91,6 +91,9 @@ def test_a_grey_network_stays_grey(tmp_path: Path) -> None:
     other = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone": "swin_tiny_w7"})
     follow_init(other, Decisions())
     assert other.backbone_args == {}, "the mean of grey pixels says nothing of three channels"
+    coloured = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone_args": {"in_chans": 3}})
+    follow_init(coloured, Decisions())
+    assert make_backbone(coloured, ("a", "b", "c")).in_chans == 3
 
 
 def test_a_run_that_goes_on_has_brought_its_network_along_already(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from frugalvit.backbones import create_backbone
+from frugalvit.config.compare import CompareConfig, assignments
 from frugalvit.config.data import PAPER_VIEWS, SMALL_VIEWS, AugmentConfig, CropsConfig, Views
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
@@ -105,14 +106,27 @@ def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], var
         ({"epochs": 100, "mixing": {"switch_prob": 0.3}}, 0.5),
         ({"epochs": 100, "mixing": {"cutmix": 0}}, 0.0),  # somebody wants less of it
         ({"epochs": 100, "mixing": {"smoothing": 0.2}}, 0.0),
+        ({"epochs": 100, "recipe": "scratch"}, 0.0),
     ],
 )
 def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -> None:
     config, decisions = TrainConfig.parse({"data": "x", "batch": 128} | values), Decisions()
     decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert config.mixing.prob == prob
-    given = "prob" in values.get("mixing", {}) or "recipe" in values or prob == "auto"
+    given = "prob" in values.get("mixing", {}) or "drloc" in values.get("recipe", "") or prob == "auto"
     assert ("mixing.prob" in {decision.name for decision in decisions}) == (not given)
+
+
+@pytest.mark.parametrize(
+    ("setting", "prob", "operations"),
+    [("lr=1", 0.0, 0), ("mixing.mixup=0.4", 0.5, 0), ("augment.magnitude=5", 0.0, 2)],
+)
+def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, operations: int) -> None:
+    """It is given all values, not only those that somebody has thought of."""
+    compared = CompareConfig.parse({"data": "x", "epochs": 100, "batch": 128, "settings": ["a: lr=1", "b: lr=2"]})
+    config = TrainConfig.parse(compared.run_values(assignments([setting]), 0, "out"))
+    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), Decisions())
+    assert (config.mixing.prob, config.augment.operations) == (prob, operations)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,21 @@ def test_a_start_begins_from_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert running._start(*TABLES["best-cifar"].starts["longer"], config) == folder and len(made) == 2, "made already"
 
 
+@pytest.mark.parametrize(
+    ("table", "start", "epochs", "lengths"),
+    [("best-cifar", "longer", 1, [1, 1]), ("esvit-cifar", "shorter", 150, [150])],
+)
+def test_a_start_is_as_long_as_is_wanted(
+    table: str, start: str, epochs: int, lengths: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial is short throughout, and a start that is a row of the same table is as long as its rows."""
+    made: list[Any] = []
+    monkeypatch.setattr("frugalvit.training.compare.run_once", lambda config, _: made.append(config))
+    config = ReproduceConfig(table=table, data=str(tmp_path), out=str(tmp_path / "out"), epochs=epochs)
+    running._start(*TABLES[table].starts[start], config)
+    assert [one.epochs for one in made] == lengths
+
+
 def test_scores_of_an_older_table_are_read_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were once kept flat in probes.json, to which ``probe`` may have added its results since."""
     monkeypatch.setattr("frugalvit.probing.commands.knn", lambda _: pytest.fail("asked again"))

@@ -22,6 +22,8 @@ from frugalvit.errors import UserError
 PUBLISHED = 224
 """From this size on a network keeps its published shape."""
 
+_SMALL_NETWORK = 50_000_000  # parameters; filling more with zeros takes longer than it spares
+
 SMALLEST_GRID = 4
 SMALLEST_PLAIN_GRID = 7
 """A plain ViT has no finer maps before its last: it gets at least Drloc's 7 x 7."""
@@ -64,13 +66,17 @@ def adapt(name: str, img_size: Size, given: dict[str, Any], build: Build) -> tup
 
 def final_grid(model: nn.Module, img_size: Size) -> Size:
     """(h, w) of the final grid, by running the network; (0, 0) where it does not take the size."""
-    if next(model.parameters()).is_meta:
+    if next(model.parameters()).is_meta and max(img_size) < PUBLISHED and _is_small(model):
         _fill_with_zeros(model)  # arithmetic on one small image takes a tenth of the time of shapes without it
         grid = _run(model, img_size)
         if min(grid):
             return grid
         model.to("meta")  # tensors that a network keeps outside its buffers are still there
     return _run(model, img_size)
+
+
+def _is_small(model: nn.Module) -> bool:
+    return sum(parameter.numel() for parameter in model.parameters()) < _SMALL_NETWORK
 
 
 def _fill_with_zeros(model: nn.Module) -> None:

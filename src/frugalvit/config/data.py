@@ -109,7 +109,7 @@ class MixingConfig(Config):
     prob: Share | Auto = option(
         "auto",
         "probability that a step is mixed at all; auto: every other step, but in runs below 180 epochs only where "
-        "mixup or cutmix is asked for",
+        "mixup or cutmix is given another value",
     )
     switch_prob: Share = option(0.5, "probability of cutmix where both are on")
     smoothing: Share = option(0.1, "label smoothing")

@@ -48,8 +48,8 @@ class MatchingConfig(Config):
 class HealthConfig(Config):
     """The monitor of collapse and stagnation."""
 
-    every: Positive | Auto = option(
-        "auto", "epochs between two looks at features (rank, deviation, k-NN); auto: one, in long runs a fiftieth"
+    every: float = option(
+        1.0, "epochs between two looks at features (rank, deviation, k-NN); at least a fiftieth of the run", gt=0
     )
     images: int = option(1024, "images looked at", ge=16)
     stop_on_collapse: bool = option(False, "end the run when it has collapsed", short="--stop-on-collapse")

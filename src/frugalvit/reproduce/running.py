@@ -109,9 +109,10 @@ def _start(table: str, setting: str, config: ReproduceConfig) -> str:
     own = {"epochs": recipe.common.get("epochs"), "steps": TABLES[str(config.table)].common.get("steps")}
     own |= {name: float(value) for name, value in assignments(text.split()).items() if name == "epochs"}
     longer = [name for name, most in own.items() if most and (getattr(config, name) or 0) > most]
-    config = config.model_copy(update=dict.fromkeys(longer))
+    if table != config.table:  # where it is a row of the same table, too, it is as long as they are
+        config = config.model_copy(update=dict.fromkeys(longer))
     # A shorter length, a backbone or a size that the user wants is meant for it too.
-    wanted, train = _one_run(table, setting, text, config, backbone, seed=0)
+    wanted, train = _one_run(table, setting, _as_long_as(text, config), config, backbone, seed=0)
     if not finished:
         console.say(f"first the run to begin from: {table}, {setting}")
         run_once(wanted, train)

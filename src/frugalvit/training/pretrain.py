@@ -128,12 +128,11 @@ def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
     assert isinstance(config.lr, float)
     steps, per_epoch, optimizer = plan.steps, plan.steps_per_epoch, config.optimizer
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
-    every = config.health.every
     return replace(
         plan,
         lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm, whole=optimizer.whole_cosine),
         weight_decay=Cosine(optimizer.weight_decay, config.weight_decay_end, steps),
-        evaluate_every=max(per_epoch, -(-steps // 50)) if every == "auto" else max(1, round(every * per_epoch)),
+        evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
     )
 
 

@@ -107,12 +107,13 @@ def follow_init(config: RunConfig, decisions: Decisions, *, with_size: bool = Tr
             raise
         return  # somebody else's folder, whose network the user names: its weights will show whether they fit
     decisions.take(config, "backbone", found.name, f"what {config.init} holds")
-    theirs = {}
-    if found.in_chans == config.backbone_args.get("in_chans", 3):
-        theirs = {key: found.keywords[key] for key in ("mean", "std") if key in found.keywords}
+    theirs = {key: found.keywords[key] for key in ("mean", "std") if key in found.keywords}
     asked, held = (architecture_of(name).partition(".")[0] for name in (config.backbone, found.name))
     if asked == held:
         theirs = found.lasting_keywords() | ({} if found.in_chans == 3 else {"in_chans": found.in_chans})
         if with_size:
             decisions.take(config, "img_size", found.img_size, f"what {config.init} was trained at")
-    config.backbone_args = theirs | config.backbone_args
+    wanted = theirs | config.backbone_args
+    if wanted.get("in_chans", 3) != found.in_chans:  # the mean of grey pixels says nothing of three channels
+        wanted = {key: value for key, value in wanted.items() if key not in ("mean", "std")} | config.backbone_args
+    config.backbone_args = wanted

@@ -15,8 +15,8 @@ _ENDINGS = ("_mask", "_labelIds", "_L")
 def match(images: Path, masks: Path) -> Pairs:
     """Each image with the mask that is called most like it; in the same folder within theirs where one fits there.
 
-    The fewer endings two names differ by the more alike they are: ``a_L.png`` is the mask of ``a.png`` only where there
-    is neither a mask ``a.png`` nor an image ``a_L.png``.
+    The fewer endings two names differ by the more alike they are: ``a_L.png`` is the mask of ``a.png`` where there is
+    no mask ``a.png``, unless an image ``a_L.png`` has a better claim to it. Two that fit equally are refused.
     """
     if not masks.is_dir():
         raise UserError(f"{images} has no masks: there should be a folder {masks}.")
