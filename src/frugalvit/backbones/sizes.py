@@ -67,7 +67,7 @@ def adapt(name: str, img_size: Size, given: dict[str, Any], build: Build) -> tup
 def final_grid(model: nn.Module, img_size: Size) -> Size:
     """(h, w) of the final grid, by running the network; (0, 0) where it does not take the size."""
     if next(model.parameters()).is_meta and max(img_size) < PUBLISHED and _is_small(model):
-        _fill_with_zeros(model)  # arithmetic on one small image takes a tenth of the time of shapes without it
+        _fill_with_zeros(model)  # arithmetic on one small image takes a fraction of the time of shapes without it
         grid = _run(model, img_size)
         if min(grid):
             return grid

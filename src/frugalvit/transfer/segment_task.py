@@ -159,7 +159,7 @@ class SegmentTask(TransferTask):
         labels = torch.full((len(items), side, side), IGNORED, dtype=torch.int64, device=self.device)
         for place, (picture, label, crop, row) in enumerate(parts):
             image = picture.view(1, 3, crop.height, crop.width)
-            image = _resized(image, crop.out)[0]
+            image = _seen_at(image, crop.out)[0]
             known = F.interpolate(label.view(1, 1, crop.height, crop.width), size=crop.out, mode="nearest-exact")[0, 0]
             mirrored = row[1] < 0.5
             images[place, :, : crop.out[0], : crop.out[1]] = image.flip(2) if mirrored else image
@@ -212,7 +212,7 @@ class SegmentTask(TransferTask):
             for scale in scales:
                 factor = self.side * scale / min(size)
                 wanted = (max(32, round(size[0] * factor)), max(32, round(size[1] * factor)))
-                look = torch.cat([_resized(pixels[None].float() / 255, wanted) for pixels in images])
+                look = torch.cat([_seen_at(pixels[None].float() / 255, wanted) for pixels in images])
                 kept = min(wanted, size, key=math.prod)  # classes of a large picture stay as small as they were seen
                 views.append(probabilities(self.net, self.normalize(look), kept, window=int(window), flip=flip))
             return torch.stack([most_probable([view[place] for view in views], size) for place in range(len(images))])
@@ -227,5 +227,6 @@ class SegmentTask(TransferTask):
                 yield members[start : start + self.eval_batch]
 
 
-def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+def _seen_at(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Pictures in another size, smoothed where that is smaller; classes are not smoothed."""
     return F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=True)
