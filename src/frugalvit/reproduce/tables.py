@@ -50,6 +50,7 @@ _SLOW = f"{_SMALL_VIEWS} matching.momentum=0.996"
 _CIFAR = _VARIED | {"split": "given", "batch": 256, "evaluate_every": 5000}
 _PUBLISHED = "epochs=300 batch=256 lr=0.001 optimizer.warmup=30 mixing.prob=0.5 mixing.mixup=1"  # for the Swin of 80.9
 _VARIETY = "drop_path=0.2 augment.crop=resized augment.scale=0.5,1"
+_SPARING = "optimizer.layer_decay=0.85"  # what has learned without labels changes less than what has not
 _UNLABELLED = {"images": "all", "epochs": 40, "batch": 128, "img_size": 112}
 _VIEWS_ONLY = "matching.view_weight=1 matching.region_weight=0"
 _ESVIT = {"esvit": ("esvit-flowers", "L_V + L_R")}
@@ -327,6 +328,10 @@ _USES = {
         _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
             "longer EsViT + Drloc, more variety": f"init={{longer}} {_ON} {_VARIETY} epochs=360",
+            "longer EsViT + Drloc, more variety, layer decay": f"init={{longer}} {_ON} epochs=360 {_VARIETY}"
+            f" {_SPARING}",
+            "longer EsViT + Drloc, layer decay": f"init={{longer}} {_ON} {_SPARING} epochs=360",
+            "longer EsViT + Drloc, drop path": f"init={{longer}} {_ON} drop_path=0.2 epochs=360",
             "longer EsViT + Drloc": f"init={{longer}} {_ON} epochs=360",
             "EsViT + Drloc, as published": f"init={{esvit}} {_ON} {_PUBLISHED}",
             "EsViT + Drloc, repeated views": f"init={{esvit}} {_ON} epochs=100 batch=256 lr=0.001 optimizer.warmup=10"
