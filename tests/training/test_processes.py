@@ -209,6 +209,8 @@ def test_memory_is_shared_by_the_processes_of_a_machine(monkeypatch: pytest.Monk
     fabric: Any = SimpleNamespace(launch=lambda: None, world_size=1, global_rank=0, strategy=None)
     processes.launch(fabric, 8)
     assert not feed.Pictures([], [(10, 20)]).keeps
+    processes.launch(fabric, 1)
+    assert feed.Pictures([], [(10, 20)]).keeps, "the next run of this process is alone"
 
 
 def test_as_many_readers_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:

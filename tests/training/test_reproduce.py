@@ -95,11 +95,17 @@ def test_a_table_that_begins_from_another_one_runs_and_goes_on(
     assert json.loads((run / "reproduced.json").read_text())["knn"] == rows[0]["knn"]
     assert len(json.loads((run / "probes.json").read_text())) == 3, "each probe's own result stays beside it"
 
-    longer = [*small[:-1], "--steps", "3", "--only", "both"]  # in words now, and of another length
+    longer = [*small[:-1], "--steps", "3", "--only", "both", "--seeds", "2"]  # in words now, of another length
     assert main(["reproduce", "few", *longer]) == 2
     told = capsys.readouterr().err
     assert f"{run} was run with steps = 2, now 3 is wanted: the table begins from it as it is" in told
     assert (run / "summary.json").stat().st_mtime_ns == before
+
+
+def finish(run: Path) -> None:
+    """The sign by which a run is known to be finished."""
+    run.mkdir(parents=True)
+    (run / "summary.json").write_text("{}")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +129,7 @@ def test_a_longer_run_does_not_lengthen_its_start(
     made: list[Any] = []
     monkeypatch.setattr("frugalvit.training.compare.run_once", lambda config, _: made.append(config))
     config = ReproduceConfig(table=table, data=str(tmp_path), out=str(tmp_path / "out"), **asked)
-    running._start(*TABLES[table].starts["esvit"], config)
+    running._make_start(*TABLES[table].starts["esvit"], config)
     assert (made[0].epochs, made[0].steps) == begun
 
 
@@ -132,12 +138,35 @@ def test_a_start_begins_from_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     made: list[Any] = []
     monkeypatch.setattr("frugalvit.training.compare.run_once", lambda config, _: made.append(config))
     config = ReproduceConfig(table="best-cifar", data=str(tmp_path), out=str(tmp_path / "out"), epochs=684)
-    folder = running._start(*TABLES["best-cifar"].starts["longer"], config)
-    assert [one.epochs for one in made] == [100, 300] and made[1].out == folder
+    running._make_start(*TABLES["best-cifar"].starts["longer"], config)
+    assert [one.epochs for one in made] == [100, 300]
     assert made[0].init is None and made[1].init == made[0].out
-    Path(folder).mkdir(parents=True)
-    (Path(folder) / "summary.json").write_text("{}")
-    assert running._start(*TABLES["best-cifar"].starts["longer"], config) == folder and len(made) == 2, "made already"
+    finish(Path(made[1].out))
+    running._make_start(*TABLES["best-cifar"].starts["longer"], config)
+    assert len(made) == 2, "made already"
+
+
+@pytest.mark.parametrize(("finished", "begun"), [(1, ["L_V+L_R", "EsViT"]), (2, [])])
+def test_what_finished_runs_began_from_is_not_made_again(
+    finished: int, begun: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seeds that are there need no start; one more does."""
+    made: list[str] = []
+
+    def run_once(config: Any, _: Any) -> dict[str, float]:
+        folder = Path(config.out)
+        if not (folder / "summary.json").exists():
+            made.append(folder.parent.name)
+        return {"top1": 0.0}
+
+    monkeypatch.setattr("frugalvit.training.compare.run_once", run_once)
+    (tmp_path / "flowers102").mkdir()
+    out = tmp_path / "out"
+    for seed in range(finished):
+        finish(out / "few-labels" / TABLES["few-labels"].backbones[0] / "EsViT" / f"seed_{seed}")
+    config = ReproduceConfig(table="few-labels", data=str(tmp_path), out=str(out), only=["EsViT"], seeds=2)
+    running.reproduce(config)
+    assert made == begun
 
 
 @pytest.mark.parametrize(
@@ -151,7 +180,7 @@ def test_a_start_is_as_long_as_is_wanted(
     made: list[Any] = []
     monkeypatch.setattr("frugalvit.training.compare.run_once", lambda config, _: made.append(config))
     config = ReproduceConfig(table=table, data=str(tmp_path), out=str(tmp_path / "out"), epochs=epochs)
-    running._start(*TABLES[table].starts[start], config)
+    running._make_start(*TABLES[table].starts[start], config)
     assert [one.epochs for one in made] == lengths
 
 

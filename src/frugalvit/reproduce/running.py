@@ -36,8 +36,8 @@ def reproduce(config: ReproduceConfig) -> Result:
     settings = {name: _as_long_as(values, config) for name, values in _chosen(recipe, config.only).items()}
     if _wanted(recipe, *settings.values()) and len(config.out.split()) != 1:
         raise UserError(f"{config.table} names runs in {config.out!r}, which has spaces; choose an --out without.")
-    starts = _starts(recipe, config, *settings.values())
-    settings = {name: values.format(**starts) for name, values in settings.items()}
+    _make_starts(recipe, config, *(text for name, text in settings.items() if not _finished(config, recipe, name)))
+    settings = {name: _from_starts(recipe, text, config) for name, text in settings.items()}
     if recipe.kind == "pretrain":
         return _pretrained(config.table, settings, config)
     if len(settings) == 1:
@@ -66,9 +66,24 @@ def _wanted(recipe: Recipe, *settings: str) -> dict[str, tuple[str, str]]:
     return {name: start for name, start in recipe.starts.items() if any(f"{{{name}}}" in text for text in settings)}
 
 
-def _starts(recipe: Recipe, config: ReproduceConfig, *settings: str) -> dict[str, str]:
-    """The folders of those starts, each made now where it is absent."""
-    return {name: _start(*start, config) for name, start in _wanted(recipe, *settings).items()}
+def _finished(config: ReproduceConfig, recipe: Recipe, setting: str) -> bool:
+    """Whether every run of a setting is there, so that nothing has to be made that it begins from."""
+    backbones = (config.backbone,) if config.backbone else recipe.backbones
+    runs = (
+        _folder(config, str(config.table), name, setting, seed) for name in backbones for seed in range(config.seeds)
+    )
+    return all((run / "summary.json").exists() for run in runs)
+
+
+def _make_starts(recipe: Recipe, config: ReproduceConfig, *settings: str) -> None:
+    """Run what settings begin from, where it is absent."""
+    for start in _wanted(recipe, *settings).values():
+        _make_start(*start, config)
+
+
+def _from_starts(recipe: Recipe, text: str, config: ReproduceConfig) -> str:
+    """A setting's options with the folders of the runs that it begins from."""
+    return text.format(**{name: _start_folder(*start, config) for name, start in _wanted(recipe, text).items()})
 
 
 def _values(recipe: Recipe, config: ReproduceConfig, backbone: str) -> dict[str, Any]:
@@ -95,16 +110,16 @@ def folder_name(setting: str) -> str:
     return setting.replace(" + ", "+").replace(" ", "_")
 
 
-def _start(table: str, setting: str, config: ReproduceConfig) -> str:
-    """The finished run of another table that settings begin from: its first seed, made now where it is absent."""
+def _make_start(table: str, setting: str, config: ReproduceConfig) -> None:
+    """The run of another table that settings begin from: its first seed, made now where it is absent."""
     from frugalvit.training.compare import asked_otherwise, run_once
 
     recipe, folder = TABLES[table], _start_folder(table, setting, config)
     backbone, text = recipe.backbones[0], recipe.settings[setting]
     finished = (folder / "summary.json").exists()
     if not finished:
-        _starts(recipe, config, text)
-    text = text.format(**{name: _start_folder(*start, config) for name, start in _wanted(recipe, text).items()})
+        _make_starts(recipe, config, text)
+    text = _from_starts(recipe, text, config)
     # A longer run from it is meant, not a longer start.
     own = {"epochs": recipe.common.get("epochs"), "steps": TABLES[str(config.table)].common.get("steps")}
     own |= {name: float(value) for name, value in assignments(text.split()).items() if name == "epochs"}
@@ -118,7 +133,6 @@ def _start(table: str, setting: str, config: ReproduceConfig) -> str:
         run_once(wanted, train)
     elif other := asked_otherwise(folder, wanted):
         console.warn(f"{other}: the table begins from it as it is, another --out makes it anew")
-    return str(folder)
 
 
 def _one_run(table: str, setting: str, text: str, config: ReproduceConfig, backbone: str, seed: int) -> tuple[Any, Any]:

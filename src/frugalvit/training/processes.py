@@ -68,10 +68,9 @@ def strategy(several: bool, patience: float, *, resting: bool = False) -> Any:
 def launch(fabric: Fabric, here: int = 1) -> None:
     """Start the other processes (where nobody else has) and let only the first one talk.
 
-    here: processes on this machine, which share its memory: ``data.cache`` reads it from the environment
+    here: processes on this machine, which share its cores and memory: ``data.machine`` reads it from the environment
     """
-    if here > 1:
-        os.environ["LOCAL_WORLD_SIZE"] = str(here)
+    os.environ["LOCAL_WORLD_SIZE"] = str(here)  # one as well: an earlier run of this process may have had more
     for name in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     launchers.mark_first()
