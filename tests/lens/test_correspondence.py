@@ -48,7 +48,7 @@ def test_score_equals_brute_force(rows, columns, top, seed):
     # Half right: the mirrored grid with noise, so that hits and misses both occur.
     second = first.flip(3) + 0.8 * torch.randn(first.shape, generator=generator)
     hit, pixel, _ = lens.score_matches(
-        first, second, SecondView().truth((rows, columns)), (16, 32), top, torch.Generator()
+        first, second, SecondView().truth((rows, columns)), (16, 32), top, (torch.Generator(), torch.Generator())
     )
     accuracy, error = brute_force(first.double(), second.double(), (16, 32), top)
     assert hit.double().mean().item() == pytest.approx(accuracy)

@@ -130,7 +130,7 @@ class Trunk(nn.Module):
         """The state after all blocks (or before the last one); ``visit`` sees it after every block."""
         state: Any = None
         parts = self.stage_parts()
-        save_memory = self.grad_checkpointing and self.training and torch.is_grad_enabled()
+        save_memory = self.grad_checkpointing and torch.is_grad_enabled()
         for stage, (embed, blocks) in enumerate(parts):
             state = embed(self.grid_of(state) if stage else images)
             for position, block in enumerate(blocks):

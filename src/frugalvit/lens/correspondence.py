@@ -64,9 +64,19 @@ def top_matches(matches: Matches, count: int = TOP, generator: torch.Generator |
     return similarity.topk(count, dim=1).indices
 
 
-def nearest_region(grid: Tensor, pooled: Tensor) -> Tensor:
+def nearest_region(grid: Tensor, whole: Tensor) -> Tensor:
     """The region most similar to a global feature: (B, D, h, w), (B, D) -> flat indices (B,)."""
-    return cosines(grid, pooled[:, :, None, None]).squeeze(2).argmax(dim=1)
+    return cosines(grid, whole[:, :, None, None]).squeeze(2).argmax(dim=1)
+
+
+def global_feature(features: Features) -> Tensor:
+    """What stands for a whole image among its regions, (B, D): the pooled feature.
+
+    Where a network makes another width of it (MobileNet's last layer, the two tokens of a distilled DeiT), it cannot be
+    compared with regions, and their mean takes its place.
+    """
+    width = features.grid.shape[1]
+    return features.pooled if features.pooled.shape[1] == width else features.grid.mean((2, 3))
 
 
 @dataclass(frozen=True)
@@ -93,17 +103,22 @@ class CorrespondenceScore:
 
 
 def score_matches(
-    first: Tensor, second: Tensor, truth: Tensor, cell: tuple[float, float], top: int, generator: torch.Generator
+    first: Tensor,
+    second: Tensor,
+    truth: Tensor,
+    cell: tuple[float, float],
+    top: int,
+    ties: tuple[torch.Generator, torch.Generator],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Hits, pixel distances and cell distances of the top pairs, each (B, top).
 
     first, second: grids (B, D, h, w); truth: (h·w,) flat index of each region's place in the second view;
-    cell: height and width of a region in pixels.
+    cell: height and width of a region in pixels; ties: break those among a region's matches, and among the pairs.
     """
     _demand_regions(first)
     columns = first.shape[3]
-    matches = best_matches(first, second, generator)
-    chosen = top_matches(matches, top, generator)
+    matches = best_matches(first, second, ties[0])
+    chosen = top_matches(matches, top, ties[1])
     found = matches.index.gather(1, chosen)
     right = truth[chosen]
     down = (found // columns - right // columns).double()
@@ -123,9 +138,12 @@ def evaluate_correspondence(
     """Accuracy and distance error of the ``top`` most similar pairs between images and their second views (Fig. 8).
 
     images: batches (B, 3, H, W) in [0, 1], as the model sees them but not yet normalised; all of one size.
+
+    The n-th image has the same second view for every model and every size of batches.
     """
     second_view = second_view or SecondView()
-    generator = torch.Generator().manual_seed(seed)
+    # One for each kind of draw: what one of them takes, by the grid and the batch, must not move the others.
+    generator, *ties = (torch.Generator().manual_seed(3 * seed + kind) for kind in range(3))
     hits, pixels, cells = [], [], []
     grid_size, cell = (1, 1), (1.0, 1.0)
     for batch in images:
@@ -134,7 +152,7 @@ def evaluate_correspondence(
             first, second = (backbone(model_input(backbone, view)).grid for view in (batch, views))
         grid_size = (first.shape[2], first.shape[3])
         cell = (batch.shape[2] / grid_size[0], batch.shape[3] / grid_size[1])
-        hit, pixel, distance = score_matches(first, second, second_view.truth(grid_size), cell, top, generator)
+        hit, pixel, distance = score_matches(first, second, second_view.truth(grid_size), cell, top, (ties[0], ties[1]))
         hits.append(hit.double())
         pixels.append(pixel)
         cells.append(distance)
@@ -203,13 +221,13 @@ def correspond(first: Features, second: Features, top: int = TOP) -> Corresponde
         for rank, index in enumerate(chosen, 1)
     ]
 
-    def nearest(grid: Tensor, pooled: Tensor, size: tuple[int, int]) -> tuple[int, int]:
-        return divmod(int(nearest_region(grid, pooled)), size[1])
+    def nearest(features: Features, whole: Features, size: tuple[int, int]) -> tuple[int, int]:
+        return divmod(int(nearest_region(features.grid, global_feature(whole))), size[1])
 
     return Correspondence(
         pairs,
-        own=(nearest(first.grid, first.pooled, grids[0]), nearest(second.grid, second.pooled, grids[1])),
-        other=(nearest(first.grid, second.pooled, grids[0]), nearest(second.grid, first.pooled, grids[1])),
+        own=(nearest(first, first, grids[0]), nearest(second, second, grids[1])),
+        other=(nearest(first, second, grids[0]), nearest(second, first, grids[1])),
         grids=grids,
     )
 

@@ -22,7 +22,7 @@ from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.lens import attention as attention_lens
-from frugalvit.lens.correspondence import correspond, cosines, nearest_region
+from frugalvit.lens.correspondence import correspond, cosines, global_feature, nearest_region
 from frugalvit.lens.views import SecondView, at_rest, centre_box, cut, kept_share, model_input
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _model(name: str, backbone: Backbone, views: Sequence[_View], keep: float, s
         "similarity": {f"{i}-{j}": _bytes(similarity[i, j]) for i, j in pairs if i <= j},
         "best": {f"{i}-{j}": similarity[i, j].argmax(dim=1).tolist() for i, j in pairs if i != j},
         "top": {f"{i}-{j}": _top(features[i], features[j]) for i, j in pairs if i < j},
-        "global": [int(nearest_region(one.grid, one.pooled)) for one in features],
+        "global": [int(nearest_region(one.grid, global_feature(one))) for one in features],
         "heads": [] if reasons else heads,
         "notes": notes,
     }

@@ -33,8 +33,9 @@ class Prototypes(nn.Module):
         self.weight_v = nn.Parameter(torch.empty(prototypes, bottleneck).uniform_(-bound, bound))
 
     def weight(self) -> Tensor:
-        """The prototypes (K, P)."""
-        return F.normalize(self.weight_v, dim=1) * self.weight_g
+        """The prototypes (K, P), at least in fp32, as the vectors that they are compared with."""
+        weight = F.normalize(self.weight_v, dim=1) * self.weight_g
+        return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
     def forward(self, bottleneck: Tensor) -> Tensor:
         return F.linear(bottleneck, self.weight())

@@ -365,6 +365,8 @@ def _check_positions(first: Tensor, second: Tensor, batch: int, size: tuple[int,
         raise UserError(
             f"positions of shapes {tuple(first.shape)} and {tuple(second.shape)}: both must be (B={batch}, m, 2)."
         )
+    if any(place.is_floating_point() for place in (first, second)):
+        raise UserError("positions are rows and columns of the grid: give integers.")
     if torch.compiler.is_compiling() or first.device.type != "cpu":
         return
     limits = torch.tensor(size)

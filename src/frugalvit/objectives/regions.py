@@ -137,10 +137,12 @@ def _match_all(student_grids: Sequence[Tensor], teacher_grids: Sequence[Tensor])
     batch, width = student_grids[0].shape[:2]
     for what, grids in (("student grids", student_grids), ("teacher grids", teacher_grids)):
         check_crops(what, grids, 4, batch, width)
+    dtype = torch.float32
+    for grid in (*student_grids, *teacher_grids):
+        dtype = torch.promote_types(dtype, grid.dtype)
     with torch.autocast(student_grids[0].device.type, enabled=False):
         student, teacher = (
-            torch.cat([grid.flatten(2) for grid in grids], dim=2).to(torch.promote_types(grids[0].dtype, torch.float32))
-            for grids in (student_grids, teacher_grids)
+            torch.cat([grid.flatten(2) for grid in grids], dim=2).to(dtype) for grids in (student_grids, teacher_grids)
         )
         similarity = F.normalize(student, dim=1).mT @ F.normalize(teacher, dim=1)  # (B, ΣT, ΣT')
         sizes = [grid.shape[2:].numel() for grid in teacher_grids]

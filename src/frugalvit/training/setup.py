@@ -261,10 +261,20 @@ def share_batch(config: RunConfig, plan: Plan, run: Run, fabric: Fabric) -> None
 
 
 def make_twin(backbone: Backbone) -> Backbone:
-    """The same network with the same weights and no stochastic depth: a teacher."""
+    """The same network with the same weights, and nothing in it left to chance: a teacher.
+
+    It stays in training mode, where batch norms see the batch that the student sees.
+    """
     drops = any(isinstance(module, DropPath) for module in backbone.modules())
     twin = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
     twin.load_state_dict(backbone.state_dict())
+    for module in twin.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, PatchDropout):
+            module.prob = 0.0
+        if hasattr(module, "drop_rate"):  # of timm's networks that drop out by a function
+            module.drop_rate = 0.0
     return twin
 
 
