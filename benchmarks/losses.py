@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,8 @@ from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching, draw_pairs, match_regions
 
 Step = Callable[[], Tensor]
+MATCHING = ("as written", "plain", "chunked")
+WAYS = {"views": MATCHING, "regions": MATCHING, "localization": ("as written", "64 pairs", "all pairs")}
 
 
 def features(batch: int, dim: int, local_crops: int, device: str) -> list[Features]:
@@ -74,6 +78,7 @@ def localization_as_written(module: RelativeLocalization, grid: Tensor) -> Tenso
     return F.l1_loss(module.layers(torch.cat(ends, dim=2)).float(), (first - second).abs().float() / height)
 
 
+@cache
 def steps(batch: int, prototypes: int, dim: int, local_crops: int, device: str) -> dict[str, dict[str, Step]]:
     """Loss -> way of computing it -> a function that gives the loss."""
     crops = features(batch, dim, local_crops, device)
@@ -119,7 +124,7 @@ def measure(step: Step, device: str, repeats: int) -> tuple[float, float]:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     else:
-        before = resident()
+        before = resident("VmRSS")
     times = []
     for _ in range(repeats):
         wait()
@@ -130,26 +135,32 @@ def measure(step: Step, device: str, repeats: int) -> tuple[float, float]:
     if device == "cuda":
         peak = torch.cuda.max_memory_allocated()
     else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = resident("VmHWM")
     return statistics.median(times), (peak - before) / 2**20
 
 
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def resident(which: str) -> int:
+    """Bytes of memory that this process has now (VmRSS) or had at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:"))
 
 
-def measure_apart(step: Step, device: str, repeats: int) -> tuple[float, float]:
-    """On a CPU the peak is a whole process's, so every measurement gets a process of its own."""
-    if device == "cuda":
-        return measure(step, device, repeats)
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send(measure(step, device, repeats)))
-    child.start()
-    sender.close()
-    result = receiver.recv()
-    child.join()
-    return result
+def measure_one(
+    loss: str, way: str, sizes: tuple[int, int, int, int], device: str, repeats: int
+) -> tuple[float, float]:
+    """One way of computing one loss."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    return measure(steps(*sizes, device)[loss][way], device, repeats)
+
+
+def measure_apart(*what: Any) -> tuple[float, float]:
+    """The same in a process of its own: on a CPU the peak is a whole process's.
+
+    Spawned, not forked: a forked one would wait for ever for threads of PyTorch that stayed behind.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+        return apart.submit(measure_one, *what).result()
 
 
 def main() -> None:
@@ -167,16 +178,16 @@ def main() -> None:
     batch = options.batch or (64 if on_gpu else 4)
     prototypes = options.prototypes or (65536 if on_gpu else 16384)
     repeats = options.repeats or (20 if on_gpu else 3)
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
+    sizes = (batch, prototypes, options.dim, options.local_crops)
+    run = measure_one if on_gpu else measure_apart
 
     rows = []
-    for loss, ways in steps(batch, prototypes, options.dim, options.local_crops, options.device).items():
+    for loss, ways in WAYS.items():
         if options.only not in (None, loss):
             continue
         reference: tuple[float, float] | None = None
-        for way, step in ways.items():
-            milliseconds, mebibytes = measure_apart(step, options.device, repeats)
+        for way in ways:
+            milliseconds, mebibytes = run(loss, way, sizes, options.device, repeats)
             reference = reference or (milliseconds, mebibytes)
             rows.append(
                 {
