@@ -20,6 +20,7 @@ from frugalvit.training.commands import make_plan, train
 from frugalvit.training.compare import compare
 from frugalvit.training.health import Health
 from frugalvit.training.pretrain import pretrain
+from frugalvit.training.recipes import Decisions, Facts, decide_training
 from frugalvit.training.runs import Run
 from frugalvit.training.stepping import Stepper
 
@@ -72,21 +73,22 @@ def test_without_its_recipe(images: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def shared(config: TrainConfig, run: Run, world: int) -> int:
-    """Steps of a run whose batch so many processes share."""
+    """Steps of a resumed run whose batch so many processes share."""
     plan = make_plan(config, 36, 10, world)
     fabric: Any = SimpleNamespace(world_size=world, is_global_zero=True)
     setup.share_batch(config, plan, run, fabric)
     return plan.steps
 
 
-def test_with_its_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_its_batch(tmp_path: Path) -> None:
     """Two processes made 4 of a batch of 6 images; one process goes on with 4, and as many steps; three cannot."""
     run = Run(tmp_path / "run")
-    config = TrainConfig.parse({"data": "x", "batch": 6, "epochs": 4.0, "lr": 1e-3, "ema": 0.0})
+    config = TrainConfig.parse({"data": "x", "batch": 6, "epochs": 4.0, "ema": 0.0, "devices": 2})
+    decide_training(config, Facts(36, 2, 32, "cpu"), Decisions())
     run.save_json("data.json", {"images": 36, "batch": 6, "processes": 2})
     run.save_config(config)
-    steps = shared(config, run, world=2)
-    assert steps == 36 and "batch 6 becomes 4" in capsys.readouterr().err
+    steps = make_plan(config, 36, 10, 2).steps
+    assert steps == 36
     again = TrainConfig.parse({"resume": str(run.folder), "batch": 6})
     resuming.check_resume(again)  # the same words as at the beginning
     stored = resuming.stored_config(again)

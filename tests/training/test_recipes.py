@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from frugalvit.config.compare import CompareConfig, assignments
 from frugalvit.config.data import PAPER_VIEWS, SMALL_VIEWS, AugmentConfig, CropsConfig, Views
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.config.transfer import DetectConfig
 from frugalvit.data.augment import MultiCrop, TrainAugment
 from frugalvit.training.parameters import merged
 from frugalvit.training.recipes import (
@@ -29,6 +31,7 @@ from frugalvit.training.recipes import (
     teacher_momentum,
 )
 from frugalvit.training.stepping import Plan
+from frugalvit.transfer.decide import decide_length
 
 SWIN_T, NANO = 28_000_000, 400_000
 
@@ -218,6 +221,38 @@ def test_no_batch_is_larger_than_the_data(kind: type[RunConfig]) -> None:
     config, decisions = kind.parse({"data": "photos", "batch": 64}), Decisions()
     decide(config, Facts(10, 2, 32, "cpu"), decisions)
     assert config.batch == 10 and decisions[0].reason == "there are no more training images than that"
+
+
+@pytest.mark.parametrize(
+    ("devices", "accumulate", "asked", "used"),
+    [(3, 1, 2, {"train": 6, "other": 3}), (1, 2, 3, {"train": 2, "other": 2}), (2, 1, 50, {"train": 40, "other": 40}),
+     (3, 1, 64, {"train": 36, "other": 39}), (3, 1, "auto", {"train": 6, "other": 6}), (1, 1, 7, {"train": 7})],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig, DetectConfig])
+def test_what_follows_from_the_batch_follows_from_the_one_that_is_used(
+    kind: type[RunConfig], devices: int, accumulate: int, asked: int | str, used: dict[str, int]
+) -> None:
+    """Processes and parts of a step share it equally, in pairs where images are mixed: what else is decided knows."""
+    decide: Any = {TrainConfig: decide_training, PretrainConfig: decide_pretraining, DetectConfig: decide_length}[kind]
+    facts = Facts(40, 2, 32, "cpu", "swin", NANO)
+    batch = used.get("train" if kind is TrainConfig else "other", used["train"])
+    if kind is DetectConfig and asked == "auto":
+        batch = 3  # it begins from 4, not from 8
+    values = {"data": "photos", "batch": asked, "devices": devices, "accumulate": accumulate}
+    config, decisions = kind.parse(values), Decisions()
+    decide(config, facts, decisions)
+    assert config.batch == batch and sum(each.name == "batch" for each in decisions) == (batch != asked)
+    same = kind.parse({"data": "photos", "batch": batch})
+    decide(same, facts, Decisions())
+    apart = {"devices", "accumulate"}
+    assert config.model_dump(exclude=apart) == same.model_dump(exclude=apart)
+    assert Plan.of(config, 40, devices, together=2 if kind is TrainConfig else 1).images_per_step == batch
+
+
+def test_a_resumed_run_keeps_its_batch(tmp_path: Path) -> None:
+    config, decisions = TrainConfig.parse({"resume": str(tmp_path), "batch": 7, "accumulate": 2}), Decisions()
+    decide_training(config, Facts(40, 2, 32, "cpu"), decisions)
+    assert config.batch == 7
 
 
 def test_the_paper_s_grid_is_a_decision_too() -> None:

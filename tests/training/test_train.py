@@ -18,6 +18,7 @@ from tiny import TRAIN, differences, read_metrics, write_images
 
 from frugalvit import cli
 from frugalvit.backbones import create_backbone
+from frugalvit.config.base import read_yaml
 from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.data.augment import EvalTransform
 from frugalvit.data.loader import Batch
@@ -297,8 +298,11 @@ def test_frozen_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> Non
 def test_a_batch_that_cannot_be_shared_is_said(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(config(photos, tmp_path / "run", steps=2, accumulate=3))
-    assert "batch 8 becomes 6: processes (1) and parts of a step (3) share it equally" in capsys.readouterr().err
+    train(config(photos, tmp_path / "run", steps=2, accumulate=3, lr="auto"))
+    said = capsys.readouterr().err
+    assert "batch = 6: 3 parts of a step cannot share 8 equally\n" in said and said.count("batch = ") == 1
+    assert "scaled with the square root to batch 6\n" in said
+    assert read_yaml(tmp_path / "run" / "config.yaml")["batch"] == 6
 
 
 def test_parts_of_a_step_are_asked_about_other_pairs(photos: Path, tmp_path: Path) -> None:

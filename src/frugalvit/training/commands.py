@@ -42,6 +42,7 @@ from frugalvit.training.loop import Plan, fit
 from frugalvit.training.parameters import freeze_first
 from frugalvit.training.processes import in_step, together
 from frugalvit.training.recipes import (
+    PAIR,
     Decisions,
     Facts,
     decide_common,
@@ -115,7 +116,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
 
 def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Plan:
     """The run in steps, for so many training images, images to evaluate on, and processes."""
-    plan = Plan.of(config, images, world, together=2)  # a pair of mixed images
+    plan = Plan.of(config, images, world, together=PAIR)
     assert isinstance(config.lr, float)
     warm = warmup_steps(config.optimizer.warmup, plan.steps_per_epoch, plan.steps)
     every = config.evaluate_every

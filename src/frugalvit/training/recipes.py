@@ -18,11 +18,13 @@ from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data.augment import as_pair, usual_crop
 from frugalvit.data.sizes import input_size, largest_input
 from frugalvit.errors import UserError
+from frugalvit.launchers import places
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
 
 SMALL_NETWORK = 2_000_000  # parameters below which a network learns faster than the papers'
 LONG_RUN = 180  # epochs; images varied strongly did harm after 100 and 167, and none after 200 and 320
 FEW_STEPS = 5_000  # RandAugment did harm in runs of 1,500 and 3,100 steps
+PAIR = 2  # images that are mixed with each other, so that one process needs both
 LARGE_NETWORK = 10_000_000  # parameters from which a Swin is known to gain from the stronger form of Drloc
 
 
@@ -82,15 +84,45 @@ def usual_backbone(device: str) -> tuple[str, str]:
     return "swin_tiny_w7", "the papers' 28 M parameter Swin"
 
 
-def cap_batch(config: RunConfig, images: int, decisions: Decisions) -> int:
-    """The batch, lowered to the number of images: drawing one twice in a step gains nothing."""
-    assert isinstance(config.batch, int)
-    if config.batch > images:
+def settle_batch(
+    config: RunConfig, images: int, usual: tuple[int, str], decisions: Decisions, *, together: int = 1
+) -> int:
+    """The batch that is used, before anything is decided from it: the one asked for, or else the ``usual`` one.
+
+    It has no more images than there are, since drawing one twice in a step gains nothing, and processes and parts of
+    a step share it equally. A resumed run keeps what it had.
+
+    together: images that stay in one process, where there are several
+    """
+    reasons = [usual[1]] if config.batch == "auto" else []
+    batch = max(usual[0], config.accumulate) if isinstance(config.batch, str) else config.batch
+    if batch > images:
         if config.accumulate > images:
             raise UserError(f"{images} training images have no {config.accumulate} parts: lower --accumulate.")
-        config.batch = images
-        decisions.append(Decision("batch", images, "there are no more training images than that"))
-    return config.batch
+        batch = images
+        reasons.append("there are no more training images than that")
+    world = math.prod(places(config.devices, config.nodes))
+    shared = in_equal_parts(batch, images, equal_parts(world, config.accumulate, together))
+    if shared != batch and not config.resume:
+        sharers = [f"{world} processes"] if world > 1 else []
+        sharers += [f"{config.accumulate} parts of a step"] if config.accumulate > 1 else []
+        pairs = " (two images that are mixed stay in one process)" if together == 2 and world > 1 else ""
+        reasons.append(f"{' and '.join(sharers)} cannot share {batch} equally{pairs}")
+        batch = shared
+    config.batch = batch
+    if reasons:
+        decisions.append(Decision("batch", batch, "; ".join(reasons)))
+    return batch
+
+
+def equal_parts(world: int, accumulate: int, together: int = 1) -> int:
+    """What a batch must be a multiple of; ``together``: as in ``settle_batch``."""
+    return world * accumulate * (together if world > 1 else 1)
+
+
+def in_equal_parts(batch: int, images: int, parts: int) -> int:
+    """The largest batch of so many equal parts that is neither above ``batch`` nor has an image twice; at least one."""
+    return max(parts, min(batch, images) // parts * parts)
 
 
 def decide_stream(config: RunConfig, shards: int, world: int, cores: int, decisions: Decisions) -> None:
@@ -105,9 +137,7 @@ def decide_stream(config: RunConfig, shards: int, world: int, cores: int, decisi
 
 def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> None:
     """Batch, length, learning rate, λ: what a supervised run on this much data wants."""
-    batch, reason = supervised_batch(facts)
-    decisions.take(config, "batch", max(batch, config.accumulate), reason)
-    batch = cap_batch(config, facts.images, decisions)
+    batch = settle_batch(config, facts.images, supervised_batch(facts), decisions, together=PAIR)
     _decide_length(config, decisions, *supervised_epochs(facts, batch))
     lr, reason = supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune")
     decisions.take(config, "lr", lr, reason)
@@ -132,9 +162,7 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> 
 
 def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decisions) -> None:
     """Batch, length, learning rate, prototypes, momentum, temperature: what label-free learning wants here."""
-    batch, reason = pretraining_batch(facts)
-    decisions.take(config, "batch", max(batch, config.accumulate), reason)
-    batch = cap_batch(config, facts.images, decisions)
+    batch = settle_batch(config, facts.images, pretraining_batch(facts), decisions)
     _decide_length(config, decisions, *pretraining_epochs(facts, _side(config, facts)))
     lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
     decisions.take(

@@ -18,7 +18,7 @@ from torch.optim import AdamW
 from frugalvit.config.train import RunConfig
 from frugalvit.training.buffers import MOVED, STATISTICS, Kept
 from frugalvit.training.gradients import clip_each, gate, guard_of, unwrapped
-from frugalvit.training.recipes import steps_per_epoch, total_steps
+from frugalvit.training.recipes import equal_parts, in_equal_parts, steps_per_epoch, total_steps
 from frugalvit.training.recording import Recording
 from frugalvit.training.schedules import Constant, Schedule
 from frugalvit.training.task import Task
@@ -55,8 +55,7 @@ class Plan:
         lines:    of metrics that even a short run writes
         """
         assert isinstance(config.batch, int) and isinstance(config.lr, float)
-        part = world * config.accumulate * (together if world > 1 else 1)  # processes share a batch in equal parts
-        batch = max(part, min(config.batch, images) // part * part)
+        batch = in_equal_parts(config.batch, images, equal_parts(world, config.accumulate, together))
         steps, optimizer = total_steps(config, images, batch), config.optimizer
         return cls(
             steps=steps,

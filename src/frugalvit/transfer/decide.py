@@ -6,7 +6,7 @@ import math
 
 from frugalvit.config.transfer import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.errors import UserError
-from frugalvit.training.recipes import SMALL_NETWORK, Decisions, Facts, cap_batch, steps_per_epoch
+from frugalvit.training.recipes import SMALL_NETWORK, Decisions, Facts, settle_batch, steps_per_epoch
 
 _STEPS_ON_CPU = 200
 
@@ -32,8 +32,7 @@ def decide_length(config: TransferConfig, facts: Facts, decisions: Decisions) ->
     most = 4 if facts.device == "cpu" else 16
     batch = max(2, min(most, facts.images // 8))
     reason = "the papers' 16" if batch == 16 else f"{facts.images:,} images, {facts.device}"
-    decisions.take(config, "batch", max(batch, config.accumulate), reason)
-    batch = cap_batch(config, facts.images, decisions)
+    batch = settle_batch(config, facts.images, (batch, reason), decisions)
     if config.steps is None:
         epochs, reason = transfer_epochs(facts, batch, detecting)
         decisions.take(config, "epochs", epochs, reason)
