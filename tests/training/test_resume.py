@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 import torch
@@ -88,8 +89,8 @@ def kill_at_random(bench: Bench, verb: str, seed: int, kills: int) -> list[str]:
 
 
 def kill_at_write(bench: Bench, verb: str, number: int) -> bool:
-    """A run that dies at its n-th operation on files; whether it came that far."""
-    out = bench.folder / f"{verb}_write_{number}"
+    """A run of its own that dies at its n-th operation on files; whether it came that far."""
+    out = Path(mkdtemp(dir=bench.folder, prefix=f"{verb}_write_{number}_")) / "run"
     status, said = bench.nursery.run(*bench.words(verb, out), kill_at=number, inside=out)
     assert status in (0, -signal.SIGKILL), said
     if status:
