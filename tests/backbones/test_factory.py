@@ -23,7 +23,7 @@ from frugalvit.backbones import Backbone, create_backbone, list_models
 from frugalvit.backbones.factory import OWN, from_spec
 from frugalvit.backbones.sizes import final_grid
 from frugalvit.errors import UserError
-from frugalvit.training.setup import make_twin
+from frugalvit.training.teacher import make_twin
 
 VIT: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2}
 SWIN: dict[str, Any] = {"embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}

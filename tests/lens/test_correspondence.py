@@ -92,6 +92,33 @@ def test_same_seed_same_score():
     assert scores[0] == scores[1]
 
 
+def test_a_score_is_the_same_for_every_size_of_batches():
+    images = torch.rand(12, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    for backbone in (PatchFeatures(), ConstantFeatures((32, 32))):
+        scores = [lens.evaluate_correspondence(backbone, images.split(size), seed=5) for size in (1, 5, 12)]
+        assert scores[0] == scores[1] == scores[2]
+
+
+def test_models_with_other_grids_see_the_same_views():
+    images = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    views: dict[int, list[torch.Tensor]] = {}
+
+    class Watching(SecondView):
+        def __call__(self, batch, generator):
+            views.setdefault(size, []).append(super().__call__(batch, generator))
+            return views[size][-1]
+
+    for size in (4, 16):
+        lens.evaluate_correspondence(PatchFeatures(cell=size), images.split(3), second_view=Watching())
+    torch.testing.assert_close(views[4], views[16], rtol=0, atol=0)
+
+
+def test_a_pooled_feature_of_another_width_leaves_its_place_to_the_mean():
+    grid = torch.randn(1, 8, 3, 5, generator=torch.Generator().manual_seed(0))
+    wide, mean = Features(grid, torch.randn(1, 20)), Features(grid, grid.mean((2, 3)))
+    assert lens.correspond(wide, wide) == lens.correspond(mean, mean)
+
+
 def test_a_single_region_is_a_clear_error():
     with pytest.raises(UserError, match="1x1 grid"):
         lens.evaluate_correspondence(PatchFeatures((8, 8)), [torch.rand(1, 3, 8, 8)])

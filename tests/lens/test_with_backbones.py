@@ -50,6 +50,21 @@ def weigh(attention, values, heads):
     return (attention @ split).permute(1, 0, 2).flatten(1)
 
 
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        ("mobilenetv3_small_050", {}),
+        ("deit_tiny_distilled_patch16_224", {"embed_dim": 24, "depth": 1, "num_heads": 2}),
+    ],
+)
+def test_networks_whose_pooled_feature_has_another_width_are_explored(name, small):
+    backbone = create_backbone(name, img_size=(64, 64), num_classes=3, **small).eval()
+    assert backbone.pooled_dim != backbone.dim
+    picture = Picture.of("one", (255 * coordinate_images(1, 64, 64)[0]).byte().permute(1, 2, 0).numpy())
+    seen = gather([(name, backbone)], [picture], second_views=True)
+    assert len(seen["models"][0]["global"]) == 2
+
+
 @pytest.mark.parametrize("depth", [1, 2], ids=["not shifted", "shifted"])
 @pytest.mark.parametrize("size", [(64, 96), (56, 56)], ids=["wide", "padded"])
 def test_swin_attention_is_what_the_block_gathers_with(depth, size):

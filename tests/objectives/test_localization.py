@@ -361,6 +361,7 @@ PLACES = torch.zeros(2, 3, 2, dtype=torch.long)
             "both must",
         ),
         (lambda: RelativeLocalization(5).loss_at(torch.randn(1, 5, 4, 4), *torch.full((2, 1, 9, 2), 4)), "outside"),
+        (lambda: RelativeLocalization(5).loss_at(torch.randn(2, 5, 4, 4), PLACES.float(), PLACES), "give integers"),
         (lambda: DenseLocalization([4, 8], grid_sizes=[7]), "one of each per grid"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from matching_oracles import best_match, crop_sets, features_of, golden_crops, region_oracle
 
 from frugalvit.errors import UserError
-from frugalvit.objectives import RegionMatching, match_regions, region_loss, update_center, view_loss
+from frugalvit.features import Features
+from frugalvit.objectives import RegionMatching, ViewMatching, match_regions, region_loss, update_center, view_loss
 
 EPOCHS_OF_STEPS = (0, 0, 10, 50)
 
@@ -48,6 +50,29 @@ def test_half_precision_grids_are_matched_in_single() -> None:
     common = torch.randn(4, 32, 1, 1)
     student, teacher = ((common + 0.1 * torch.randn(4, 32, 7, 7)).bfloat16() for _ in range(2))
     assert torch.equal(match_regions(student, teacher), match_regions(student.float(), teacher.float()))
+    assert torch.equal(match_regions(student.double(), teacher), match_regions(student.float(), teacher.float()))
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_whole_modules_in_other_precisions(
+    kind: type[ViewMatching | RegionMatching], dtype: torch.dtype, chunked: bool
+) -> None:
+    """As in a loop that casts everything: the losses are computed in single precision at least."""
+    torch.manual_seed(0)
+    single = kind(6, prototypes=16, hidden=8, bottleneck=4, chunked=chunked)
+    cast = copy.deepcopy(single).to(dtype)
+    grids = [torch.randn(2, 6, 3, 3).to(dtype).requires_grad_() for _ in range(2)]
+    losses = []
+    for module, precision in ((single, torch.float32), (cast, dtype)):
+        crops = [Features(grid.to(precision), grid.to(precision).mean((2, 3))) for grid in grids]
+        losses.append(module(crops, [Features(crop.grid.detach(), crop.pooled.detach()) for crop in crops]))
+    losses[1].backward()
+    assert losses[1].dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.05, atol=0.05, check_dtype=False)
+    assert cast.student.last_layer.weight_v.grad is not None and grids[0].grad is not None
+    assert cast.student.last_layer.weight_v.grad.dtype == grids[0].grad.dtype == dtype
 
 
 def test_released_numbers_over_four_steps(golden: Any) -> None:

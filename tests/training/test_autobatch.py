@@ -1,4 +1,4 @@
-"""``--auto-batch`` with several processes: what is blended in pairs is split in pairs."""
+"""``--auto-batch``: what is tried out before a run, and how a batch is split; blended images are split in pairs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import torch
 from lightning_fabric import Fabric
 from toys import ToyBatch, ToyTask
 
+from frugalvit.backbones import create_backbone
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.training import autobatch
 from frugalvit.training.loop import Plan
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Constant
+from frugalvit.training.selfsupervised import PretrainTask
 
 
 class Mixed(ToyTask):
@@ -28,17 +30,59 @@ class Mixed(ToyTask):
         return ToyBatch(torch.randn(12, 3), torch.arange(12))
 
 
-@pytest.mark.parametrize(("world", "most", "parts"), [(2, 3, 6), (2, 4, 3), (1, 3, 4)])
-def test_pairs_stay_together(world: int, most: int, parts: int) -> None:
-    task = cast(Any, Mixed())
-    task.most = most
-    fabric: Any = SimpleNamespace(
+def fabric_of(world: int) -> Any:
+    return SimpleNamespace(
         world_size=world,
         device=torch.device("cpu"),
         autocast=Fabric(accelerator="cpu", devices=1).autocast,
         all_reduce=lambda value, reduce_op: value,
     )
-    assert autobatch.parts_that_fit(task, 1, fabric) == parts
+
+
+@pytest.mark.parametrize(("world", "most", "parts"), [(2, 3, 6), (2, 4, 3), (1, 3, 4)])
+def test_pairs_stay_together(world: int, most: int, parts: int) -> None:
+    task = cast(Any, Mixed())
+    task.most = most
+    assert autobatch.parts_that_fit(task, 1, fabric_of(world)) == parts
+
+
+@pytest.mark.parametrize("name", ["swin_nano", "cvt_13", "t2t_vit_14", "vil_tiny_w7"])
+def test_what_is_tried_out_is_what_is_run(name: str) -> None:
+    """The trial changes nothing, running means included; it keeps as little for the way back as a real step."""
+    backbone = create_backbone(name, img_size=32)
+    cast(Any, backbone.model).set_grad_checkpointing(True)
+    kept: dict[bool, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[backbone.training] = kept.get(backbone.training, 0) + tensor.nbytes
+        return tensor
+
+    for training in (True, False):
+        backbone.train(training)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            backbone(torch.randn(2, 3, 32, 32))
+    assert kept[False] <= 1.05 * kept[True]
+
+
+@pytest.mark.parametrize(("begin", "every", "step"), [(0, 10, 0), (1, 10, 10), (20, 10, 20), (21, 10, 30)])
+def test_the_step_that_is_tried_out_has_all_losses(begin: int, every: int, step: int) -> None:
+    """Regions may begin late, and signs of life are looked for in some steps only."""
+    task: Any = SimpleNamespace(regions_from=begin, health_every=every)
+    assert PretrainTask.fullest(task) == step
+    tried: list[int] = []
+
+    class Asked(Mixed):
+        def fullest(self) -> int:
+            return step
+
+        def forward(self, batch: Any, step: int) -> dict[str, torch.Tensor]:
+            tried.append(step)
+            return super().forward(batch, step)
+
+    asked = cast(Any, Asked())
+    asked.most = 12
+    autobatch.parts_that_fit(asked, 1, fabric_of(1))
+    assert tried == [step]
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -19,6 +19,7 @@ from frugalvit.training import processes, setup
 from frugalvit.training.parameters import decay_groups
 from frugalvit.training.precision import precision_name
 from frugalvit.training.pretrain import _check_crops
+from frugalvit.training.teacher import make_twin
 
 
 def test_sizes_are_learned_before_anything_is_compiled() -> None:
@@ -55,8 +56,27 @@ def test_a_look_leaves_batch_norms_alone() -> None:
 
 def test_a_teacher_of_a_network_without_stochastic_depth() -> None:
     student = create_backbone("densenet121", img_size=32, growth_rate=4, block_config=(1, 1, 1, 1))
-    twin = setup.make_twin(student)
+    twin = make_twin(student)
     assert all(torch.equal(one, other) for one, other in zip(student.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "dropping"),
+    [
+        ("swin_nano", {"drop_rate": 0.5}),
+        ("test_vit", {"proj_drop_rate": 0.5, "attn_drop_rate": 0.5}),
+        ("cvt_13", {"proj_drop_rate": 0.5}),
+        ("resnet18", {"drop_rate": 0.5}),  # by a function, not by a module
+    ],
+)
+def test_a_teacher_drops_nothing(name: str, dropping: dict[str, Any]) -> None:
+    student = create_backbone(name, img_size=32, **dropping)
+    twin = make_twin(student).train()
+    images = torch.randn(4, 3, 32, 32)
+    for level in ("pooled", "grid"):
+        torch.testing.assert_close(getattr(twin(images), level), getattr(twin(images), level), rtol=0, atol=0)
+    student.train()
+    assert not torch.equal(student(images).pooled, student(images).pooled), "the student does"
 
 
 @pytest.mark.parametrize("view_weight", [0.0, 0.5])

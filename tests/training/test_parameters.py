@@ -15,11 +15,12 @@ from frugalvit.backbones import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import LocalizationConfig, TrainConfig
 from frugalvit.objectives import RelativeLocalization
-from frugalvit.training import commands, pretrain, setup
+from frugalvit.training import commands, pretrain
 from frugalvit.training.parameters import freeze_first, layer_groups, layers_of
 from frugalvit.training.schedules import Constant, Cosine
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer
 from frugalvit.training.supervised import SupervisedTask
+from frugalvit.training.teacher import make_twin
 
 SMALL: dict[str, dict[str, Any]] = {
     "cvt_13": {"embed_dim": (8, 16, 16), "depths": (1, 2, 2), "num_heads": (1, 2, 2), "head_dim": 8},
@@ -139,9 +140,9 @@ def test_a_teacher_has_no_stochastic_depth() -> None:
     student = create_backbone("swin_nano", img_size=32, num_classes=0, drop_path=0.2, **shape)
     rates = [
         [part.drop_prob for part in network.modules() if isinstance(part, DropPath)]
-        for network in (student, setup.make_twin(student))
+        for network in (student, make_twin(student))
     ]
     assert max(rates[0]) == pytest.approx(0.2) and not any(rates[1])
     images = torch.randn(2, 3, 32, 32)
-    twin = setup.make_twin(student).train()
+    twin = make_twin(student).train()
     torch.testing.assert_close(twin(images).pooled, twin(images).pooled, rtol=0, atol=0)

@@ -156,6 +156,27 @@ def test_every_combination_runs(photos: Path, tmp_path: Path, values: dict[str, 
     assert result.data["loss"] is not None and result.data["skipped_steps"] == 0
 
 
+@pytest.mark.parametrize(
+    ("matching", "said"),
+    [
+        ({"regions_from": 50.0}, "L_R takes no part in this run: --matching.regions-from 50, and it has 0."),
+        ({"regions_from": 50.0, "region_weight": 0.0}, None),
+        ({"regions_from": 0.0}, None),
+    ],
+)
+def test_a_run_without_its_regions_says_so(
+    photos: Path, tmp_path: Path, matching: dict[str, float], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain(config(photos, tmp_path / "run", steps=1, matching=matching))
+    told = capsys.readouterr().err
+    assert said in told if said else "L_R takes no part" not in told
+
+
+def test_regions_alone_do_not_wait(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="leaves nothing to learn before L_R begins"):
+        pretrain(config(photos, tmp_path / "run", matching={"view_weight": 0.0, "regions_from": 1.0}))
+
+
 def test_crops_in_parts_give_the_same_run(photos: Path, tmp_path: Path) -> None:
     for name, at_once in (("whole", 0), ("parts", 1)):
         pretrain(config(photos, tmp_path / name, steps=3, crops_at_once=at_once))

@@ -56,6 +56,9 @@ class ToyTask(nn.Module):
             loss.register_hook(lambda gradient: gradient * torch.nan)
         return {"loss": loss}
 
+    def fullest(self) -> int:
+        return 0
+
     def before_optimizer(self, step: int) -> None: ...
     def after_step(self, step: int, skipped: Tensor) -> None: ...
     def evaluate(self, step: int) -> dict[str, float]:

@@ -68,7 +68,7 @@ def _goes_through(task: Task, batch: Any, fabric: Fabric) -> bool:
     try:
         moments = [torch.empty_like(parameter) for parameter in learning for _ in range(2)]
         with fabric.autocast():
-            loss = task(batch, 0)["loss"]
+            loss = task(batch, task.fullest())["loss"]
         loss.backward()
         del moments
         return _room_left(fabric.device)

@@ -49,6 +49,7 @@ from frugalvit.training.runs import Run, find_run
 from frugalvit.training.schedules import Cosine, Linear, warmup_steps
 from frugalvit.training.selfsupervised import PretrainTask
 from frugalvit.training.session import follow_init, in_run_folder
+from frugalvit.training.teacher import make_twin
 from frugalvit.training.used import note_used
 
 
@@ -88,6 +89,7 @@ def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, 
         console.say(f"run folder: {run.folder}")
 
     plan = make_plan(config, len(examples), fabric.world_size)
+    _check_regions(config, plan)
     setup.share_batch(config, plan, run, fabric)
     task = make_task(config, student, plan)
     if config.init and setup.begins_anew(config):
@@ -120,6 +122,23 @@ def _images(source: DataSource, which: str) -> Examples:
     if sum(len(part) for part in parts) < 2:
         raise UserError(f"{source.location} has no training images to learn from.")
     return join(*parts)
+
+
+def _check_regions(config: PretrainConfig, plan: Plan) -> None:
+    """L_R may begin late, but after something else, and no run should be without it unnoticed."""
+    matching = config.matching
+    (view_weight, region_weight), begin = matching.weights(), matching.regions_from
+    if region_weight == 0 or begin == 0:
+        return
+    if view_weight == 0 and config.localization.weight == 0:
+        raise UserError(
+            "--matching.view-weight 0 leaves nothing to learn before L_R begins: leave out --matching.regions-from."
+        )
+    if round(begin * plan.steps_per_epoch) >= plan.steps:  # no mistake in a run that --continue lengthens
+        epochs = plan.steps / plan.steps_per_epoch
+        console.warn(
+            f"L_R takes no part in this run: --matching.regions-from {begin:g}, and it has {epochs:.4g} epochs"
+        )
 
 
 def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
@@ -162,7 +181,7 @@ def make_task(
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
     return kind(
         student,
-        setup.make_twin(student),
+        make_twin(student),
         views=ViewMatching(student.pooled_dim, **heads) if view_weight > 0 else None,
         regions=RegionMatching(student.dim, **heads) if region_weight > 0 else None,
         localization=make_head(config.localization, student.dim) if weight > 0 else None,

@@ -141,6 +141,10 @@ class PretrainTask(Task):
         """Past the steps in which the regions or the prototypes rest."""
         return step >= max(self.regions_from, self.hold_last)
 
+    def fullest(self) -> int:
+        """The first with regions that looks for signs of life."""
+        return -(-self.regions_from // self.health_every) * self.health_every
+
     @property
     def replayable(self) -> bool:
         """Not by itself: graphs take work off the host, and at 224 px the device is the limit."""

@@ -33,6 +33,10 @@ class Task(nn.Module, ABC):
         """Whether the step is one of the many of its kind, and not of a short beginning: worth recording."""
         return True
 
+    def fullest(self) -> int:
+        """A step in which all takes part that ever does: none needs more memory."""
+        return 0
+
     @abstractmethod
     def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
         """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""

@@ -1,0 +1,26 @@
+"""The teacher of label-free learning: the student's network, moved after it and never by chance."""
+
+from __future__ import annotations
+
+from timm.layers.drop import DropPath
+from torch.nn.modules.dropout import _DropoutNd
+
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.factory import from_spec
+
+
+def make_twin(backbone: Backbone) -> Backbone:
+    """The same network with the same weights, in which nothing is dropped.
+
+    It works in training mode, where batch norms see the batch that the student sees; dropouts would act there, too, and
+    targets, centres and signs of life would come from a network with holes.
+    """
+    drops = any(isinstance(module, DropPath) for module in backbone.modules())
+    twin = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
+    twin.load_state_dict(backbone.state_dict())
+    for module in twin.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        if hasattr(module, "drop_rate"):  # timm's convolutional networks drop out by a function
+            module.drop_rate = 0.0
+    return twin
