@@ -11,11 +11,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
-from timm.layers.drop import DropPath
 
 from frugalvit import console
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.factory import from_spec
 from frugalvit.backbones.fitting import classifier_name
 from frugalvit.backbones.folder import class_names as names_in_folder
 from frugalvit.backbones.weights import load_weights
@@ -241,41 +239,20 @@ def _in_brackets(names: Sequence[str]) -> str:
 
 
 def share_batch(config: RunConfig, plan: Plan, run: Run, fabric: Fabric) -> None:
-    """A word where the batch that was asked for cannot be shared equally; the run keeps what it became.
+    """Whether processes and parts of a step can share the batch of a resumed run; a new one has settled on its batch.
 
-    With another batch a resumed run would have other steps and another schedule: its processes must share that one.
+    With another batch it would have other steps and another schedule: its processes must share that one.
     """
     if plan.images_per_step == config.batch:
         return
     shared = f"processes ({fabric.world_size}) and parts of a step ({config.accumulate})"
-    if config.resume and run.read_json("data.json").get("processes", fabric.world_size) != fabric.world_size:
+    if run.read_json("data.json").get("processes", fabric.world_size) != fabric.world_size:
         raise UserError(
             f"{run.folder} takes {config.batch} images a step, which {shared} cannot share equally: resume it with as "
             "many --devices and --nodes as it was begun with."
         )
     if fabric.is_global_zero:
         console.say(f"batch {config.batch} becomes {plan.images_per_step}: {shared} share it equally")
-    if not config.resume:
-        config.batch = plan.images_per_step
-        run.save_config(config)
-
-
-def make_twin(backbone: Backbone) -> Backbone:
-    """The same network with the same weights, and nothing in it left to chance: a teacher.
-
-    It stays in training mode, where batch norms see the batch that the student sees.
-    """
-    drops = any(isinstance(module, DropPath) for module in backbone.modules())
-    twin = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
-    twin.load_state_dict(backbone.state_dict())
-    for module in twin.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        elif isinstance(module, PatchDropout):
-            module.prob = 0.0
-        if hasattr(module, "drop_rate"):  # of timm's networks that drop out by a function
-            module.drop_rate = 0.0
-    return twin
 
 
 def eval_set(examples: Examples, backbone: Backbone, config: RunConfig, fabric: Fabric) -> EvalSet:
