@@ -153,9 +153,10 @@ def test_a_comparison_is_named_after_its_data_by_whatever_way(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "run_once", halt)
+    asked: list[Path] = []
+    monkeypatch.setattr(module, "run_once", lambda config, _: asked.append(Path(config.out)) or halt())
     assert main(["compare", f"{photos}/train/..", "--seeds", "1"]) == 3
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"compare_{photos.name}"]
+    assert [path.parents[1] for path in asked] == [Path("runs") / f"compare_{photos.name}"]
 
 
 def test_settings_hold_several_values(photos: Path, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def test_nothing_left_to_do_is_said(views_only: Path, capsys: pytest.CaptureFixt
     status = run(views_only, "both.yaml", "short", "--continue", str(views_only / "views"), "--steps", "3")
     said = capsys.readouterr().err
     assert status == 2 and "has come to step 4 and this run would end at 3" in said
+    assert "run folder" not in said and not (views_only / "short").exists()
     assert "cache:" not in said, "the images need not be decoded for that"
 
 

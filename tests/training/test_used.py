@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from tiny import TRAIN, write_images
 
+from frugalvit.config.train import TrainConfig
 from frugalvit.data.examples import ArrayExamples
 from frugalvit.data.lazy import LazyStore
 from frugalvit.data.store import ImageStore
+from frugalvit.training.commands import train
+from frugalvit.training.resuming import read_facts
 from frugalvit.training.runs import Run
 from frugalvit.training.used import MOST_NAMED, note_used
 
@@ -30,3 +36,30 @@ def test_many_bad_files_are_counted_and_the_first_named(tmp_path: Path) -> None:
     assert facts["left_out"]["count"] == 250 and len(facts["left_out"]["files"]) == MOST_NAMED
     assert facts["left_out"]["files"][0] == {"name": r"caf\udce90.png", "split": "train", "reason": "truncated"}
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("gone", "said", "warned"),
+    [
+        (("val/dog",), ["val has no image of 1 class: dog"], True),
+        (("val/cow",), ["val has no image of 1 class: cow"], False),
+        (("val/cow", "val/dog"), ["val has no image of 2 classes: cow, dog"], True),
+        (("val",), ["val is made from train"], False),
+        ((), [], False),
+    ],
+    ids=["one class left", "two left", "two gone", "no val", "all there"],
+)
+def test_classes_that_nothing_is_known_of_are_said(
+    gone: tuple[str, ...], said: list[str], warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the terminal, and in data.json, which the report is made from."""
+    classes = ("cat", "dog") if gone == ("val/dog",) else ("cat", "cow", "dog")
+    photos = write_images(tmp_path / "photos", train=4, val=2, classes=classes)
+    for folder in gone:
+        shutil.rmtree(photos / folder)
+    train(TrainConfig.parse(TRAIN | {"data": str(photos), "steps": 1, "out": str(tmp_path / "run"), "report": False}))
+    notes, text = read_facts(tmp_path / "run")["notes"], capsys.readouterr().err
+    warning = "val, which chooses the best weights, has images of one class only ('cat')"
+    expected = said + [warning] * warned
+    assert len(notes) == len(expected) and all(a.startswith(b) for a, b in zip(notes, expected, strict=True))
+    assert all(text.count(words) == 1 for words in expected) and (f"warning: {warning}" in text) == warned

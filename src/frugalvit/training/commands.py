@@ -15,6 +15,7 @@ from frugalvit import console
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.train import TrainConfig
+from frugalvit.data.absent import absent_classes, only_class
 from frugalvit.data.augment import TrainAugment
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.mixing import Mixing
@@ -80,7 +81,11 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     decide_training(config, facts.knowing(backbone), decisions)
     decide_heads(config, backbone, decisions)
     _check_grid(config, backbone)
+    if config.freeze:
+        freeze_first(backbone.model, config.freeze)  # too many are refused before the folder is named
     setup.say_decisions(source, decisions)
+    source = _warned(source, validation)
+    assert source.classes is not None
     setup.record(config, run, decisions, examples, source.classes)
     if fabric.is_global_zero:
         console.say(f"run folder: {run.folder}")
@@ -267,7 +272,8 @@ def _hardly_localized(summary: dict[str, Any]) -> list[str]:
 def _open(config: TrainConfig, fabric: Fabric) -> DataSource:
     source = setup.open_source(config, fabric, labelled=True)
     check_trainable(source)
-    return source
+    _splits(config, source)  # what cannot be scored is said before there is a folder
+    return replace(source, notes=[*source.notes, *absent_classes(source)])
 
 
 def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples | None, Examples | None]:
@@ -275,6 +281,11 @@ def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples
     examples, validation, test = (source.splits.get(name) for name in ("train", "val", "test"))
     assert examples is not None
     if validation is None and test is None:
+        if config.split in ("auto", "remake"):
+            raise UserError(
+                f"There is nothing to score on in {source.location}: every class has a single image, so none can be "
+                "held out. Add images."
+            )
         raise UserError(
             "There is nothing to score on: no val, no test. Use --split auto, which holds out a part of train."
         )
@@ -283,6 +294,19 @@ def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples
     if config.labels < 1:
         examples = examples.subset(_share_of_each_class(examples, config.labels, config.seed))
     return examples, validation, test
+
+
+def _warned(source: DataSource, validation: Examples | None) -> DataSource:
+    """The source with a note of validation images that cannot choose the best weights, which is also a warning."""
+    only = None if validation is None or source.classes is None else only_class(validation, source.classes)
+    if only is None:
+        return source
+    note = (
+        f"val, which chooses the best weights, has images of one class only ('{only}'): the best are those that say it "
+        "most often. Add images of the others, or let --split remake choose val anew"
+    )
+    console.warn(note)
+    return replace(source, notes=[*source.notes, note])
 
 
 def _share_of_each_class(examples: Examples, share: float, seed: int) -> np.ndarray:

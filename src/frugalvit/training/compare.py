@@ -27,12 +27,12 @@ from frugalvit.training.runs import Run, holds_run, read_summary
 from frugalvit.training.setup import not_into_the_data, stores
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
 from frugalvit.training.tracking import TensorBoard, make_trackers
+from frugalvit.training.unbegun import ASKED, missing, remove_unbegun
 
 Scores = dict[str, list[dict[str, Any]]]
 Train = Callable[[Any], Result]
 Plans = dict[str, list[RunConfig]]
 
-_ASKED = "asked.json"
 _NOT_ASKED = ("out", "resume", *NO_MATTER)
 """What may differ between what a run was asked and what is wanted of it now."""
 
@@ -78,7 +78,6 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _free_place(usual, plan)
     if not config.redraw and (others := _others(folder, settings)):
         raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
-    make_folder(folder)
     scores: Scores = {name: [] for name in settings}
     with stores.shared():  # every run learns from the same images
         for k in range(config.seeds):
@@ -113,13 +112,14 @@ def _free_place(usual: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans
 def _others(folder: Path, settings: Iterable[str]) -> list[str]:
     """The settings of a comparison in a folder, finished or begun, that are not among these."""
     told = (read_json(folder / "comparison.json", dict) or {}).get("settings", {})
-    begun = (path.parent.parent.name for path in sorted(folder.glob(f"*/seed_*/{_ASKED}")))
+    begun = (path.parent.parent.name for path in sorted(folder.glob(f"*/seed_*/{ASKED}")))
     return [name for name in dict.fromkeys([*told, *begun]) if name not in settings]
 
 
 def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     """The summary of one run: read if it is finished, resumed if it was begun, else trained."""
     folder = Path(str(config.out))
+    made = missing(folder)
     _same_question(folder, config)
     summary = read_summary(folder)
     if summary is not None:
@@ -127,7 +127,12 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     begun = holds_run(folder)
     if is_first(config.devices, config.nodes):
         console.say(f"{'continuing' if begun else 'starting'} {folder}")
-    result = train(_resumed(config) if begun else config)
+    try:
+        result = train(_resumed(config) if begun else config)
+    except UserError as error:
+        if is_first(config.devices, config.nodes):
+            remove_unbegun(made, error)
+        raise
     if "stopped" in result.data:
         if not is_first(config.devices, config.nodes):
             raise SystemExit(0)  # any other status makes the launcher kill the first process, which has more to do
@@ -148,14 +153,14 @@ def _same_question(folder: Path, wanted: RunConfig) -> None:
     begun = holds_run(folder) or (folder / "summary.json").exists()
     if begun and (other := asked_otherwise(folder, wanted)):
         raise UserError(f"{other}: choose another --out.")
-    asked = make_folder(folder) / _ASKED
+    asked = make_folder(folder) / ASKED
     if is_first(wanted.devices, wanted.nodes) and (not begun or not asked.exists()):
         write_text(asked, json.dumps(_question(wanted.model_dump(mode="json")), indent=1))
 
 
 def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
     """What a folder's run was asked that is not what is wanted, in words; nothing where it was asked the same."""
-    stored = read_json(folder / _ASKED, dict)
+    stored = read_json(folder / ASKED, dict)
     if not stored:
         return ""
     # An option that came after the question was written had its default then.

@@ -19,7 +19,7 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.errors import UserError
 from frugalvit.training.recipes import Decision, Decisions, total_steps
 from frugalvit.training.resuming import read_facts
-from frugalvit.training.runs import Run, find_run, has_checkpoint
+from frugalvit.training.runs import Run, find_run, has_checkpoint, read_summary
 from frugalvit.training.selfsupervised import PretrainTask
 
 _LEVELS = {"views": "view level", "regions": "region level"}
@@ -55,6 +55,9 @@ def follow_continued(config: PretrainConfig, decisions: Decisions) -> PretrainCo
         planned = _planned(theirs, folder)
         values["steps"] = 2 * planned
         decisions.append(Decision("steps", 2 * planned, f"as many again as {config.continue_from} was to take"))
+    done = (read_summary(folder) or {}).get("steps")
+    if done is not None and values["steps"] is not None:  # known before there is a folder
+        _check_longer(config.continue_from, done, values["steps"])
     return config.filled(values)
 
 
@@ -92,11 +95,7 @@ def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
     state = Run(find_run(where), writer=False).load_checkpoint()
     if state is None:
         raise UserError(f"{where} has no checkpoint to continue from.")
-    if state["step"] >= steps:
-        raise UserError(
-            f"{where} has come to step {state['step']:,} and this run would end at {steps:,}: its length counts from "
-            "the very beginning, so give more --epochs or --steps."
-        )
+    _check_longer(where, state["step"], steps)
     for name, tensor in task.state_dict().items():
         other = state["task"].get(name)
         if other is not None and other.shape != tensor.shape:
@@ -116,6 +115,14 @@ def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
     fresh = sorted({name.split(".")[0] for name in report.missing_keys})
     console.say(f"going on from {where} at step {state['step']}" + (f"; new: {', '.join(fresh)}" if fresh else ""))
     return state
+
+
+def _check_longer(where: str, done: int, steps: int) -> None:
+    if done >= steps:
+        raise UserError(
+            f"{where} has come to step {done:,} and this run would end at {steps:,}: its length counts from the very "
+            "beginning, so give more --epochs or --steps."
+        )
 
 
 def _renumbered(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

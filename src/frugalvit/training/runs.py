@@ -17,7 +17,6 @@ import datetime
 import errno
 import json
 import re
-import shutil
 import time
 import zipfile
 from pathlib import Path
@@ -28,7 +27,6 @@ import yaml
 
 from frugalvit import console
 from frugalvit.config.base import Config, read_yaml
-from frugalvit.config.run import AT_START
 from frugalvit.config.run import holds_run as holds_run
 from frugalvit.console import shown
 from frugalvit.errors import UserError
@@ -243,15 +241,6 @@ class Run:
         if state is None:
             console.warn(f"{path} is damaged ({fault}); the last weights are taken instead of the best")
         return state
-
-    def discard(self) -> None:
-        """Close the run and remove its folder, if nothing but what a run writes before its first step is in it."""
-        self.close()
-        if not self.writer:
-            return
-        left = {entry.name for entry in self.folder.iterdir()} - {*AT_START, ".lock", "checkpoints"}
-        if not left and not any(self.checkpoints.glob("*")):
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         """Close what is open, the lock last and in any case; what cannot be flushed any more has been said before."""

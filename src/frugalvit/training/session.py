@@ -21,6 +21,7 @@ from frugalvit.training.processes import PREPARING, check_shared, mind_the_peers
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.runs import Run, finished_summary
 from frugalvit.training.tracking import check_trackers
+from frugalvit.training.unbegun import missing, remove_unbegun
 from frugalvit.training.unfinished import is_unfinished, network_of
 
 C = TypeVar("C", bound=RunConfig)
@@ -54,7 +55,9 @@ def in_run_folder(
         with launchers.said_once():
             source = _opened(config, command, open_source, fabric)
         label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
+        made = missing(Path(config.out)) if config.out and not config.resume else []
         config, run = setup.open_run(config, fabric, label, source.name)
+        made = [run.folder] if not config.out and not config.resume else made
     try:
         with mind_the_peers(fabric, run.folder, PREPARING):
             check_shared(fabric, run.folder)
@@ -67,9 +70,10 @@ def in_run_folder(
         if fabric.is_global_zero:
             console.warn(f"{stop}: saved; continue with '{way}'")
         return Result({"run": str(run.folder), "stopped": str(stop), "resume": way, "exit": 3})
-    except UserError:
-        if not config.out and not config.resume:  # a folder nobody named: a mistake leaves none behind
-            run.discard()
+    except UserError as error:
+        run.close()
+        if run.writer:
+            remove_unbegun(made, error)
         raise
     finally:
         run.close()
