@@ -50,6 +50,12 @@ def test_a_model_without_classifier_says_what_it_is_for(
     assert words.format(run=tmp_path / "run") in capsys.readouterr().err
 
 
+def test_the_name_of_a_network_is_no_run_to_begin_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["predict", "swin_nano", "image.png", "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert "'frugalvit train LABELLED_IMAGES/ --backbone swin_nano' trains one" in said and "--init" not in said
+
+
 def test_commands_to_copy_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a space in its name is one word to a shell, in every line that names a command."""
     monkeypatch.chdir(tmp_path)

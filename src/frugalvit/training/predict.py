@@ -29,7 +29,7 @@ def predict(config: PredictConfig) -> Result:
     given = Given(config.images)
     rows: list[dict[str, Any]] = []
     device = next(model.backbone.parameters()).device
-    for part in given.batches(config.batch, "predicting"):
+    for part in given.batches(config.batch, "predicting", model.transform.enough):
         images = torch.cat([model.transform.image(image.pixels) for image in part]).to(device)
         with torch.inference_mode():
             logits = model.backbone.classify(model.backbone(images).pooled)
@@ -47,6 +47,8 @@ def predict(config: PredictConfig) -> Result:
 
 def _what_instead(where: str, task: object) -> str:
     """What to do with a model that was not trained to tell classes apart, by what it was trained for."""
+    if not Path(where).exists():  # a name of 'frugalvit list models'
+        return f"it is a network without training. 'frugalvit train LABELLED_IMAGES/ --backbone {where}' trains one"
     if task in ("detect", "segment"):
         finds = {"detect": "objects", "segment": "the class of every pixel"}[str(task)]
         return f"it finds {finds}, with 'frugalvit {task} predict {shown(where)} IMAGE…'"
