@@ -16,6 +16,7 @@ from torchvision.transforms.v2 import functional
 from frugalvit.config.data import AugmentConfig, CropsConfig
 from frugalvit.data.augment import EvalTransform, MultiCrop, TrainAugment, local_crop_size
 from frugalvit.data.decode import decode
+from frugalvit.data.lazy import squeeze
 from frugalvit.data.policies import ColorJitter, Step
 from frugalvit.data.randomness import generator_for, ship, uniform
 from frugalvit.errors import UserError
@@ -166,11 +167,38 @@ def test_evaluation_equals_torchvision_and_takes_single_images() -> None:
     theirs = functional.normalize(theirs, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[None]
     assert (ours - theirs).abs().max() < LEVEL / 0.224
     photo = Image.fromarray(image.permute(1, 2, 0).numpy())
+    stored = squeeze(np.array(photo), (127, 110))  # as a dataset of it keeps it
+    ours = transform(torch.from_numpy(stored).permute(2, 0, 1)[None], torch.tensor([[300, 260]]))
     torch.testing.assert_close(transform.image(photo), ours)
     torch.testing.assert_close(transform.image(np.array(photo)), ours)
     assert transform.image(np.array(photo)[..., 0]).shape == (1, 3, 96, 96)
     again = EvalTransform(**transform.spec() | {"out_size": tuple(transform.spec()["out_size"])})
     torch.testing.assert_close(again.image(photo), ours)
+
+
+@pytest.mark.parametrize("tensor", ["colour", "grey", "flat", "floats"])
+def test_a_tensor_is_the_picture_that_an_array_is(tensor: str) -> None:
+    """As torchvision gives them, channels first."""
+    colour = pictures(1, 40, 30)[0]
+    given = {"colour": colour, "grey": colour[:1], "flat": colour[0], "floats": colour / 255}[tensor]
+    array = (colour if tensor in ("colour", "floats") else colour[:1]).permute(1, 2, 0).numpy()
+    transform = EvalTransform(16)
+    assert torch.equal(transform.image(given), transform.image(array))
+
+
+@pytest.mark.parametrize(
+    ("picture", "words"),
+    [
+        (torch.zeros(2, 3, 8, 8), "several images are a list of them"),
+        (np.zeros((2, 8, 8, 3), np.uint8), "Several images are a list of them"),
+        (torch.zeros(8, 8, 3), "Give .H, W., .1, H, W. or .3, H, W."),
+        (torch.zeros(3, 8, 8) - 1, "normalise nothing"),
+    ],
+    ids=["batch", "array of several", "channels last", "normalised"],
+)
+def test_what_is_no_picture_is_refused_with_what_is(picture: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        EvalTransform(16).image(picture)
 
 
 @pytest.mark.parametrize("kind", ["RGBA", "16-bit", "turned", "palette", "transparent palette"])

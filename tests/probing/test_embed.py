@@ -12,10 +12,13 @@ from PIL import Image
 
 from frugalvit.cli import main
 from frugalvit.config.probe import EmbedConfig
+from frugalvit.data import open_data
 from frugalvit.errors import UserError
 from frugalvit.probing.embed import embed, write_features
-from frugalvit.probing.extract import Embedded
+from frugalvit.probing.extract import Embedded, Extractor
 from frugalvit.probing.figures import neighbours_figure
+from frugalvit.training.given import Given
+from frugalvit.training.models import Model
 
 from . import suite_layouts
 
@@ -186,3 +189,28 @@ def test_an_image_in_several_splits_has_as_many_neighbours(count: int, tmp_path:
 def test_options_that_would_do_nothing_are_refused(more: dict[str, object], told: str) -> None:
     with pytest.raises(UserError, match=told):
         EmbedConfig.parse({"model": "run", "data": "photos"} | more)
+
+
+@pytest.mark.parametrize("sizes", [[(480, 640)], [(480, 640), (640, 480), (300, 333)]], ids=["one size", "several"])
+def test_a_photograph_has_the_same_features_by_its_name(
+    sizes: list[tuple[int, int]], tmp_path: Path, model: Model
+) -> None:
+    """A JPEG is decoded smaller where that is enough: in a dataset, whatever else is in it, as by itself."""
+    random = np.random.default_rng(0)
+    for number in range(6):
+        height, width = sizes[number % len(sizes)]
+        waves = np.sin(np.arange(height)[:, None] * random.uniform(0.05, 0.7) + np.arange(width) * 0.3)[..., None]
+        pixels = 128 + 60 * waves * random.uniform(-1, 1, 3) + random.normal(0, 20, (height, width, 3))
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(tmp_path / f"{number}.jpg", quality=95)
+    found = Extractor(model, cache=False, batch=4)(open_data(str(tmp_path), split="given").splits["train"])
+    names = found.names
+    with torch.no_grad():
+        alone = torch.cat([model.backbone(model.transform.image(name)).pooled for name in names])
+    assert torch.cosine_similarity(found.features, alone).min() > 0.99999
+    (tmp_path / "copy").mkdir()
+    query = shutil.copy(names[1], tmp_path / "copy" / "query.jpg")
+    near = embed(EmbedConfig(data=str(tmp_path), neighbours=str(query), picture=str(tmp_path / "near.png"), **TINY))
+    assert near.data["neighbours"][0]["image"] == names[1]
+    assert near.data["neighbours"][0]["cosine"] == pytest.approx(1, abs=1e-5)
+    given = next(Given([names[1]]).batches(1, "", model.transform.enough))[0].pixels  # as 'predict' reads it
+    assert torch.equal(model.transform.image(given), model.transform.image(names[1]))

@@ -132,7 +132,7 @@ def test_views_follow_the_seed(model: Model, squares: Path, cache: Path) -> None
     extractor = Extractor(model)
     views = {(seed, view): extractor(examples, view=view, seed=seed) for seed in (0, 1) for view in (0, 1)}
     assert not any(found.from_cache for found in views.values())
-    assert len({found.features.sum().item() for found in views.values()}) == 4
+    assert len({found.features.numpy().tobytes() for found in views.values()}) == 4
     assert extractor(examples, view=1, seed=1).from_cache
     extractor(examples, seed=0)
     assert extractor(examples, seed=1).from_cache, "nothing is random about the centre crop"

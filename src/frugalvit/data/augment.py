@@ -17,6 +17,7 @@ from torch import Tensor
 
 from frugalvit.config.data import SMALL_INPUT, AugmentConfig, CropsConfig
 from frugalvit.data import geometry
+from frugalvit.data.cache import rectangle_of, target_of
 from frugalvit.data.color import luma
 from frugalvit.data.crops import (
     RANDOM_BOX_COLUMNS,
@@ -27,6 +28,7 @@ from frugalvit.data.crops import (
     pad_crop,
 )
 from frugalvit.data.decode import as_pixels
+from frugalvit.data.lazy import squeeze
 from frugalvit.data.policies import ColorJitter, RandAugment, blur_kernel_size, blur_step, chosen, run_steps
 from frugalvit.data.randomness import ship, uniform
 from frugalvit.errors import UserError
@@ -277,12 +279,21 @@ class EvalTransform:
         return self.normalize(cut)
 
     def image(self, picture: Any, device: torch.device | str = "cpu") -> Tensor:
-        """One picture, as :func:`as_pixels` takes them: (1, C, h, w)."""
-        pixels = as_pixels(picture)
+        """One picture, as :func:`as_pixels` takes them: (1, C, h, w), read and stored as a dataset of it alone is.
+
+        So the network sees a file in a dataset, the file by its name and the picture in memory alike.
+        """
+        pixels = as_pixels(picture, at_least=self.enough)
         if pixels.shape[2] == 1:
-            pixels = np.repeat(pixels, len(self.normalize.mean), 2)
-        tensor = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(device)
-        return self(tensor, torch.tensor([pixels.shape[:2]]))
+            pixels = np.repeat(pixels, 3, 2)
+        size = (pixels.shape[0], pixels.shape[1])
+        stored = squeeze(pixels, rectangle_of([size], self.enough))
+        return self(torch.from_numpy(stored).permute(2, 0, 1)[None].to(device), torch.tensor([size]))
+
+    @property
+    def enough(self) -> tuple[int, int]:
+        """The height and width that a picture is read and stored with at least, where it has as much."""
+        return target_of(self.out_size)
 
     def spec(self) -> dict[str, Any]:
         """The keywords that make this transform again."""

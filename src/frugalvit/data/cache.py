@@ -172,16 +172,21 @@ def look(
         except BadImage:
             continue
         times.append(time.perf_counter() - began)
-        sizes.append(pixels.shape[:2])
+        sizes.append((pixels.shape[0], pixels.shape[1]))
     if not sizes:
         raise UserError(f"None of {len(chosen)} sampled images can be read, for example {examples.names[chosen[0]]}.")
+    return rectangle_of(sizes, target), statistics.median(times)
+
+
+def rectangle_of(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> tuple[int, int]:
+    """The rectangle in which images of these sizes are stored; ``look`` says why."""
     height, width = sizes[0]
     if len(set(sizes)) == 1 and height <= _NATIVE * target[0] and width <= _NATIVE * target[1]:
-        return (height, width), statistics.median(times)
+        return height, width
     shrunk = [_shrunk(size, target) for size in sizes]
     limits = zip(zip(*shrunk, strict=True), target, strict=True)
     rows, columns = (max(1, round(min(_covering(sides), _WIDEST * least))) for sides, least in limits)
-    return (rows, columns), statistics.median(times)
+    return rows, columns
 
 
 def _covering(lengths: Sequence[float]) -> float:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image, ImageChops
 
 from frugalvit.data.signatures import what_it_is
@@ -87,18 +88,44 @@ def decode(
         return pixels_of(image, label, at_least=at_least)
 
 
-def as_pixels(picture: Any) -> np.ndarray:
-    """Pixels (H, W, 1 or 3) of a path, a PIL image (as its file is seen) or a uint8 array (H, W) or (H, W, C)."""
+def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.ndarray:
+    """Pixels (H, W, 1 or 3) of a path, a PIL image (as its file is seen), an array or a tensor.
+
+    An array is uint8, (H, W) or (H, W, C); a tensor (H, W) or (C, H, W), uint8 or floats from 0 to 1. ``at_least`` is
+    of files, as in :func:`decode`.
+    """
     if isinstance(picture, str | os.PathLike):
-        return decode(os.fspath(picture))
+        return decode(os.fspath(picture), at_least=at_least)
+    if isinstance(picture, torch.Tensor):
+        picture = _from_tensor(picture)
     pixels = pixels_of(picture) if isinstance(picture, Image.Image) else np.array(picture)
     channels = pixels.shape[2] if pixels.ndim == 3 else 1
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in (1, 3) or not pixels.size:
+        several = " Several images are a list of them." if pixels.ndim == 4 else ""
         raise UserError(
             f"An array of {pixels.dtype} and shape {pixels.shape} is no image: give a PIL image, or uint8 from 0 to "
-            "255 of shape (H, W), (H, W, 1) or (H, W, 3)."
+            f"255 of shape (H, W), (H, W, 1) or (H, W, 3).{several}"
         )
     return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _from_tensor(image: torch.Tensor) -> np.ndarray:
+    """uint8 (H, W, C) of (C, H, W) or (H, W): as torchvision's ``to_tensor`` and ``decode_image`` give them."""
+    shape = tuple(image.shape)
+    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in (1, 3)) or not image.numel():
+        several = ": several images are a list of them" if len(shape) == 4 else ""
+        raise UserError(
+            f"A tensor of shape {shape} is no image{several}. Give (H, W), (1, H, W) or (3, H, W), uint8 or floats "
+            "from 0 to 1."
+        )
+    image = image.detach().cpu()
+    if image.is_floating_point():
+        if not 0 <= image.min() <= image.max() <= 1:
+            raise UserError(
+                "A tensor of floats is an image if they lie from 0 to 1: normalise nothing, the model does that."
+            )
+        image = (image * 255).round().to(torch.uint8)
+    return (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
 
 
 def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, int] | None = None) -> np.ndarray:

@@ -20,7 +20,7 @@ from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.pack import check_free, pack
 from frugalvit.data.packed import INDEX
 from frugalvit.errors import UserError
-from frugalvit.words import counted
+from frugalvit.words import counted, some
 
 
 def save_data(
@@ -117,7 +117,11 @@ def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
         raise UserError(f"{split} has no images.")
     labelled = [label for label in found if label is not None]
     if labelled and len(labelled) < len(found):
-        raise UserError(f"{split} has {counted(len(found), 'image')} and {counted(len(labelled), 'label')}.")
+        bare = [str(number) for number, label in enumerate(found) if label is None]
+        raise UserError(
+            f"{split}: {len(bare):,} of {counted(len(found), 'image')} {'has' if len(bare) == 1 else 'have'} no label "
+            f"({some(bare)}, counted from 0): give them one, or leave them out."
+        )
     return contents, labelled or None
 
 
@@ -144,7 +148,7 @@ def _encoded(image: Any, name: str) -> bytes:
         except OSError as error:
             raise UserError(f"{image} cannot be read ({error.strerror}).") from None
     try:
-        pixels = as_pixels(_from_tensor(image) if isinstance(image, torch.Tensor) else image)
+        pixels = as_pixels(image)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     buffer = BytesIO()
@@ -152,22 +156,14 @@ def _encoded(image: Any, name: str) -> bytes:
     return buffer.getvalue()
 
 
-def _from_tensor(image: torch.Tensor) -> np.ndarray:
-    """uint8 (H, W, C) of (C, H, W) or (H, W): as torchvision's ``to_tensor`` and ``decode_image`` give them."""
-    image = image.detach().cpu()
-    if image.is_floating_point():
-        if image.numel() and not 0 <= image.min() <= image.max() <= 1:
-            raise UserError(
-                "a tensor of floats is an image if they lie from 0 to 1: normalise nothing, training does that."
-            )
-        image = (image * 255).round().to(torch.uint8)
-    return (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
-
-
 def _label(label: Any, name: str) -> int | str | None:
     if hasattr(label, "item") and getattr(label, "ndim", 0) == 0:
         label = label.item()
-    if label is None or isinstance(label, str):
+    if label is None:
+        return None
+    if isinstance(label, str):
+        if not label.strip():
+            raise UserError(f"{name}: its label is empty: name its class, or give None where no image has a label.")
         return label
     if isinstance(label, int) and not isinstance(label, bool) and label >= 0:
         return label

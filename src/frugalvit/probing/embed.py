@@ -43,7 +43,7 @@ def embed(config: EmbedConfig) -> Result:
         _check_others(config.neighbours, [name for examples in chosen.values() for name in examples.names])
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
-    query = None if config.neighbours is None else _read(config.neighbours)
+    query = None if config.neighbours is None else _read(config.neighbours, model.transform.enough)
     found = extractor(join(*chosen.values()), source.name)
     # By position: one file may stand in several splits.
     splits = [split for split, examples in chosen.items() for _ in range(len(examples))]
@@ -154,11 +154,11 @@ def _chosen(source: DataSource, split: str) -> dict[str, Examples]:
     return {split: parts[split]}
 
 
-def _read(path: str) -> np.ndarray:
+def _read(path: str, enough: tuple[int, int]) -> np.ndarray:
     if not Path(path).is_file():
         raise UserError(f"There is no image {path}.")
     try:
-        return decode(path)
+        return decode(path, at_least=enough)
     except BadImage as error:
         raise UserError(f"{path} cannot be read: {error.reason}.") from None
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.config.data import AugmentConfig
 from frugalvit.data.augment import TrainAugment
-from frugalvit.data.cache import look
+from frugalvit.data.cache import look, rectangle_of
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
 from frugalvit.data.lazy import squeeze
@@ -40,7 +40,7 @@ from frugalvit.training.precision import precision_name
 Kind = Literal["pooled", "last_blocks", "grid"]
 Prepare = Callable[[Tensor, Tensor], Tensor]  # stored images and their sizes -> what the network takes
 CHUNK = 1024  # images between two writes
-_VERSION = 2  # of the files: raise it when equal keys would no longer mean equal features
+_VERSION = 3  # of the files: raise it when equal keys would no longer mean equal features
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _IN_SHORT = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
@@ -94,8 +94,9 @@ class Extractor:
         """Features of all images; ``view`` takes the seed's v-th random resized crop and flip, not the centre crop."""
         if len(examples) == 0:
             raise UserError(f"{label}: there are no images.")
-        size = self.model.transform.out_size
-        rectangle, _ = look(examples, size)
+        transform = self.model.transform
+        # The views of one chunk are cut in one go; a centre crop must not depend on what other images there are.
+        rectangle = None if view is None else look(examples, transform.out_size)[0]
         folder = None if self.folder is None else self._folder(examples, rectangle, view, seed)
         starts = range(0, len(examples), CHUNK)
         parts: dict[int, _Part] = {}
@@ -106,7 +107,7 @@ class Extractor:
         todo = [number for number in range(len(starts)) if number not in parts]
         limit = max(1, int(self.max_bad * len(examples)))
         bad = sum(len(part.bad) for part in parts.values())
-        reader = _Reader(examples, rectangle, self.threads)
+        reader = _Reader(examples, rectangle, transform.enough, self.threads)
         meter = console.Meter(len(examples), label, sum(len(p.positions) for p in parts.values()))
         for number, decoded in reader.chunks(todo):
             bad += len(decoded.bad)
@@ -137,11 +138,22 @@ class Extractor:
     def _features(self, decoded: _Decoded, prepare: Prepare, meter: console.Meter, done: int) -> Tensor:
         found = []
         for start in range(0, len(decoded.images), self.batch):
-            rows = slice(start, start + self.batch)
-            images = decoded.images[rows].to(self.device, non_blocking=True)
-            found.append(self.images(prepare(images, decoded.sizes[rows])).cpu())
-            meter.show(done + start + len(images))
+            rows = range(start, min(start + self.batch, len(decoded.images)))
+            found.append(self.images(self._prepared(decoded, rows, prepare)).cpu())
+            meter.show(done + rows.stop)
         return torch.cat(found) if found else torch.zeros(0, 1)
+
+    def _prepared(self, decoded: _Decoded, rows: range, prepare: Prepare) -> Tensor:
+        """What the network takes, (B, …): images that are stored with the same shape are prepared together."""
+        alike: dict[torch.Size, list[int]] = {}
+        for row in rows:
+            alike.setdefault(decoded.images[row].shape, []).append(row)
+        parts = [
+            prepare(torch.stack([decoded.images[row] for row in group]).to(self.device), decoded.sizes[group])
+            for group in alike.values()
+        ]
+        order = torch.tensor([row for group in alike.values() for row in group]).argsort()
+        return torch.cat(parts)[order.to(self.device)]
 
     def _prepare(self, view: int | None, seed: int, number: int) -> Prepare:
         if view is None:
@@ -151,13 +163,13 @@ class Extractor:
         generator = generator_for(seed, f"probe view {view}", number)
         return lambda images, sizes: crop(images, sizes, generator)
 
-    def _folder(self, examples: Examples, rectangle: tuple[int, int], view: int | None, seed: int) -> Path:
+    def _folder(self, examples: Examples, rectangle: tuple[int, int] | None, view: int | None, seed: int) -> Path:
         identity = {
             "version": _VERSION,
             "weights": self.weights,
             "images": examples.fingerprint(),
             "transform": self.model.transform.spec(),
-            "rectangle": list(rectangle),
+            "rectangle": rectangle,
             "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],
             "precision": self.precision,
             "view": None if view is None else [seed, view, _view_config().model_dump(mode="json"), self.batch],
@@ -210,17 +222,23 @@ def _view_config() -> AugmentConfig:
 
 @dataclass
 class _Decoded:
-    images: Tensor  # uint8 (n, 3, S, S')
+    images: list[Tensor]  # n of uint8 (3, S, S')
     sizes: Tensor  # (n, 2)
     positions: Tensor  # (n,)
     bad: list[tuple[str, str]]
 
 
 class _Reader:
-    """Decodes chunk after chunk in threads, one chunk ahead of its use."""
+    """Decodes chunk after chunk in threads, one chunk ahead of its use; without a rectangle each image for itself.
 
-    def __init__(self, examples: Examples, rectangle: tuple[int, int], threads: int) -> None:
-        self.examples, self.rectangle, self.threads = examples, rectangle, threads
+    ``enough`` is what an image is decoded with at least. It is not the rectangle, which depends on the dataset: a file
+    has the same features in every dataset, and by its name.
+    """
+
+    def __init__(
+        self, examples: Examples, rectangle: tuple[int, int] | None, enough: tuple[int, int], threads: int
+    ) -> None:
+        self.examples, self.rectangle, self.enough, self.threads = examples, rectangle, enough, threads
 
     def chunks(self, numbers: list[int]) -> Iterator[tuple[int, _Decoded]]:
         with ThreadPoolExecutor(self.threads) as decoders, ThreadPoolExecutor(1) as ahead:
@@ -234,24 +252,24 @@ class _Reader:
 
     def _read(self, number: int, decoders: ThreadPoolExecutor) -> _Decoded:
         positions = range(number * CHUNK, min((number + 1) * CHUNK, len(self.examples)))
-        images = torch.empty((len(positions), 3, *self.rectangle), dtype=torch.uint8)
-        sizes, kept, bad = [], [], []
+        images, sizes, kept, bad = [], [], [], []
         for position, result in zip(positions, decoders.map(self._one, positions), strict=True):
             if isinstance(result, BadImage):
                 bad.append((result.name, result.reason))
                 continue
             pixels, size = result
-            images[len(kept)] = torch.from_numpy(pixels).permute(2, 0, 1)
+            images.append(torch.from_numpy(pixels).permute(2, 0, 1))
             kept.append(position)
             sizes.append(size)
-        return _Decoded(images[: len(kept)], torch.tensor(sizes).view(-1, 2), torch.tensor(kept, dtype=torch.long), bad)
+        return _Decoded(images, torch.tensor(sizes).view(-1, 2), torch.tensor(kept, dtype=torch.long), bad)
 
     def _one(self, position: int) -> tuple[np.ndarray, tuple[int, int]] | BadImage:
         try:
-            pixels = self.examples.read(position, at_least=self.rectangle)
+            pixels = self.examples.read(position, at_least=self.enough)
         except BadImage as error:
             return error
-        return np.ascontiguousarray(squeeze(pixels, self.rectangle)), (pixels.shape[0], pixels.shape[1])
+        size = (pixels.shape[0], pixels.shape[1])
+        return np.ascontiguousarray(squeeze(pixels, self.rectangle or rectangle_of([size], self.enough))), size
 
 
 # -- files

@@ -43,12 +43,12 @@ class Given:
         if not self.paths:
             raise UserError(f"{self.words[0]} holds no images.")
 
-    def batches(self, size: int, label: str) -> Iterator[list[Decoded]]:
-        """The readable ones, so many at once; an error where there are none."""
+    def batches(self, size: int, label: str, at_least: tuple[int, int] | None = None) -> Iterator[list[Decoded]]:
+        """The readable ones, so many at once, decoded ``at_least`` so large; an error where there are none."""
         waiting: list[Decoded] = []
         for place, path in enumerate(console.progress(self.paths, label=label)):
             try:
-                waiting.append(Decoded(place, path, decode(path)))
+                waiting.append(Decoded(place, path, decode(path, at_least=at_least)))
             except BadImage as fault:
                 console.warn(str(fault))
                 self.unreadable.append(str(path))
