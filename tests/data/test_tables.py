@@ -66,6 +66,13 @@ def test_missing_files_are_counted_and_read_as_bad(tmp_path: Path) -> None:
         ("path,label\n", "names no images"),
         ("a,b\n1,2\n", "no column of paths: it has a, b"),
         ("path,label\n000.png\n", "line 2: 1 cells"),
+        (
+            "path,label\n000.png,cat, big\n001.png,dog\n",
+            "line 2: 3 cells where the first line has 2: .* commas in quotes",
+        ),
+        ("path,label,,\n000.png,cat, big\n", "line 2: 3 cells where the first line has 2"),
+        ("000.png,dog\n001.png,cat, big\n", "line 2: 3 cells where the first line has 2"),
+        ("path;label\n000.png;cat; big\n", "put a value with semicolons in quotes"),
         ("path,label\n000.png,\n001.png,x\n", "line 2: no label .1 of 2 rows.. Label or delete them; pre-training"),
         ("path,label\n000.png,\n001.png,x\n2.png,\n", "lines 2, 4: no label .2 of 3 rows"),
         ("path,label\n,x\n", "line 2: the path is empty"),
@@ -94,6 +101,27 @@ def test_mistakes_in_tables_name_their_line(tmp_path: Path, text: str, words: st
 def test_mistakes_in_jsonl(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         open_data(write_csv(tmp_path, line, "t.jsonl"))
+
+
+def test_values_in_quotes_and_empty_cells_at_the_end_are_fine(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 2})
+    assert open_data(write_csv(tmp_path, 'path,label\n000.png,"cat, big"\n001.png,dog,,\n')).classes == (
+        "cat, big",
+        "dog",
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "values", "note"),
+    [
+        ("path,class,label", "b,a", "labels from 'label'; 'class' is not used"),
+        ("path,y,target,category", "b,a,c", "labels from 'target'; 'category' and 'y' are not used"),
+    ],
+)
+def test_a_second_column_of_labels_is_mentioned(tmp_path: Path, header: str, values: str, note: str) -> None:
+    fill(tmp_path, {".": 1})
+    source = open_data(write_csv(tmp_path, f"{header}\n000.png,{values}\n"), split="given")
+    assert source.classes == ("a",) and any(note in said for said in source.notes)
 
 
 def test_an_image_in_two_splits_is_noted(tmp_path: Path) -> None:

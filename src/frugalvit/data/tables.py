@@ -47,6 +47,9 @@ def open_table(where: str, labels: str = "auto", classes_from: Sequence[str] = (
     rows = read_rows(where, columns)
     if labels != "ignore" and not any(row.label for row in rows):
         rows = _labelled_otherwise(rows, columns, where, notes)
+    elif labels != "ignore" and len(named := [name for name in LABEL_COLUMNS if name in columns]) > 1:
+        others = " and ".join(f"'{name}'" for name in named[1:])
+        notes.append(f"{where}: labels from '{named[0]}'; {others} {'is' if len(named) == 2 else 'are'} not used.")
     source = _source(where, rows, Path(where).stem, labels, classes_from)
     return replace(source, notes=[*notes, *source.notes])
 
@@ -138,19 +141,23 @@ def _encoding(path: Path) -> str:
     return "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
 
 
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
 def _csv_rows(text: str, where: str, delimiter: str | None, columns: list[str]) -> Iterator[Row]:
     if delimiter is None:
         first = text.split("\n", 1)[0]
-        delimiter = max(",;\t", key=first.count)
+        delimiter = max(_DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     path_at = label_at = split_at = other_at = None
-    line = 0
+    width = line = 0
     try:
         for line, cells in enumerate(reader, 1):
             if not any(cell.strip() for cell in cells):
                 continue
             if path_at is None:
                 first_cells = [cell.strip().lower() for cell in cells]
+                width = max(place for place, cell in enumerate(first_cells, 1) if cell)
                 if Path(first_cells[0]).suffix in EXTENSIONS:  # no header: path, label, split
                     path_at, label_at, split_at = 0, 1 if len(cells) > 1 else None, 2 if len(cells) > 2 else None
                 else:
@@ -161,6 +168,11 @@ def _csv_rows(text: str, where: str, delimiter: str | None, columns: list[str]) 
             needed = max(at for at in (path_at, label_at, split_at) if at is not None)
             if len(cells) <= needed:
                 raise UserError(f"{where}, line {line}: {len(cells)} cells where {needed + 1} are needed.")
+            if any(cell.strip() for cell in cells[width:]):  # empty ones at the end are a spreadsheet's
+                raise UserError(
+                    f"{where}, line {line}: {len(cells)} cells where the first line has {width}: put a value with "
+                    f"{_DELIMITERS[delimiter]} in quotes."
+                )
             label = cells[label_at].strip() if label_at is not None else None
             split = cells[split_at].strip() if split_at is not None else None
             other = cells[other_at].strip() if other_at is not None and len(cells) > other_at else None
