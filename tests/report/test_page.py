@@ -53,6 +53,20 @@ class FewExamples:
         return picture(index, 60, 80)
 
 
+@pytest.mark.parametrize("name", [*HOSTILE, "val/cat/7.png", None, 7])
+def test_a_mistake_names_its_file(tmp_path, name):
+    """So that a wrong label can be put right; runs of earlier versions do not say it."""
+    run = write_run(tmp_path / "run")
+    mistakes = json.loads((run / "mistakes.json").read_text())
+    mistakes[0] |= {} if name is None else {"file": name}
+    (run / "mistakes.json").write_text(json.dumps(mistakes))
+    before = Reader(page.report([read_run(write_run(tmp_path / "other"))]))
+    reader = Reader(page.report([read_run(run)]))
+    named = isinstance(name, str)
+    assert not named or name in reader.texts
+    assert sorted(reader.tags) == sorted(before.tags + ["br", "span"] * named)
+
+
 def test_a_whole_report(tmp_path):
     run = write_run(tmp_path / "run")
     out = page.write_report([run], run / "report.html", model=PatchFeatures(), examples=FewExamples())

@@ -21,12 +21,13 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.results import Table
-from frugalvit.training import tracking
+from frugalvit.training import evidence, tracking
 from frugalvit.training.commands import train
 from frugalvit.training.compare import compare
-from frugalvit.training.evidence import health_table, mistake_sheet, per_class_table
+from frugalvit.training.evidence import health_table, mistake_sheet, per_class_table, save_pictures
 from frugalvit.training.health import Alarm
 from frugalvit.training.pretrain import pretrain
+from frugalvit.training.runs import Run
 
 EVIL = "<b>a|b*_`</b>"
 
@@ -143,6 +144,16 @@ def test_mistakes_are_drawn(tmp_path: Path) -> None:
     with Image.open(io.BytesIO(mistake_sheet([one | words] * 7))) as sheet:
         assert sheet.size == (6 * 120, 2 * 132)
         assert np.asarray(sheet)[48, 60, 0] > 200 > 100 > np.asarray(sheet)[48, 60, 1]
+
+
+def test_the_table_of_mistakes_names_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, shown = Run(tmp_path), []
+    monkeypatch.setattr(opened, "table", lambda name, table: shown.append(table))
+    monkeypatch.setattr(opened, "picture", lambda *_: None)
+    monkeypatch.setattr(evidence, "mistake_sheet", lambda _: b"")
+    save_pictures(opened, [{"label": "a", "predicted": "b", "probability": 0.9, "file": "val/a/1.png"}], None)
+    assert shown[0].rows == [["a", "b", 0.9, "val/a/1.png"]] and shown[0].columns[-1] == "file"
+    opened.close()
 
 
 def test_cells_are_plain() -> None:

@@ -68,6 +68,9 @@ def test_images_that_are_not_kept_are_trained_on_and_shown(tmp_path: Path) -> No
     mistakes, others = (json.loads((tmp_path / where / "mistakes.json").read_text()) for where in ("off", "ram"))
     assert mistakes and mistakes == others
     assert all(mistake["image"].startswith("data:image/jpeg") for mistake in mistakes)
+    files = [Path(mistake["file"]) for mistake in mistakes]
+    assert all((photos / file).is_file() and not file.is_absolute() for file in files)
+    assert [file.parts[:2] for file in files] == [("val", mistake["label"]) for mistake in mistakes]
 
 
 @pytest.mark.parametrize(("prob", "passes"), [(0.0, 1), (1.0, 2)])

@@ -13,7 +13,8 @@ A page is made from files only. What a run folder may hold, every part optional:
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
     data.json          {"used": {"train": 80}, "notes": ["val is made from train …"],     images of each part, what was
                         "left_out": {"count": 1, "files": [{"name", "split", "reason"}]}} said of them, unreadable files
-    mistakes.json      [{"image": a data URI or a file in the folder, "label": …, "predicted": …, "probability": 0.98}]
+    mistakes.json      [{"image": a data URI or a file in the folder, "label": …, "predicted": …, "probability": 0.98,
+                        "file": its name in the data}]
     augmentations.jpg  training images after augmentation
     transfer_report.json  of detection and segmentation: see transfer.py
     comparison.json    in a folder of runs: {"metric": …, "settings": {name: {"mean", "deviation", "values"}},

@@ -262,10 +262,11 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
 
 
 def mistakes(record: Record) -> str:
+    """Pictures with their classes and, where the run has written it down, the file to look at."""
     items = "".join(
         f'<figure><img src="{escape(str(entry["image"]))}" alt=""><figcaption>'
         f"<b>{escape(str(entry.get('label', '?')))}</b> taken for <b>{escape(str(entry.get('predicted', '?')))}</b>"
-        f"{_probability(entry.get('probability'))}</figcaption></figure>"
+        f"{_probability(entry.get('probability'))}{_file(entry.get('file'))}</figcaption></figure>"
         for entry in record.mistakes
     )
     return f'<div class="gallery">{items}</div>' if items else ""
@@ -273,6 +274,10 @@ def mistakes(record: Record) -> str:
 
 def _probability(value: Any) -> str:
     return f' <span class="quiet">{100 * value:.0f}\u00a0%</span>' if isinstance(value, int | float) else ""
+
+
+def _file(name: Any) -> str:
+    return f'<br><span class="quiet">{escape(name)}</span>' if isinstance(name, str) else ""
 
 
 def augmentations(record: Record) -> str:

@@ -228,9 +228,8 @@ def _finish(
             "confusion": scores.confusion.tolist(),
             "auto": [vars(d) for d in decisions],
         }
-        save_pictures(
-            run, worst_mistakes(task.result, final, source.classes), augmentation_sheet(task.batches, task.backbone)
-        )
+        mistakes = worst_mistakes(task.result, final, source.classes, source.location)
+        save_pictures(run, mistakes, augmentation_sheet(task.batches, task.backbone))
         run.table("summary", summary_table(summary))
         run.table("per_class", per_class_table(scores.confusion, source.classes))
         run.table("decisions", decisions_table(decisions))

@@ -18,6 +18,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.train import RunConfig
 from frugalvit.data.loader import Batches, Store, eval_batches
 from frugalvit.data.streamed import StreamedBatches
+from frugalvit.files import storable
 from frugalvit.results import Result, Table, as_text
 from frugalvit.training.health import Alarm
 from frugalvit.training.recipes import Decision
@@ -27,9 +28,12 @@ from frugalvit.training.setup import EvalSet
 
 @torch.inference_mode()
 def worst_mistakes(
-    backbone: Backbone, dataset: EvalSet, classes: tuple[str, ...], count: int = 24
+    backbone: Backbone, dataset: EvalSet, classes: tuple[str, ...], where: str = "", count: int = 24
 ) -> list[dict[str, Any]]:
-    """The wrong answers the model was surest of, as small pictures with both names."""
+    """The wrong answers the model was surest of, as small pictures with both names and the image's own.
+
+    where: the folder of the data, which names of files are seen from
+    """
     backbone.eval()
     found: list[tuple[float, int, int, int]] = []
     batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
@@ -48,9 +52,21 @@ def worst_mistakes(
         found = sorted([*found, *rows], reverse=True)[:count]
     pictures = _thumbnails(dataset.store, [place for _, place, _, _ in found])
     return [
-        {"image": picture, "label": classes[label], "predicted": classes[guess], "probability": round(sure, 4)}
-        for picture, (sure, _, label, guess) in zip(pictures, found, strict=True)
+        {
+            "file": _seen_from(where, dataset.store.names[place]),
+            "image": picture,
+            "label": classes[label],
+            "predicted": classes[guess],
+            "probability": round(sure, 4),
+        }
+        for picture, (sure, place, label, guess) in zip(pictures, found, strict=True)
     ]
+
+
+def _seen_from(where: str, name: str) -> str:
+    """An image's name in its dataset: the report that shows it may go to people who have the data elsewhere."""
+    path = Path(name)
+    return storable(path.relative_to(where).as_posix() if where and path.is_relative_to(where) else name)
 
 
 def augmentation_sheet(batches: Batches | StreamedBatches, backbone: Backbone, columns: int = 8) -> bytes:
@@ -85,8 +101,9 @@ def save_pictures(run: Run, mistakes: list[dict[str, Any]] | None, sheet: bytes 
             picture = run.folder / "mistakes.jpg"
             picture.write_bytes(mistake_sheet(mistakes))
             run.picture("mistakes", picture)
-        shown: list[list[object]] = [[m["label"], m["predicted"], m["probability"]] for m in mistakes]
-        run.table("mistakes", Table(["label", "predicted", "probability"], shown, "Worst mistakes, surest first"))
+        columns = ["label", "predicted", "probability", "file"]
+        shown: list[list[object]] = [[mistake.get(column) for column in columns] for mistake in mistakes]
+        run.table("mistakes", Table(columns, shown, "Worst mistakes, surest first"))
 
 
 def mistake_sheet(mistakes: list[dict[str, Any]], columns: int = 6, edge: int = 96) -> bytes:
