@@ -13,7 +13,7 @@ import types
 import typing
 from typing import Any, NoReturn
 
-from frugalvit.config.base import Config, flat_fields, flatten, merge, read_yaml, read_yaml_text, set_dotted
+from frugalvit.config.base import Config, flat_fields, merge, read_yaml, read_yaml_text, set_dotted, with_file
 from frugalvit.errors import UserError, nearest
 
 # What other programs call our options.
@@ -79,8 +79,7 @@ def _with_place(message: str, flags: list[str], file: str | None, written: dict[
     name = found[1] if found else ""
     if name in flags:
         return f"--{_dashes(name)}{message.removeprefix(name)}"
-    in_file = any(known == name or known.startswith(f"{name}.") for known in flatten(written))
-    return f"{file}: {message}" if in_file else message
+    return with_file(message, file, written) if file else message
 
 
 def make_parser(model: type[Config], prog: str, about: str) -> Parser:

@@ -10,9 +10,9 @@ from typing import Any, Self
 import pytest
 
 import frugalvit.config
-from frugalvit.arguments import make_parser
-from frugalvit.config import train
-from frugalvit.config.base import Config, flatten, option, set_dotted
+from frugalvit.arguments import make_parser, parse
+from frugalvit.config import compare, look, probe, train, transfer
+from frugalvit.config.base import Config, flatten, option, read_yaml, set_dotted
 from frugalvit.config.inspect import DataConfig, PackConfig
 from frugalvit.config.kinds import Opened
 from frugalvit.config.pretrain import PretrainConfig
@@ -78,6 +78,85 @@ def test_nested_values_by_their_dotted_names() -> None:
     for name, value in flat.items():
         set_dotted(back, name, value)
     assert back == values
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localization: {weight: 0.3, lr_scale: 2}\nimg_size: 32",
+        "localization.weight: 0.3\nlocalization.lr-scale: 2\nimg-size: 32",
+        "localization.weight: 0.3\nimg-size: 32\nlocalization:\n  lr-scale: 2",
+    ],
+    ids=["nested", "as flags", "both"],
+)
+def test_names_in_a_file_may_be_written_as_flags_are(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    assert read_yaml(tmp_path / "run.yaml") == {"localization": {"weight": 0.3, "lr_scale": 2}, "img_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lr: 1\nepochs: 2\nlr: 3", "gives 'lr' twice, in lines 1 and 3"),
+        ("localization:\n  weight: 1\n  weight: 2", "gives 'weight' twice, in lines 2 and 3"),
+        ("localization: {weight: 1}\nlocalization.weight: 2", "gives 'localization.weight' twice, written in two ways"),
+        ("localization.weight: 1\nlocalization: 2", "gives 'localization' twice, written in two ways"),
+        ("img-size: 32\nimg_size: 64", "gives 'img_size' twice, written in two ways"),
+        ("3: 4", ": 3 is no name of an option"),
+        ("my epochs: 4", ": 'my epochs' is no name of an option"),
+        ("cache: {'': 4}", ": cache.'' is no name of an option"),
+    ],
+)
+def test_a_name_stands_once_in_a_file(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"run\.yaml" + (told if told.startswith(":") else f" {told}")):
+        read_yaml(tmp_path / "run.yaml")
+
+
+def test_values_that_are_merged_in_yaml_may_be_given_anew(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("cache: &one {size: 3, where: ram}\naugment: {<<: *one, size: 4}")
+    assert read_yaml(tmp_path / "run.yaml")["augment"] == {"size": 4, "where": "ram"}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [("{lrr: 0.5}", "There is no option 'lrr'"), ("{init: a, pretrained: true}", "--init and --pretrained both say")],
+)
+def test_a_mistake_in_a_recipe_or_between_options_names_the_file(values: str, told: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("".join(f"{w}: train\n" for w in ("task", "summary", "command", "hardware", "cost", "expect")))
+    recipe.write_text(f"{recipe.read_text()}values: {values}\n")
+    with pytest.raises(UserError, match=rf"mine\.yaml: {told}"):
+        TrainConfig.parse({"data": "x", "recipe": str(recipe)})
+    (tmp_path / "run.yaml").write_text(values)
+    with pytest.raises(UserError, match=rf"run\.yaml: {told}"):
+        parse(TrainConfig, ["x", "--config", str(tmp_path / "run.yaml")], "frugalvit train", "")
+
+
+SEEDED = [
+    kind
+    for module in (probe, look, train, transfer, frugalvit.config.inspect, compare)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Config) and "seed" in kind.model_fields
+]
+
+
+@pytest.mark.parametrize("kind", SEEDED, ids=lambda kind: kind.__name__)
+def test_seeds_are_what_torch_takes(kind: type[Config]) -> None:
+    limits = {"ge": 0, "lt": 2**63}
+    found = {
+        name: getattr(part, name)
+        for part in kind.model_fields["seed"].metadata
+        for name in limits
+        if hasattr(part, name)
+    }
+    assert found == limits
+
+
+@pytest.mark.parametrize(("seed", "told"), [(10**20, "less than 9,223,372,036,854,775,808"), (-1, "at least 0")])
+def test_a_seed_that_torch_does_not_take_is_refused(seed: int, told: str) -> None:
+    with pytest.raises(UserError, match=f"seed = {seed}: it must be {told}"):
+        TrainConfig.parse({"data": "x", "seed": seed})
 
 
 def test_a_recipe_of_the_users_is_for_its_own_task(tmp_path: Path) -> None:

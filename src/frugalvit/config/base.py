@@ -67,12 +67,32 @@ def option(
     return pydantic.Field(default, description=help, json_schema_extra=extra, **limits)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's own rule, which its usual readers pass over: a key stands once in a mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise _Twice(f"'{key.value}' twice, in lines {lines[key.value]} and {line}")
+                lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+class _Twice(yaml.YAMLError):
+    pass
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file, safely loaded."""
+    """The mapping in a YAML file, safely loaded; ``localization.weight`` and ``img-size`` mean what the flags mean."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise UserError(f"There is no configuration file {path}.") from None
+    except _Twice as error:
+        raise UserError(f"{path} gives {error}: leave one of them out.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is not a readable YAML file: {reason}") from None
@@ -80,7 +100,45 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping of option names to values, not a {type(values).__name__}.")
-    return values
+    return _nested(values, path)
+
+
+def _nested(values: dict[Any, Any], path: str | Path, prefix: str = "") -> dict[str, Any]:
+    """The values under their plain names: ``a.b`` is ``b`` of the group ``a``, and a dash an underscore."""
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if not isinstance(key, str) or not _NAME.fullmatch(key):
+            raise UserError(f"{path}: {prefix}{key!r} is no name of an option.")
+        *groups, leaf = key.replace("-", "_").split(".")
+        inner = _nested(value, path, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for group in (leaf, *reversed(groups)):
+            inner = {group: inner}
+        _join(made, inner, path, prefix)
+    return made
+
+
+_NAME = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")
+
+
+def _join(made: dict[str, Any], more: dict[str, Any], path: str | Path, prefix: str) -> None:
+    """``merge`` into ``made``, where nothing may be said twice."""
+    for name, value in more.items():
+        if isinstance(made.get(name), dict) and isinstance(value, dict):
+            _join(made[name], value, path, f"{prefix}{name}.")
+        elif name in made:
+            raise UserError(f"{path} gives '{prefix}{name}' twice, written in two ways: leave one of them out.")
+        else:
+            made[name] = value
+
+
+def with_file(message: str, file: str, written: Mapping[str, Any]) -> str:
+    """A mistake with the file it was made in, where ``written``, which is in it, holds what the message begins with."""
+    found = re.match(r"(?:There is no option ')?([\w.]+)", message)
+    flags = re.findall(r"--([\w.-]*\w)", message) if message.startswith("--") else []
+    names = [found[1]] if found else [flag.replace("-", "_") for flag in flags]
+    known = flatten(written)
+    here = any(option == name or option.startswith(f"{name}.") for option in known for name in names)
+    return f"{file}: {message}" if here else message
 
 
 def read_yaml_text(text: str) -> Any:
@@ -189,7 +247,9 @@ def _wanted(field: pydantic.fields.FieldInfo | None, error: Any) -> str:
     """What a value should have been, in our words where pydantic's are a programmer's."""
     kind, context = str(error["type"]), error.get("ctx", {})
     if kind in _LIMITS:
-        return _LIMITS[kind].format(**{name: f"{limit:g}" for name, limit in context.items()})
+        return _LIMITS[kind].format(
+            **{name: f"{limit:{',' if limit > 1e6 else 'g'}}" for name, limit in context.items()}
+        )
     if kind == "literal_error":
         return context["expected"]
     if kind in ("missing", "too_long", "tuple_type") and field is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from frugalvit.config.base import option
-from frugalvit.config.kinds import Auto, Opened, Splitting
+from frugalvit.config.kinds import Auto, Opened, Seed, Splitting
 
 
 class DataConfig(Opened):
@@ -23,7 +23,7 @@ class PackConfig(Opened):
 
     out: str = option(help="folder for the shards; it must not exist, or be empty", positional=True)
     split: Splitting = option("given", "as in train; given packs what is there")
-    seed: int = option(0, "decides a made val, and the order of shuffled examples")
+    seed: Seed = option(0, "decides a made val (train always uses 0), and the order of shuffled examples")
     shard_megabytes: float = option(256.0, "size at which a new shard begins", gt=0)
     shuffle: bool = option(True, "mix the classes, as reading in passing needs; the order follows from the seed")
     decoded: bool = option(True, "write the images decoded too, so that training on the shards begins at once")

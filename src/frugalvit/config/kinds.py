@@ -20,6 +20,7 @@ Positive = Annotated[float, Field(gt=0)]
 Strength = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch takes no more
 Side = Annotated[int, Field(ge=1), AfterValidator(pixels)]
 Range = Annotated[tuple[Share, Share], BeforeValidator(parted), AfterValidator(rising)]
 Span = Annotated[tuple[Positive, Positive], BeforeValidator(parted), AfterValidator(rising)]
@@ -37,7 +38,7 @@ class Opened(Config):
     data: str = option(help="a folder, a table, shards, or the name of a dataset", positional=True)
     split: Splitting = option("auto", "as in train: auto makes a missing val; given shows only what is there")
     val_fraction: float = option(0.1, "share of train held out where a val is made", gt=0, lt=1)
-    seed: int = option(0, "decides which images a made val holds")
+    seed: Seed = option(0, "decides which images a made val holds; train always uses 0")
     labels: Labelling = option("auto", "folders: folder names are classes; ignore: no labels")
     classes: str | None = option(None, "file with the classes to keep, one name per line")
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")

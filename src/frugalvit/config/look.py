@@ -7,7 +7,7 @@ from typing import Literal, Self
 import pydantic
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.kinds import Auto, Device, Side
+from frugalvit.config.kinds import Auto, Device, Seed, Side
 
 
 class _LookConfig(Config):
@@ -36,7 +36,7 @@ class CorrespondConfig(_LookConfig):
     fit: Literal["crop", "whole"] = option(
         "crop", "the evaluation's centre crop, or the whole image in its proportions"
     )
-    seed: int = option(0, "colours of the second views follow from it", ge=0)
+    seed: Seed = option(0, "colours of the second views follow from it")
     format: Literal["png", "svg", "pdf"] = option("png", "of the figures")
 
     @pydantic.model_validator(mode="after")
@@ -72,7 +72,7 @@ class ExploreConfig(_LookConfig):
     second_views: bool | Auto = option(
         "auto", "add every image's mirrored, grey view; auto: when there is one image only"
     )
-    seed: int = option(0, "colours of the second views follow from it", ge=0)
+    seed: Seed = option(0, "colours of the second views follow from it")
 
 
 class ReportConfig(Config):

@@ -7,7 +7,7 @@ from typing import Literal, Self
 import pydantic
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.kinds import Auto, Count, Device, Labelling, Positive, Precision, Side, Strength
+from frugalvit.config.kinds import Auto, Count, Device, Labelling, Positive, Precision, Seed, Side, Strength
 
 # What the probes take where nothing is said, here and when they are called from Python.
 KS = (10, 20, 100, 200)
@@ -22,6 +22,9 @@ MAX_ITERATIONS = 1000
 _FEATURES = "pooled, or the last blocks' token means (of a ViT its class tokens)"
 
 
+_WEIGHTS = "decides the random weights of a model that is a name alone"
+
+
 class ExtractConfig(Config):
     """How features are taken from a model."""
 
@@ -34,7 +37,7 @@ class ExtractConfig(Config):
     precision: Precision = option("auto", "auto: bf16 where the hardware has it")
     workers: int | Auto = option("auto", "threads that decode images")
     cache: bool = option(True, "keep features on disk and use those of an earlier call")
-    seed: int = option(0, "decides splits that have to be made, and all that is random", ge=0)
+    seed: Seed = option(0, "decides splits that have to be made, and all that is random")
 
 
 class FeaturesConfig(ExtractConfig):
@@ -62,6 +65,7 @@ class ProbeConfig(FeaturesConfig):
 class KnnConfig(ProbeConfig):
     """Weighted votes of the k nearest training images, or of train and val together where a test split is scored."""
 
+    seed: Seed = option(0, _WEIGHTS)
     ks: list[Count] = option(list(KS), "numbers of neighbours, all from one pass")
     temperature: float = option(TEMPERATURE, "votes weigh exp(cosine / temperature)", gt=0)
 
@@ -110,7 +114,10 @@ class EmbedConfig(FeaturesConfig):
         None, "features.npz or features.parquet; to_label.csv or duplicates.csv where those are asked for", short="-o"
     )
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
-    split: Literal["all", "train", "val", "test"] = option("all", "which images")
+    split: Literal["all", "train", "val", "test"] = option(
+        "all", "which images; a val that is not there is the one that train makes by itself"
+    )
+    seed: Seed = option(0, f"{_WEIGHTS}, and the samples of --select where images are very many")
     labels: Labelling = option("auto", "folders: folder names are classes; ignore: no labels")
     features: Literal["pooled", "last_blocks", "grid"] = option(  # type: ignore[assignment]
         "pooled", "pooled, last_blocks, or the grid of tokens"

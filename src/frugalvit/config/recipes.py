@@ -37,7 +37,7 @@ def all_recipes() -> tuple[RecipeFile, ...]:
 
 def recipe_values(name: str, task: str) -> dict[str, Any]:
     """The values of a recipe for ``task`` by its name, or of a YAML file of the user's in the same form."""
-    if name.endswith((".yaml", ".yml")):
+    if is_file(name):
         recipe = _read(Path(name))
         if recipe.task != task:
             raise UserError(f"{name} is a recipe for {recipe.task}, not for {task}.")
@@ -46,6 +46,11 @@ def recipe_values(name: str, task: str) -> dict[str, Any]:
     if name not in known:
         raise UserError(f"There is no recipe '{name}' for {task}; there are {', '.join(known)}.{nearest(name, known)}")
     return deepcopy(known[name])
+
+
+def is_file(name: str) -> bool:
+    """Whether a recipe's name is that of a file of the user's."""
+    return name.endswith((".yaml", ".yml"))
 
 
 def _read(path: Path) -> RecipeFile:

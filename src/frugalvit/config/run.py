@@ -7,10 +7,21 @@ from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, flatten, merge, option, parted, pixels, positive, read_yaml, read_yaml_text
+from frugalvit.config.base import (
+    Config,
+    flatten,
+    merge,
+    option,
+    parted,
+    pixels,
+    positive,
+    read_yaml,
+    read_yaml_text,
+    with_file,
+)
 from frugalvit.config.data import CacheConfig
-from frugalvit.config.kinds import Auto, Device, Precision, Rate, Splitting, Whole
-from frugalvit.config.recipes import recipe_values
+from frugalvit.config.kinds import Auto, Device, Precision, Rate, Seed, Splitting, Whole
+from frugalvit.config.recipes import is_file, recipe_values
 from frugalvit.errors import UserError
 from frugalvit.files import read_json
 
@@ -49,7 +60,7 @@ class RunConfig(Config):
     batch: int | Auto = option("auto", "images a step, over all devices")
     accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
     lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch")
-    seed: int = option(0, "everything random follows from it", ge=0)
+    seed: Seed = option(0, "everything random follows from it but a made val, which is always the same")
     out: str | None = option(None, "run folder (default: runs/DATE_BACKBONE_DATA, or DATE_COMMAND_DATA)", short="-o")
     init: str | None = option(None, "start from these weights: a run, a checkpoint, an exported folder")
     resume: str | None = option(
@@ -118,7 +129,14 @@ class RunConfig(Config):
         name = values.get("recipe", "auto")
         if name == "auto":
             name = cls.default_recipe(values)
-        made = super().parse(merge(recipe_values(str(name), cls.recipe_task()), values | {"recipe": name}))
+        usual = recipe_values(str(name), cls.recipe_task())
+        try:
+            made = super().parse(merge(usual, values | {"recipe": name}))
+        except UserError as error:
+            if not is_file(str(name)):
+                raise
+            own = {option: value for option, value in flatten(usual).items() if option not in flatten(values)}
+            raise UserError(with_file(str(error), str(name), own)) from None
         made._given = values
         return made
 
