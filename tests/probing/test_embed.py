@@ -123,7 +123,8 @@ def test_neighbours_are_of_the_same_colour_and_never_the_image_itself(squares: P
         ({"out": "f.parquet", "features": "grid"}, "does not fit a table"),
         ({"neighbours": "nowhere.png"}, "no image"),
         ({"neighbours": "nowhere.png", "picture": "f.gif"}, "picture's name"),
-        ({"split": "val", "out": "f.npz"}, "no val split"),
+        ({"split": "val", "out": "f.npz", "labels": "ignore"}, "no val split, .*one is made where there are labels"),
+        ({"split": "val", "out": "f.npz"}, "no val split"),  # a class of one image has none to spare
     ],
 )
 def test_mistakes_are_said(change: dict, word: str, tmp_path: Path, monkeypatch) -> None:
@@ -131,6 +132,15 @@ def test_mistakes_are_said(change: dict, word: str, tmp_path: Path, monkeypatch)
     suite_layouts.folders(tmp_path / "data", {"train": 1, "test": 1})
     with pytest.raises(UserError, match=word):
         embed(EmbedConfig(data="data", **(TINY | change)))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_val_that_is_not_there_is_the_one_that_train_makes(seed: int, tmp_path: Path) -> None:
+    folder = suite_layouts.folders(tmp_path / "data", {"train": 8})
+    result = embed(EmbedConfig(data=str(folder), out=str(tmp_path / "f.npz"), split="val", **TINY | {"seed": seed}))
+    with np.load(tmp_path / "f.npz") as arrays:
+        assert sorted(arrays["paths"]) == sorted(open_data(str(folder)).splits["val"].names)
+    assert any("val is made from train: 3 of 24 images" in note for note in result.notes)
 
 
 def test_nothing_is_overwritten(squares: Path, tmp_path: Path) -> None:

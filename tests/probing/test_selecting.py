@@ -15,6 +15,7 @@ from frugalvit.cli import main
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import open_data
 from frugalvit.errors import UserError
+from frugalvit.probing import curate
 from frugalvit.probing.curate import seen_from
 from frugalvit.probing.embed import embed
 from frugalvit.probing.selecting import cosines_with, first_alike, representatives
@@ -309,7 +310,18 @@ def test_no_duplicates_and_nothing_but_duplicates_are_said(photos: Path, capsys:
     for other in photos.glob("*, [gb].png"):
         other.unlink()
     assert main(["embed", "swin_nano", "photos", "--duplicates", "0.5", "-o", "all.csv", *WORDS]) == 0
-    assert "hardly tells them apart" in capsys.readouterr().out
+    assert "1 group of 4 images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("sizes", "images", "doubted"),
+    [([2], 3, False), ([9], 9, False), ([10], 19, True), ([10], 20, False), ([2, 400], 700, True)],
+)
+def test_a_model_is_doubted_where_most_of_many_images_are_one_group(
+    sizes: list[int], images: int, doubted: bool
+) -> None:
+    said = " ".join(curate._said([[(0, 1.0)] * size for size in sizes], images, 0.9))
+    assert ("hardly tells them apart" in said) == doubted
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,9 @@ def _next(config: EmbedConfig, out: Path) -> list[str]:
     return [f"next        {fill}, then", f"            frugalvit train {shown(table)} {' '.join(begin)}"]
 
 
+_SUSPICIOUS = 10  # images of one group: of fewer, all may well be alike
+
+
 def _said(groups: list[list[tuple[int, float]]], images: int, threshold: float) -> list[str]:
     if not groups:
         return [f"No two of the {images:,} images have a cosine of {threshold:g} or more."]
@@ -154,7 +157,7 @@ def _said(groups: list[list[tuple[int, float]]], images: int, threshold: float) 
         f"{counted(len(groups), 'group')} of {inside:,} images with a cosine of {threshold:g} or more, directly or by "
         f"way of others; with one of each, {images - inside + len(groups):,} of {images:,} images remain."
     ]
-    if 2 * largest > images > 2:  # a model that learned little sees one image everywhere
+    if largest >= _SUSPICIOUS and 2 * largest > images:  # a model that learned little sees one image everywhere
         said.append(f"{largest:,} of them are in one group: this model hardly tells them apart; raise --duplicates.")
     return said
 

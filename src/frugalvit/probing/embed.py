@@ -16,6 +16,7 @@ from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DataSource, join, open_data
 from frugalvit.data.decode import BadImage, decode
 from frugalvit.data.examples import Examples
+from frugalvit.data.splits import complete
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, storable, write_atomically
 from frugalvit.probing import curate
@@ -35,6 +36,8 @@ def embed(config: EmbedConfig) -> Result:
     out, picture = _outputs(config)
     _check_outputs(config, out, picture)
     source = open_data(config.data, split="given", root=config.root, labels=config.labels, loose=True)
+    if config.split == "val" and "val" not in source.splits:
+        source = complete(source)  # as train has it
     chosen = _chosen(source, config.split)
     if out is not None and picture is not None and _makes_table(config):
         answer = curate.duplicates if config.select is None else curate.select
@@ -150,7 +153,8 @@ def _chosen(source: DataSource, split: str) -> dict[str, Examples]:
     if split == "all":
         return parts
     if split not in parts:
-        raise UserError(f"{source.location} has no {split} split, only {', '.join(parts)}.")
+        why = " (one is made where there are labels)" if split == "val" and source.classes is None else ""
+        raise UserError(f"{source.location} has no {split} split, only {', '.join(parts)}{why}.")
     return {split: parts[split]}
 
 
