@@ -29,7 +29,7 @@ def predict(config: PredictConfig) -> Result:
     given = Given(config.images)
     rows: list[dict[str, Any]] = []
     device = next(model.backbone.parameters()).device
-    for part in given.batches(config.batch, "predicting"):
+    for part in given.batches(config.batch, "predicting", model.transform.enough):
         images = torch.cat([model.transform.image(image.pixels) for image in part]).to(device)
         with torch.inference_mode():
             logits = model.backbone.classify(model.backbone(images).pooled)
