@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,13 @@ from released_files import (
     vit,
 )
 
-from frugalvit.backbones.resample import inner_bias_table, resample_bias_table, resample_position_embedding
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.resample import (
+    inner_bias_table,
+    quiet_tables,
+    resample_bias_table,
+    resample_position_embedding,
+)
 from frugalvit.backbones.weights import load_weights
 
 
@@ -118,3 +126,14 @@ def test_a_window_that_its_map_makes_smaller_keeps_the_inner_biases():
     table = torch.arange(13 * 13.0)[:, None]
     inner = inner_bias_table(table, (5, 3), (13, 13))
     assert torch.equal(inner[:, 0], table.reshape(13, 13)[4:9, 5:8].flatten())
+
+
+@pytest.mark.parametrize("size", [48, 96])
+def test_nothing_is_heard_of_how_timm_resizes_tables(size: int) -> None:
+    before, after = create_backbone("swin_nano", size, num_classes=5), create_backbone("swin_nano", 32, num_classes=3)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        load_weights(after, before.model.state_dict())  # a classifier is left over, so timm's reading is tried
+        with quiet_tables():
+            warnings.warn("Using a non-tuple sequence elsewhere", UserWarning, stacklevel=1)
+    assert [str(each.message) for each in heard] == ["Using a non-tuple sequence elsewhere"]

@@ -7,7 +7,9 @@ embedding one vector per token. Both are pictures, so another window or image si
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from timm.layers.patch_embed import resample_patch_embed
@@ -17,6 +19,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frugalvit.backbones.layout import Size
+
+
+@contextmanager
+def quiet_tables() -> Iterator[None]:
+    """Without the warnings of timm's resizing of bias tables, about how it indexes: nobody who trains can mend that."""
+    with warnings.catch_warnings():
+        for message in ("Using a non-tuple sequence", r"torch.searchsorted\(\): input value tensor is non-contiguous"):
+            warnings.filterwarnings("ignore", message, UserWarning, module=r"timm\.layers\.interpolate")
+        yield
 
 
 def resample_bias_table(table: Tensor, new_sides: Size, old_sides: Size | None = None) -> Tensor:

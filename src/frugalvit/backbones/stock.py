@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from frugalvit.backbones.base import NOT_THE_NETWORKS
+from frugalvit.backbones.resample import quiet_tables
 from frugalvit.backbones.sizes import accepts
 from frugalvit.backbones.swin import SwinTransformer
 
@@ -113,7 +114,8 @@ def _spoilt_by_loader(model: nn.Module) -> bool:
     if theirs is None or not _oblong_windows(model):
         return False
     try:
-        loaded = theirs(dict(tables), model)
+        with quiet_tables():
+            loaded = theirs(dict(tables), model)
     except RuntimeError:
         return True
     return any(not torch.equal(loaded[name], table) for name, table in tables.items())

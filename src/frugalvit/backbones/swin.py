@@ -19,6 +19,7 @@ from timm.models.swin_transformer import checkpoint_filter_fn as timm_filter
 from torch import Tensor, nn
 
 from frugalvit.backbones.layout import chosen_stages
+from frugalvit.backbones.resample import quiet_tables
 from frugalvit.backbones.swin_layers import Block, PatchEmbed, PatchMerging, Stage, WindowAttention
 from frugalvit.backbones.windows import Size, WindowPlan, cut
 from frugalvit.errors import UserError
@@ -240,7 +241,8 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
         name: state_dict[name] for name in shapes if name in state_dict and state_dict[name].shape == shapes[name]
     }
     others = {name: value for name, value in state_dict.items() if name not in fitting}
-    return {**timm_filter(others, model), **fitting}
+    with quiet_tables():  # of timm's own loader, too
+        return {**timm_filter(others, model), **fitting}
 
 
 def _initialise(module: nn.Module) -> None:

@@ -15,6 +15,7 @@ from frugalvit.backbones import remap
 from frugalvit.backbones.base import Backbone
 from frugalvit.backbones.checkpoint import read_checkpoint, read_with_metadata
 from frugalvit.backbones.fitting import Fitted, fit
+from frugalvit.backbones.resample import quiet_tables
 from frugalvit.errors import UserError
 
 __all__ = ["Heads", "LoadReport", "load_weights", "read_checkpoint", "read_heads", "read_localization"]
@@ -176,7 +177,8 @@ def _candidates(contents: remap.Contents, model: nn.Module, made: nn.Module | No
     theirs = getattr(sys.modules.get(type(model).__module__), "checkpoint_filter_fn", None)
     if theirs is not None and candidates[0].unused:
         try:
-            renamed = theirs(dict(contents.network), model)
+            with quiet_tables():
+                renamed = theirs(dict(contents.network), model)
         except Exception:  # a foreign filter meeting names it was not written for; our own reading stands
             return candidates
         if isinstance(renamed, dict) and all(isinstance(tensor, Tensor) for tensor in renamed.values()):
