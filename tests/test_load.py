@@ -60,6 +60,19 @@ def test_answers_are_the_same_in_any_mode_precision_and_part(tmp_path: Path, pho
     assert dict(rough.predict(paths[0])[0]) == pytest.approx(dict(expected[0]), abs=0.1)
 
 
+def test_a_photograph_is_seen_alike_by_its_name_in_memory_and_on_the_command_line(tmp_path: Path):
+    """A large JPEG is decoded smaller, in every way that a file is named."""
+    noise = np.random.default_rng(0).normal(128, 60, (640, 480, 3)).clip(0, 255).astype(np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.jpg", quality=95)
+    folder, _ = made(tmp_path, "vit")
+    path, model = str(tmp_path / "large.jpg"), fv.load(folder)
+    told = fv.run("predict", str(folder), path, device="cpu")["predictions"][0]["predictions"]
+    assert {guess["class"]: guess["probability"] for guess in told} == pytest.approx(dict(model.predict(path)[0]))
+    pixels = np.asarray(Image.open(path))
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    assert model.predict([tensor, tensor / 255]) == model.predict([pixels, pixels])
+
+
 def test_training_mode_does_not_reach_an_answer(tmp_path: Path, photos: Path):
     folder, _ = made(tmp_path, "resnet")
     model = fv.load(folder)
