@@ -16,9 +16,13 @@ def absent_classes(source: DataSource) -> list[str]:
             continue
         missing = np.setdiff1d(np.arange(len(source.classes)), examples.labels)
         if len(missing):
-            names = some([source.classes[i] for i in missing])
-            said.append(f"{split} has no image of {counted(len(missing), 'class')}: {names}")
+            said.append(absence(split, [source.classes[i] for i in missing]))
     return said
+
+
+def absence(split: str, names: list[str]) -> str:
+    """The sentence for a split and the classes that it lacks."""
+    return f"{split} has no image of {counted(len(names), 'class')}: {some(names)}"
 
 
 def only_class(examples: Examples, classes: tuple[str, ...]) -> str | None:

@@ -13,12 +13,13 @@ import numpy as np
 
 from frugalvit import console
 from frugalvit.config.inspect import DataConfig
+from frugalvit.data.absent import absence
 from frugalvit.data.decode import BadImage, Header, almost_black
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.machine import cores
 from frugalvit.data.sources import open_data
 from frugalvit.results import Result, Table
-from frugalvit.words import counted, some
+from frugalvit.words import counted
 
 # "auto" decodes everything up to this many megapixels: about ten seconds on two cores.
 FULL_DECODE_MEGAPIXELS = 300.0
@@ -227,9 +228,7 @@ def _notes(data: dict[str, Any]) -> list[str]:
     if len(data["bad"]) > 200:
         notes.append(f"{len(data['bad']) - 200:,} more bad files: --json lists them all.")
     empty = {split: facts["without_images"] for split, facts in data["splits"].items() if facts.get("without_images")}
-    notes += [
-        f"{split} has no image of {counted(len(names), 'class')}: {some(names)}" for split, names in empty.items()
-    ]
+    notes += [absence(split, names) for split, names in empty.items()]
     found = data["duplicates"]
     if found is not None:
         if found["groups"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from timm.layers.drop import DropPath
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -22,5 +24,5 @@ def make_twin(backbone: Backbone) -> Backbone:
         if isinstance(module, _DropoutNd):
             module.p = 0.0
         if hasattr(module, "drop_rate"):  # timm's convolutional networks drop out by a function
-            module.drop_rate = 0.0
+            cast(Any, module).drop_rate = 0.0
     return twin
