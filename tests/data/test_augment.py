@@ -167,7 +167,7 @@ def test_evaluation_equals_torchvision_and_takes_single_images() -> None:
     theirs = functional.normalize(theirs, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[None]
     assert (ours - theirs).abs().max() < LEVEL / 0.224
     photo = Image.fromarray(image.permute(1, 2, 0).numpy())
-    stored = squeeze(np.array(photo), (127, 110))  # as a dataset of it keeps it
+    stored = squeeze(np.array(photo), (128, 112))  # as it is kept for itself
     ours = transform(torch.from_numpy(stored).permute(2, 0, 1)[None], torch.tensor([[300, 260]]))
     torch.testing.assert_close(transform.image(photo), ours)
     torch.testing.assert_close(transform.image(np.array(photo)), ours)

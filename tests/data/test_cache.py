@@ -385,3 +385,12 @@ def test_evaluations_share_their_workers(tmp_path: Path) -> None:
     rounds = [[index.tolist() for _, _, index in eval_batches(store, EvalTransform(36), 4)] for _ in range(2)]
     assert rounds[0] == rounds[1] and len(store.pool()._processes) == 1
     store.close()
+
+
+def test_photographs_that_are_kept_each_for_itself_have_few_shapes() -> None:
+    """So that a GPU prepares many of them at once; small images stay as they are."""
+    target = (256, 256)
+    sizes = [(600 + 7 * number, 1000 + 13 * number) for number in range(100)]
+    shapes = {cache.own_rectangle(size, target) for size in sizes}
+    assert len(shapes) <= 6 and all(min(shape) >= 256 and max(shape) <= 512 for shape in shapes)
+    assert cache.own_rectangle((28, 30), target) == (28, 30)

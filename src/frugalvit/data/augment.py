@@ -17,7 +17,7 @@ from torch import Tensor
 
 from frugalvit.config.data import SMALL_INPUT, AugmentConfig, CropsConfig
 from frugalvit.data import geometry
-from frugalvit.data.cache import rectangle_of, target_of
+from frugalvit.data.cache import own_rectangle, target_of
 from frugalvit.data.color import luma
 from frugalvit.data.crops import (
     RANDOM_BOX_COLUMNS,
@@ -287,7 +287,7 @@ class EvalTransform:
         if pixels.shape[2] == 1:
             pixels = np.repeat(pixels, 3, 2)
         size = (pixels.shape[0], pixels.shape[1])
-        stored = squeeze(pixels, rectangle_of([size], self.enough))
+        stored = squeeze(pixels, own_rectangle(size, self.enough))
         return self(torch.from_numpy(stored).permute(2, 0, 1)[None].to(device), torch.tensor([size]))
 
     @property

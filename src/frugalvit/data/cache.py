@@ -40,6 +40,7 @@ _NATIVE = 1.3  # images of one size are stored as they are up to this much above
 _SAMPLE = 48
 _COVERED = 0.9
 _WIDEST = 2.0  # times the target: 16:9 fits
+_STEP = 16  # pixels between the shapes of images that are stored each for itself
 _WORTH_WRITING = 8.0  # seconds of decoding that later runs are spared
 _DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
 _PATIENCE = 30.0  # seconds to wait for a lock without seeing its holder write
@@ -187,6 +188,12 @@ def rectangle_of(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> t
     limits = zip(zip(*shrunk, strict=True), target, strict=True)
     rows, columns = (max(1, round(min(_covering(sides), _WIDEST * least))) for sides, least in limits)
     return rows, columns
+
+
+def own_rectangle(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
+    """The rectangle in which an image is stored that must not depend on others; larger ones have few shapes."""
+    rectangle = rectangle_of([size], target)
+    return size if rectangle == size else (-(-rectangle[0] // _STEP) * _STEP, -(-rectangle[1] // _STEP) * _STEP)
 
 
 def _covering(lengths: Sequence[float]) -> float:

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.config.data import AugmentConfig
 from frugalvit.data.augment import TrainAugment
-from frugalvit.data.cache import look, rectangle_of
+from frugalvit.data.cache import look, own_rectangle
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
 from frugalvit.data.lazy import squeeze
@@ -136,24 +137,24 @@ class Extractor:
         return features.float()
 
     def _features(self, decoded: _Decoded, prepare: Prepare, meter: console.Meter, done: int) -> Tensor:
+        # By shape: a GPU takes as long to prepare one image as to prepare a batch of equal ones.
+        order = sorted(range(len(decoded.images)), key=lambda row: decoded.images[row].shape)
         found = []
-        for start in range(0, len(decoded.images), self.batch):
-            rows = range(start, min(start + self.batch, len(decoded.images)))
+        for start in range(0, len(order), self.batch):
+            rows = order[start : start + self.batch]
             found.append(self.images(self._prepared(decoded, rows, prepare)).cpu())
-            meter.show(done + rows.stop)
-        return torch.cat(found) if found else torch.zeros(0, 1)
+            meter.show(done + start + len(rows))
+        return torch.cat(found)[torch.tensor(order).argsort()] if found else torch.zeros(0, 1)
 
-    def _prepared(self, decoded: _Decoded, rows: range, prepare: Prepare) -> Tensor:
-        """What the network takes, (B, …): images that are stored with the same shape are prepared together."""
-        alike: dict[torch.Size, list[int]] = {}
-        for row in rows:
-            alike.setdefault(decoded.images[row].shape, []).append(row)
-        parts = [
-            prepare(torch.stack([decoded.images[row] for row in group]).to(self.device), decoded.sizes[group])
-            for group in alike.values()
-        ]
-        order = torch.tensor([row for group in alike.values() for row in group]).argsort()
-        return torch.cat(parts)[order.to(self.device)]
+    def _prepared(self, decoded: _Decoded, rows: list[int], prepare: Prepare) -> Tensor:
+        """What the network takes, (B, …), of rows in the order of their shapes."""
+        alike = [list(group) for _, group in groupby(rows, lambda row: decoded.images[row].shape)]
+        return torch.cat(
+            [
+                prepare(torch.stack([decoded.images[row] for row in group]).to(self.device), decoded.sizes[group])
+                for group in alike
+            ]
+        )
 
     def _prepare(self, view: int | None, seed: int, number: int) -> Prepare:
         if view is None:
@@ -269,7 +270,7 @@ class _Reader:
         except BadImage as error:
             return error
         size = (pixels.shape[0], pixels.shape[1])
-        return np.ascontiguousarray(squeeze(pixels, self.rectangle or rectangle_of([size], self.enough))), size
+        return np.ascontiguousarray(squeeze(pixels, self.rectangle or own_rectangle(size, self.enough))), size
 
 
 # -- files
