@@ -88,7 +88,7 @@ class _Twice(yaml.YAMLError):
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file, safely loaded; ``localization.weight`` and ``img-size`` mean what the flags mean."""
     try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        values = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()
     except FileNotFoundError:
         raise UserError(f"There is no configuration file {path}.") from None
     except _Twice as error:
