@@ -1,6 +1,6 @@
 """Time and peak memory of the losses: as the papers' algorithms are written, plain, and chunked, in one run.
 
-    python benchmarks/losses.py                                                  # two CPU cores, about a minute
+    python benchmarks/losses.py                                                  # two CPU cores, a minute or two
     python benchmarks/losses.py --device cuda --batch 64 --prototypes 65536      # one GPU, bf16
 
 Every loss is timed forward and backward, from backbone features to the gradients of features and head. "As written"

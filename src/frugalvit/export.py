@@ -56,7 +56,10 @@ class ReadyModel(nn.Module):
         self._transform = model.transform
 
     def transform(self, pictures: Any) -> Tensor:
-        """A path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them -> (B, C, h, w), as evaluated."""
+        """A path, a PIL image, a uint8 array (H, W) or (H, W, C), a tensor (C, H, W), or a list of them, as evaluated.
+
+        -> (B, C, h, w)
+        """
         listed = _listed(pictures)
         if not listed:
             raise UserError("there are no pictures in the list; give at least one.")
