@@ -8,6 +8,7 @@ from typing import get_type_hints
 
 import numpy as np
 import pytest
+import timm
 import torch
 from released_files import (
     SWIN,
@@ -241,6 +242,24 @@ def test_a_classifier_may_be_left_out():
     assert torch.equal(target.head.fc.weight, before)
     assert report.left_over == ["head.fc.weight", "head.fc.bias"]
     assert "classifier of 10 classes left out" in report.notes
+
+
+def test_a_distilled_network_has_two_classifiers():
+    keywords = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
+    source = timm.create_model("deit_tiny_distilled_patch16_224", **keywords)
+    target = timm.create_model("deit_tiny_distilled_patch16_224", **keywords)
+    before = target.head_dist.weight.clone()
+    report = load_weights(target, {"model": source.state_dict()}, classifier=False)
+    assert torch.equal(target.head_dist.weight, before), "with the first, the second is left out"
+    assert report.left_over == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
+    assert report.notes == ["classifier of 10 classes left out"]
+    assert not load_weights(target, {"model": source.state_dict()}).missing
+    assert torch.equal(target.head.weight, source.head.weight)
+    assert torch.equal(target.head_dist.weight, source.head_dist.weight)
+    single = timm.create_model("deit_tiny_patch16_224", **keywords)
+    report = load_weights(single, {"model": source.state_dict()})
+    assert torch.equal(single.head.weight, source.head.weight), "the second takes nobody else's place"
+    assert {"head_dist.weight", "head_dist.bias"} <= set(report.left_over)
 
 
 def test_released_cvts_have_no_biases_and_get_none(golden):

@@ -29,6 +29,8 @@ _LOCALIZATION = re.compile(r"^drloc\.(?:(\d+)\.)?(layers|unshared)\.")
 # Rebuilt by every model, so neither wanted nor left over.
 _DERIVED = re.compile(r"(?:^|\.)(?:relative_position_index|relative_coords_table|attn_mask)$")
 _CLASSIFIER = re.compile(r"^(?:head|head\.fc|fc|classifier|mlp_head\.1)\.(weight|bias)$")
+# The second classifier of a distilled DeiT. It answers to a token of its own, and must never stand in for the first.
+_SECOND_CLASSIFIER = re.compile(r"^head_(dist\.(?:weight|bias))$")
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,12 @@ def shape_in_words(contents: Contents) -> str:
 
 
 def classifier_part(name: str) -> str | None:
-    """ "weight" or "bias" when the name is a linear classifier's in any layout."""
-    match = _CLASSIFIER.match(name)
+    """ "weight" or "bias" when the name is a linear classifier's in any layout; None for anything else.
+
+    Of a distilled network's second classifier "dist.weight" or "dist.bias", which are parts of no first one: it goes to
+    a layer of its own name or nowhere.
+    """
+    match = _CLASSIFIER.match(name) or _SECOND_CLASSIFIER.match(name)
     return match[1] if match else None
 
 
