@@ -131,6 +131,27 @@ def test_folders_timm_wrote(tmp_path: Path):
         torch.testing.assert_close(backbone.model(images), model(images))
 
 
+@pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "c", "d"]])
+def test_names_that_do_not_fit_the_classifier_are_said(names: list[str], tmp_path: Path):
+    backbone, _ = made("resnet", 3)
+    save_model_folder(backbone, tmp_path, classes=["a", "b", "c"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"label_names": names}))
+    with pytest.raises(UserError, match=rf"config\.json names {len(names)} classes .* for a classifier of 3"):
+        load_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("share", ["0.9x", True, 0, -0.5, float("nan"), [0.9]])
+def test_a_crop_that_is_no_number_is_said(share: object, tmp_path: Path):
+    backbone, _ = made("resnet", 3)
+    save_model_folder(backbone, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["pretrained_cfg"]["crop_pct"] = share
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"config\.json has crop_pct = .*: it must be a number above 0"):
+        load_model_folder(tmp_path)
+
+
 @pytest.mark.parametrize("size", [32, 64, 96, 224])
 def test_crop_is_what_evaluation_uses(size: int):
     assert crop_share((size, size)) == pytest.approx(1 / EvalTransform(size).resize_ratio)

@@ -8,6 +8,7 @@ backbone again and whatever is known about its training.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,6 +109,7 @@ def load_model_folder(
 
     folder = Path(folder)
     config = _read_config(folder / "config.json")
+    crop = _checked_crop(config, folder)
     weights = file_in(folder)
     if weights is None:
         for file, words in (("model.onnx", "an ONNX program"), ("model.pt2", "a pt2 program")):
@@ -137,21 +139,37 @@ def load_model_folder(
         )
     meta = {
         **(config.get("frugalvit") or {}).get("meta", {}),
-        "classes": _labels(config),
+        "classes": _checked_labels(config, backbone.num_classes, folder),
         "interpolation": pretrained.get("interpolation", "bicubic"),
-        "crop_pct": pretrained.get("crop_pct", 0.875),
+        "crop_pct": crop,
     }
     return backbone.eval(), meta
 
 
+def saved_size(where: str | Path) -> tuple[int, int] | None:
+    """The size of the images that the model in a folder was saved for; None where no configuration says it."""
+    from frugalvit.backbones.factory import to_size
+
+    folder = _folder_of(where)
+    if folder is None:
+        return None
+    _, keywords = _architecture(_read_config(folder / "config.json"), folder)
+    return to_size(keywords["img_size"]) if "img_size" in keywords else None
+
+
 def class_names(where: str | Path) -> list[str] | None:
     """The names of the classes that the model in a folder tells apart, in order; None where nothing names them."""
-    place = Path(where)
-    folder = find_model_folder(place.parent if place.name in WEIGHT_FILES else place)
+    folder = _folder_of(where)
     try:
         return None if folder is None else _labels(_read_config(folder / "config.json"))
     except UserError:  # somebody else's configuration
         return None
+
+
+def _folder_of(where: str | Path) -> Path | None:
+    """``find_model_folder``, also by the file of weights that lies in it."""
+    place = Path(where)
+    return find_model_folder(place.parent if place.name in WEIGHT_FILES else place)
 
 
 def saved_network(folder: Path, backbone: Backbone | nn.Module) -> nn.Module | None:
@@ -181,6 +199,25 @@ def saved_network(folder: Path, backbone: Backbone | nn.Module) -> nn.Module | N
 def _labels(config: dict[str, Any]) -> list[str] | None:
     labels = config.get("label_names") or config.get("pretrained_cfg", {}).get("label_names")
     return [str(label) for label in labels] if isinstance(labels, list) else None
+
+
+def _checked_labels(config: dict[str, Any], classes: int, folder: Path) -> list[str] | None:
+    """The names of the classes, one for each: answers are looked up in them."""
+    labels = _labels(config)
+    if labels is not None and classes and len(labels) != classes:
+        raise UserError(
+            f"{folder / 'config.json'} names {len(labels)} classes (label_names) for a classifier of {classes}: give "
+            "one name for each class, or leave the names out."
+        )
+    return labels
+
+
+def _checked_crop(config: dict[str, Any], folder: Path) -> float | None:
+    crop = config["pretrained_cfg"].get("crop_pct", 0.875)
+    number = isinstance(crop, int | float) and not isinstance(crop, bool)
+    if crop is not None and not (number and 0 < crop < math.inf):
+        raise UserError(f"{folder / 'config.json'} has crop_pct = {crop!r}: it must be a number above 0, e.g. 0.875.")
+    return crop
 
 
 def _read_config(path: Path) -> dict[str, Any]:
