@@ -94,10 +94,17 @@ def test_names_in_a_file_may_be_written_as_flags_are(text: str, tmp_path: Path) 
     assert read_yaml(tmp_path / "run.yaml") == {"localization": {"weight": 0.3, "lr_scale": 2}, "img_size": 32}
 
 
+def test_merged_mappings_are_read(tmp_path: Path) -> None:
+    """What a merge brings may be given anew, wherever the mapping is used again."""
+    (tmp_path / "run.yaml").write_text("g: {inner: &b {<<: {x: 1}, x: 2}}\nc: {<<: *b}")
+    assert read_yaml(tmp_path / "run.yaml") == {"g": {"inner": {"x": 2}}, "c": {"x": 2}}
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("lr: 1\nepochs: 2\nlr: 3", "gives 'lr' twice, in lines 1 and 3"),
+        ("localization: &itself {weight: *itself}", "is not a readable YAML file: a mapping in it holds itself"),
         ("localization:\n  weight: 1\n  weight: 2", "gives 'weight' twice, in lines 2 and 3"),
         ("localization: {weight: 1}\nlocalization.weight: 2", "gives 'localization.weight' twice, written in two ways"),
         ("localization.weight: 1\nlocalization: 2", "gives 'localization' twice, written in two ways"),

@@ -59,6 +59,13 @@ def test_missing_files_are_counted_and_read_as_bad(tmp_path: Path) -> None:
         open_data(write_csv(tmp_path, "path,label\nx.png,a\n"))
 
 
+@pytest.mark.parametrize("first", ["000.png,cat,", "000.png,cat,train", "000.png,cat,,"])
+def test_without_a_header_the_first_row_may_end_empty(first: str, tmp_path: Path) -> None:
+    fill(tmp_path, {".": 2})
+    found = open_data(write_csv(tmp_path, f"{first}\n001.png,cat,val\n"), split="given").splits
+    assert {split: len(examples) for split, examples in found.items()} == {"train": 1, "val": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -119,6 +119,10 @@ def test_a_pooled_feature_of_another_width_leaves_its_place_to_the_mean():
     assert lens.correspond(wide, wide) == lens.correspond(mean, mean)
 
 
+def test_every_seed_that_may_be_given_is_taken():
+    lens.evaluate_correspondence(PatchFeatures(), [torch.rand(1, 3, 32, 32)], seed=2**63 - 1)
+
+
 def test_a_single_region_is_a_clear_error():
     with pytest.raises(UserError, match="1x1 grid"):
         lens.evaluate_correspondence(PatchFeatures((8, 8)), [torch.rand(1, 3, 8, 8)])

@@ -135,12 +135,15 @@ def test_mistakes_are_said(change: dict, word: str, tmp_path: Path, monkeypatch)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_a_val_that_is_not_there_is_the_one_that_train_makes(seed: int, tmp_path: Path) -> None:
+def test_a_val_that_is_not_there_is_the_one_that_train_makes(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = suite_layouts.folders(tmp_path / "data", {"train": 8})
     result = embed(EmbedConfig(data=str(folder), out=str(tmp_path / "f.npz"), split="val", **TINY | {"seed": seed}))
     with np.load(tmp_path / "f.npz") as arrays:
         assert sorted(arrays["paths"]) == sorted(open_data(str(folder)).splits["val"].names)
     assert any("val is made from train: 3 of 24 images" in note for note in result.notes)
+    assert "--split train is what was given: it holds the images of this val, too" in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten(squares: Path, tmp_path: Path) -> None:

@@ -111,3 +111,14 @@ def test_what_a_run_has_come_to_is_kept(name: str, tmp_path: Path) -> None:
     opened.close()
     remove_unbegun([tmp_path], UserError("a mistake"))
     assert (tmp_path / name).exists()
+
+
+def test_a_folder_in_which_another_works_is_kept(tmp_path: Path) -> None:
+    """Two processes were asked for one run, and the second was refused."""
+    folder = tmp_path / "run"
+    opened = Run(folder)
+    remove_unbegun([folder], UserError("Another process is working here"))
+    assert folder.exists()
+    opened.close()
+    remove_unbegun([folder], UserError("a mistake"))
+    assert not folder.exists()

@@ -211,6 +211,20 @@ def test_services_get_numbers_pictures_and_tables(name: str, tmp_path: Path, mon
         assert cells == [["cat", 50.0], ["dog", None]]
 
 
+def test_runs_of_one_name_stay_apart(tmp_path: Path) -> None:
+    """Trackio knows runs by their names alone, and every comparison has a run called seed_0."""
+    asked: list[dict[str, Any]] = []
+    library = SimpleNamespace(init=lambda **keywords: asked.append(keywords))
+    made, _ = tracking.TRACKERS["trackio"]
+    for folder in ("with/seed_0", "without/seed_0", "here/run", "there/run"):
+        made(library, tmp_path / folder, {}, None)
+    names = [each["name"] for each in asked]
+    assert len(set(names)) == 4 and {each["resume"] for each in asked} == {"never"}
+    assert names[0].startswith("with-seed_0-") and names[2].startswith("run-")
+    made(library, tmp_path / "with/seed_0", {}, names[0])
+    assert asked[-1]["name"] == names[0] and asked[-1]["resume"] == "allow"
+
+
 def test_a_tracker_that_fails_does_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken(Recorder):
         def log(self, step: int, values: Any) -> None:

@@ -26,7 +26,7 @@ from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
 from frugalvit.training import commands, localizing, supervised
 from frugalvit.training.commands import train
-from frugalvit.training.evidence import worst_mistakes
+from frugalvit.training.evidence import _seen_from, worst_mistakes
 from frugalvit.training.models import load_model
 from frugalvit.training.predict import predict
 from frugalvit.training.setup import EvalSet
@@ -71,6 +71,14 @@ def test_images_that_are_not_kept_are_trained_on_and_shown(tmp_path: Path) -> No
     files = [Path(mistake["file"]) for mistake in mistakes]
     assert all((photos / file).is_file() and not file.is_absolute() for file in files)
     assert [file.parts[:2] for file in files] == [("val", mistake["label"]) for mistake in mistakes]
+
+
+@pytest.mark.parametrize(("where", "shown"), [("photos", "val/cat/1.png"), ("photos/t.csv", "val/cat/1.png")])
+def test_files_are_named_from_where_the_data_are(where: str, shown: str, tmp_path: Path) -> None:
+    """A report may go to others, whom the folders above the data are no concern of."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "t.csv").write_text("")
+    assert _seen_from(str(tmp_path / where), str(tmp_path / "photos/val/cat/1.png")) == shown
 
 
 @pytest.mark.parametrize(("prob", "passes"), [(0.0, 1), (1.0, 2)])

@@ -67,28 +67,45 @@ def option(
     return pydantic.Field(default, description=help, json_schema_extra=extra, **limits)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's own rule, which its usual readers pass over: a key stands once in a mapping."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                line = key.start_mark.line + 1
-                if key.value in lines:
-                    raise _Twice(f"'{key.value}' twice, in lines {lines[key.value]} and {line}")
-                lines[key.value] = line
-        return super().construct_mapping(node, deep)
-
-
 class _Twice(yaml.YAMLError):
     pass
+
+
+def _loaded(text: str) -> Any:
+    """What a YAML text says, with YAML's own rule that its usual readers pass over: a key stands once in a mapping."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_keys(node, set())
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_keys(node: yaml.Node, seen: set[int]) -> None:
+    if id(node) in seen or not isinstance(node, yaml.MappingNode | yaml.SequenceNode):
+        return
+    seen.add(id(node))  # an alias is the node itself again, even within itself
+    if isinstance(node, yaml.SequenceNode):
+        for part in node.value:
+            _check_keys(part, seen)
+        return
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise _Twice(f"'{key.value}' twice, in lines {lines[key.value]} and {line}")
+            lines[key.value] = line
+        _check_keys(value, seen)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file, safely loaded; ``localization.weight`` and ``img-size`` mean what the flags mean."""
     try:
-        values = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()
+        values = _loaded(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"There is no configuration file {path}.") from None
     except _Twice as error:
@@ -100,7 +117,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping of option names to values, not a {type(values).__name__}.")
-    return _nested(values, path)
+    try:
+        return _nested(values, path)
+    except RecursionError:
+        raise UserError(f"{path} is not a readable YAML file: a mapping in it holds itself.") from None
 
 
 def _nested(values: dict[Any, Any], path: str | Path, prefix: str = "") -> dict[str, Any]:

@@ -157,11 +157,12 @@ def _csv_rows(text: str, where: str, delimiter: str | None, columns: list[str]) 
                 continue
             if path_at is None:
                 first_cells = [cell.strip().lower() for cell in cells]
-                width = max(place for place, cell in enumerate(first_cells, 1) if cell)
+                width = len(cells)
                 if Path(first_cells[0]).suffix in EXTENSIONS:  # no header: path, label, split
                     path_at, label_at, split_at = 0, 1 if len(cells) > 1 else None, 2 if len(cells) > 2 else None
                 else:
                     columns += first_cells
+                    width = max(place for place, cell in enumerate(first_cells, 1) if cell)  # columns with a name
                     path_at, label_at, split_at = _columns(columns, where)
                     other_at = 1 - path_at if len(columns) == 2 and columns[1 - path_at] not in _KNOWN else None
                     continue
@@ -171,7 +172,7 @@ def _csv_rows(text: str, where: str, delimiter: str | None, columns: list[str]) 
             if any(cell.strip() for cell in cells[width:]):  # empty ones at the end are a spreadsheet's
                 raise UserError(
                     f"{where}, line {line}: {len(cells)} cells where the first line has {width}: put a value with "
-                    f"{_DELIMITERS[delimiter]} in quotes."
+                    f"{_DELIMITERS[delimiter]} in quotes{', or name the column' if columns else ''}."
                 )
             label = cells[label_at].strip() if label_at is not None else None
             split = cells[split_at].strip() if split_at is not None else None

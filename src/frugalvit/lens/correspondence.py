@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from frugalvit.data.randomness import generator_for
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.lens.views import SecondView, at_rest, model_input
@@ -143,7 +144,7 @@ def evaluate_correspondence(
     """
     second_view = second_view or SecondView()
     # One for each kind of draw: what one of them takes, by the grid and the batch, must not move the others.
-    generator, *ties = (torch.Generator().manual_seed(3 * seed + kind) for kind in range(3))
+    generator, matches, pairs = (generator_for(seed, kind) for kind in ("second views", "matches", "pairs"))
     hits, pixels, cells = [], [], []
     grid_size, cell = (1, 1), (1.0, 1.0)
     for batch in images:
@@ -152,7 +153,7 @@ def evaluate_correspondence(
             first, second = (backbone(model_input(backbone, view)).grid for view in (batch, views))
         grid_size = (first.shape[2], first.shape[3])
         cell = (batch.shape[2] / grid_size[0], batch.shape[3] / grid_size[1])
-        hit, pixel, distance = score_matches(first, second, second_view.truth(grid_size), cell, top, (ties[0], ties[1]))
+        hit, pixel, distance = score_matches(first, second, second_view.truth(grid_size), cell, top, (matches, pairs))
         hits.append(hit.double())
         pixels.append(pixel)
         cells.append(distance)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frugalvit import console
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DataSource, join, open_data
 from frugalvit.data.decode import BadImage, decode
@@ -38,6 +39,7 @@ def embed(config: EmbedConfig) -> Result:
     source = open_data(config.data, split="given", root=config.root, labels=config.labels, loose=True)
     if config.split == "val" and "val" not in source.splits:
         source = complete(source)  # as train has it
+        console.say("--split train is what was given: it holds the images of this val, too")
     chosen = _chosen(source, config.split)
     if out is not None and picture is not None and _makes_table(config):
         answer = curate.duplicates if config.select is None else curate.select

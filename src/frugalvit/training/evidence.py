@@ -32,7 +32,7 @@ def worst_mistakes(
 ) -> list[dict[str, Any]]:
     """The wrong answers the model was surest of, as small pictures with both names and the image's own.
 
-    where: the folder of the data, which names of files are seen from
+    where: the folder or the table of the data, which names of files are seen from
     """
     backbone.eval()
     found: list[tuple[float, int, int, int]] = []
@@ -65,7 +65,8 @@ def worst_mistakes(
 
 def _seen_from(where: str, name: str) -> str:
     """An image's name in its dataset: the report that shows it may go to people who have the data elsewhere."""
-    path = Path(name)
+    path, place = Path(name), Path(where)
+    where = str(place.parent) if place.is_file() else where  # a table's images lie around it
     return storable(path.relative_to(where).as_posix() if where and path.is_relative_to(where) else name)
 
 

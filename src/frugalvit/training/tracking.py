@@ -11,6 +11,8 @@ import importlib
 import importlib.util
 import json
 import math
+import re
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -24,6 +26,7 @@ from frugalvit.formats import as_markdown, markdown_text
 from frugalvit.results import Table
 
 PROJECT = "frugalvit"
+_SEED = re.compile(r"seed_\d+")
 
 
 class Tracker(Protocol):
@@ -71,13 +74,18 @@ class TensorBoard:
         self.writer.close()
 
 
+def shown_name(folder: Path) -> str:
+    """A run's name at a service; that of a comparison's run, ``seed_0``, says nothing without its setting."""
+    return f"{folder.parent.name}-{folder.name}" if _SEED.fullmatch(folder.name) else folder.name
+
+
 class _WandB:
     """Weights & Biases. ``WANDB_MODE=offline`` keeps everything in the run folder."""
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
         self.service = library
         self.run = library.init(
-            project=PROJECT, name=folder.name, dir=str(folder), config=dict(config), id=identity, resume="allow"
+            project=PROJECT, name=shown_name(folder), dir=str(folder), config=dict(config), id=identity, resume="allow"
         )
         self.identity = str(self.run.id)
 
@@ -106,7 +114,7 @@ class _MLflow:
             return
         experiment = self.client.get_experiment_by_name(PROJECT)
         where = experiment.experiment_id if experiment else self.client.create_experiment(PROJECT)
-        self.identity = self.client.create_run(where, run_name=folder.name).info.run_id
+        self.identity = self.client.create_run(where, run_name=shown_name(folder)).info.run_id
         for name, value in flatten(config).items():
             self.client.log_param(self.identity, name, str(value)[:500])
 
@@ -131,8 +139,10 @@ class _Trackio:
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
         self.service = library
-        self.identity = identity or folder.name
-        self.run = library.init(project=PROJECT, name=self.identity, config=dict(config), resume="allow")
+        # The name is all that tells runs apart there, and folders in many places have the same.
+        self.identity = identity or f"{shown_name(folder)}-{secrets.token_hex(3)}"
+        how = "allow" if identity else "never"
+        self.run = library.init(project=PROJECT, name=self.identity, config=dict(config), resume=how)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.run.log(numbers(values), step=step)

@@ -10,6 +10,7 @@ from pathlib import Path
 from frugalvit.config.run import AT_START
 from frugalvit.console import shown
 from frugalvit.errors import UserError
+from frugalvit.files import FolderLock
 
 ASKED = "asked.json"
 """What a run of a comparison was asked to be."""
@@ -23,7 +24,9 @@ def missing(folder: Path) -> list[Path]:
 
 
 def remove_unbegun(made: list[Path], error: UserError) -> None:
-    """Remove the folders that this process has made for a run, if nothing but what precedes its first step is there.
+    """Remove the folders that were made for a run, if nothing but what precedes its first step is there.
+
+    Nobody else may be working in it: two processes that are asked for the same run both find that it is not there yet.
 
     made:  as ``missing`` gave them
     error: what has ended the run; where it says to resume it, as after a disk that was full, the folder stays
@@ -31,9 +34,13 @@ def remove_unbegun(made: list[Path], error: UserError) -> None:
     if not made or not made[0].is_dir() or f"--resume {shown(made[0])}" in str(error):
         return
     folder, *above = made
-    if {entry.name for entry in folder.iterdir()} - _UNBEGUN or any((folder / "checkpoints").glob("*")):
-        return
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with FolderLock(folder):
+            if {entry.name for entry in folder.iterdir()} - _UNBEGUN or any((folder / "checkpoints").glob("*")):
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+    except UserError:
+        return  # somebody else's
     for place in above:
         with contextlib.suppress(OSError):  # something else lies there by now
             place.rmdir()
