@@ -77,6 +77,8 @@ class Examples:
             digest.update(f"{key}\0{mark}\0".encode("utf-8", "surrogateescape"))
         if self.labels is not None:
             digest.update(self.labels.tobytes())
+        if self.targets is not None:
+            digest.update(f"targets {self.targets.shape}".encode() + self.targets.tobytes())
         return digest.hexdigest()[:32]
 
     def subset(self, indices: Iterable[int] | np.ndarray) -> Examples:
