@@ -18,7 +18,7 @@ from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.folders import SPLIT_NAMES, unknown_classes
 from frugalvit.data.listing import open_root
-from frugalvit.data.packed import INDEX, Attached, DecodedFile, PackedIndex, index_beside
+from frugalvit.data.packed import INDEX, Attached, DecodedFile, PackedIndex, PackedShard, index_beside
 from frugalvit.data.places import local
 from frugalvit.data.remote import fetch, is_pipe, is_remote, without_query
 from frugalvit.data.signatures import EXTENSIONS
@@ -94,7 +94,7 @@ def _facts(shard: str, index: PackedIndex | None, times: bool) -> tuple[object, 
     path = Path(shard)
     if not path.exists():
         return ("missing",)
-    known, size = index.shard(path.name) if index is not None else None, path.stat().st_size
+    known, size = listed_as(shard, index), path.stat().st_size
     if known is not None and known.bytes == size:
         return (size, known.sha256)
     return (size, path.stat().st_mtime_ns) if times else (size,)
@@ -161,13 +161,19 @@ def layout(where: str) -> Layout:
     return Layout(by_split if "train" in by_split else {"train": expand(where)}, index)
 
 
+def listed_as(shard: str, index: PackedIndex | None) -> PackedShard | None:
+    """What an index says of a shard, by its file name: the query of an address is no part of that."""
+    name = without_query(shard).rpartition("/")[2] if is_remote(shard) else Path(shard).name
+    return None if index is None else index.shard(name)
+
+
 def at_hand(shard: str, index: PackedIndex | None) -> str:
     """The path of a shard, fetched first where it lies elsewhere; the index tells a newer one from the one we have."""
     if not is_remote(shard):
         return shard
     if index is None:
         return str(fetch(shard))
-    listed = index.shard(without_query(shard).rpartition("/")[2])
+    listed = listed_as(shard, index)
     return str(fetch(shard, version=index.version, sha256=listed.sha256 if listed else ""))
 
 

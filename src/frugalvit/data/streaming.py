@@ -29,6 +29,7 @@ from frugalvit.data.shards import (
     is_shards,
     label_of,
     layout,
+    listed_as,
     read_shard,
     shard_examples,
 )
@@ -40,7 +41,8 @@ from frugalvit.words import counted, some
 
 T = TypeVar("T")
 _LARGE = 10**12  # bytes of local shards (some ten million photos) from which on an index of them gets too large
-_HELD, _LOOKED, _AT_HAND = 8, 4, 1024  # shards held out at most, shards looked at, images to look at
+_HELD, _FEW = 8, 100  # shards held out at most, images of val that are few
+_LOOKED, _AT_HAND = 4, 1024  # shards looked at, images to look at
 
 
 class StreamedExamples(Examples):
@@ -89,11 +91,13 @@ class Survey(NamedTuple):
 
     counts: examples in each shard, None where only a few were looked at and ``total`` is an estimate.
     labels: the labels as they are written, None without labels.
+    held: places of the shards that were held out for val, among all; None: an earlier version's run did not note them.
     """
 
     counts: list[int] | None
     total: int
     labels: list[str] | None
+    held: list[int] | None = None
 
 
 def should_stream(where: str, wanted: bool | str) -> bool:
@@ -131,10 +135,19 @@ def open_stream(
         raise UserError(f"{where} has no training shards: found only {', '.join(splits) or 'nothing'}.")
     if split not in ("auto", "given"):
         raise UserError(f"--split {split} needs an index of the images: use --stream false, or give the shards to use.")
-    if labelled and split == "auto" and "val" not in splits:
-        train, splits["val"] = _held_out(train, val_fraction, where, notes)
     keep = None if classes is None else frozenset(_as_written(classes, index))
-    survey = known if known is not None else agree(lambda: _survey(train, index, keep, labelled, where, notes))
+    makes_val = labelled and split == "auto" and "val" not in splits
+
+    def look() -> Survey:
+        held = _held_out(_counts(train, index), len(train), val_fraction, where) if makes_val else []
+        rest = [shard for place, shard in enumerate(train) if place not in held]
+        return _survey(rest, index, keep, labelled, where, notes)._replace(held=held)
+
+    survey = agree(look) if known is None else _as_begun(known, len(train), val_fraction, makes_val, where)
+    held = frozenset(survey.held or ())
+    whole, train = train, [shard for place, shard in enumerate(train) if place not in held]
+    if held:
+        splits["val"] = [shard for place, shard in enumerate(whole) if place in held]
     texts, names = class_names(survey.labels, index) if survey.labels is not None else ([], [])
     if keep is not None:
         texts, names = [t for t in texts if t in keep], [n for t, n in zip(texts, names, strict=True) if t in keep]
@@ -144,6 +157,8 @@ def open_stream(
     for name in ("val", "test"):
         if splits.get(name):
             found[name] = _indexed(splits[name], named, keep, index, f"{name} in {where}", notes)
+    if held:
+        _note_held(len(found["val"]), len(held), survey.total, len(whole), val_fraction, notes)
     about = "" if survey.counts is not None else "about "
     notes.append(f"{counted(len(train), 'shard')} read in passing: {about}{survey.total:,} images.")
     name = Path(where).resolve().name if not is_remote(where) else where
@@ -161,16 +176,64 @@ def _as_written(classes: Sequence[str], index: PackedIndex | None) -> list[str]:
     return [numbers[name] for name in classes]
 
 
-def _held_out(train: list[str], fraction: float, where: str, notes: list[str]) -> tuple[list[str], list[str]]:
-    """Whole shards for validation, evenly spaced: a share of all, at least one, at most ``_HELD``."""
-    count = min(max(1, round(fraction * len(train))), _HELD)
-    if count >= len(train):
+# -- val out of train
+
+
+def _counts(shards: list[str], index: PackedIndex | None) -> list[int] | None:
+    """Examples in each of the shards, where an index lists them all."""
+    listed = [listed_as(shard, index) for shard in shards]
+    counts = [shard.examples for shard in listed if shard is not None]
+    return counts if len(counts) == len(shards) else None
+
+
+def _held_out(counts: list[int] | None, shards: int, fraction: float, where: str) -> list[int]:
+    """Places of whole shards for validation, evenly spread: about a share of all, at most ``_HELD`` of them."""
+    if shards < 2:
         raise UserError(
             f"{where} is one shard, and there is none to validate on: give more shards, or use --stream false."
         )
-    held = {round(place) for place in np.linspace(len(train) - 1, len(train) // (2 * count), count)}
-    notes.append(f"val is made from train: {len(held)} of {len(train):,} shards are held out.")
-    return [s for i, s in enumerate(train) if i not in held], [s for i, s in enumerate(train) if i in held]
+    most = min(_HELD, shards - 1)
+    if counts is None:
+        return _spread(min(max(1, round(fraction * shards)), most), shards)
+    # What a spread leaves counts too: of two shards the other may be the better one to hold out.
+    spreads = [_spread(number, shards) for number in range(1, most + 1)]
+    rests = [sorted({*range(shards)} - {*places}) for places in spreads if shards - len(places) <= most]
+    wanted = fraction * sum(counts)
+
+    def distance(places: list[int]) -> tuple[bool, float]:
+        found = sum(counts[place] for place in places)
+        return found == 0, abs(found - wanted)
+
+    return min([*spreads, *rests], key=distance)
+
+
+def _spread(number: int, shards: int) -> list[int]:
+    """Places in the middle of as many equal parts: the last shard, a remainder that may hold one image, is in none."""
+    return [-(-(2 * part + 1) * shards // (2 * number)) - 1 for part in range(number)]
+
+
+def _as_begun(known: Survey, shards: int, fraction: float, makes_val: bool, where: str) -> Survey:
+    """What a run knew at its start, for it to go on with the val it had: never with its val to learn from."""
+    held = known.held
+    if held is None:  # begun by an earlier version, which chose them so, beginning with the last
+        number = min(max(1, round(fraction * shards)), _HELD) if makes_val and shards > 1 else 0
+        places = np.linspace(shards - 1, shards // (2 * max(number, 1)), number)
+        held = sorted({round(place) for place in places})
+    if known.counts is not None and len(known.counts) + len(held) != shards:
+        raise UserError(
+            f"{where} has {counted(shards, 'shard')} for training now, and {len(known.counts) + len(held):,} when the "
+            "run began: put them back, or start a new run from its weights with --init."
+        )
+    return known._replace(held=held)
+
+
+def _note_held(images: int, shards: int, rest: int, whole: int, fraction: float, notes: list[str]) -> None:
+    verb = "is" if shards == 1 else "are"
+    few = images < min(_FEW, fraction * (images + rest) / 2)
+    hint = ": few to choose the best weights by; write smaller shards, or use --stream false" if few else ""
+    notes.append(
+        f"val is made from train: {shards} of {whole:,} shards {verb} held out, {counted(images, 'image')}{hint}."
+    )
 
 
 # -- looking through
@@ -192,9 +255,8 @@ def _survey(
     where: str,
     notes: list[str],
 ) -> Survey:
-    listed = [index.shard(Path(shard).name) if index is not None else None for shard in train]
-    if index is not None and keep is None and all(shard is not None for shard in listed):
-        counts = [shard.examples for shard in listed if shard is not None]
+    counts = _counts(train, index)
+    if index is not None and keep is None and counts is not None:
         labels = None if index.classes is None else [str(number) for number in range(len(index.classes))]
         return Survey(counts, sum(counts), labels)
     whole = labelled or (not any(map(is_remote, train)) and len(train) <= 256)

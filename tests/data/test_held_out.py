@@ -1,0 +1,121 @@
+"""Shards that are read in passing and have no val: which of them are held out, and that a run keeps them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_shards import photos, write_shards
+
+from frugalvit.data import open_data
+from frugalvit.data.examples import DataSource
+from frugalvit.data.pack import pack
+from frugalvit.data.streaming import Survey, _held_out, open_stream
+from frugalvit.errors import UserError
+
+sys.path.append(str(Path(__file__).parent.parent / "training"))
+from webserver import serving
+
+
+def places(source: DataSource) -> list[int]:
+    """Which shards val is made of."""
+    val: Any = source.splits["val"]
+    return [int(Path(shard).stem.rpartition("-")[2]) for shard in val.shards]
+
+
+def packed(folder: Path, count: int = 9, megabytes: float = 0.004) -> tuple[str, list[int]]:
+    """Shards of some images and a last one of what remains, and how many each holds."""
+    source = open_data(photos(folder / "photos", count), split="given")
+    pack(source, folder / "packed", shard_megabytes=megabytes)
+    shards = json.loads((folder / "packed" / "index.json").read_text())["splits"]["train"]
+    return str(folder / "packed"), [shard["examples"] for shard in shards]
+
+
+def test_the_remainder_is_not_what_is_validated_on(tmp_path: Path) -> None:
+    """The last shard of a packed dataset holds what was left over: one image chose the best weights."""
+    where, counts = packed(tmp_path)
+    assert counts == [4, 4, 4, 4, 2]
+    source = open_stream(where, labelled=True)
+    assert places(source) == [2] and len(source.splits["val"]) == 4 and len(source.splits["train"]) == 14
+    assert "val is made from train: 1 of 5 shards is held out, 4 images." in source.notes
+
+
+@pytest.mark.parametrize(
+    ("counts", "fraction", "expected"),
+    [
+        ([100] * 10 + [1], 0.1, [5]),
+        ([100] * 20, 0.1, [4, 14]),
+        ([300] * 10 + [20] * 10, 0.1, [4, 14]),
+        ([100] * 1000, 0.1, [62, 187, 312, 437, 562, 687, 812, 937]),
+        ([100, 1], 0.1, [1]),
+        ([1, 100], 0.1, [0]),
+        ([0, 0, 0, 50, 50], 0.1, [1, 3]),
+        ([100] * 4, 0.5, [0, 2]),
+        (None, 0.1, [2]),
+    ],
+)
+def test_about_the_share_that_was_asked_for(counts: list[int] | None, fraction: float, expected: list[int]) -> None:
+    assert _held_out(counts, 5 if counts is None else len(counts), fraction, "here") == expected
+
+
+@given(st.integers(2, 60), st.floats(0.001, 0.999), st.lists(st.integers(0, 50), min_size=60, max_size=60))
+def test_any_shards(shards: int, fraction: float, counts: list[int]) -> None:
+    for known in (None, counts[:shards]):
+        held = _held_out(known, shards, fraction, "here")
+        assert held == sorted(set(held)) and 1 <= len(held) <= min(8, shards - 1)
+        assert held[0] >= 0 and held[-1] < shards
+
+
+def test_few_images_are_said(tmp_path: Path) -> None:
+    """Of two shards the second holds a remainder: whichever is held out, one of the two parts is small."""
+    where, counts = packed(tmp_path, count=20, megabytes=0.0425)
+    assert counts == [39, 1]
+    source = open_stream(where, labelled=True)
+    assert places(source) == [1]
+    assert any("held out, 1 image: few to choose the best weights by; write smaller" in note for note in source.notes)
+
+
+def test_a_resumed_run_keeps_its_val(tmp_path: Path) -> None:
+    where = write_shards(tmp_path / "s", shards=10)
+    begun = open_stream(where, labelled=True, val_fraction=0.2)
+    train: Any = begun.splits["train"]
+    assert places(begun) == [2, 7] and train.survey.held == [2, 7]
+    stored = json.loads(json.dumps(train.survey._asdict()))
+    assert places(open_stream(where, labelled=True, val_fraction=0.2, known=Survey(**stored))) == [2, 7]
+    other = Survey(**{**stored, "held": [0, 4]})
+    assert places(open_stream(where, labelled=True, val_fraction=0.2, known=other)) == [0, 4]
+    del stored["held"]  # as an earlier version wrote it, which held out the last one and some before it
+    source = open_stream(where, labelled=True, val_fraction=0.2, known=Survey(**stored))
+    assert places(source) == [2, 9]
+
+
+def test_other_shards_than_at_the_start_are_refused(tmp_path: Path) -> None:
+    """Their counts and places would be those of others, and the run would learn from its val."""
+    where = write_shards(tmp_path / "s", shards=10)
+    train: Any = open_stream(where, labelled=True).splits["train"]
+    more = write_shards(tmp_path / "s", shards=11)
+    with pytest.raises(UserError, match=r"has 11 shards for training now, and 10 when the run began: put them back"):
+        open_stream(more, labelled=True, known=train.survey)
+
+
+def test_one_process_decides_for_all(tmp_path: Path) -> None:
+    where = write_shards(tmp_path / "s", shards=10)
+    first: Any = open_stream(where, labelled=True).splits["train"]
+    elsewhere = first.survey._replace(held=[7])
+    assert places(open_stream(where, labelled=True, agree=lambda look: elsewhere)) == [7]
+
+
+def test_addresses_with_a_query_have_an_index_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signed addresses were looked through from beginning to end, though an index lay beside them."""
+    monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path / "cache"))
+    _, counts = packed(tmp_path)
+    with serving(tmp_path / "packed") as (address, server):
+        source = open_stream(address + "/train-{000000..000004}.tar?sig=abc", labelled=True)
+        train: Any = source.splits["train"]
+        assert train.survey.counts == [4, 4, 4, 2] and source.classes == ("cat", "dog") and sum(counts) == 18
+        assert len([path for path, _ in server.asked if ".tar" in path]) <= 5, "each shard was asked for once at most"
