@@ -17,6 +17,7 @@ from sklearn.datasets import load_sample_images
 
 import frugalvit as fv
 from exported import CLASSES, MODELS, made, write_photos
+from frugalvit import checkimages
 from frugalvit import export as exporting
 from frugalvit.backbones.folder import save_model_folder
 from frugalvit.cli import main
@@ -267,10 +268,10 @@ def test_an_export_is_checked_on_whatever_data_are_read(name: str, photos: Path)
     else:
         rows = {".csv": "path\n0.jpg\n", ".tsv": "path\n0.jpg\n", ".NDJSON": '{"path": "0.jpg"}', ".txt": "0.jpg\n"}
         path.write_text(rows[path.suffix])
-    assert len(exporting._read(str(path))) == 1
+    assert len(checkimages.read_images(str(path))) == 1
     (photos / "shard.tgz").write_bytes(b"\x1f\x8b" + bytes(2000))
     with pytest.raises(UserError, match="compressed"):
-        exporting._read(str(photos / "shard.tgz"))
+        checkimages.read_images(str(photos / "shard.tgz"))
 
 
 def test_a_damaged_summary_is_said(tmp_path: Path):
@@ -291,6 +292,37 @@ def test_nothing_is_overwritten_or_left_behind(tmp_path: Path, monkeypatch: pyte
     monkeypatch.undo()
     (tmp_path / "out").mkdir()
     run(model=str(folder), out=str(tmp_path / "out"))
+
+
+def test_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, _ = made(tmp_path, "resnet")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run(model=str(folder), out=".")["files"] == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "model"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_finished_export_that_cannot_be_moved_is_kept(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    folder, _ = made(tmp_path, "resnet")
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+
+    def meanwhile(*_: object) -> float:
+        out.mkdir(exist_ok=True)
+        (out / "config.json").write_text("another's")
+        return 0.0
+
+    monkeypatch.setattr(exporting, "largest_difference", meanwhile)
+    assert main(["export", str(folder), "--out", str(out)]) == 2
+    assert "the export is finished, but cannot be moved" in capsys.readouterr().err
+    assert (out / "config.json").read_text() == "another's"
+    [kept] = (out if there else tmp_path).glob(".out.*")
+    assert sorted(path.name for path in kept.iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_what_cannot_be_had_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

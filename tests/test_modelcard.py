@@ -61,6 +61,33 @@ def test_the_model_card_is_filled_from_the_run(tmp_path: Path) -> None:
     assert cards.ModelCard(text).data.license == "mit"
 
 
+def test_scores_of_another_size_are_not_stated_as_this_networks(tmp_path: Path) -> None:
+    backbone = fv.create_backbone(
+        "swin_tiny_w7", num_classes=3, img_size=64, embed_dim=24, depths=(1, 2), num_heads=(2, 4)
+    ).eval()
+    run = tmp_path / "run"
+    save_model_folder(backbone, run / "model", meta={"data": "flowers", "top1": 87.5, "knn": {"20": 60.0}})
+    (run / "summary.json").write_text(json.dumps({"top1": 91.23, "scored_on": "test", "scored_images": 1200}))
+    texts, metas, notes = {}, {}, {}
+    for size in (64, 96):
+        out = tmp_path / str(size)
+        options = {"model": str(run), "to": "hf", "out": str(out), "img_size": size}
+        notes[size] = " ".join(export(ExportConfig.parse(options)).notes)
+        texts[size] = (out / "README.md").read_text()
+        metas[size] = json.loads((out / "config.json").read_text())["frugalvit"]["meta"]
+    assert (metas[64]["top1"], metas[64]["knn"]) == (87.5, {"20": 60.0}) and "scores" not in notes[64]
+    assert "model-index" in texts[64].split("---\n")[1] and "pixels |" not in texts[64], "its own size, said"
+    assert not {"top1", "knn"} & metas[96].keys() and metas[96]["data"] == "flowers"
+    assert "scores are of 64 × 64 pixels" in notes[96]
+    _, front, body = texts[96].split("---\n", 2)
+    assert "model-index" not in front and "91.23" not in front
+    assert "score on test, 1,200 images, at 64 × 64 pixels" in body and "91.23 %" in body
+    assert "At 96 × 96 pixels, the size of this model, it was not scored." in body
+    options = {"model": str(run), "to": "pt2", "out": str(tmp_path / "program"), "img_size": 96}
+    export(ExportConfig.parse(options))
+    assert "top1" not in json.loads((tmp_path / "program" / "config.json").read_text())["frugalvit"]["meta"]
+
+
 @pytest.mark.parametrize(("classes", "shown"), [(5, ["top-1 accuracy"]), (6, ["top-1 accuracy", "top-5 accuracy"])])
 def test_top_five_of_five_is_left_out(classes: int, shown: list[str]) -> None:
     assert list(_given_scores({"top1": 80.0, "top5": 99.0, "mean_per_class": None}, classes)) == shown

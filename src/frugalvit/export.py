@@ -23,14 +23,15 @@ from torch.nn import functional
 
 from frugalvit import console
 from frugalvit.backbones.factory import to_size
-from frugalvit.backbones.folder import model_config, save_model_folder
+from frugalvit.backbones.folder import model_config, save_model_folder, saved_size
 from frugalvit.backbones.internals import quietly
+from frugalvit.checkimages import check_images
 from frugalvit.config.base import read_yaml
 from frugalvit.config.export import ExportConfig
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.files import make_folder, read_json, write_text
-from frugalvit.modelcard import write_card
+from frugalvit.modelcard import in_pixels, without_scores, write_card
 from frugalvit.results import Result, Table
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3
 """The largest absolute difference from torch that an exported model may have."""
-CHECKED = 5
-"""Images an export is checked on."""
 
 Run = Callable[[Tensor], Sequence[Tensor]]
 
@@ -139,21 +138,24 @@ def export(config: ExportConfig) -> Result:
     out = Path(config.out or f"{model.name}-{config.to}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists and is kept; choose another folder with --out.")
-    pictures, source = _pictures(config, model)
+    settings, meta, scored_at = _settings(config.model), model.meta, _scored_at(config, model)
+    if scored_at is not None:
+        meta = without_scores(meta)  # whoever reads them would take them for this network's
+    pictures, source = check_images(model, config.images, settings)
     console.say(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
         if config.to in ("timm", "hf"):
-            save_model_folder(model.backbone, folder, classes=model.classes, meta=model.meta)
+            save_model_folder(model.backbone, folder, classes=model.classes, meta=meta)
             if config.to == "hf":
                 summary = read_json(Path(config.model) / "summary.json", dict) or {}
-                write_card(folder, model, config.license, summary, _settings(config.model))
+                write_card(folder, model, config.license, summary, settings, scored_at)
             network: nn.Module = model
             run = _timm(folder)
         else:
             network = _Program(model.backbone, _output(config, model))
             path = folder / f"model.{config.to}"
             run = (_onnx if config.to == "onnx" else _pt2)(network, path, model)
-            text = json.dumps(model_config(model.backbone, model.classes, model.meta), indent=2, ensure_ascii=False)
+            text = json.dumps(model_config(model.backbone, model.classes, meta), indent=2, ensure_ascii=False)
             write_text(folder / "config.json", text)
         difference = largest_difference(network, run, pictures)
         if not difference <= TOLERANCE:
@@ -173,6 +175,8 @@ def export(config: ExportConfig) -> Result:
     }
     rows: list[list[object]] = [[name, round(size / 1e6, 3)] for name, size in files.items()]
     notes = [f"equals torch within {difference:.1e} on {source}"]
+    if scored_at is not None and meta != model.meta:
+        notes.append(f"the model's scores are of {in_pixels(scored_at)}, so config.json is without them")
     if (Path(config.model) / "transfer.json").exists():
         notes.append("the backbone alone: detectors and segmenters are used with 'frugalvit detect|segment predict'")
     if not Path(config.model).exists():
@@ -334,44 +338,7 @@ def _output(config: ExportConfig, model: ReadyModel) -> str:
     return "logits" if model.backbone.num_classes else "features"
 
 
-# Pictures to check on, and what a run knows
-
-
-def _pictures(config: ExportConfig, model: ReadyModel) -> tuple[Tensor, str]:
-    """A batch of preprocessed images, real ones where there are any, and what they are in words."""
-    backbone = model.backbone
-    where = config.images or _settings(config.model).get("data")
-    if where and backbone.in_chans == 3:
-        try:
-            pixels = _read(str(where))
-        except UserError as error:
-            if config.images:
-                raise
-            console.warn(f"the run's data cannot be read ({error}); the export is checked on noise instead")
-        else:
-            return model.transform(pixels), f"{len(pixels)} images of {where}"
-    noise = torch.randn(CHECKED, backbone.in_chans, *backbone.img_size, generator=torch.Generator().manual_seed(0))
-    return noise, f"{CHECKED} images of noise"
-
-
-def _read(where: str) -> list[Any]:
-    from frugalvit.data import open_data
-    from frugalvit.data.decode import BadImage, decode
-    from frugalvit.data.sources import is_dataset_file
-
-    if Path(where).is_file() and not is_dataset_file(where):
-        return [decode(where)]
-    splits = open_data(where, split="given").splits
-    examples = next((splits[name] for name in ("test", "val", "train") if len(splits.get(name, ()))), None)
-    pixels: list[Any] = []
-    for index in range(len(examples) if examples is not None else 0):
-        with contextlib.suppress(BadImage):  # any readable images will do
-            pixels.append(examples.read(index))  # type: ignore[union-attr]
-        if len(pixels) == CHECKED:
-            return pixels
-    if not pixels:
-        raise UserError(f"{where} holds no readable image.")
-    return pixels
+# What a run knows, and where the export goes
 
 
 def _settings(model: str) -> dict[str, Any]:
@@ -380,16 +347,37 @@ def _settings(model: str) -> dict[str, Any]:
     return read_yaml(config) if config.is_file() else {}
 
 
+def _scored_at(config: ExportConfig, model: ReadyModel) -> tuple[int, int] | None:
+    """The size of the images that the model was scored on, where it leaves the house for another."""
+    own = None if config.img_size is None else saved_size(config.model)
+    return None if own == model.backbone.img_size else own
+
+
 @contextlib.contextmanager
 def _staged(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that takes its place when everything in it is done, and vanishes otherwise."""
-    parent = make_folder(out.absolute().parent)
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=parent))
+    """A folder that takes the place of ``out`` when everything in it is done, and vanishes otherwise.
+
+    It lies beside ``out``, or inside where that is there and empty: a mounted or the current folder stays what it is.
+    """
+    inside, place = out.is_dir(), out.absolute()
+    parent = make_folder(place if inside else place.parent)
+    folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=parent))
     try:
         yield folder
-        folder.chmod(0o755)
-        if out.exists():
-            out.rmdir()
-        folder.rename(out)
-    finally:
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        raise
+    try:
+        if inside:
+            if any(path.name != folder.name for path in out.iterdir()):
+                raise OSError(None, "something else was written there meanwhile")
+            for path in folder.iterdir():
+                path.rename(out / path.name)
+            folder.rmdir()
+        else:
+            folder.chmod(0o755)
+            folder.rename(out)
+    except OSError as error:  # the work is done and good: it is not thrown away
+        raise UserError(
+            f"the export is finished, but cannot be moved to {out} ({error.strerror or error}): take it from {folder}."
+        ) from None

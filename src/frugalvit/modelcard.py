@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +20,51 @@ _RECIPE = ("recipe", "init", "epochs", "steps", "batch", "lr", "seed", "precisio
 
 
 def write_card(
-    folder: Path, model: ReadyModel, licence: str, summary: dict[str, Any], settings: dict[str, Any]
+    folder: Path,
+    model: ReadyModel,
+    licence: str,
+    summary: dict[str, Any],
+    settings: dict[str, Any],
+    scored_at: tuple[int, int] | None = None,
 ) -> None:
-    """``README.md`` with the front matter the hub reads. ``summary`` and ``settings`` are a run's, or empty."""
-    write_text(folder / "README.md", card(model, licence, summary, settings))
+    """``README.md`` with the front matter the hub reads.
+
+    summary and settings: a run's, or empty
+    scored_at:            the size of the images the model was scored on, where it now takes another
+    """
+    write_text(folder / "README.md", card(model, licence, summary, settings, scored_at))
 
 
-def card(model: ReadyModel, licence: str, summary: dict[str, Any], settings: dict[str, Any]) -> str:
+def card(
+    model: ReadyModel,
+    licence: str,
+    summary: dict[str, Any],
+    settings: dict[str, Any],
+    scored_at: tuple[int, int] | None = None,
+) -> str:
     known = {**model.meta, **summary}
-    front = yaml.safe_dump(_front_matter(model, licence, known), sort_keys=False, allow_unicode=True)
+    stated = known if scored_at is None else without_scores(known)  # machines read no reservations
+    front = yaml.safe_dump(_front_matter(model, licence, stated), sort_keys=False, allow_unicode=True)
     sections = [
         f"---\n{front}---",
         f"# {markdown_text(model.name)}",
         _what(model),
         "## Data\n\n" + _data(model, known, settings),
         "## Recipe\n\n" + _recipe(settings, known),
-        "## Scores\n\n" + _scores(known, model.backbone.num_classes),
+        "## Scores\n\n" + _scores(known, model, scored_at),
         "## Use\n\n" + _use(model),
         "## Licence\n\n" + _licence(licence),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def without_scores(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The same facts of a model without how well it does."""
+    return {name: value for name, value in known.items() if name not in _SCORES and name != "knn"}
+
+
+def in_pixels(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]} pixels"
 
 
 def _front_matter(model: ReadyModel, licence: str, known: dict[str, Any]) -> dict[str, Any]:
@@ -63,11 +89,10 @@ def _front_matter(model: ReadyModel, licence: str, known: dict[str, Any]) -> dic
 def _what(model: ReadyModel) -> str:
     backbone = model.backbone
     size = sum(parameter.numel() for parameter in backbone.parameters()) / 1e6
-    height, width = backbone.img_size
     grid = " × ".join(map(str, backbone.grid_size(backbone.img_size)))
     purpose = f"a classifier of {backbone.num_classes} classes" if backbone.num_classes else "a feature extractor"
     return (
-        f"`{backbone.name}` with {size:.2f} M parameters, {purpose}, for images of {height} × {width} pixels. "
+        f"`{backbone.name}` with {size:.2f} M parameters, {purpose}, for images of {in_pixels(backbone.img_size)}. "
         f"It gives {backbone.dim} features and a final grid of {grid}. Made with frugalvit {__version__}."
     )
 
@@ -101,13 +126,16 @@ def _given_scores(known: dict[str, Any], classes: int) -> dict[str, float]:
     return {label: value for label, value in given.items() if classes > 5 or label != _SCORES["top5"]}
 
 
-def _scores(known: dict[str, Any], classes: int) -> str:
-    rows = [(label, f"{value:.2f} %") for label, value in _given_scores(known, classes).items()]
+def _scores(known: dict[str, Any], model: ReadyModel, scored_at: tuple[int, int] | None) -> str:
+    rows = [(label, f"{value:.2f} %") for label, value in _given_scores(known, model.backbone.num_classes).items()]
     if not rows:
         return "Not scored."
     place = f" on {known['scored_on']}" if known.get("scored_on") else ""
     count = f", {known['scored_images']:,} images" if isinstance(known.get("scored_images"), int) else ""
-    return as_markdown([f"score{place}{count}", ""], rows).rstrip()
+    if scored_at is None:
+        return as_markdown([f"score{place}{count}", ""], rows).rstrip()
+    table = as_markdown([f"score{place}{count}, at {in_pixels(scored_at)}", ""], rows).rstrip()
+    return f"At {in_pixels(model.backbone.img_size)}, the size of this model, it was not scored.\n\n{table}"
 
 
 def _use(model: ReadyModel) -> str:
