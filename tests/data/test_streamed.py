@@ -225,3 +225,53 @@ def test_unreadable_shards_are_said_when_resumed_too(skip: int, counts: list[int
     gone = Passing([str(tmp_path / "gone.tar")], counts=counts, warn=None)
     with pytest.raises(UserError, match=r"finds no readable images in its shards: .*gone\.tar"):
         next(read_batches(Part(gone, 0, 1, 2, (8, 8), None, skip)))
+
+
+@pytest.mark.parametrize("damage", ["torn", "gone", "fewer", "more"])
+def test_positions_hold_whatever_is_damaged(tmp_path: Path, damage: str) -> None:
+    """A resumed run counts by the index: with a shard cut short behind it, it repeated images and left others out."""
+    paths = write_shards(tmp_path, shards=5)
+    counts = [6] * 5
+    if damage == "torn":
+        os.truncate(paths[2], Path(paths[2]).stat().st_size // 2)
+    elif damage == "gone":
+        Path(paths[2]).unlink()
+    else:
+        counts[2] = 8 if damage == "fewer" else 4
+    for buffer in (1, 4, 50):
+        for part in range(2):
+            stream = ShardStream(paths, buffer=buffer, counts=counts, warn=None)
+            place = {"part": part, "parts": 2}
+            whole = list(stream.epoch(1, **place))
+            assert len(whole) == stream.length(1, **place)
+            for skip in range(len(whole) + 1):
+                assert list(stream.epoch(1, **place, skip=skip)) == whole[skip:]
+        stream = ShardStream(paths, buffer=buffer, counts=counts, warn=None)
+        shown = [sample.key for sample in stream.epoch()]
+        assert len(set(shown)) >= {"gone": 24, "torn": 25, "fewer": 30, "more": 28}[damage] and len(shown) == sum(
+            counts
+        )
+        assert {shard for shard, _ in stream.damaged} == {paths[2]}
+        expected = {"torn": "truncated", "gone": "No such", "fewer": "6 of the 8 examples", "more": "more than the 4"}
+        assert expected[damage] in stream.damaged[0][1]
+
+
+def test_a_damaged_shard_and_epochs_later(tmp_path: Path) -> None:
+    paths = write_shards(tmp_path, shards=5)
+    os.truncate(paths[1], Path(paths[1]).stat().st_size // 3)
+
+    def loader() -> StreamedBatches:
+        made = batches(paths)
+        made.stream, made.readers = ShardStream(paths, buffer=4, counts=[6] * 5, warn=None), 2
+        return made
+
+    through = loader()
+    expected = [numbers(through.batch_at(step).images) for step in range(30)]
+    for step in (1, 6, 17, 28):
+        assert numbers(loader().batch_at(step).images) == expected[step]
+
+
+def test_where_nothing_can_be_read_each_shard_is_tried_a_few_times(tmp_path: Path) -> None:
+    """Others take the place of a shard that is gone: with all of them gone that search must not be one for each."""
+    stream = ShardStream([str(tmp_path / f"{number}.tar") for number in range(50)], counts=[9] * 50, warn=None)
+    assert not list(stream.epoch()) and len(stream.damaged) <= 150

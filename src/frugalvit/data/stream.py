@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
 from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from frugalvit.data.remote import FAULTS, open_remote, reason_of
 from frugalvit.data.shards import is_text, is_wanted, label_of, split_name
 from frugalvit.data.tar import BadShard, contents
 from frugalvit.errors import UserError
+from frugalvit.words import counted
 
 T = TypeVar("T")
 
@@ -35,7 +36,8 @@ class ShardStream:
 
     Args:
         counts: examples in each shard, where they are known: resuming then reads only the shards it needs, not all
-            that was taken before.
+            that was taken before. So that positions hold whatever is damaged, and whenever that happens, a shard then
+            gives as many as it is said to: those of the part's next shards take the place of what it lacks.
         keep: labels to keep; examples with others are passed over.
         warn: what is told of a damaged shard.
     """
@@ -66,8 +68,7 @@ class ShardStream:
         if skip and self.counts is not None:
             yield from self._go_on(mine, draws, skip)
         else:
-            arriving = chain.from_iterable(self._read(shard) for shard in mine)
-            yield from islice(self._shuffled(arriving, [], draws), skip, None)
+            yield from islice(self._shuffled(self._arriving(mine), [], draws), skip, None)
 
     def length(self, number: int = 0, *, part: int = 0, parts: int = 1) -> int | None:
         """How many examples this part has in an epoch, where the shards' counts are known."""
@@ -108,25 +109,65 @@ class ShardStream:
         found: dict[int, StreamSample] = {}
         for shard in np.unique(np.searchsorted(ends, waiting, side="right")).tolist():
             wanted = {number for number in waiting if starts[shard] <= number < starts[shard + 1]}
-            for number, sample in zip(range(starts[shard], max(wanted) + 1), self._read(mine[shard]), strict=False):
+            for number, sample in zip(range(starts[shard], max(wanted) + 1), self._from(mine, shard), strict=False):
                 if number in wanted:
                     found[number] = sample
         here = int(np.searchsorted(ends, arrived, side="right"))
-        rest = (self._read(shard) for shard in mine[here:])
-        arriving = chain.from_iterable(rest)
         passed = arrived - starts[here] if here < len(mine) else 0
-        yield from self._shuffled(islice(arriving, passed, None), [found[n] for n in waiting if n in found], draws)
+        arriving = islice(self._arriving(mine, here), passed, None)
+        yield from self._shuffled(arriving, [found[n] for n in waiting if n in found], draws)
+
+    def _arriving(self, mine: list[int], here: int = 0) -> Iterator[StreamSample]:
+        """The examples of a part's shards in their order, from the shard at ``here`` on."""
+        for place in range(here, len(mine)):
+            if not (yield from self._from(mine, place)):
+                return
+
+    def _from(self, mine: list[int], place: int) -> Generator[StreamSample, None, bool]:
+        """The examples of one of a part's shards: as many as were counted, where they were.
+
+        Returns whether that went well: it does not where none of the part's shards can be read.
+        """
+        reading = self._read(mine[place])
+        if self.counts is None:
+            yield from reading
+            return True
+        count = self.counts[mine[place]]
+        given = yield from _at_most(count, reading)
+        if given == count:
+            if next(reading, None) is not None:
+                self._note(mine[place], f"it holds more than the {counted(count, 'example')} that were counted")
+            return True
+        if not self.damaged or self.damaged[-1][0] != self.shards[mine[place]]:
+            self._note(mine[place], f"it holds {given:,} of the {counted(count, 'example')} that were counted")
+        while given < count:
+            before = given
+            for other in (*mine[place + 1 :], *mine[: place + 1]):
+                given += yield from _at_most(count - given, self._read(other))
+            if given == before:
+                return False
+        return True
 
     def _read(self, number: int) -> Iterator[StreamSample]:
-        shard = self.shards[number]
         try:
-            with open_remote(shard) as file:
+            with open_remote(self.shards[number]) as file:
                 yield from (sample for sample in _samples(file) if self.keep is None or sample.label in self.keep)
         except (BadShard, ValueError, *FAULTS) as error:
-            reason = reason_of(error)
-            self.damaged.append((shard, reason))
-            if self.warn is not None:
-                self.warn(f"shard {shard} is damaged and left behind: {reason}")
+            self._note(number, reason_of(error))
+
+    def _note(self, number: int, reason: str) -> None:
+        self.damaged.append((self.shards[number], reason))
+        if self.warn is not None:
+            self.warn(f"shard {self.shards[number]} is damaged and left behind: {reason}")
+
+
+def _at_most(count: int, arriving: Iterator[T]) -> Generator[T, None, int]:
+    """The first ``count`` of what arrives; returns how many there were."""
+    given = 0
+    while given < count and (item := next(arriving, None)) is not None:
+        yield item
+        given += 1
+    return given
 
 
 def _samples(file: IO[bytes]) -> Iterator[StreamSample]:
