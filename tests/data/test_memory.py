@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,20 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         fv.save_data(tmp_path / "out", ([tmp_path / "broken.jpg"], None), replace=True)
     assert len(fv.open_data(tmp_path / "out")) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jpg", "mine", "out"]
+
+
+def test_the_working_folder_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And filled anew: it stays the folder that a shell is in."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = Path().stat().st_ino
+    for count, replace in ((6, False), (2, True)):
+        assert len(fv.open_data(fv.save_data(".", (GREY[:count], None), replace=replace))) == count
+        assert sorted(path.name for path in Path().iterdir()) == ["index.json", "train-000000.tar"]
+    assert json.loads(Path("index.json").read_text())["name"] == "here"
+    assert (tmp_path / "here").stat().st_ino == before and [path.name for path in tmp_path.iterdir()] == ["here"]
+    with pytest.raises(fv.UserError, match="not empty"):
+        fv.save_data(".", (GREY, None))
 
 
 @pytest.mark.parametrize("thing", [GREY, None, 3, "", [GREY]])

@@ -18,6 +18,7 @@ from frugalvit.data.decode import BadImage
 from frugalvit.data.pack import pack
 from frugalvit.data.packed import parse_index
 from frugalvit.data.shards import ShardExamples
+from frugalvit.errors import UserError
 
 
 @pytest.fixture
@@ -118,3 +119,40 @@ def _without(examples: ShardExamples) -> ShardExamples:
     plain = examples.subset(range(len(examples)))
     plain.decoded = None
     return plain
+
+
+def test_the_working_folder_can_be_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no name to put a staging folder beside, and must not be replaced by another of the same name."""
+    photos(tmp_path / "photos")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = Path().stat().st_ino
+    assert cli.main(["data", "pack", "../photos", ".", "--quiet"]) == 0, capsys.readouterr().err
+    assert cli.main(["data", "pack", "../photos", "../there", "--quiet"]) == 0
+    names = sorted(path.name for path in Path("../there").iterdir())
+    assert sorted(path.name for path in Path().iterdir()) == names and "index.json" in names
+    assert Path().stat().st_ino == (tmp_path / "here").stat().st_ino == before
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["here", "photos", "there"]
+    assert len(open_data(".", split="given")) == len(open_data("../there", split="given")) == 24
+    assert cli.main(["data", "pack", "../photos", "."]) == 2 and "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", [".", "out"])
+def test_a_folder_that_was_filled_meanwhile_is_left_alone(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_data(str(photos(tmp_path / "photos")), split="given")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    mine = Path(out) / "train-000000.tar"
+
+    def fill(*_: object) -> None:
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("mine")
+
+    monkeypatch.setattr("frugalvit.data.pack._write_index", fill)
+    with pytest.raises(UserError, match="filled by somebody else meanwhile"):
+        pack(source, Path(out))
+    assert mine.read_text() == "mine" and [path.name for path in mine.parent.iterdir()] == [mine.name]

@@ -17,7 +17,7 @@ from PIL import Image
 from frugalvit import console
 from frugalvit.data.decode import as_pixels
 from frugalvit.data.examples import DataSource, Examples
-from frugalvit.data.pack import check_free, pack
+from frugalvit.data.pack import check_free, pack, put_in_place, staging_for
 from frugalvit.data.packed import INDEX
 from frugalvit.errors import UserError
 from frugalvit.words import counted, some
@@ -56,21 +56,17 @@ def save_data(
     splits: dict[str, Examples] = {
         split: MemoryExamples(contents, numbers[split], split) for split, (contents, _) in parts.items()
     }
-    fresh = folder.with_name(f".{folder.name}.new")  # what is replaced is there until the new one is whole
+    fresh = staging_for(folder, "new")  # what is replaced is there until the new one is whole
     shutil.rmtree(fresh, ignore_errors=True)
     with console.hushed():
-        written = pack(DataSource(folder.name, "memory", "arrays", names, splits), fresh, shuffle=False).data
+        written = pack(DataSource(folder.resolve().name, "memory", "arrays", names, splits), fresh, shuffle=False).data
     for bad in written["bad"]:
         console.warn(f"{bad['name']} is left out: {bad['reason']}")
     empty = [split for split, shards in written["splits"].items() if not shards]
     if empty:
         shutil.rmtree(fresh)
         raise UserError(f"No image of {empty[0]} can be read: nothing was written.")
-    if replace:
-        shutil.rmtree(folder)
-    elif folder.exists():
-        folder.rmdir()  # empty, as was checked
-    fresh.rename(folder)
+    put_in_place(fresh, folder, replace=replace)
     return str(folder)
 
 

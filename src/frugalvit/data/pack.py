@@ -63,7 +63,8 @@ def pack(
     The same source and seed give the same bytes. Decoded images are for inputs of ``img_size``, by default what train
     would take on this machine.
 
-    Everything is written beside ``out`` first and renamed at the end: a kill leaves no half a dataset.
+    Everything is written beside ``out`` first and renamed at the end: a kill leaves no half a dataset. The working
+    folder alone stays, and is filled.
     """
     began = time.monotonic()
     check_free(out)
@@ -72,7 +73,7 @@ def pack(
             f"{source.location} has several labels per image, and shards hold one class per image: use it as it is, or "
             "pack its images alone with --labels ignore."
         )
-    staging = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    staging = staging_for(out, f"{os.getpid()}.partial")
     bad: list[dict[str, str]] = []
     notes: list[str] = []
     try:
@@ -94,9 +95,7 @@ def pack(
         if decoded:
             index["decoded"] = _write_decoded(staging, img_size, notes)
             _write_index(staging, index)
-        if out.exists():
-            out.rmdir()  # empty, as was checked
-        staging.rename(out)
+        put_in_place(staging, out)
     except OSError as error:
         raise UserError(f"Cannot write shards to {out} ({error.strerror or error}).") from None
     finally:
@@ -141,6 +140,38 @@ def check_free(out: Path) -> None:
     """Refuse a folder that holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already and not empty: choose another folder for the shards.")
+
+
+def staging_for(out: Path, ending: str) -> Path:
+    """Where to write what becomes ``out``: beside it, but inside of the working folder, which no rename replaces."""
+    place = out.resolve()
+    return place / f".{ending}" if _is_here(place) else place.with_name(f".{place.name}.{ending}")
+
+
+def put_in_place(staging: Path, out: Path, *, replace: bool = False) -> None:
+    """Make what was staged ``out``, which is empty unless what it holds is to be replaced."""
+    place = out.resolve()
+    others = [path for path in place.iterdir() if path != staging] if place.exists() else []
+    if others and not replace:
+        raise UserError(f"{out} has been filled by somebody else meanwhile: choose another folder for the shards.")
+    for old in others:
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
+    if not _is_here(place):
+        if place.exists():
+            place.rmdir()
+        staging.rename(place)
+        return
+    # The index first: after a kill in between it tells which shards are missing.
+    for path in sorted(staging.iterdir(), key=lambda path: (path.name != INDEX, path.name)):
+        path.rename(place / path.name)
+    staging.rmdir()
+
+
+def _is_here(place: Path) -> bool:
+    return place == Path.cwd().resolve()
 
 
 def _write_split(
