@@ -15,6 +15,7 @@ from test_shards import photos, write_shards
 from frugalvit.data import open_data
 from frugalvit.data.examples import DataSource
 from frugalvit.data.pack import pack
+from frugalvit.data.packed import index_beside
 from frugalvit.data.streaming import Survey, _held_out, open_stream
 from frugalvit.errors import UserError
 
@@ -119,3 +120,21 @@ def test_addresses_with_a_query_have_an_index_too(tmp_path: Path, monkeypatch: p
         train: Any = source.splits["train"]
         assert train.survey.counts == [4, 4, 4, 2] and source.classes == ("cat", "dog") and sum(counts) == 18
         assert len([path for path, _ in server.asked if ".tar" in path]) <= 5, "each shard was asked for once at most"
+
+
+def test_shards_that_the_index_does_not_know_are_noted(tmp_path: Path) -> None:
+    """More than it counts is not read, which should not surprise anybody."""
+    where, _ = packed(tmp_path)
+    assert not any("with another size" in note for note in open_stream(where, labelled=True).notes)
+    with (Path(where) / "train-000000.tar").open("ab") as shard:
+        shard.write(bytes(10240))
+    notes = open_stream(where, labelled=True).notes
+    assert any("knows 1 shard with another size (train-000000.tar)" in note for note in notes)
+
+
+@pytest.mark.parametrize("query", ["", "?sig=abc", "?sig=ab/cd="])
+def test_the_index_lies_beside_signed_shards(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("frugalvit.data.packed.read_small", lambda where: asked.append(where))
+    assert index_beside(f"https://host/set/train-{{000..003}}.tar{query}") is None
+    assert asked == ["https://host/set/index.json"]

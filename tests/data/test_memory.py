@@ -136,6 +136,20 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jpg", "mine", "out"]
 
 
+@pytest.mark.parametrize("out", [".", "there"])
+@pytest.mark.parametrize("beside", ["script.py", "index.json"])
+def test_nothing_but_a_dataset_is_replaced(
+    out: str, beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A working folder holds scripts, runs and more; an index.json may be anybody's."""
+    monkeypatch.chdir(tmp_path)
+    fv.save_data(out, (GREY, None))
+    (Path(out) / beside).write_text('{"mine": 1}')
+    with pytest.raises(fv.UserError, match="holds more than a packed dataset"):
+        fv.save_data(out, (GREY, None), replace=True)
+    assert (Path(out) / beside).read_text() == '{"mine": 1}' and (Path(out) / "train-000000.tar").exists()
+
+
 def test_the_working_folder_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And filled anew: it stays the folder that a shell is in."""
     (tmp_path / "here").mkdir()

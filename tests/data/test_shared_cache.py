@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
@@ -204,14 +203,3 @@ def test_odd_files_have_a_fingerprint_too(tmp_path: Path) -> None:
     prints: list[str] = []
     assert within(5.0, lambda: prints.append(FileExamples(names, None).fingerprint()))
     assert prints and FileExamples([], None).fingerprint() != prints[0]
-
-
-def test_several_labels_per_image_are_part_of_the_fingerprint(tmp_path: Path) -> None:
-    """Features and scores of one set of labels were taken for those of another; without any it stays as it was."""
-    folder = bitmaps(tmp_path / "images", 0)
-    one, other, plain = (open_data(str(folder), split="given").splits["train"] for _ in range(3))
-    one.targets, other.targets = np.eye(6, 2, dtype=np.int8), np.eye(6, 2, k=1, dtype=np.int8)
-    assert len({examples.fingerprint() for examples in (one, other, plain, join(one, other))}) == 4
-    one.targets = other.targets.copy()
-    assert one.fingerprint() == other.fingerprint()
-    assert FileExamples([], None).fingerprint() == hashlib.sha256(b"FileExamples").hexdigest()[:32]

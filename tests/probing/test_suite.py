@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -150,3 +153,18 @@ def test_own_data_are_called_by_the_metric_they_were_scored_with(tmp_path: Path)
     scored = {"score": 80.0, "metric": "map11", "classes": 3, "train_images": 4, "test_images": 2}
     table = tables.suite_result([entry], ["model"], [{"mine": scored}], tmp_path).tables[0]
     assert table.rows[0][:2] == ["mine", "11-point mAP"]
+
+
+def test_other_labels_of_the_same_images_are_another_dataset() -> None:
+    """Corrected annotations of several labels per image, which no fingerprint of images knows."""
+    examples = SimpleNamespace(fingerprint=lambda: "same", targets=np.eye(3, dtype=np.int8))
+    source: Any = SimpleNamespace(splits={"train": examples})
+    entry: Any = SimpleNamespace(metric="mAP")
+    extractor: Any = SimpleNamespace(
+        weights="w", precision="32", model=SimpleNamespace(transform=SimpleNamespace(spec=dict))
+    )
+    identities = []
+    for targets in (np.eye(3, dtype=np.int8), np.eye(3, k=1, dtype=np.int8), None):
+        examples.targets = targets
+        identities.append(suite._identity(entry, source, extractor, SuiteConfig(model="x")))
+    assert len(set(identities)) == 3

@@ -17,7 +17,7 @@ from PIL import Image
 from frugalvit import console
 from frugalvit.data.decode import as_pixels
 from frugalvit.data.examples import DataSource, Examples
-from frugalvit.data.pack import check_free, pack, put_in_place, staging_for
+from frugalvit.data.pack import check_free, check_replaceable, pack, put_in_place, staging_for
 from frugalvit.data.packed import INDEX
 from frugalvit.errors import UserError
 from frugalvit.words import counted, some
@@ -48,7 +48,9 @@ def save_data(
     """
     folder = Path(out)
     replace = replace and (folder / INDEX).is_file()
-    if not replace:
+    if replace:
+        check_replaceable(folder)
+    else:
         check_free(folder)
     given = {split: part for split, part in (("train", train), ("val", val), ("test", test)) if part is not None}
     parts = {split: _pairs(part, split) for split, part in given.items()}

@@ -24,12 +24,13 @@ from frugalvit.config.inspect import PackConfig
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.inspect import clean
-from frugalvit.data.packed import FORMAT, INDEX
+from frugalvit.data.packed import FORMAT, INDEX, parse_index
 from frugalvit.data.places import local
 from frugalvit.data.shards import open_shards
 from frugalvit.data.sources import open_data
 from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
+from frugalvit.words import some
 
 _ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "MPO": "jpg", "array": "png", "DIB": "bmp"}
 
@@ -138,8 +139,23 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
 
 def check_free(out: Path) -> None:
     """Refuse a folder that holds something."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already and not empty: choose another folder for the shards.")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: choose another folder for the shards.")
+    held = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    if held:
+        raise UserError(f"{out} is there already and not empty ({some(held)}): choose another folder for the shards.")
+
+
+def check_replaceable(out: Path) -> None:
+    """Refuse a folder that holds anything but a packed dataset: all that is there would be removed."""
+    index = parse_index((out / INDEX).read_bytes())
+    own = {INDEX, *index.by_name, *(file.file for file in index.decoded)} if index is not None else set()
+    staged = staging_for(out, "new")
+    others = sorted(path.name for path in out.iterdir() if path.name not in own and path.resolve() != staged)
+    if others:
+        raise UserError(
+            f"{out} holds more than a packed dataset ({some(others)}), which would be lost: choose another folder."
+        )
 
 
 def staging_for(out: Path, ending: str) -> Path:
@@ -154,11 +170,10 @@ def put_in_place(staging: Path, out: Path, *, replace: bool = False) -> None:
     others = [path for path in place.iterdir() if path != staging] if place.exists() else []
     if others and not replace:
         raise UserError(f"{out} has been filled by somebody else meanwhile: choose another folder for the shards.")
+    if others:
+        check_replaceable(out)
     for old in others:
-        if old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old)
-        else:
-            old.unlink()
+        old.unlink()
     if not _is_here(place):
         if place.exists():
             place.rmdir()

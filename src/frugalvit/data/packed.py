@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from frugalvit.data.places import local
-from frugalvit.data.remote import is_pipe, is_remote, read_small
+from frugalvit.data.remote import is_pipe, is_remote, read_small, without_query
 
 INDEX = "index.json"
 FORMAT = "frugalvit shards 1"
@@ -85,7 +85,8 @@ def index_beside(where: str | Path) -> PackedIndex | None:
     if is_pipe(place):
         return None
     if is_remote(place):
-        content = read_small(place if place.endswith(f"/{INDEX}") else f"{place.rpartition('/')[0]}/{INDEX}")
+        whole = without_query(place)  # a signature may hold a slash, and is that of a shard
+        content = read_small(place if whole.endswith(f"/{INDEX}") else f"{whole.rpartition('/')[0]}/{INDEX}")
     else:
         path = local(place)
         content = read_small(str((path if path.is_dir() else path.parent) / INDEX))

@@ -37,7 +37,7 @@ class ShardStream:
     Args:
         counts: examples in each shard, where they are known: resuming then reads only the shards it needs, not all
             that was taken before. So that positions hold whatever is damaged, and whenever that happens, a shard then
-            gives as many as it is said to: those of the part's next shards take the place of what it lacks.
+            gives as many as it is said to: those of the next shards, of all, take the place of what it lacks.
         keep: labels to keep; examples with others are passed over.
         warn: what is told of a damaged shard.
     """
@@ -126,7 +126,7 @@ class ShardStream:
     def _from(self, mine: list[int], place: int) -> Generator[StreamSample, None, bool]:
         """The examples of one of a part's shards: as many as were counted, where they were.
 
-        Returns whether that went well: it does not where none of the part's shards can be read.
+        Returns whether that went well: it does not where none of the shards can be read.
         """
         reading = self._read(mine[place])
         if self.counts is None:
@@ -135,14 +135,13 @@ class ShardStream:
         count = self.counts[mine[place]]
         given = yield from _at_most(count, reading)
         if given == count:
-            if next(reading, None) is not None:
-                self._note(mine[place], f"it holds more than the {counted(count, 'example')} that were counted")
             return True
         if not self.damaged or self.damaged[-1][0] != self.shards[mine[place]]:
             self._note(mine[place], f"it holds {given:,} of the {counted(count, 'example')} that were counted")
         while given < count:
             before = given
-            for other in (*mine[place + 1 :], *mine[: place + 1]):
+            for further in range(1, len(self.shards) + 1):
+                other = (mine[place] + further) % len(self.shards)
                 given += yield from _at_most(count - given, self._read(other))
             if given == before:
                 return False

@@ -208,7 +208,7 @@ def _held_out(counts: list[int] | None, shards: int, fraction: float, where: str
 
 
 def _spread(number: int, shards: int) -> list[int]:
-    """Places in the middle of as many equal parts: the last shard, a remainder that may hold one image, is in none."""
+    """Places in the middle of as many equal parts: the last shard, a remainder that may hold one image, comes last."""
     return [-(-(2 * part + 1) * shards // (2 * number)) - 1 for part in range(number)]
 
 
@@ -239,6 +239,17 @@ def _note_held(images: int, shards: int, rest: int, whole: int, fraction: float,
 # -- looking through
 
 
+def _note_others(shards: list[str], index: PackedIndex, where: str, notes: list[str]) -> None:
+    """A word about shards that are not those of which the index tells: more than it counts is not read."""
+    here = ((shard, listed_as(shard, index)) for shard in shards if not is_remote(shard) and Path(shard).is_file())
+    others = [Path(shard).name for shard, known in here if known and known.bytes != Path(shard).stat().st_size]
+    if others:
+        notes.append(
+            f"The index of {where} knows {counted(len(others), 'shard')} with another size ({some(others)}): no more "
+            "examples are read of each than it counts. Pack them anew, or remove the index."
+        )
+
+
 class _Seen(NamedTuple):
     count: int
     bare: int  # examples without a label
@@ -257,6 +268,7 @@ def _survey(
 ) -> Survey:
     counts = _counts(train, index)
     if index is not None and keep is None and counts is not None:
+        _note_others(train, index, where, notes)
         labels = None if index.classes is None else [str(number) for number in range(len(index.classes))]
         return Survey(counts, sum(counts), labels)
     whole = labelled or (not any(map(is_remote, train)) and len(train) <= 256)

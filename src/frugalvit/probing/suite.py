@@ -174,4 +174,7 @@ def _identity(entry: Entry, source: DataSource, extractor: Extractor, config: Su
         "precision": extractor.precision,
         "settings": [config.val_fraction, config.seed, config.max_iterations],
     }
+    several = {name: examples.targets for name, examples in source.splits.items() if examples.targets is not None}
+    if several:  # which no fingerprint of images knows
+        facts["targets"] = {name: hashlib.sha256(found.tobytes()).hexdigest() for name, found in several.items()}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -76,7 +76,7 @@ class TensorBoard:
 
 def shown_name(folder: Path) -> str:
     """A run's name at a service; that of a comparison's run, ``seed_0``, says nothing without its setting."""
-    return f"{folder.parent.name}-{folder.name}" if _SEED.fullmatch(folder.name) else folder.name
+    return f"{folder.resolve().parent.name}-{folder.name}" if _SEED.fullmatch(folder.name) else folder.name
 
 
 class _WandB:

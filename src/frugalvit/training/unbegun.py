@@ -38,9 +38,17 @@ def remove_unbegun(made: list[Path], error: UserError) -> None:
         with FolderLock(folder):
             if {entry.name for entry in folder.iterdir()} - _UNBEGUN or any((folder / "checkpoints").glob("*")):
                 return
-            shutil.rmtree(folder, ignore_errors=True)
+            for name in {*_UNBEGUN} - {".lock"}:
+                path = folder / name
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
     except UserError:
         return  # somebody else's
+    with contextlib.suppress(OSError):  # closed by now: Windows removes no file that is open
+        (folder / ".lock").unlink(missing_ok=True)
+        folder.rmdir()
     for place in above:
         with contextlib.suppress(OSError):  # something else lies there by now
             place.rmdir()
