@@ -105,9 +105,10 @@ def test_a_resumed_run_purges_and_goes_on(tmp_path: Path) -> None:
     from frugalvit.training.runs import Run
 
     for after in (None, 4):
-        run = Run(tmp_path / "run")
         if after is not None:
             time.sleep(1)  # TensorBoard reads files by their names: a second, and then a counter whose 10 is before 9
+        run = Run(tmp_path / "run")
+        if after is not None:
             run.forget_metrics_after(after)
         for step in (2, 4, 6) if after is None else (6, 8):
             run.log(step, split="train", loss=float(step if after is None else 10 * step))
