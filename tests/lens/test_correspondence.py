@@ -120,7 +120,8 @@ def test_a_pooled_feature_of_another_width_leaves_its_place_to_the_mean():
 
 
 def test_every_seed_that_may_be_given_is_taken():
-    lens.evaluate_correspondence(PatchFeatures(), [torch.rand(1, 3, 32, 32)], seed=2**63 - 1)
+    score = lens.evaluate_correspondence(PatchFeatures(), [torch.rand(1, 3, 32, 32)], seed=2**63 - 1)
+    assert score.images == 1
 
 
 def test_a_single_region_is_a_clear_error():
