@@ -81,8 +81,6 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     decide_training(config, facts.knowing(backbone), decisions)
     decide_heads(config, backbone, decisions)
     _check_grid(config, backbone)
-    if config.freeze:
-        freeze_first(backbone.model, config.freeze)  # too many are refused before the folder is named
     setup.say_decisions(source, decisions)
     source = _warned(source, validation)
     assert source.classes is not None
@@ -140,18 +138,19 @@ def _laid_out(config: TrainConfig, plan: Plan) -> int:
 
 
 def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
-    """The network of a run, with the grid that its localization loss looks at."""
+    """The network of a run, with the grid that its localization loss looks at, and its first layers frozen."""
     keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
     grid_norm = config.localization.grid == "normed"
-    return setup.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm, **keywords)
+    backbone = setup.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm, **keywords)
+    if config.freeze:
+        console.say(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
+    return backbone
 
 
 def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> SupervisedTask:
     """The classifier with its localization loss (left out at λ = 0)."""
     settings = config.localization
     assert isinstance(settings.weight, float) and isinstance(config.ema, float)
-    if config.freeze:
-        console.say(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
     weight: Schedule = Constant(settings.weight)
     if settings.schedule == "ramp":
         up = warmup_steps(20, plan.steps_per_epoch, plan.steps)
