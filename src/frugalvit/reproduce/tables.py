@@ -255,6 +255,7 @@ _PRETRAINING = {
             "for small images, quick teacher": f"{_SMALL_VIEWS} matching.momentum=0.9904 epochs=60",
             "for small images, slow teacher": _SLOW,
             "for small images, slow teacher, 300 epochs more": f"init={{shorter}} {_SLOW} epochs=300",
+            "for small images, slow teacher, 300 epochs in one go": f"{_SLOW} images=train+val epochs=300",
             "30 epochs, L_V": f"{_VIEWS_ONLY} {_SLOW} epochs=30",
             "30 epochs, L_V + L_R": f"{_SLOW} epochs=30",
             "30 epochs, L_V + L_R + Drloc": f"{_ON} {_SLOW} epochs=30",
@@ -327,6 +328,8 @@ _USES = {
         "cifar100",
         _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
+            "EsViT in one go + Drloc, drop path 0.2": f"init={{steady}} {_ON} drop_path=0.2 epochs=330",
+            "EsViT in one go + Drloc, drop path 0.3": f"init={{steady}} {_ON} drop_path=0.3 epochs=330",
             "longer EsViT + Drloc, more variety": f"init={{longer}} {_ON} {_VARIETY} epochs=360",
             "longer EsViT + Drloc, more variety, layer decay": f"init={{longer}} {_ON} epochs=360 {_VARIETY}"
             f" {_SPARING}",
@@ -359,6 +362,7 @@ _USES = {
         starts={
             "esvit": ("esvit-cifar", "for small images, slow teacher"),
             "longer": ("esvit-cifar", "for small images, slow teacher, 300 epochs more"),
+            "steady": ("esvit-cifar", "for small images, slow teacher, 300 epochs in one go"),
         },
     ),
     "detect-mask-rcnn": Recipe(
