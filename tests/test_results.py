@@ -220,6 +220,27 @@ def test_changes_of_the_longest_fine_tuning() -> None:
     assert f"the best is {max(run[-1]['top1'] for run in looks.values()):.2f}, the published" in PROSE
 
 
+def test_pretraining_in_one_go() -> None:
+    """What is told of 300 epochs of EsViT under one schedule, against 100 and 300 more."""
+    runs = DOCS / "results" / "best-cifar" / "swin_mini"
+    one_go, wider, longer = (
+        [line for line in map(json.loads, (runs / name / "seed_0.jsonl").read_text().splitlines()) if "top5" in line]
+        for name in (
+            "EsViT_in_one_go+Drloc,_drop_path_0.2",
+            "EsViT_in_one_go+Drloc,_drop_path_0.3",
+            "longer_EsViT+Drloc,_drop_path",
+        )
+    )
+    assert f"end at {one_go[-1]['top1']:.2f} with the same stochastic depth" in PROSE
+    at_once, before = (next(line["top1"] for line in run if round(line["epoch"]) == 258) for run in (one_go, longer))
+    assert f"({at_once:.2f} after 258 epochs, where the other has {before:.2f})" in PROSE
+    assert all(here["top1"] < there["top1"] for here, there in zip(one_go, longer, strict=False))  # behind all the way
+    assert f"(0.3) ends {one_go[-1]['top1'] - wider[-1]['top1']:.1f} lower" in PROSE
+    assert f"top-5 ({wider[-1]['top5']:.2f} to {one_go[-1]['top5']:.2f})" in PROSE
+    seconds = json.loads((runs / "EsViT_in_one_go+Drloc,_drop_path_0.2" / "seed_0.json").read_text())
+    assert f"{2 * 512 / seconds['seconds_per_step']:,.0f}"[:4] == "78,3" and "78,400 images a second" in PROSE
+
+
 def test_a_teacher_that_follows_quickly() -> None:
     path = DOCS / "results" / "esvit-cifar" / "swin_mini" / "for_small_images,_quick_teacher" / "seed_0.jsonl"
     knn = [(line["epoch"], line["knn"]) for line in map(json.loads, path.read_text().splitlines()) if "knn" in line]

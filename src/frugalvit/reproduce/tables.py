@@ -328,8 +328,8 @@ _USES = {
         "cifar100",
         _CIFAR | {"epochs": 200, "batch": 512, "img_size": 32, "compile": "graphs", "log_every": 50},
         {
-            "EsViT in one go + Drloc, drop path 0.2": f"init={{steady}} {_ON} drop_path=0.2 epochs=330",
-            "EsViT in one go + Drloc, drop path 0.3": f"init={{steady}} {_ON} drop_path=0.3 epochs=330",
+            "EsViT in one go + Drloc, drop path 0.2": f"init={{steady}} {_ON} drop_path=0.2 epochs=299",
+            "EsViT in one go + Drloc, drop path 0.3": f"init={{steady}} {_ON} drop_path=0.3 epochs=299",
             "longer EsViT + Drloc, more variety": f"init={{longer}} {_ON} {_VARIETY} epochs=360",
             "longer EsViT + Drloc, more variety, layer decay": f"init={{longer}} {_ON} epochs=360 {_VARIETY}"
             f" {_SPARING}",
