@@ -275,13 +275,27 @@ def test_known_images_are_not_chosen_again(photos: Path) -> None:
     assert not Path("none.csv").exists()
 
 
+def test_images_kept_for_scores_are_not_chosen(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is labelled is trained on: test images are chosen only where someone asks for them."""
+    splits = ("train", "val", "test")
+    names = sorted(path.name for path in photos.iterdir())
+    rows = [f'"photos/{name}",{splits[place % 3]}' for place, name in enumerate(names)]
+    Path("t.csv").write_text("\n".join(["path,split", *rows]))
+    chosen = embed(EmbedConfig(data="t.csv", select=4, **TINY)).data["chosen"]
+    assert sorted(Path(name).name for name in chosen) == names[::3]
+    assert "val and test left out, since what is labelled is learned from" in capsys.readouterr().err
+    everything = embed(EmbedConfig(data="t.csv", select=12, split="all", out="all.csv", **TINY)).data["chosen"]
+    assert sorted(Path(name).name for name in everything) == names
+    assert "left out" not in capsys.readouterr().err
+
+
 def test_a_file_in_two_splits_is_chosen_once_and_is_no_duplicate(photos: Path) -> None:
     names = sorted(path.name for path in photos.iterdir())[:3]
     rows = [f'"photos/{name}",a,{split}' for split in ("train", "test") for name in names]
     Path("t.csv").write_text("\n".join(["path,label,split", *rows]))
-    assert len(set(embed(EmbedConfig(data="t.csv", select=3, **TINY)).data["chosen"])) == 3
+    assert len(set(embed(EmbedConfig(data="t.csv", select=3, split="all", **TINY)).data["chosen"])) == 3
     with pytest.raises(UserError, match="only 3 images"):
-        embed(EmbedConfig(data="t.csv", select=4, out="four.csv", **TINY))
+        embed(EmbedConfig(data="t.csv", select=4, split="all", out="four.csv", **TINY))
     assert embed(EmbedConfig(data="t.csv", duplicates=1, **TINY)).data["groups"] == []
 
 

@@ -222,6 +222,18 @@ def test_a_comparison_and_runs_of_the_same_name(tmp_path):
     assert all(f"{setting}/seed_{seed}" in text for setting in ("with", "without") for seed in (0, 1))
 
 
+def test_a_page_of_two_comparisons_shows_both(tmp_path):
+    for folder, mean in (("a", 71.5), ("b", 62.25)):
+        write_run(tmp_path / folder / "compare" / "with" / "seed_0")
+        settings = {"with": {"mean": mean, "deviation": 0.5, "values": [mean - 0.5, mean + 0.5]}}
+        found = {"metric": "top1", "settings": settings, "differences": {}}
+        (tmp_path / folder / "compare" / "comparison.json").write_text(json.dumps(found))
+    both = [tmp_path / folder / "compare" for folder in "ab"]
+    text = page.write_report(both, tmp_path / "r.html").read_text()
+    assert all(f"<h3>{place}</h3>" in text for place in both)
+    assert "71.50 ± 0.50" in text and "62.25 ± 0.50" in text
+
+
 def test_one_seed_has_no_interval_and_epochs_are_told(tmp_path):
     run = write_run(tmp_path / "compare" / "with" / "seed_0", epochs=3)
     (run / "config.yaml").write_text("epochs: 3.0\nbackbone: swin_nano\n")

@@ -63,6 +63,15 @@ def test_the_marks_of_matches_have_a_key_and_are_seen():
     assert not any(places.overlaps(axis.get_window_extent()) for axis in figure.axes)
 
 
+def test_a_region_that_several_match_has_all_their_numbers():
+    row = matched("one", 32, 32)
+    pairs = [dataclasses.replace(pair, second=row.seen.pairs[0].second) for pair in row.seen.pairs]
+    figure = plots.correspondence_figure([dataclasses.replace(row, seen=dataclasses.replace(row.seen, pairs=pairs))])
+    told = sorted(text.get_text() for text in figure.axes[1].texts)
+    ranks = [str(pair.rank) for pair in pairs]
+    assert told == sorted([*ranks, " ".join(sorted(ranks, key=int))])
+
+
 def test_a_head_that_looks_everywhere_alike_is_seen_to():
     """One scale of colours for all heads, from zero, and the most bits there are as a line."""
     attention_of = torch.full((2, 17, 17), 1 / 17)

@@ -115,7 +115,9 @@ class EmbedConfig(FeaturesConfig):
     )
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
     split: Literal["all", "train", "val", "test"] = option(
-        "all", "which images; a val that is not there is the one that train makes by itself"
+        "all",
+        "which images; a val that is not there is the one that train makes by itself; "
+        "without this --select leaves val and test out",
     )
     seed: Seed = option(0, f"{_WEIGHTS}, and the samples of --select where images are very many")
     labels: Labelling = option("auto", "folders: folder names are classes; ignore: no labels")

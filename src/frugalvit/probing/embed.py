@@ -41,6 +41,8 @@ def embed(config: EmbedConfig) -> Result:
         source = complete(source)  # as train has it
         console.say("--split train is what was given: it holds the images of this val, too")
     chosen = _chosen(source, config.split)
+    if config.select is not None and "split" not in config.model_fields_set:
+        chosen = _to_learn_from(chosen)
     if out is not None and picture is not None and _makes_table(config):
         answer = curate.duplicates if config.select is None else curate.select
         return answer(config, source, join(*chosen.values()), out, picture)
@@ -158,6 +160,15 @@ def _chosen(source: DataSource, split: str) -> dict[str, Examples]:
         why = " (one is made where there are labels)" if split == "val" and source.classes is None else ""
         raise UserError(f"{source.location} has no {split} split, only {', '.join(parts)}{why}.")
     return {split: parts[split]}
+
+
+def _to_learn_from(parts: dict[str, Examples]) -> dict[str, Examples]:
+    """What is labelled next is trained on: images kept for scores would flatter them."""
+    kept = [split for split in ("val", "test") if split in parts]
+    if not kept or len(kept) == len(parts):
+        return parts
+    console.say(f"{' and '.join(kept)} left out, since what is labelled is learned from; --split all takes all images")
+    return {split: examples for split, examples in parts.items() if split not in kept}
 
 
 def _read(path: str, enough: tuple[int, int]) -> np.ndarray:

@@ -76,7 +76,7 @@ def write_report(
         seen |= {folders[0]: found} if found else {}
     records = [read_run(folder, seen.get(folder)) for folder in folders]
     name_apart(records)
-    compared = next((found for run in runs if (found := read_comparison(Path(run)))), None)
+    compared = {str(run): found for run in runs if (found := read_comparison(Path(run)))}
     text = report(records, compared, mark(runs, out))
     for folder, lens in seen.items():  # once the page is made: what cannot be shown must not stay in the folder
         write_text(folder / "lens.json", json.dumps(lens))
@@ -106,12 +106,12 @@ def _mark(content: str) -> str:
     return f'<meta name="frugalvit" content="{content}">'
 
 
-def report(records: list[Record], compared: dict[str, Any] | None = None, mark: str = "") -> str:
-    """The page of one or several runs, and of what a comparison of them found."""
+def report(records: list[Record], compared: Mapping[str, dict[str, Any]] | None = None, mark: str = "") -> str:
+    """The page of one or several runs, and of what comparisons of them found, each by its name."""
     first = records[0]
     title = first.name if len(records) == 1 else f"{len(records)} runs"
     parts = [
-        sections.section("comparison", "Comparison", sections.comparison(compared)),
+        sections.section("comparison", "Comparison", sections.comparisons(compared or {})),
         sections.section("results", "Results", sections.results(records)),
         sections.section("alarms", "Alarms", _each(records, sections.alarms), "Signs of a run that goes wrong."),
         sections.section("data", "Data", _each(records, dataset.data)),

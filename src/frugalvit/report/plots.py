@@ -80,7 +80,9 @@ def _outline(line: Line2D) -> Line2D:
 
 
 def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
+    """Lines between matched regions, and at each end its numbers: several regions may match one."""
     outline = [Stroke(linewidth=2.4, foreground="black"), Normal()]
+    ends: dict[tuple[int, float, float], list[int]] = {}
     for pair in reversed(row.seen.pairs):
         y1, x1 = _centre(pair.first, row.seen.grids[0], row.first)
         y2, x2 = _centre(pair.second, row.seen.grids[1], row.second)
@@ -91,20 +93,27 @@ def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
         # Neither lines nor numbers may push the pictures apart.
         line.set_in_layout(False)
         right.add_artist(line)
-        for axis, x, y in ((left, x1, y1), (right, x2, y2)):
-            # Lines belong to the right axes, so numbers of the left one are drawn there too: they stay on top.
-            number = right.annotate(
-                str(pair.rank),
-                (x, y),
-                xycoords=axis.transData,
-                fontsize=5.5,
-                ha="center",
-                va="center",
-                zorder=5,
-                annotation_clip=False,
-                bbox={"boxstyle": "circle,pad=0.15", "facecolor": palette.YELLOW, "edgecolor": "black", "lw": 0.5},
-            )
-            number.set_in_layout(False)
+        for end in ((0, x1, y1), (1, x2, y2)):
+            ends.setdefault(end, []).append(pair.rank)
+    for (side, x, y), ranks in ends.items():
+        # Lines belong to the right axes, so numbers of the left one are drawn there too: they stay on top.
+        number = right.annotate(
+            " ".join(map(str, sorted(ranks))),
+            (x, y),
+            xycoords=(left, right)[side].transData,
+            fontsize=5.5,
+            ha="center",
+            va="center",
+            zorder=5,
+            annotation_clip=False,
+            bbox={
+                "boxstyle": "circle,pad=0.15" if len(ranks) == 1 else "round,pad=0.2",
+                "facecolor": palette.YELLOW,
+                "edgecolor": "black",
+                "lw": 0.5,
+            },
+        )
+        number.set_in_layout(False)
 
 
 def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float) -> Figure:

@@ -9,7 +9,7 @@ import base64
 import io
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -116,10 +116,16 @@ def _copies(records: list[Record]) -> str:
     return "".join(f'<p class="quiet">{escape(text)}; it counts once.</p>' for text in texts)
 
 
-def comparison(found: dict[str, Any] | None) -> str:
+def comparisons(found: Mapping[str, dict[str, Any]]) -> str:
+    """Each comparison's table, under its name where there are several."""
+    tables = {name: body for name, values in found.items() if (body := _comparison(values))}
+    if len(tables) < 2:
+        return "".join(tables.values())
+    return "".join(f"<h3>{escape(name)}</h3>{body}" for name, body in tables.items())
+
+
+def _comparison(found: dict[str, Any]) -> str:
     """Settings over the same seeds: means, and each one's paired difference from the last."""
-    if not found:
-        return ""
     metric = str(found.get("metric", "result"))
     differences = found.get("differences", {})
     rows: list[list[Any]] = []
