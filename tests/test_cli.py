@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -255,3 +256,57 @@ def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch) 
     console.warn("stopping after this step")
     console.say("epoch 1")
     assert [word for word in ("stopping", "epoch") if word in "".join(tried)] == ["stopping", "epoch"]
+
+
+_SWALLOWED = """
+import os, signal, sys
+from frugalvit import cli
+
+def broken_off(words):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:  # as an extension module does while it is imported
+        pass
+    raise AttributeError("module 'numpy' has no attribute 'matrix'")
+
+cli._run = broken_off
+sys.argv = ["frugalvit", "doctor"]
+sys.exit(cli.main())
+"""
+
+_TWICE = """
+import os, signal, sys
+from frugalvit import cli
+
+def pressed(words):
+    os.kill(os.getpid(), signal.SIGINT)
+
+cli._run = pressed
+sys.argv = ["frugalvit", "doctor"]
+status = cli.main()
+os.kill(os.getpid(), signal.SIGINT)
+sys.exit(status)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT of another kind")
+@pytest.mark.parametrize("code", [_SWALLOWED, _TWICE], ids=["swallowed by an import", "twice"])
+def test_ctrl_c_has_no_traceback_wherever_it_lands(code: str) -> None:
+    # Whoever runs the tests in the background has SIGINT ignored, which a child would inherit.
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    done = subprocess.run([sys.executable, "-c", listens + code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (130, "frugalvit: stopped.")
+
+
+def test_a_command_inside_a_program_leaves_ctrl_c_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+
+        def pressed(words: list[str]) -> int:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(cli, "_run", pressed)
+        assert cli.main(["doctor"]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

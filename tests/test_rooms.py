@@ -36,6 +36,7 @@ BASE = {
     "palette",
     "kernels",
     "launchers",
+    "interrupts",
     "_hooks",
     "__init__",
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 from frugalvit import __version__, console, launchers
 from frugalvit.errors import Halted, UserError, nearest
+from frugalvit.interrupts import Interrupts
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,11 @@ def main(argv: list[str] | None = None) -> int:
     A command may end with a status of its own: 3 for a run that a signal ended, saved, so that a scheduler knows that
     there is more to do; 1 where ``doctor`` found problems. With ``--json`` standard output says it too.
     """
-    words = sys.argv[1:] if argv is None else argv
+    with Interrupts(last=argv is None) as interrupts:
+        return _answered(sys.argv[1:] if argv is None else argv, interrupts)
+
+
+def _answered(words: list[str], interrupts: Interrupts) -> int:
     try:
         return _run(words)
     except launchers.SaidByTheFirst as error:
@@ -269,6 +274,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except Exception as error:
+        if interrupts.came:
+            return _fail(words, "stopped.", 130)
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             where = f": {error.filename}" if error.filename else ""
             return _fail(words, f"{error.strerror}{where}. What was written before is intact.", 2)
