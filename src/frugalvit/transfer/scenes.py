@@ -211,7 +211,7 @@ def _voc(root: Path) -> dict[str, Callable[[], Pairs]]:
     found: dict[str, Callable[[], Pairs]] = {}
     for split in ("train", "val", "test"):
         listing = root / "ImageSets" / "Segmentation" / f"{split}.txt"
-        names = listing.read_text(encoding="utf-8").split() if listing.is_file() else []
+        names = listing.read_text(encoding="utf-8-sig").split() if listing.is_file() else []
         if names:
             found[split] = partial(_voc_pairs, root, listing, names)
     if not found:
@@ -234,7 +234,7 @@ def class_names(root: Path, layout: str) -> tuple[str, ...]:
     """Names by label from classes.txt or class_names.json, or those of a known dataset; empty where there are none."""
     for name in ("classes.txt", "class_names.txt", "labels.txt"):
         if (root / name).is_file():
-            lines = (root / name).read_text(encoding="utf-8").splitlines()
+            lines = (root / name).read_text(encoding="utf-8-sig").splitlines()
             return _not_too_many(root / name, [line.strip() for line in lines if line.strip()])
     for name in ("classes.json", "class_names.json"):
         if (root / name).is_file():
@@ -251,7 +251,7 @@ def _not_too_many(path: Path, names: list[str]) -> tuple[str, ...]:
 def _names_in(path: Path) -> list[str]:
     """Names by label from a JSON file: a list in the order of the labels, {label: name} or {name: label}."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error}).") from None
     if isinstance(content, list) and all(isinstance(name, str | int) for name in content):
