@@ -97,6 +97,13 @@ def edit(root: Path, split: str, change: Any) -> None:
     path.write_text(json.dumps(content))
 
 
+def resize(path: Path, shape: tuple[int, int]) -> None:
+    """Give the picture in a file another (height, width)."""
+    with Image.open(path) as picture:
+        resized = picture.resize((shape[1], shape[0]))
+    resized.save(path)
+
+
 def make_scenes(root: Path, train: int = 8, val: int = 4, side: int = 48, seed: int = 0, border: int = 255) -> Path:
     """Images and masks: 0 ground, 1 square, 2 disc, and a frame of ``border`` that should not count."""
     random = np.random.default_rng(seed)

@@ -33,6 +33,13 @@ def test_classes_follow_the_order_of_ids_with_holes(data: Path) -> None:
     assert found.has_masks()
 
 
+def test_a_byte_order_mark_is_read_over(data: Path) -> None:
+    """Editors on Windows begin files with one."""
+    path = data / "instances_train.json"
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert len(open_coco(str(data)).splits["train"]) == 8
+
+
 def test_polygons_and_run_lengths_give_the_same_mask() -> None:
     _, shapes = draw(np.random.default_rng(0), 64)
     kind, inside = shapes[0]

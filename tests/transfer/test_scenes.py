@@ -54,6 +54,16 @@ def test_names_in_json_are_placed_by_their_labels(tmp_path: Path, names: object)
     assert found.ignored == 10 and found.table[:3].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("file", "content"), [("classes.txt", "void\nground\nsquare\n"), ("classes.json", '["void", "ground", "square"]')]
+)
+def test_a_byte_order_mark_belongs_to_no_name(data: Path, file: str, content: str) -> None:
+    """Editors on Windows begin files with one."""
+    (data / file).write_text(content, encoding="utf-8-sig")
+    found = open_scenes(str(data))
+    assert found.classes == ("ground", "square") and found.ignored == 0
+
+
 def test_a_name_for_255_may_stand_apart(data: Path) -> None:
     (data / "classes.json").write_text('{"0": "ground", "1": "square", "2": "disc", "255": "border"}')
     assert open_scenes(str(data)).classes == ("ground", "square", "disc")
@@ -136,7 +146,7 @@ def test_voc_reads_lists_and_palettes(tmp_path: Path) -> None:
             mask = Image.open(made / "masks" / split / path.name).convert("P")
             mask.putdata(list(np.asarray(Image.open(made / "masks" / split / path.name)).ravel()))
             mask.save(root / "SegmentationClass" / f"{name}.png")
-        (root / "ImageSets" / "Segmentation" / f"{split}.txt").write_text("\n".join(names))
+        (root / "ImageSets" / "Segmentation" / f"{split}.txt").write_text("\n".join(names), encoding="utf-8-sig")
     found = open_scenes(str(root))
     assert len(found.classes) == 21 and found.classes[15] == "person"
     assert {split: len(scenes) for split, scenes in found.splits.items()} == {"train": 8, "val": 4}

@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch.nn import functional as F
+from torchvision.transforms.functional import adjust_contrast
 
 from frugalvit import create_backbone
 from frugalvit.config.transfer import TestConfig
@@ -31,6 +33,7 @@ from frugalvit.transfer.segmentation import (
     probabilities,
     window_starts,
 )
+from frugalvit.transfer.using import lone_fabric
 
 from .samples import make_scenes
 
@@ -217,17 +220,39 @@ def test_a_share_of_one_draws_nothing_anew() -> None:
 
 
 def test_distortion_changes_half_and_keeps_the_range() -> None:
-    images = torch.rand(8, 3, 6, 6)
+    images, whole = torch.rand(8, 3, 6, 6), torch.ones(8, 1, 6, 6)
     none = torch.ones(8, 8, dtype=torch.float64) * 0.9
-    assert torch.allclose(distort(images, none), images, atol=1e-5)
+    assert torch.allclose(distort(images, none, whole), images, atol=1e-5)
     numbers = torch.rand(8, 8, dtype=torch.float64) * 0.4
-    changed = distort(images, numbers)
+    changed = distort(images, numbers, whole)
     assert (changed - images).abs().amax((1, 2, 3)).min() > 1e-3
     assert changed.min() >= 0 and changed.max() <= 1
     strongest = torch.tensor([[0.9, 0.5] * 3 + [0.1, 1.0]], dtype=torch.float64)
     red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
     tenth = torch.tensor([1.0, 0.6, 0.0]).view(1, 3, 1, 1)  # a tenth of a turn towards yellow
-    torch.testing.assert_close(distort(red, strongest), tenth, atol=1e-3, rtol=0)
+    torch.testing.assert_close(distort(red, strongest, torch.ones(1, 1, 1, 1)), tenth, atol=1e-3, rtol=0)
+
+
+def test_distortion_is_torchvisions_contrast_of_the_picture_alone() -> None:
+    """A picture in a corner of black: its own pixels become what torchvision makes of it by itself."""
+    picture = torch.rand(1, 3, 4, 5) * 0.5 + 0.3
+    padded, inside = torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8)
+    padded[..., :4, :5], inside[..., :4, :5] = picture, 1
+    half = torch.tensor([[0.9, 0.5, 0.1, 0.0, 0.9, 0.5, 0.9, 0.5]], dtype=torch.float64)
+    found = distort(padded, half, inside)[..., :4, :5]
+    torch.testing.assert_close(found, adjust_contrast(picture, 0.5), atol=1e-5, rtol=0)
+
+
+def test_an_image_of_which_nothing_counts_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    root = make_scenes(tmp_path / "shapes", train=1, val=3, side=40)
+    Image.fromarray(np.full((40, 40), IGNORED, np.uint8)).save(root / "masks" / "val" / "1.png")
+    data = open_scenes(str(root))
+    scenes = data.splits["val"]
+    task = SegmentTask(segmenter(), 32)
+    task.fabric, task.eval_batch = lone_fabric("cpu"), 3
+    _, shares = task.scores(LabelledPictures(scenes, data, open_pictures(scenes, "ram")), TestConfig())
+    assert [scenes[place].path.name for place, _ in shares] == ["0.png", "2.png"]
+    assert all(0 <= share <= 1 for _, share in shares)
 
 
 def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> None:
@@ -255,7 +280,7 @@ def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> Non
 @pytest.mark.parametrize("photometric", [True, False])
 @pytest.mark.parametrize("scales", [(0.5, 2.0), (0.4, 0.8)])
 def test_batches_equal_crops_made_one_by_one(tmp_path: Path, photometric: bool, scales: tuple[float, float]) -> None:
-    """Also where the picture is smaller than the crop."""
+    """Also where the picture is smaller than the crop: what is beyond it changes none of its colours."""
     data = open_scenes(str(make_scenes(tmp_path / "shapes", side=45)))
     scenes = data.splits["train"]
     dataset = LabelledPictures(scenes, data, open_pictures(scenes, "ram"))
@@ -275,11 +300,13 @@ def test_batches_equal_crops_made_one_by_one(tmp_path: Path, photometric: bool, 
             label = F.interpolate(classes[None, None, *window].float(), crop.out, mode="nearest-exact")[0, 0].long()
             height, width = crop.out
             flipped = row[1] < 0.5
+            if photometric:
+                image = distort(image[None], numbers[place : place + 1, -8:], torch.ones(1, 1, height, width))[0]
             images[place, :, :height, :width] = image.flip(2) if flipped else image
             labels[place, :height, :width] = label.flip(1) if flipped else label
             inside[place, :, :height, :width] = 1
-        images = distort(images, numbers[:, -8:]) if photometric else images
-        assert torch.equal(found.images, torch.where(inside > 0, task.normalize(images), 0.0))
+        wanted = torch.where(inside > 0, task.normalize(images), 0.0)
+        torch.testing.assert_close(found.images, wanted, atol=1e-5 if photometric else 0, rtol=0)
         assert torch.equal(found.labels, labels)
 
 

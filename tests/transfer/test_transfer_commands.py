@@ -63,6 +63,22 @@ def test_a_segmentation_run_leaves_everything(segmenter: Path) -> None:
     assert (segmenter / "pictures" / "worst_1.jpg").exists()
 
 
+def test_reports_tell_what_was_used_and_said_of_the_data(tmp_path: Path) -> None:
+    coco = make_coco(tmp_path / "coco", train=3, val=2, side=40)
+    edit(coco, "train", lambda content: content["annotations"][0].update(bbox=[5, 5, 0, 9]))
+    scenes = make_scenes(tmp_path / "scenes", train=3, val=2, side=40)
+    detect_commands.train(detect_config(coco, tmp_path / "detect", steps=1))
+    segment_commands.train(segment_config(scenes, tmp_path / "segment", steps=1))
+    for kind, words in (
+        ("detect", "1 object with a box without area left out"),
+        ("segment", "label 255 counts nowhere"),
+    ):
+        stored = json.loads((tmp_path / kind / "data.json").read_text(encoding="utf-8"))
+        assert stored["used"] == {"train": 3, "val": 2} and any(words in note for note in stored["notes"])
+        page = (tmp_path / kind / "report.html").read_text(encoding="utf-8")
+        assert "train: 3 images · val: 2 images" in page and words in page
+
+
 @pytest.mark.parametrize("kind", [pytest.param("detect", marks=pytest.mark.slow), "segment"])
 def test_a_resumed_run_ends_as_if_never_stopped(kind: str, tmp_path: Path, shapes: Path, scenes: Path) -> None:
     command, make, data = (

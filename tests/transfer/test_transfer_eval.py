@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from frugalvit.cli import main
 from frugalvit.config.transfer import DetectEvalConfig
 from frugalvit.errors import UserError
 from frugalvit.transfer import detect_commands, segment_commands
+from frugalvit.transfer.known import KnownLabels
+from frugalvit.transfer.scenes import open_scenes, read_labels
 
 from .samples import edit, make_coco, make_scenes
 from .tiny import detect_config, segment_config
@@ -190,6 +195,70 @@ def test_labels_that_a_segmenter_does_not_know_are_not_its_data(
     assert f"holds the label 7, but {segmenter} was trained with the labels 0 to 2: these are not its data" in told
     assert "--label-count" not in told and "\n" not in told
     assert main([*words, "--ignore-index", "7"]) == 0
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A segmenter that knows names, and its data."""
+    data = make_scenes(tmp_path_factory.mktemp("named") / "data", train=2, val=2, side=40, border=3)
+    (data / "classes.txt").write_text("ground\nsquare\ndisc\nvoid\n")
+    run = data.parent / "run"
+    segment_commands.train(segment_config(data, run, steps=2, report=False))
+    return run, data
+
+
+def with_labels(data: Path, out: Path, names: list[str]) -> Path:
+    """The data with their labels renumbered to the places of their names in ``names``."""
+    shutil.copytree(data, out)
+    before = (out / "classes.txt").read_text().split()
+    numbers = np.zeros(256, np.uint8)
+    numbers[: len(before)] = [names.index(name) for name in before]
+    for path in out.glob("masks/*/*.png"):
+        Image.fromarray(numbers[read_labels(path)]).save(path)
+    (out / "classes.txt").write_text("\n".join(names))
+    return out
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["square", "ground", "disc", "void"],
+        ["void", "disc", "ground", "square"],  # what counts nowhere is known by its name too
+        ["tree", "disc", "void", "sky", "ground", "square"],  # names that no mask holds are no mistake
+    ],
+)
+def test_a_segmenter_is_scored_by_the_names_of_its_classes(
+    names: list[str], named: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = named
+    other = with_labels(data, tmp_path / "other", names)
+    found = []
+    for where in (data, other):
+        out = tmp_path / f"scored_{len(found)}"
+        words = ["segment", "eval", str(run), str(where), "--out", str(out), "--device", "cpu", "--json", "--quiet"]
+        assert main(words) == 0
+        scores = json.loads(capsys.readouterr().out)
+        rows = json.loads((out / "transfer_report.json").read_text())["per_class"]["rows"]
+        found.append(({key: scores[key] for key in ("miou", "mean_accuracy", "pixel_accuracy")}, rows))
+    assert found[0] == found[1]
+    known = KnownLabels(str(run), ("ground", "square", "disc"), (0, 1, 2), 3)
+    note = open_scenes(str(other), only="val", known=known).notes[-1]
+    assert f"otherwise than {run}: names decide" in note and "there" in note
+
+
+def test_a_name_that_a_segmenter_lacks_is_refused_where_a_mask_holds_it(
+    named: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = named
+    other = with_labels(data, tmp_path / "other", ["square", "ground", "disc", "void"])
+    (other / "classes.txt").write_text("square\nground\nring\nvoid\n")
+    words = ["segment", "eval", str(run), str(other), "--device", "cpu", "--quiet"]
+    assert main(words) == 2
+    told = capsys.readouterr().err.strip()
+    assert f"holds the label 2, 'ring', which {run} does not have" in told and "--ignore-index 2" in told
+    assert "\n" not in told
+    (other / "classes.txt").write_text("0\n1\n2\n3\n")  # numbers are no names: labels are taken as they are
+    assert main(words) == 0
 
 
 def cut_short(path: Path) -> None:

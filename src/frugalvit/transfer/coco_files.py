@@ -44,7 +44,7 @@ def find_annotations(where: Path) -> dict[str, Path]:
 def read(path: Path) -> dict[str, Any]:
     """The content of a file, every entry checked."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())[:120]}).") from None
     needed = ("images", "annotations", "categories")

@@ -11,7 +11,7 @@ from faster_coco_eval.core import mask as run_length
 from torch import Tensor
 
 from frugalvit import console
-from frugalvit.transfer.detect_data import ObjectPictures, Objects, View, lay_out, make_targets
+from frugalvit.transfer.detect_data import ObjectPictures, Objects, View, frame_of, lay_out, make_targets
 from frugalvit.transfer.detection import Detector
 from frugalvit.transfer.feed import Feed, share
 from frugalvit.transfer.parts import Target
@@ -69,9 +69,11 @@ class DetectTask(TransferTask):
         return {name: value for name, value in whole.items() if value is not None}
 
     def find(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
-        """The detections of all images, gathered over the processes; masks as run lengths."""
+        """The detections of all images in their order, gathered over the processes; masks as run lengths."""
         assert self.fabric is not None
-        places = list(share(len(dataset), self.fabric))
+        sizes = dataset.pictures.sizes
+        # Pictures of one frame side by side, so that batches stay full.
+        places = sorted(share(len(dataset), self.fabric), key=lambda place: frame_of(self._fit(sizes[place])))
         found: list[dict[str, Any]] = []
         was_training = self.training
         self.eval()
@@ -81,18 +83,32 @@ class DetectTask(TransferTask):
             for place, objects in zip(part, self.detect([dataset.pictures.read(i) for i in part]), strict=True):
                 found += [{"image": place, **entry} for entry in objects]
         self.train(was_training)
-        return self.gather(found)
+        return sorted(self.gather(found), key=lambda entry: entry["image"])
 
     def detect(self, pictures: list[Tensor], least: float = 0.0) -> list[list[dict[str, Any]]]:
-        """The objects of pictures (3, H, W) that score at least so much, as dicts.
+        """The objects of pictures (3, H, W) that score at least so much, as dicts; the same together and one by one.
 
         label, score, bbox (left, top, width, height), and mask as run lengths
         """
         original = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
+        sizes = [self._fit(size) for size in original]
+        frames: dict[tuple[int, int], list[int]] = {}
+        for place, size in enumerate(sizes):
+            frames.setdefault(frame_of(size), []).append(place)
+        found: list[list[dict[str, Any]]] = [[] for _ in pictures]
         with torch.inference_mode(), self.autocast():
-            sizes = [self.view.fit(*size, self.view.side) for size in original]
-            images = lay_out(pictures, sizes, [False] * len(sizes), self.mean, self.std)
-            return [_entries(objects) for objects in self.net.detect(images, sizes, original, least)]
+            for frame, places in frames.items():
+                fitted = [sizes[place] for place in places]
+                seen = [pictures[place] for place in places]
+                images = lay_out(seen, fitted, [False] * len(places), self.mean, self.std, frame)
+                part = self.net.detect(images, fitted, [original[place] for place in places], least)
+                for place, objects in zip(places, part, strict=True):
+                    found[place] = _entries(objects)
+        return found
+
+    def _fit(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The size in which a picture of this size is looked at."""
+        return self.view.fit(*size, self.view.side)
 
     def scores(self, dataset: ObjectPictures, found: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
         """COCO's scores of boxes, and of masks where both the detector and the data have them."""

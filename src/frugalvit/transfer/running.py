@@ -20,6 +20,7 @@ from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.transfer import TransferConfig
 from frugalvit.data.examples import FileExamples
 from frugalvit.errors import UserError
+from frugalvit.files import storable
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.evidence import decisions_table, finite, kept_weights, run_facts, summary_table
@@ -98,12 +99,22 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     )
     batch = max(1, min(16, plan.images_per_step // fabric.world_size))
     task.feed(feeding, watch_set, split, fabric, batch)
+    used = {"train": len(dataset), split: len(watch_set)}
+    _note_used(run, data.notes, used)
     if config.compile is True:
         task.pyramid.compile(dynamic=True)
     outcome = fit(task, plan, run, fabric)
     final = _dataset(job, unseen, data, config, task, fabric) if unseen is not None else watch_set
     scored_on = "test" if unseen is not None else split
+    _note_used(run, data.notes, used | {scored_on: len(final)})
     return _finish(config, job, data, run, fabric, task, outcome, final, scored_on, decisions)
+
+
+def _note_used(run: Run, notes: list[str], used: dict[str, int]) -> None:
+    """Keep what was said of the data and how many images each part has, for the report."""
+    if run.writer:
+        facts = {"notes": [storable(note) for note in notes], "used": used}
+        run.save_json("data.json", run.read_json("data.json") | facts)
 
 
 def _listed(paths: list[Path]) -> FileExamples:

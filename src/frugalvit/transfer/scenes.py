@@ -26,6 +26,7 @@ from frugalvit.data.decode import known_formats
 from frugalvit.data.folders import SPLIT_NAMES
 from frugalvit.data.machine import cores
 from frugalvit.errors import UserError
+from frugalvit.transfer.known import KnownLabels, name_of
 from frugalvit.transfer.pairing import Pairs, match
 from frugalvit.transfer.places import (
     UNREADABLE,
@@ -83,13 +84,13 @@ def open_scenes(
     split: str = "auto",
     val_fraction: float = 0.1,
     only: str | None = None,
-    model: str | None = None,
+    known: KnownLabels | None = None,
     max_bad: float = 0.05,
 ) -> SceneData:
     """Read a dataset, check every pair, and make what splits are missing; every mistake is one line before training.
 
     only: the split that is wanted; nothing of the others is read.
-    model: whose labels ``count`` are, in the message that these are others.
+    known: the labels of a model that is to be scored, for which these are taken; instead of ``count``.
     max_bad: the share of a split's images that may be none.
     """
     root = Path(where)
@@ -103,16 +104,25 @@ def open_scenes(
     notes: list[str] = []
     splits = {name: _scenes(name, found, max_bad, notes) for name, found in pairs.items()}
     names = class_names(root, layout)
+    elsewhere = known is not None and known.stand_elsewhere(names)
+    if known is not None and not elsewhere:
+        ignore, count = known.ignored if ignore == "auto" else ignore, max(known.labels) + 1
     ignored, reason = choose_ignored(ignore, layout, names)
     notes.append(f"label {IGNORED} counts nowhere" + (f", nor does {ignored}: {reason}" if ignored != IGNORED else ""))
     present = _labels(splits)
+    if known is not None and elsewhere:
+        table = known.table(names, present, ignored)
+        notes.append(known.note(table, names, where))
+        splits = arrange(splits, split, val_fraction, notes)
+        return SceneData(root.resolve().name, known.classes, table, ignored, splits, notes)
     highest, kept_names = _count(count, names, present, ignored)
     for label, example in present.items():
         if label >= highest and label not in (ignored, IGNORED):
-            if model is not None:
+            if known is not None:
                 raise UserError(
-                    f"{example} holds the label {label}, but {model} was trained with the labels 0 to {highest - 1}: "
-                    f"these are not its data. Mend the mask, or give --ignore-index {label} if it should not count."
+                    f"{example} holds the label {label}, but {known.model} was trained with the labels 0 to "
+                    f"{highest - 1}: these are not its data. Mend the mask, or give --ignore-index {label} if it "
+                    "should not count."
                 )
             raise UserError(
                 f"{example} holds the label {label}, but there are {highest} classes (0 to {highest - 1}); mend the "
@@ -129,7 +139,7 @@ def open_scenes(
         raise UserError(f"{root} has fewer than two classes: segmentation needs something to tell apart.")
     table = np.full(256, IGNORED, np.uint8)
     table[labels] = np.arange(len(labels))
-    shown = tuple(kept_names[label] if label < len(kept_names) else str(label) for label in labels)
+    shown = tuple(name_of(label, kept_names) for label in labels)
     notes += _never_seen(labels, shown, present, bool(kept_names) or count != "auto") if only is None else []
     return SceneData(root.resolve().name, shown, table, ignored, arrange(splits, split, val_fraction, notes), notes)
 
@@ -201,7 +211,7 @@ def _voc(root: Path) -> dict[str, Callable[[], Pairs]]:
     found: dict[str, Callable[[], Pairs]] = {}
     for split in ("train", "val", "test"):
         listing = root / "ImageSets" / "Segmentation" / f"{split}.txt"
-        names = listing.read_text(encoding="utf-8").split() if listing.is_file() else []
+        names = listing.read_text(encoding="utf-8-sig").split() if listing.is_file() else []
         if names:
             found[split] = partial(_voc_pairs, root, listing, names)
     if not found:
@@ -224,7 +234,7 @@ def class_names(root: Path, layout: str) -> tuple[str, ...]:
     """Names by label from classes.txt or class_names.json, or those of a known dataset; empty where there are none."""
     for name in ("classes.txt", "class_names.txt", "labels.txt"):
         if (root / name).is_file():
-            lines = (root / name).read_text(encoding="utf-8").splitlines()
+            lines = (root / name).read_text(encoding="utf-8-sig").splitlines()
             return _not_too_many(root / name, [line.strip() for line in lines if line.strip()])
     for name in ("classes.json", "class_names.json"):
         if (root / name).is_file():
@@ -241,7 +251,7 @@ def _not_too_many(path: Path, names: list[str]) -> tuple[str, ...]:
 def _names_in(path: Path) -> list[str]:
     """Names by label from a JSON file: a list in the order of the labels, {label: name} or {name: label}."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error}).") from None
     if isinstance(content, list) and all(isinstance(name, str | int) for name in content):

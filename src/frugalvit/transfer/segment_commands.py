@@ -26,6 +26,7 @@ from frugalvit.training.schedules import Polynomial, Schedule
 from frugalvit.transfer import running
 from frugalvit.transfer.decide import decide_segmenter, short_side
 from frugalvit.transfer.feed import Pictures
+from frugalvit.transfer.known import KnownLabels
 from frugalvit.transfer.pictures import colours_of, draw_classes, save_picture, side_by_side, with_legend
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scenes import Scene, SceneData, open_scenes
@@ -130,19 +131,13 @@ def evaluate(config: SegmentEvalConfig) -> Result:
     began = time.monotonic()
     folder = out_folder(config.out)
     facts = read_facts(config.model, "segment")
-    ignored = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
+    known = KnownLabels(config.model, tuple(facts["classes"]), tuple(facts["labels"]), facts["ignored"])
     data = open_scenes(
-        config.data,
-        ignore=ignored,
-        count=max(facts["labels"]) + 1,
-        split="given",
-        only=config.split,
-        model=config.model,
-        max_bad=1.0,
+        config.data, ignore=config.ignore_index, split="given", only=config.split, known=known, max_bad=1.0
     )
     for note in data.notes:
         console.say(note)
-    if np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
+    if data.classes != known.classes and np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
         raise UserError(
             f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
             "the same labels must count in both (see --ignore-index)."

@@ -96,12 +96,16 @@ def choose_crop(
     return Crop(top, left, tall, wide, out)
 
 
-def distort(images: Tensor, numbers: Tensor) -> Tensor:
-    """Brightness ± 1/8, contrast and saturation × 0.5 to 1.5, hue ± 1/10 of a turn, each for half of the images."""
+def distort(images: Tensor, numbers: Tensor, inside: Tensor) -> Tensor:
+    """Brightness ± 1/8, contrast and saturation × 0.5 to 1.5, hue ± 1/10 of a turn, each for half of the images.
+
+    inside: (B, 1, H, W), 1 where there is picture and 0 beyond, which must not count in the mean contrast is about
+    """
     apply, amount = numbers[:, 0::2].float() < 0.5, (numbers[:, 1::2] * 2 - 1).float()
     strength = torch.where(apply, amount, torch.zeros_like(amount)).to(images.device)
     images = (images + strength[:, 0].view(-1, 1, 1, 1) / 8).clamp(0, 1)
-    images = color.contrast(images, 1 + strength[:, 1] / 2)
+    mean = (color.luma(images) * inside).sum((1, 2, 3), keepdim=True) / inside.sum((1, 2, 3), keepdim=True)
+    images = color.blend(images, mean, 1 + strength[:, 1] / 2)
     images = color.saturation(images, 1 + strength[:, 2] / 2)
     return color.hue(images, strength[:, 3] / 10)
 
@@ -156,6 +160,7 @@ class SegmentTask(TransferTask):
         areas = [crop.height * crop.width for crop in crops]
         parts = zip(pixels.split([3 * area for area in areas]), classes.split(areas), crops, rows, strict=True)
         images = torch.zeros(len(items), 3, side, side, device=self.device)
+        inside = torch.zeros(len(items), 1, side, side, device=self.device)
         labels = torch.full((len(items), side, side), IGNORED, dtype=torch.int64, device=self.device)
         for place, (picture, label, crop, row) in enumerate(parts):
             image = picture.view(1, 3, crop.height, crop.width)
@@ -163,15 +168,11 @@ class SegmentTask(TransferTask):
             known = F.interpolate(label.view(1, 1, crop.height, crop.width), size=crop.out, mode="nearest-exact")[0, 0]
             mirrored = row[1] < 0.5
             images[place, :, : crop.out[0], : crop.out[1]] = image.flip(2) if mirrored else image
+            inside[place, :, : crop.out[0], : crop.out[1]] = 1
             labels[place, : crop.out[0], : crop.out[1]] = known.flip(1) if mirrored else known
         if self.photometric:
-            images = distort(images, numbers[:, -_COLOUR_COLUMNS:])
-        images = self.normalize(images)
-        for place, (height, width) in enumerate(
-            crop.out for crop in crops
-        ):  # beyond the picture there is the mean, not a distorted black
-            images[place, :, height:] = 0
-            images[place, :, :, width:] = 0
+            images = distort(images, numbers[:, -_COLOUR_COLUMNS:], inside)
+        images = self.normalize(images) * inside  # beyond the picture there is the mean, not a distorted black
         return SegmentBatch(images, labels)
 
     def losses(self, batch: SegmentBatch) -> dict[str, Tensor]:
@@ -184,7 +185,10 @@ class SegmentTask(TransferTask):
         return self.scores(self.evaluated, TestConfig())[0].summary()
 
     def scores(self, dataset: LabelledPictures, test: TestConfig) -> tuple[Confusion, list[tuple[int, float]]]:
-        """Pixels by true and predicted class over all images, and (place, share of pixels that are right) of each."""
+        """Pixels by true and predicted class over all images, and (place, share of pixels that are right) of each.
+
+        An image of which no pixel counts has no such share.
+        """
         assert self.fabric is not None
         confusion = Confusion(self.net.spec.classes, self.device)
         shares: list[tuple[int, float]] = []
@@ -195,8 +199,8 @@ class SegmentTask(TransferTask):
             truth = torch.stack([dataset.labels(place) for place in places]).to(self.device)
             confusion.add(predicted, truth)
             counted = truth != IGNORED
-            right = ((predicted == truth) & counted).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)
-            shares += zip(places, right.tolist(), strict=True)
+            right = ((predicted == truth) & counted).sum((1, 2)) / counted.sum((1, 2))
+            shares += [(place, one) for place, one in zip(places, right.tolist(), strict=True) if not math.isnan(one)]
         self.train(was_training)
         return confusion.reduced(self.fabric), sorted(self.gather(shares))
 
