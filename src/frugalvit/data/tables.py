@@ -328,12 +328,11 @@ def class_list(labels: Iterable[str | None]) -> list[str]:
 
 
 def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]:
-    """Each image once in a split; ``a.png`` and ``./a.png`` are one, and an image has one label wherever it stands."""
-    first: dict[tuple[str, str | None], Row] = {}
+    """Each image once in a split, however its path is written; and an image has one label wherever it stands."""
+    first: dict[tuple[str, str], Row] = {}
     labelled: dict[str, Row] = {}
-    for row in rows:
-        image = os.path.normpath(row.path)
-        first.setdefault((image, row.split), row)
+    for row, image in zip(rows, _images_of(rows, Path(where).parent), strict=True):
+        first.setdefault((image, row.split or "train"), row)
         before = labelled.setdefault(image, row)
         if before.label != row.label:
             raise UserError(
@@ -343,9 +342,16 @@ def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]
     if len(first) < len(rows):
         notes.append(f"{where}: {counted(len(rows) - len(first), 'repeated row')} left out.")
     times = Counter(image for image, _ in first)
-    if shared := [image for image, count in times.items() if count > 1]:
+    if shared := [labelled[image].path for image, count in times.items() if count > 1]:
         notes.append(f"{where}: {counted(len(shared), 'image')} in several splits, so scores flatter: {some(shared)}.")
     return list(first.values())
+
+
+def _images_of(rows: list[Row], folder: Path) -> list[str]:
+    """One text per row, the same for ``a.png``, ``./a.png`` and the full path of that file, also through a link."""
+    keys = FileExamples([_file(folder, row.path) for row in rows], None, str(folder)).keys
+    root = os.path.realpath(folder)
+    return [os.path.normpath(os.path.join(root, key)) for key in keys]
 
 
 def _note_missing(splits: dict[str, Examples], where: str, notes: list[str]) -> None:
