@@ -157,7 +157,7 @@ def test_no_image_is_in_train_and_in_the_made_val(tmp_path: Path, fraction: floa
         repeated = 12 * (len(ways) * len(splits) - 1)
         assert f"{repeated} repeated rows left out" in source.notes[0]
     full = f"path,label\n000.png,x\n{tmp_path / 'photos' / '000.png'},y\n"
-    with pytest.raises(UserError, match="two labels, 'x' .line 2. and 'y' .line 3."):
+    with pytest.raises(UserError, match=r"two labels, 'x' .line 2. and 'y' .line 3."):
         open_data(write_csv(tmp_path / "photos", full))
 
 

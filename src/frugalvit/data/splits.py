@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ def hold_out(
         image_of = [number.setdefault(image, len(number)) for image in images]
         first = np.unique(image_of, return_index=True)[1]
         own = None if labels is None else labels[first]
-        return hold_out([keys[i] for i in first], own, fraction, seed)[image_of]
+        return hold_out([keys[int(i)] for i in first], own, fraction, seed)[image_of]
     ranks = np.array([_rank(key, seed) for key in keys], dtype=np.uint64)
     groups = np.zeros(len(keys), dtype=np.int64) if labels is None else labels
     held = np.zeros(len(keys), dtype=bool)
@@ -46,7 +45,7 @@ def hold_out(
 
 def split_examples(examples: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
     """The kept and the held-out part; both in their old order."""
-    places = [os.path.abspath(name) for name in examples.names]  # two shards may each have an image of one key
+    places = [str(Path(name).absolute()) for name in examples.names]  # two shards may each have an image of one key
     held = hold_out(examples.keys, examples.labels, fraction, seed, places)
     return examples.subset(~held), examples.subset(held)
 

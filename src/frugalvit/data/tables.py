@@ -350,8 +350,8 @@ def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]
 def _images_of(rows: list[Row], folder: Path) -> list[str]:
     """One text per row, the same for ``a.png``, ``./a.png`` and the full path of that file, also through a link."""
     keys = FileExamples([_file(folder, row.path) for row in rows], None, str(folder)).keys
-    root = os.path.realpath(folder)
-    return [os.path.normpath(os.path.join(root, key)) for key in keys]
+    root = folder.resolve()
+    return [os.path.normpath(root / key) for key in keys]
 
 
 def _note_missing(splits: dict[str, Examples], where: str, notes: list[str]) -> None:
