@@ -223,6 +223,31 @@ def test_other_columns_are_named_where_none_means_labels(tmp_path: Path, text: s
             refuse()
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_column_that_is_still_to_be_filled_in_is_named(tmp_path: Path, suffix: str) -> None:
+    """As 'frugalvit embed --select' writes it: to say that there is no such column is wrong."""
+    fill(tmp_path, {".": 2})
+    text = "path,label\n000.png,\n001.png,\n" if suffix == "csv" else '{"path": "000.png", "label": null}\n'
+    source = open_data(write_csv(tmp_path, text, f"to_label.{suffix}"))
+    assert source.classes is None
+    with pytest.raises(UserError, match=r"its column 'label' is empty, so read as unlabelled until it is filled in"):
+        check_trainable(source)
+    assert not any("and no labels" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("name", ["path", "label", "split"])
+def test_two_columns_of_one_name_are_noted(tmp_path: Path, name: str) -> None:
+    fill(tmp_path, {".": 2})
+    header, more = f"path,label,split,{name}", {"path": "001.png", "label": "b", "split": "val"}[name]
+    table = write_csv(tmp_path, f"{header}\n000.png,a,train,{more}\n")
+    source = open_data(table, split="given")
+    assert source.classes == ("a",) and sizes(source) == {"train": 1}
+    said = f"has 2 columns called '{name}', the first is read: rename or remove the rest"
+    assert any(said in note for note in source.notes)
+    ignoring = open_data(table, split="given", labels="ignore").notes
+    assert any(said in note for note in ignoring) == (name != "label")
+
+
 def test_tables_from_windows(tmp_path: Path) -> None:
     """Backslashes between folders, a byte order mark, and line ends of two characters."""
     fill(tmp_path, {"train/cat": 2, "train/dog": 2})

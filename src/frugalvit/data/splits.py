@@ -113,7 +113,7 @@ def check_trainable(source: DataSource) -> None:
         why = f" ({source.notes[0].rstrip('.')})" if source.notes else ""
         raise UserError(
             f"{source.location} has no labels{why}: training a classifier wants one folder per class, or a table with "
-            f"a column {WANTED_COLUMN}. Without labels there is 'frugalvit pretrain'."
+            f"labels in a column {WANTED_COLUMN}. Without labels there is 'frugalvit pretrain'."
         )
     if len(source.classes) < 2:
         only = ", ".join(source.classes)
