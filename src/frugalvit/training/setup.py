@@ -27,6 +27,7 @@ from frugalvit.data.held import Survey
 from frugalvit.data.loader import Batches, Store
 from frugalvit.data.machine import cores
 from frugalvit.data.mixing import Mixing
+from frugalvit.data.places import lies_among
 from frugalvit.data.sharing import SharedStores
 from frugalvit.data.sizes import median_side as median_side
 from frugalvit.data.sources import classes_in_shards, without_labels
@@ -99,10 +100,7 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
 
 def not_into_the_data(config: RunConfig) -> None:
     """A run among the images would be taken for a class the next time; where none is named it goes into runs/."""
-    if not config.data or not Path(config.data).is_dir():
-        return
-    out, data = Path(config.out or "runs").resolve(), Path(config.data).resolve()
-    if out == data or data in out.parents:
+    if config.data and lies_among(Path(config.out or "runs"), config.data):
         what = f"--out {config.out}" if config.out else "runs/, where the run would go,"
         raise UserError(f"{what} lies among the images of {config.data}: choose a folder outside of it with --out.")
 
