@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from PIL import Image
+
+from frugalvit.data import listing
 
 
 def picture(path: Path, shade: int = 0) -> Path:
@@ -20,6 +23,18 @@ def fill(root: Path, counts: dict[str, int]) -> Path:
         for i in range(count):
             picture(root / folder / f"{i:03d}.png", 16 * number + i)
     return root
+
+
+def lock(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Folders of this name may not be read: tests often run as somebody who may read everything."""
+    list_folder = listing.list_folder
+
+    def refuse(path: str) -> listing.Folder:
+        if Path(path).name == name:
+            raise PermissionError(13, "Permission denied", path)
+        return list_folder(path)
+
+    monkeypatch.setattr(listing, "list_folder", refuse)
 
 
 def sizes(source) -> dict[str, int]:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_shards import photos, write_shards
+from test_shards import photos, png, write_shards, write_tar
 
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.examples import DataSource
+from frugalvit.data.held import Survey, held_out
 from frugalvit.data.pack import pack
 from frugalvit.data.packed import index_beside
-from frugalvit.data.streaming import Survey, _held_out, open_stream
+from frugalvit.data.streaming import open_stream
 from frugalvit.errors import UserError
+from frugalvit.training import pretrain
 
 sys.path.append(str(Path(__file__).parent.parent / "training"))
 from webserver import serving
@@ -61,13 +65,13 @@ def test_the_remainder_is_not_what_is_validated_on(tmp_path: Path) -> None:
     ],
 )
 def test_about_the_share_that_was_asked_for(counts: list[int] | None, fraction: float, expected: list[int]) -> None:
-    assert _held_out(counts, 5 if counts is None else len(counts), fraction, "here") == expected
+    assert held_out(counts, 5 if counts is None else len(counts), fraction, "here") == expected
 
 
 @given(st.integers(2, 60), st.floats(0.001, 0.999), st.lists(st.integers(0, 50), min_size=60, max_size=60))
 def test_any_shards(shards: int, fraction: float, counts: list[int]) -> None:
     for known in (None, counts[:shards]):
-        held = _held_out(known, shards, fraction, "here")
+        held = held_out(known, shards, fraction, "here")
         assert held == sorted(set(held)) and 1 <= len(held) <= min(8, shards - 1)
         assert held[0] >= 0 and held[-1] < shards
 
@@ -102,6 +106,50 @@ def test_other_shards_than_at_the_start_are_refused(tmp_path: Path) -> None:
     more = write_shards(tmp_path / "s", shards=11)
     with pytest.raises(UserError, match=r"has 11 shards for training now, and 10 when the run began: put them back"):
         open_stream(more, labelled=True, known=train.survey)
+
+
+def test_pretraining_does_not_see_what_training_validates_on(tmp_path: Path) -> None:
+    """With an index, by a look through the shards, and where only a few of those elsewhere are looked at."""
+    write_shards(tmp_path / "s", shards=10)
+    with serving(tmp_path / "s") as (address, _):
+        for where in (packed(tmp_path)[0], str(tmp_path / "s"), address + "/{000..009}.tar"):
+            supervised: Any = open_stream(where, labelled=True).splits["train"]
+            source = open_stream(where, labelled=False)
+            train: Any = source.splits["train"]
+            assert train.shards == supervised.shards and train.survey.held == supervised.survey.held != []
+            assert len(train) == len(supervised) and any("held out" in note for note in source.notes), where
+            assert not any("best weights" in note for note in source.notes)
+            whole: Any = open_stream(where, labelled=False, whole=True).splits["train"]
+            assert len(whole.shards) > len(train.shards)
+            assert ("val" in source.splits) == (source.classes is not None), "fetched only where it can be watched"
+
+
+def test_pretraining_sees_all_where_nothing_is_to_be_validated_on(tmp_path: Path) -> None:
+    files = {f"{i}.png": png(i) for i in range(4)}
+    for shard in range(4):
+        write_tar(tmp_path / "bare" / f"{shard:03d}.tar", files)
+    single = write_shards(tmp_path / "single", shards=1)
+    for where in (str(tmp_path / "bare"), single):
+        source = open_stream(where, labelled=False)
+        train: Any = source.splits["train"]
+        assert list(source.splits) == ["train"] and train.survey.held == []
+
+
+def test_a_pretraining_that_began_with_all_shards_keeps_them(tmp_path: Path) -> None:
+    where = write_shards(tmp_path / "s", shards=10)
+    begun: Any = open_stream(where, labelled=False, whole=True).splits["train"]
+    for held in ([], None):  # as it was noted, and as earlier versions noted it
+        survey = begun.survey._replace(held=held)
+        train: Any = open_stream(where, labelled=False, known=survey).splits["train"]
+        assert train.shards == begun.shards
+
+
+@pytest.mark.parametrize("words", [{"images": "train+val"}, {"images": "all"}, {"labels": "ignore"}, {}])
+def test_who_asks_for_all_images_gets_them(tmp_path: Path, words: dict[str, Any]) -> None:
+    where = write_shards(tmp_path / "s", shards=10)
+    config = PretrainConfig(data=where, stream=True, **words)
+    train = pretrain._images(pretrain._open(config, SimpleNamespace(world_size=1)), config.images)  # type: ignore[arg-type]
+    assert len(train) == (40 if words else 36)
 
 
 def test_one_process_decides_for_all(tmp_path: Path) -> None:

@@ -87,6 +87,14 @@ def test_gaussian_blur(size: tuple[int, int], kernel: int, device: str) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-5 if device == "cpu" else LEVEL, rtol=0)
 
 
+@DEVICES
+def test_the_least_blur_changes_nothing(device: str) -> None:
+    """Its square is 0, and 0 / 0 is no pixel."""
+    images = (pictures(2).float() / 255).to(device)
+    result = color.gaussian_blur(images, torch.tensor([1e-30, 0.0], device=device), 13)
+    torch.testing.assert_close(result, images, atol=1e-6 if device == "cpu" else LEVEL, rtol=0)
+
+
 def test_other_channel_counts_pass() -> None:
     images = torch.rand(2, 5, 8, 8)
     half = torch.tensor([0.5, 0.5])

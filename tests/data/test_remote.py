@@ -202,7 +202,7 @@ def test_what_is_known_of_a_stream(tmp_path: Path) -> None:
     assert train.fingerprint() == open_stream(where, labelled=True, val_fraction=0.2).splits["train"].fingerprint()
     with serving(tmp_path / "s") as (address, _):
         there = open_stream(address + "/{000..009}.tar", labelled=False)
-    assert list(there.splits) == ["train"] and there.classes is None and len(there.splits["train"]) == 40
+    assert list(there.splits) == ["train"] and there.classes is None and len(there.splits["train"]) == 36
     assert there.splits["train"].survey.counts is None
 
 

@@ -272,6 +272,29 @@ def test_pack_leaves_out_bad_files_and_never_overwrites(tmp_path: Path, capsys: 
     assert "lacks 1 of the shards" in open_data(tmp_path / "out").notes[0]
 
 
+def test_shards_are_not_laid_among_the_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of images with shards in it is neither the one nor the other."""
+    root = photos(tmp_path / "photos")
+    (tmp_path / "link").symlink_to(root, target_is_directory=True)
+    (tmp_path / "elsewhere").mkdir()
+    (root / "train" / "away").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    before = sorted(root.rglob("*"))
+    for home, data, out in [
+        (".", "photos", "photos/shards"), (".", "photos", "photos/train/cat/x"), (".", "link", "photos/shards"),
+        (".", "photos", "link/shards"), ("photos", ".", "shards"), ("photos/train", "..", "new"),
+        (".", "photos", "photos/train/away"),
+    ]:  # fmt: skip
+        monkeypatch.chdir(tmp_path / home)
+        assert cli.main(["data", "pack", data, out]) == 2
+        assert f"{out} lies among the images of {data}: choose a folder outside" in capsys.readouterr().err
+    assert sorted(root.rglob("*")) == before
+    (root / "train" / "away").unlink()
+    monkeypatch.chdir(root)
+    assert cli.main(["data", "pack", ".", "../photos_packed"]) == 0
+
+
 def test_a_stopped_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_data(photos(tmp_path / "photos"), split="given")
 
@@ -279,7 +302,7 @@ def test_a_stopped_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("frugalvit.data.pack._add", full)
-    with pytest.raises(UserError, match="No space left"):
+    with pytest.raises(UserError, match=r"No space left on device\): choose another folder"):
         pack(source, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import fill, picture, sizes
+from layouts import fill, lock, picture, sizes
 from PIL import Image
 
-from frugalvit.data import check_trainable, open_data
+from frugalvit.data import cache, check_trainable, open_data
 from frugalvit.data.decode import BadImage
 from frugalvit.data.pack import pack
 from frugalvit.data.sizes import median_side
@@ -174,6 +174,35 @@ def test_empty_class_one_class_and_nothing(tmp_path: Path) -> None:
     fill(tmp_path / "both", {"train/a": 1, "val/a": 1, "valid/a": 1})
     with pytest.raises(UserError, match="has both 'val' and 'valid'"):
         open_data(tmp_path / "both")
+
+
+def test_folders_that_may_not_be_read_are_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, {"photos/locked": 2, "photos/open": 2, "shut/locked": 2})
+    lock(monkeypatch, "locked")
+    assert any(
+        f"no permission to read {tmp_path}/photos/locked" in note for note in open_data(tmp_path / "photos").notes
+    )
+    with pytest.raises(UserError, match=f"no images that can be read: no permission to read {tmp_path}/shut/locked"):
+        open_data(tmp_path / "shut", labels="folders")
+
+
+def test_images_none_of_which_can_be_read_are_refused_with_advice(tmp_path: Path) -> None:
+    """No size is made up for them."""
+    for number in range(2):
+        (tmp_path / f"{number}.jpg").write_text("<html></html>")
+    bad = open_data(tmp_path).splits["train"]
+    for look in (median_side, lambda examples: cache.look(examples, (32, 32))):
+        with pytest.raises(
+            UserError, match=r"None of the 2 images .*0\.jpg: .*\. Mend or replace them \('frugalvit data'"
+        ):
+            look(bad)
+
+
+def test_a_size_is_looked_for_among_all_where_every_second_image_is_bad(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 128})
+    for number in range(0, 128, 2):
+        (tmp_path / f"{number:03d}.png").write_text("<html></html>")
+    assert median_side(open_data(tmp_path).splits["train"]) == 6
 
 
 def test_litter_links_and_odd_names(tmp_path: Path) -> None:

@@ -41,6 +41,22 @@ def test_every_class_gives_its_share_in_any_order(labels: list[int], fraction: f
     np.testing.assert_array_equal(again, held[order])
 
 
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.floats(0.01, 0.99))
+def test_copies_of_an_image_stay_together(images: list[int], fraction: float) -> None:
+    names, labels = [f"{image}.jpg" for image in images], np.array([image % 2 for image in images])
+    held = hold_out(names, labels, fraction, 0, names)
+    once = sorted(set(images))
+    alone = hold_out([f"{image}.jpg" for image in once], np.array(once) % 2, fraction, 0)
+    np.testing.assert_array_equal(held, alone[[once.index(image) for image in images]])
+
+
+def test_images_of_one_key_in_two_shards_are_two() -> None:
+    """Shards often number their members alike: what was held out of them stays held out."""
+    keys, names = [f"{i % 10}" for i in range(30)], [f"{i // 10}.tar/{i % 10}" for i in range(30)]
+    labels = np.arange(30) % 3
+    np.testing.assert_array_equal(hold_out(keys, labels, 0.25, 0, names), hold_out(keys, labels, 0.25, 0))
+
+
 def test_seeds_differ_and_parts_do_not_overlap() -> None:
     examples = make([0, 1] * 50)
     picks = [tuple(np.flatnonzero(hold_out(examples.keys, examples.labels, 0.2, seed))) for seed in range(3)]

@@ -140,6 +140,37 @@ def test_an_image_in_two_splits_is_noted(tmp_path: Path) -> None:
     assert any("1 image in several splits" in note and "001.png" in note for note in source.notes)
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.3, 0.5])
+def test_no_image_is_in_train_and_in_the_made_val(tmp_path: Path, fraction: float) -> None:
+    """An empty split means train; and a path may be written in full, through a link or with a detour."""
+    fill(tmp_path / "photos", {".": 12})
+    (tmp_path / "link").symlink_to(tmp_path / "photos", target_is_directory=True)
+    (tmp_path / "photos" / "t.csv").touch()
+    ways = ["{}", str(tmp_path / "photos" / "{}"), str(tmp_path / "link" / "{}"), "../photos/{}", "./{}"]
+    for splits in (("", "train", "training"), ("",)):
+        rows = [f"{way.format(f'{i:03d}.png')},{i % 2},{split}" for i in range(12) for way in ways for split in splits]
+        source = open_data(
+            write_csv(tmp_path / "photos", "\n".join(["path,label,split", *rows])), val_fraction=fraction
+        )
+        train, val = (set(source.splits[split].keys) for split in ("train", "val"))
+        assert sizes(source)["train"] + sizes(source)["val"] == len(train | val) == 12 and not train & val
+        repeated = 12 * (len(ways) * len(splits) - 1)
+        assert f"{repeated} repeated rows left out" in source.notes[0]
+    full = f"path,label\n000.png,x\n{tmp_path / 'photos' / '000.png'},y\n"
+    with pytest.raises(UserError, match=r"two labels, 'x' .line 2. and 'y' .line 3."):
+        open_data(write_csv(tmp_path / "photos", full))
+
+
+def test_an_image_of_train_and_val_stays_on_one_side_when_they_are_split_anew(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 24})
+    rows = [f"{i:03d}.png,{i % 2},{split}" for i in range(24) for split in ("train", "val")]
+    table = write_csv(tmp_path, "\n".join(["path,label,split", *rows]))
+    for fraction in (0.1, 0.2, 0.3):
+        source = open_data(table, split="remake", val_fraction=fraction)
+        assert sum(sizes(source).values()) == 48
+        assert not set(source.splits["train"].names) & set(source.splits["val"].names)
+
+
 def test_tables_without_labels_and_other_files(tmp_path: Path) -> None:
     fill(tmp_path, {".": 2})
     source = open_data(write_csv(tmp_path, "path\n000.png\n001.png\n000.png\n"))
@@ -192,6 +223,31 @@ def test_other_columns_are_named_where_none_means_labels(tmp_path: Path, text: s
             refuse()
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_column_that_is_still_to_be_filled_in_is_named(tmp_path: Path, suffix: str) -> None:
+    """As 'frugalvit embed --select' writes it: to say that there is no such column is wrong."""
+    fill(tmp_path, {".": 2})
+    text = "path,label\n000.png,\n001.png,\n" if suffix == "csv" else '{"path": "000.png", "label": null}\n'
+    source = open_data(write_csv(tmp_path, text, f"to_label.{suffix}"))
+    assert source.classes is None
+    with pytest.raises(UserError, match=r"its column 'label' is empty, so read as unlabelled until it is filled in"):
+        check_trainable(source)
+    assert not any("and no labels" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("name", ["path", "label", "split"])
+def test_two_columns_of_one_name_are_noted(tmp_path: Path, name: str) -> None:
+    fill(tmp_path, {".": 2})
+    header, more = f"path,label,split,{name}", {"path": "001.png", "label": "b", "split": "val"}[name]
+    table = write_csv(tmp_path, f"{header}\n000.png,a,train,{more}\n")
+    source = open_data(table, split="given")
+    assert source.classes == ("a",) and sizes(source) == {"train": 1}
+    said = f"has 2 columns called '{name}', the first is read: rename or remove the rest"
+    assert any(said in note for note in source.notes)
+    ignoring = open_data(table, split="given", labels="ignore").notes
+    assert any(said in note for note in ignoring) == (name != "label")
+
+
 def test_tables_from_windows(tmp_path: Path) -> None:
     """Backslashes between folders, a byte order mark, and line ends of two characters."""
     fill(tmp_path, {"train/cat": 2, "train/dog": 2})
@@ -240,10 +296,11 @@ def test_numbers_that_are_written_in_two_ways_are_noted(tmp_path: Path) -> None:
 def test_val_is_the_same_however_the_table_is_addressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, {"images": 8, "a/.hidden": 8, "a/in": 8, "a2": 8})
     (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
-    in_full = [str(tmp_path / place) for place in ("a2", "a/in", "link/in")]
-    rows = [f"{place}/{i:03d}.png,x" for place in ("../images", ".hidden", "in", *in_full) for i in range(8)]
+    in_full = [str(tmp_path / place) for place in ("a2", "a/in", "link/in2")]
+    fill(tmp_path / "a", {"in2": 8})
+    rows = [f"{place}/{i:03d}.png,x" for place in ("../images", ".hidden", *in_full) for i in range(8)]
     write_csv(tmp_path / "a", "path,label\n" + "\n".join(rows))
-    expected = ["../images", ".hidden", "in", in_full[0], "in", "in"]
+    expected = ["../images", ".hidden", in_full[0], "in", "in2"]
     for home, where in [
         (".", "a/t.csv"), ("a", "t.csv"), ("a", "./t.csv"), ("a/in", "../t.csv"), ("a2", "../a/t.csv"),
         ("images", str(tmp_path / "a/t.csv")), (".", "link/t.csv"), ("a2", str(tmp_path / "link/t.csv")),

@@ -29,6 +29,7 @@ from frugalvit.data.examples import Examples
 from frugalvit.data.lazy import LazyStore
 from frugalvit.data.machine import available_memory, cores, processes_here
 from frugalvit.data.places import cache_root, local
+from frugalvit.data.sizes import none_readable
 from frugalvit.data.store import ImageStore
 from frugalvit.errors import UserError
 from frugalvit.files import CannotLock, FolderLock, remove_parts
@@ -175,7 +176,7 @@ def look(
         times.append(time.perf_counter() - began)
         sizes.append((pixels.shape[0], pixels.shape[1]))
     if not sizes:
-        raise UserError(f"None of {len(chosen)} sampled images can be read, for example {examples.names[chosen[0]]}.")
+        raise none_readable(examples, chosen)
     return rectangle_of(sizes, target), statistics.median(times)
 
 

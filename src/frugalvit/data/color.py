@@ -135,7 +135,8 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
     radius = min(kernel_size // 2, height - 1, width - 1)
     dtype = torch.float16 if images.is_cuda else images.dtype
     distance = torch.arange(radius + 1, device=images.device)
-    taps = torch.exp(-(distance**2) / (2 * sigma.float()[:, None] ** 2))  # (B, radius + 1)
+    sigma = sigma.float().clamp(min=1e-3)[:, None]  # one that small blurs nothing, and the square of a smaller one is 0
+    taps = torch.exp(-(distance**2) / (2 * sigma**2))  # (B, radius + 1)
     taps = taps / (2 * taps.sum(1, keepdim=True) - taps[:, :1])
     batch, channels = images.shape[:2]
     with torch.autocast(images.device.type, enabled=False):  # bfloat16 has too few digits for pixels

@@ -14,7 +14,7 @@ import numpy as np
 
 from frugalvit import console
 from frugalvit.data.examples import DataSource, Examples, FileExamples
-from frugalvit.data.listing import Listing, base, identity_of, list_images, open_root
+from frugalvit.data.listing import Listing, base, identity_of, list_images, may_not_read, open_root
 from frugalvit.errors import UserError, nearest
 from frugalvit.files import storable
 from frugalvit.words import counted, some
@@ -68,6 +68,8 @@ def open_folder(
     else:
         trees = {"train": _read_tree(root)}
     if not any(tree.all_images() for tree in trees.values()):
+        if locked := [path for tree in trees.values() for path in tree.unreadable]:
+            raise may_not_read(where, locked)
         raise UserError(
             f"{where} holds no images. Put class folders of images into it, or loose images without labels."
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from frugalvit.data.signatures import EXTENSIONS, is_image
 from frugalvit.errors import UserError
+from frugalvit.words import some
 
 # What file managers and archivers leave behind.
 _LITTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"})
@@ -88,6 +90,13 @@ def open_root(path: str) -> Folder:
         raise UserError(f"No permission to read {path}.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def may_not_read(where: str, unreadable: Sequence[str]) -> UserError:
+    """The error for a folder without images whose folders could not all be looked into."""
+    if list(unreadable) == [where]:
+        return UserError(f"No permission to read {where}.")
+    return UserError(f"{where} holds no images that can be read: no permission to read {some(unreadable)}.")
 
 
 def base(path: str) -> str:

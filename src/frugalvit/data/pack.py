@@ -25,7 +25,7 @@ from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.inspect import clean
 from frugalvit.data.packed import FORMAT, INDEX, parse_index
-from frugalvit.data.places import local
+from frugalvit.data.places import lies_among, local
 from frugalvit.data.shards import open_shards
 from frugalvit.data.sources import open_data
 from frugalvit.errors import UserError
@@ -39,6 +39,8 @@ def command(config: PackConfig) -> Result:
     """``frugalvit data pack``."""
     out = local(config.out)
     check_free(out)
+    if lies_among(out, config.data):
+        raise UserError(f"{config.out} lies among the images of {config.data}: choose a folder outside of it.")
     source = open_data(
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
         classes=config.classes, root=config.root,
@@ -98,7 +100,7 @@ def pack(
             _write_index(staging, index)
         put_in_place(staging, out)
     except OSError as error:
-        raise UserError(f"Cannot write shards to {out} ({error.strerror or error}).") from None
+        raise UserError(f"Cannot write shards to {out} ({error.strerror or error}): choose another folder.") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return _result(source, out, index, notes, time.monotonic() - began)

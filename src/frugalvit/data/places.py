@@ -22,6 +22,17 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def lies_among(place: Path, data: str | Path) -> bool:
+    """Whether what is written to ``place`` would lie in the folder ``data``, to be taken for a part of it next time."""
+    folder = local(data)
+    if not is_folder(folder):
+        return False
+    inside = folder.resolve()
+    # A link that lies there is found there, wherever it leads.
+    spelled = [place.parent.resolve() / place.name] if place.is_symlink() else []
+    return any(inside == one or inside in one.parents for one in (place.resolve(), *spelled))
+
+
 def cache_root() -> Path:
     """$FRUGALVIT_CACHE, or ~/.cache/frugalvit. Everything in it can be deleted at any time."""
     return local(os.environ.get("FRUGALVIT_CACHE") or "~/.cache/frugalvit")

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+from collections.abc import Sequence
 
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
+from frugalvit.errors import UserError
+
+_MANY = 1000
 
 
 def median_side(examples: Examples, sample: int = 64) -> int:
-    """The median short side of up to ``sample`` images, from their headers."""
-    sides = []
-    for index in range(0, len(examples), max(1, len(examples) // sample)):
-        try:
-            header = examples.header(index)
-        except BadImage:  # a bad file is named once, by whoever decodes it; here it just does not vote
-            continue
-        sides.append(min(header.width, header.height))
-    return int(statistics.median(sides)) if sides else 224
+    """The median short side of up to ``sample`` images, from their headers; of more where all of these are bad."""
+    sides: list[int] = []
+    looked: list[int] = []
+    for most in (sample, _MANY):
+        looked = list(range(0, len(examples), max(1, len(examples) // most)))
+        for index in looked:
+            # A bad file is named once, by whoever decodes it; here it just does not vote.
+            with contextlib.suppress(BadImage):
+                header = examples.header(index)
+                sides.append(min(header.width, header.height))
+        if sides:
+            return int(statistics.median(sides))
+    raise none_readable(examples, looked)
+
+
+def none_readable(examples: Examples, looked: Sequence[int]) -> UserError:
+    """The error for images none of which could be read; the first is named with its reason."""
+    reason = examples.names[looked[0]]
+    try:
+        examples.read(looked[0])
+    except BadImage as fault:
+        reason = str(fault)
+    return UserError(
+        f"None of the {len(looked):,} images looked at can be read; the first: {reason}. Mend or replace them "
+        "('frugalvit data' lists them all)."
+    )
 
 
 def largest_input(device: str) -> int:

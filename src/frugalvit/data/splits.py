@@ -17,12 +17,21 @@ from frugalvit.words import counted
 MODES = ("auto", "given", "train+val", "remake")
 
 
-def hold_out(keys: Sequence[str], labels: np.ndarray | None, fraction: float, seed: int) -> np.ndarray:
+def hold_out(
+    keys: Sequence[str], labels: np.ndarray | None, fraction: float, seed: int, images: Sequence[str] | None = None
+) -> np.ndarray:
     """Which examples to hold out: bool (N,), a ``fraction`` of every class, rounded, at least one where there are two.
 
     An example's place is decided by a hash of the seed and its key. So the answer depends neither on the order of the
-    examples nor on where the dataset lies, and new images move few of the old ones.
+    examples nor on where the dataset lies, and new images move few of the old ones. Where ``images`` says which image
+    each example is, copies of one stay together: what was learned from is not fit to be judged by.
     """
+    if images is not None:
+        number: dict[str, int] = {}
+        image_of = [number.setdefault(image, len(number)) for image in images]
+        first = np.unique(image_of, return_index=True)[1]
+        own = None if labels is None else labels[first]
+        return hold_out([keys[int(i)] for i in first], own, fraction, seed)[image_of]
     ranks = np.array([_rank(key, seed) for key in keys], dtype=np.uint64)
     groups = np.zeros(len(keys), dtype=np.int64) if labels is None else labels
     held = np.zeros(len(keys), dtype=bool)
@@ -36,7 +45,8 @@ def hold_out(keys: Sequence[str], labels: np.ndarray | None, fraction: float, se
 
 def split_examples(examples: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
     """The kept and the held-out part; both in their old order."""
-    held = hold_out(examples.keys, examples.labels, fraction, seed)
+    places = [str(Path(name).absolute()) for name in examples.names]  # two shards may each have an image of one key
+    held = hold_out(examples.keys, examples.labels, fraction, seed, places)
     return examples.subset(~held), examples.subset(held)
 
 
@@ -103,7 +113,7 @@ def check_trainable(source: DataSource) -> None:
         why = f" ({source.notes[0].rstrip('.')})" if source.notes else ""
         raise UserError(
             f"{source.location} has no labels{why}: training a classifier wants one folder per class, or a table with "
-            f"a column {WANTED_COLUMN}. Without labels there is 'frugalvit pretrain'."
+            f"labels in a column {WANTED_COLUMN}. Without labels there is 'frugalvit pretrain'."
         )
     if len(source.classes) < 2:
         only = ", ".join(source.classes)

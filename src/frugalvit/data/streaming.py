@@ -7,9 +7,11 @@ val     whole shards: those of the index or the folder, or some of train's held 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from frugalvit import console
 from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.held import Survey, as_begun, counts_of, held_out, left_of, note_held, without
 from frugalvit.data.packed import PackedIndex
 from frugalvit.data.places import is_folder, local
 from frugalvit.data.remote import FAULTS, is_remote, open_remote, reason_of
@@ -41,7 +44,6 @@ from frugalvit.words import counted, some
 
 T = TypeVar("T")
 _LARGE = 10**12  # bytes of local shards (some ten million photos) from which on an index of them gets too large
-_HELD, _FEW = 8, 100  # shards held out at most, images of val that are few
 _LOOKED, _AT_HAND = 4, 1024  # shards looked at, images to look at
 
 
@@ -86,20 +88,6 @@ class StreamedExamples(Examples):
         return digest.hexdigest()[:32]
 
 
-class Survey(NamedTuple):
-    """What a look through train's shards found.
-
-    counts: examples in each shard, None where only a few were looked at and ``total`` is an estimate.
-    labels: the labels as they are written, None without labels.
-    held: places of the shards that were held out for val, among all; None: an earlier version's run did not note them.
-    """
-
-    counts: list[int] | None
-    total: int
-    labels: list[str] | None
-    held: list[int] | None = None
-
-
 def should_stream(where: str, wanted: bool | str) -> bool:
     """Whether to read ``where`` in passing: as asked for, or (auto) shards elsewhere and very large ones."""
     shards = is_shards(where) or (not is_remote(where) and is_folder(local(where)) and is_shard_folder(local(where)))
@@ -116,6 +104,7 @@ def open_stream(
     labelled: bool,
     split: str = "auto",
     val_fraction: float = 0.1,
+    whole: bool = False,
     classes: Sequence[str] | None = None,
     known: Survey | None = None,
     agree: Callable[[Callable[[], Survey]], Survey] = lambda look: look(),
@@ -123,7 +112,9 @@ def open_stream(
     """Shards as a source whose train split is read in passing.
 
     Args:
-        labelled: labels are needed, so that shards without an index are all looked through.
+        labelled: labels are needed, so that shards without an index are all looked through. Where they are not needed
+            but there, the same shards are held out: who pre-trains may not see what training will validate on.
+        whole: hold nothing out.
         classes: labels (or names of the index) to keep.
         known: what an earlier look found: a resumed run must count as it did at its start.
         agree: lets one of several processes look, and tells the others.
@@ -136,18 +127,24 @@ def open_stream(
     if split not in ("auto", "given"):
         raise UserError(f"--split {split} needs an index of the images: use --stream false, or give the shards to use.")
     keep = None if classes is None else frozenset(_as_written(classes, index))
-    makes_val = labelled and split == "auto" and "val" not in splits
+    makes_val = split == "auto" and "val" not in splits and not whole
+    every = train
+
+    def hold() -> list[int]:
+        return held_out(counts_of(every, index), len(every), val_fraction, where)
 
     def look() -> Survey:
-        held = _held_out(_counts(train, index), len(train), val_fraction, where) if makes_val else []
-        rest = [shard for place, shard in enumerate(train) if place not in held]
-        return _survey(rest, index, keep, labelled, where, notes)._replace(held=held)
+        held = hold() if makes_val and labelled else []
+        survey, has_labels = _survey(without(every, held), index, keep, labelled, where, notes)
+        if makes_val and has_labels and not labelled and len(every) > 1:
+            survey, held = left_of(survey, hold(), len(every))
+        return survey._replace(held=held)
 
-    survey = agree(look) if known is None else _as_begun(known, len(train), val_fraction, makes_val, where)
-    held = frozenset(survey.held or ())
-    whole, train = train, [shard for place, shard in enumerate(train) if place not in held]
-    if held:
-        splits["val"] = [shard for place, shard in enumerate(whole) if place in held]
+    # Of old runs that did not note it, only those that needed labels held something out.
+    begun = partial(as_begun, shards=len(every), fraction=val_fraction, makes_val=makes_val and labelled, where=where)
+    survey = agree(look) if known is None else begun(known)
+    held = survey.held or []
+    train = without(every, held)
     texts, names = class_names(survey.labels, index) if survey.labels is not None else ([], [])
     if keep is not None:
         texts, names = [t for t in texts if t in keep], [n for t, n in zip(texts, names, strict=True) if t in keep]
@@ -157,8 +154,12 @@ def open_stream(
     for name in ("val", "test"):
         if splits.get(name):
             found[name] = _indexed(splits[name], named, keep, index, f"{name} in {where}", notes)
+    if held and (labelled or named is not None):
+        with contextlib.suppress(*[] if labelled else [UserError]):  # pre-training only watches it
+            val = _indexed([every[place] for place in held], named, keep, index, f"val in {where}", notes)
+            found = {"train": found.pop("train"), "val": val, **found}
     if held:
-        _note_held(len(found["val"]), len(held), survey.total, len(whole), val_fraction, notes)
+        note_held(found.get("val"), len(held), survey.total, len(every), val_fraction if labelled else 0, notes)
     about = "" if survey.counts is not None else "about "
     notes.append(f"{counted(len(train), 'shard')} read in passing: {about}{survey.total:,} images.")
     name = Path(where).resolve().name if not is_remote(where) else where
@@ -174,66 +175,6 @@ def _as_written(classes: Sequence[str], index: PackedIndex | None) -> list[str]:
     if unknown:
         raise UserError(f"The index has no class '{unknown[0]}'.")
     return [numbers[name] for name in classes]
-
-
-# -- val out of train
-
-
-def _counts(shards: list[str], index: PackedIndex | None) -> list[int] | None:
-    """Examples in each of the shards, where an index lists them all."""
-    listed = [listed_as(shard, index) for shard in shards]
-    counts = [shard.examples for shard in listed if shard is not None]
-    return counts if len(counts) == len(shards) else None
-
-
-def _held_out(counts: list[int] | None, shards: int, fraction: float, where: str) -> list[int]:
-    """Places of whole shards for validation, evenly spread: about a share of all, at most ``_HELD`` of them."""
-    if shards < 2:
-        raise UserError(
-            f"{where} is one shard, and there is none to validate on: give more shards, or use --stream false."
-        )
-    most = min(_HELD, shards - 1)
-    if counts is None:
-        return _spread(min(max(1, round(fraction * shards)), most), shards)
-    # What a spread leaves counts too: of two shards the other may be the better one to hold out.
-    spreads = [_spread(number, shards) for number in range(1, most + 1)]
-    rests = [sorted({*range(shards)} - {*places}) for places in spreads if shards - len(places) <= most]
-    wanted = fraction * sum(counts)
-
-    def distance(places: list[int]) -> tuple[bool, float]:
-        found = sum(counts[place] for place in places)
-        return found == 0, abs(found - wanted)
-
-    return min([*spreads, *rests], key=distance)
-
-
-def _spread(number: int, shards: int) -> list[int]:
-    """Places in the middle of as many equal parts: the last shard, a remainder that may hold one image, comes last."""
-    return [-(-(2 * part + 1) * shards // (2 * number)) - 1 for part in range(number)]
-
-
-def _as_begun(known: Survey, shards: int, fraction: float, makes_val: bool, where: str) -> Survey:
-    """What a run knew at its start, for it to go on with the val it had: never with its val to learn from."""
-    held = known.held
-    if held is None:  # begun by an earlier version, which chose them so, beginning with the last
-        number = min(max(1, round(fraction * shards)), _HELD) if makes_val and shards > 1 else 0
-        places = np.linspace(shards - 1, shards // (2 * max(number, 1)), number)
-        held = sorted({round(place) for place in places})
-    if known.counts is not None and len(known.counts) + len(held) != shards:
-        raise UserError(
-            f"{where} has {counted(shards, 'shard')} for training now, and {len(known.counts) + len(held):,} when the "
-            "run began: put them back, or start a new run from its weights with --init."
-        )
-    return known._replace(held=held)
-
-
-def _note_held(images: int, shards: int, rest: int, whole: int, fraction: float, notes: list[str]) -> None:
-    verb = "is" if shards == 1 else "are"
-    few = images < min(_FEW, fraction * (images + rest) / 2)
-    hint = ": few to choose the best weights by; write smaller shards, or use --stream false" if few else ""
-    notes.append(
-        f"val is made from train: {shards} of {whole:,} shards {verb} held out, {counted(images, 'image')}{hint}."
-    )
 
 
 # -- looking through
@@ -265,12 +206,13 @@ def _survey(
     labelled: bool,
     where: str,
     notes: list[str],
-) -> Survey:
-    counts = _counts(train, index)
+) -> tuple[Survey, bool]:
+    """What train holds, and whether it has labels: known to be there even where a few shards only are looked at."""
+    counts = counts_of(train, index)
     if index is not None and keep is None and counts is not None:
         _note_others(train, index, where, notes)
         labels = None if index.classes is None else [str(number) for number in range(len(index.classes))]
-        return Survey(counts, sum(counts), labels)
+        return Survey(counts, sum(counts), labels), labels is not None
     whole = labelled or (not any(map(is_remote, train)) and len(train) <= 256)
     chosen = train if whole else [train[i] for i in np.linspace(0, len(train) - 1, _LOOKED).astype(int)]
     if whole and any(map(is_remote, train)):
@@ -287,9 +229,10 @@ def _survey(
     total = sum(one.count for one in seen)
     if not total:
         raise UserError(f"{where} holds no images in readable shards{': ' + bad[0] if bad else ''}.")
+    labels = _labels(seen, total, where, notes if whole else [])
     if not whole:
-        return Survey(None, max(2, round(total * len(train) / len(chosen))), None)
-    return Survey([one.count for one in seen], total, _labels(seen, total, where, notes))
+        return Survey(None, max(2, round(total * len(train) / len(chosen))), None), labels is not None
+    return Survey([one.count for one in seen], total, labels), labels is not None
 
 
 def _look_through(shard: str, keep: frozenset[str] | None) -> _Seen:

@@ -50,6 +50,9 @@ def open_table(where: str, labels: str = "auto", classes_from: Sequence[str] = (
     elif labels != "ignore" and len(named := [name for name in LABEL_COLUMNS if name in columns]) > 1:
         others = " and ".join(f"'{name}'" for name in named[1:])
         notes.append(f"{where}: labels from '{named[0]}'; {others} {'is' if len(named) == 2 else 'are'} not used.")
+    for name in dict.fromkeys(columns[at] for at in _found(columns) if at is not None):
+        if (count := columns.count(name)) > 1 and (labels != "ignore" or name not in LABEL_COLUMNS):
+            notes.append(f"{where} has {count} columns called '{name}', the first is read: rename or remove the rest.")
     source = _source(where, rows, Path(where).stem, labels, classes_from)
     return replace(source, notes=[*notes, *source.notes])
 
@@ -61,6 +64,9 @@ def _labelled_otherwise(rows: list[Row], columns: list[str], where: str, notes: 
         other = next(name for name in columns if name not in PATH_COLUMNS)
         notes.append(f"{where}: its column '{other}' is taken for the labels, as there is no other beside the paths.")
         return [row._replace(label=row.other) for row in rows]
+    if empty := [name for name in LABEL_COLUMNS if name in columns]:
+        notes.append(f"{where}: its column '{empty[0]}' is empty, so read as unlabelled until it is filled in.")
+        return rows
     has = f"has {'the column' if len(columns) == 1 else 'the columns'} {some(columns, 8)}"
     lacks = f"{has} and no labels (a column {WANTED_COLUMN})" if columns else "is a list of images without labels"
     notes.append(f"{where} {lacks}: read as unlabelled.")
@@ -182,8 +188,13 @@ def _csv_rows(text: str, where: str, delimiter: str | None, columns: list[str]) 
         raise UserError(f"{where}, near line {line + 1}: {error}.") from None
 
 
+def _found(columns: list[str]) -> list[int | None]:
+    """Where the paths, the labels and the splits stand."""
+    return [next((columns.index(n) for n in names if n in columns), None) for names in _COLUMNS]
+
+
 def _columns(columns: list[str], where: str) -> tuple[int, int | None, int | None]:
-    found = [next((columns.index(n) for n in names if n in columns), None) for names in _COLUMNS]
+    found = _found(columns)
     if found[0] is None:
         raise UserError(
             f"{where} has no column of paths: it has {some(columns, 8) or 'none'}; one must be called "
@@ -328,12 +339,11 @@ def class_list(labels: Iterable[str | None]) -> list[str]:
 
 
 def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]:
-    """Each image once in a split; ``a.png`` and ``./a.png`` are one, and an image has one label wherever it stands."""
-    first: dict[tuple[str, str | None], Row] = {}
+    """Each image once in a split, however its path is written; and an image has one label wherever it stands."""
+    first: dict[tuple[str, str], Row] = {}
     labelled: dict[str, Row] = {}
-    for row in rows:
-        image = os.path.normpath(row.path)
-        first.setdefault((image, row.split), row)
+    for row, image in zip(rows, _images_of(rows, Path(where).parent), strict=True):
+        first.setdefault((image, row.split or "train"), row)
         before = labelled.setdefault(image, row)
         if before.label != row.label:
             raise UserError(
@@ -343,9 +353,16 @@ def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]
     if len(first) < len(rows):
         notes.append(f"{where}: {counted(len(rows) - len(first), 'repeated row')} left out.")
     times = Counter(image for image, _ in first)
-    if shared := [image for image, count in times.items() if count > 1]:
+    if shared := [labelled[image].path for image, count in times.items() if count > 1]:
         notes.append(f"{where}: {counted(len(shared), 'image')} in several splits, so scores flatter: {some(shared)}.")
     return list(first.values())
+
+
+def _images_of(rows: list[Row], folder: Path) -> list[str]:
+    """One text per row, the same for ``a.png``, ``./a.png`` and the full path of that file, also through a link."""
+    keys = FileExamples([_file(folder, row.path) for row in rows], None, str(folder)).keys
+    root = folder.resolve()
+    return [os.path.normpath(root / key) for key in keys]
 
 
 def _note_missing(splits: dict[str, Examples], where: str, notes: list[str]) -> None:

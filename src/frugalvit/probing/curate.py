@@ -13,6 +13,7 @@ from frugalvit.config.probe import EmbedConfig
 from frugalvit.console import shown
 from frugalvit.data import DataSource, Examples, join, open_data
 from frugalvit.data.examples import FileExamples, JoinedExamples
+from frugalvit.data.places import lies_among
 from frugalvit.errors import UserError
 from frugalvit.files import write_text
 from frugalvit.formats import as_csv
@@ -97,7 +98,7 @@ def seen_from(table: Path, name: str) -> str:
 
 def check_picture_place(picture: Path, data: str) -> None:
     """A picture among the images would be one of them the next time."""
-    if Path(data).is_dir() and Path(data).resolve() in picture.resolve().parents:
+    if lies_among(picture, data):
         raise UserError(f"{picture} would lie among the images of {data}: choose another place with --picture.")
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from frugalvit import console
 from frugalvit.data.decode import BadImage, decode
-from frugalvit.data.listing import list_images
+from frugalvit.data.listing import list_images, may_not_read
 from frugalvit.errors import UserError
+from frugalvit.words import some
 
 
 class Decoded(NamedTuple):
@@ -32,14 +33,21 @@ class Given:
     unreadable: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        locked: list[str] = []
         for word in self.words:
             path = Path(word)
             if path.is_dir():
-                self.paths += [Path(name) for name in list_images(str(path)).images]
+                found = list_images(str(path))
+                self.paths += [Path(name) for name in found.images]
+                locked += found.unreadable
             elif path.is_file():
                 self.paths.append(path)
             else:
                 raise UserError(f"There is no image {word}.")
+        if locked and not self.paths:
+            raise may_not_read(self.words[0], locked)
+        if locked:
+            console.warn(f"no permission to read {some(locked)}: what lies there is left out")
         if not self.paths:
             raise UserError(f"{self.words[0]} holds no images.")
 

@@ -68,7 +68,7 @@ def pretrain(config: PretrainConfig) -> Result:
 
 
 def _open(config: PretrainConfig, fabric: Fabric) -> DataSource:
-    return setup.open_source(config, fabric, labels=config.labels, loose=True)
+    return setup.open_source(config, fabric, labels=config.labels, loose=True, whole=config.images != "train")
 
 
 def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:

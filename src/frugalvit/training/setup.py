@@ -23,14 +23,16 @@ from frugalvit.data import open_data
 from frugalvit.data.augment import Augment, EvalTransform
 from frugalvit.data.cache import PLACES, Where, build_store, look
 from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.held import Survey
 from frugalvit.data.loader import Batches, Store
 from frugalvit.data.machine import cores
 from frugalvit.data.mixing import Mixing
+from frugalvit.data.places import lies_among
 from frugalvit.data.sharing import SharedStores
 from frugalvit.data.sizes import median_side as median_side
 from frugalvit.data.sources import classes_in_shards, without_labels
 from frugalvit.data.streamed import StreamedBatches
-from frugalvit.data.streaming import StreamedExamples, Survey, open_stream, should_stream
+from frugalvit.data.streaming import StreamedExamples, open_stream, should_stream
 from frugalvit.errors import UserError
 from frugalvit.training import processes
 from frugalvit.training.devices import pick_device
@@ -98,10 +100,7 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
 
 def not_into_the_data(config: RunConfig) -> None:
     """A run among the images would be taken for a class the next time; where none is named it goes into runs/."""
-    if not config.data or not Path(config.data).is_dir():
-        return
-    out, data = Path(config.out or "runs").resolve(), Path(config.data).resolve()
-    if out == data or data in out.parents:
+    if config.data and lies_among(Path(config.out or "runs"), config.data):
         what = f"--out {config.out}" if config.out else "runs/, where the run would go,"
         raise UserError(f"{what} lies among the images of {config.data}: choose a folder outside of it with --out.")
 
@@ -163,11 +162,18 @@ def record(
 
 
 def open_source(
-    config: RunConfig, fabric: Fabric, *, labelled: bool = False, labels: str = "auto", loose: bool = False
+    config: RunConfig,
+    fabric: Fabric,
+    *,
+    labelled: bool = False,
+    labels: str = "auto",
+    loose: bool = False,
+    whole: bool = False,
 ) -> DataSource:
     """The data a configuration names; shards that lie elsewhere are not fetched but read in passing.
 
-    labelled: labels are needed; labels and loose: as in ``open_data``
+    labelled: labels are needed; labels and loose: as in ``open_data``; whole: what is read in passing is learned from
+    to the last shard, and no val made of it
     """
     where, splitting = str(config.data), {"split": config.split, "val_fraction": config.val_fraction}
     if not should_stream(where, config.stream):
@@ -178,6 +184,7 @@ def open_source(
     source = open_stream(
         where,
         labelled=labelled,
+        whole=whole or labels == "ignore",
         classes=classes_in_shards(where, config.classes),
         known=None if before is None else Survey(**before),
         agree=lambda look: processes.together(fabric, look),
