@@ -45,7 +45,9 @@ def hold_out(
 
 def split_examples(examples: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
     """The kept and the held-out part; both in their old order."""
-    places = [str(Path(name).absolute()) for name in examples.names]  # two shards may each have an image of one key
+    places = None
+    if len(set(examples.keys)) < len(examples):  # copies, or two shards that each have an image of one key
+        places = [str(Path(name).absolute()) for name in examples.names]
     held = hold_out(examples.keys, examples.labels, fraction, seed, places)
     return examples.subset(~held), examples.subset(held)
 
