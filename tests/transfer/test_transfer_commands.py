@@ -15,6 +15,7 @@ from PIL import Image
 
 from frugalvit.config.transfer import DetectConfig
 from frugalvit.errors import UserError
+from frugalvit.training.written import OF_TRANSFER
 from frugalvit.transfer import detect_commands, running, segment_commands
 from frugalvit.transfer.feed import Pictures
 
@@ -61,6 +62,17 @@ def test_a_segmentation_run_leaves_everything(segmenter: Path) -> None:
     for words in ("Classes", "IoU", "Best pictures", "mIoU"):
         assert words in page
     assert (segmenter / "pictures" / "worst_1.jpg").exists()
+
+
+def test_runs_write_under_known_names_and_over_nothing(
+    detector: Path, segmenter: Path, scenes: Path, tmp_path: Path
+) -> None:
+    for run in (detector, segmenter):
+        assert {path.name for path in run.iterdir()} <= {*OF_TRANSFER, ".lock"}
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "worst_1.jpg").write_text("mine")
+    with pytest.raises(UserError, match="has pictures already"):
+        segment_commands.train(segment_config(scenes, tmp_path))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("detect", marks=pytest.mark.slow), "segment"])

@@ -27,7 +27,8 @@ from frugalvit.training.runs import Run, holds_run, read_summary
 from frugalvit.training.setup import not_into_the_data, stores
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
 from frugalvit.training.tracking import TensorBoard, make_trackers
-from frugalvit.training.unbegun import ASKED, missing, remove_unbegun
+from frugalvit.training.unbegun import missing, remove_unbegun
+from frugalvit.training.written import ASKED, check_free_for_comparison
 
 Scores = dict[str, list[dict[str, Any]]]
 Train = Callable[[Any], Result]
@@ -78,6 +79,7 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _free_place(usual, plan)
     if not config.redraw and (others := _others(folder, settings)):
         raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
+    check_free_for_comparison(folder)
     scores: Scores = {name: [] for name in settings}
     with stores.shared():  # every run learns from the same images
         for k in range(config.seeds):

@@ -19,6 +19,7 @@ import json
 import re
 import time
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,10 +43,14 @@ from frugalvit.files import (
 )
 from frugalvit.results import Table
 from frugalvit.training.tracking import TensorBoard, Trackers
+from frugalvit.training.written import OF_RUN, check_free_for_run
 
 
-def new_run_folder(out: str | None, *words: str) -> Path:
-    """The folder asked for, or ``runs/DATE_words``; never one that already holds a run."""
+def new_run_folder(out: str | None, *words: str, names: Iterable[str] = OF_RUN) -> Path:
+    """The folder asked for, or ``runs/DATE_words``; never one that already holds a run.
+
+    names: under which the run will write
+    """
     if out:
         if storable(out) != out:  # TensorBoard and the trackers write into folders whose names are text
             raise UserError(f"--out {out} is not in UTF-8; choose another name.")
@@ -55,6 +60,7 @@ def new_run_folder(out: str | None, *words: str) -> Path:
                 f"{folder} already holds a run. Continue it with --resume {shown(folder)} (--resume auto continues "
                 "what --out holds, or begins it), or choose another --out."
             )
+        check_free_for_run(folder, names)
         return make_folder(folder)
     plain = (re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "data" for word in words)  # a name on every system
     stem = "_".join([datetime.date.today().isoformat(), *plain])

@@ -42,6 +42,7 @@ from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folde
 from frugalvit.training.stepping import Plan
 from frugalvit.training.tracking import make_trackers
 from frugalvit.training.unfinished import is_unfinished, weights_of
+from frugalvit.training.written import OF_RUN, OF_TRANSFER
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -90,7 +91,8 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
         config = stored_config(config)
     else:
         not_into_the_data(config)
-        folder = Path(processes.together(fabric, lambda: str(new_run_folder(config.out, *words))))
+        names = OF_TRANSFER if config.recipe_task() in ("detect", "segment") else OF_RUN
+        folder = Path(processes.together(fabric, lambda: str(new_run_folder(config.out, *words, names=names))))
     opened: list[Run] = []
     processes.together(fabric, lambda: opened.append(Run(folder)))
     return config, opened[0] if opened else Run(folder, writer=False)
