@@ -15,7 +15,7 @@ from frugalvit import console
 from frugalvit.config.base import merge, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
 from frugalvit.config.pretrain import MatchingConfig
-from frugalvit.config.run import NO_MATTER
+from frugalvit.config.run import NO_MATTER, same_value
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import Halted, UserError, nearest
 from frugalvit.files import make_folder, read_json, write_text
@@ -170,7 +170,7 @@ def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
     asked = _that_matters(_question(merge(defaults, stored)))
     question = _that_matters(_question(wanted.model_dump(mode="json")))
     for name, value in asked.items():
-        if question.get(name) != value:
+        if not same_value(name, question.get(name), value):
             return f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted"
     return ""
 

@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 
 from frugalvit.config.base import flat_fields, read_yaml, set_dotted
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.run import NO_MATTER
+from frugalvit.config.run import NO_MATTER, same_value
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.config.transfer import DetectConfig, SegmentConfig
 from frugalvit.console import shown
@@ -62,7 +62,8 @@ def check_resume(config: RunConfig) -> None:
         if name in ("resume", "out", "data", *_free(stored)) or not config.was_given(name):
             continue
         wanted, had = (operator.attrgetter(name)(part) for part in (config, stored))
-        if wanted not in ("auto", had) and not _was_changed(name, wanted, had, stored, folder):
+        same = wanted == "auto" or same_value(name, wanted, had)
+        if not same and not _was_changed(name, wanted, had, stored, folder):
             short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
             flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
             begun = f"with {flag} {had}" if had not in (None, False, "auto") else f"without {flag}"
