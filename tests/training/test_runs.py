@@ -157,8 +157,8 @@ def test_find_run_and_summary(tmp_path: Path) -> None:
         find_run(tmp_path)
     (tmp_path / "config.yaml").write_text("{}")
     assert finished_summary(tmp_path) is None
-    (tmp_path / "summary.json").write_text(json.dumps({"top1": 1.0}))
-    assert finished_summary(tmp_path) == {"top1": 1.0}
+    (tmp_path / "summary.json").write_text(json.dumps({"run": "before/it/was/moved", "top1": 1.0}))
+    assert finished_summary(tmp_path) == {"run": str(tmp_path), "top1": 1.0}
 
 
 # -- files

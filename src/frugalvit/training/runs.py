@@ -327,10 +327,11 @@ def find_run(where: str | Path) -> Path:
 def finished_summary(where: str | Path) -> dict[str, Any] | None:
     """The result of a run that has ended, said as such; None while it has not."""
     summary = read_summary(find_run(where))
-    if summary is not None:
-        way = f"Start a new run from its weights with --init {shown(where)}."
-        console.say(f"{where} is finished; this is its result. {way}")
-    return summary
+    if summary is None:
+        return None
+    way = f"Start a new run from its weights with --init {shown(where)}."
+    console.say(f"{where} is finished; this is its result. {way}")
+    return summary | {"run": str(where)}  # where it lies now: it may have been moved since
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
