@@ -87,15 +87,15 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
     return value
 
 
-def make_folder(path: Path) -> Path:
-    """The folder, made if it was not there; no permission is a mistake that is said in one line."""
+def make_folder(path: Path, way: str = "Choose another folder with --out.") -> Path:
+    """The folder, made if it was not there; no permission is a mistake said in one line, with the ``way`` on."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".writable.{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"Cannot write to {path} ({error.strerror}). Choose another folder with --out.") from None
+        raise UserError(f"Cannot write to {path} ({error.strerror}). {way}") from None
     return path
 
 
@@ -104,10 +104,13 @@ class CannotLock(UserError):
 
 
 class FolderLock:
-    """One process at a time in a folder. The operating system frees the lock when the process ends, however it ends."""
+    """One process at a time in a folder. The operating system frees the lock when the process ends, however it ends.
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / ".lock"
+    way: what to do where the lock cannot be written
+    """
+
+    def __init__(self, folder: Path, way: str = "Choose another --out.") -> None:
+        self.path, self.way = folder / ".lock", way
         self._handle: IO[str] | None = None
 
     def __enter__(self) -> Self:
@@ -115,7 +118,7 @@ class FolderLock:
             self._handle = self.path.open("a+")
         except OSError as error:
             raise CannotLock(
-                f"{self.path} cannot be written ({error.strerror}): is it another person's? Choose another --out."
+                f"{self.path} cannot be written ({error.strerror}): is it another person's? {self.way}"
             ) from None
         try:
             _lock(self._handle)

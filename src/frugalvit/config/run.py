@@ -250,6 +250,13 @@ def holds_run(folder: Path) -> bool:
     return done or any((folder / "checkpoints").glob("*"))
 
 
+def instead_of(folder: Path) -> str:
+    """What to do where a folder cannot be written to: the run in it, which is resumed, takes no other ``--out``."""
+    if holds_run(folder):
+        return "Make it writable, or copy the run and resume the copy."
+    return "Choose another folder with --out."
+
+
 def _learned_here(where: str) -> bool:
     """Whether weights are those of a pre-training of ours, as the nearest folder with a word on it says.
 

@@ -29,6 +29,7 @@ import yaml
 from frugalvit import console
 from frugalvit.config.base import Config, read_yaml
 from frugalvit.config.run import holds_run as holds_run
+from frugalvit.config.run import instead_of
 from frugalvit.console import shown
 from frugalvit.errors import UserError
 from frugalvit.files import (
@@ -83,7 +84,7 @@ class Run:
     def __init__(self, folder: Path, *, writer: bool = True) -> None:
         self.folder, self.writer = folder, writer
         self.checkpoints = folder / "checkpoints"
-        self._lock = FolderLock(folder)
+        self._lock = FolderLock(folder, instead_of(folder))
         self._metrics: IO[str] | None = None
         self._board: TensorBoard | None = None
         self._step = 0
@@ -91,7 +92,8 @@ class Run:
         self._saved_step: int | None = None  # of the newest checkpoint, where this process knows it
         self.trackers = Trackers({})
         if writer:
-            make_folder(self.checkpoints)
+            make_folder(folder, instead_of(folder))
+            make_folder(self.checkpoints, instead_of(folder))
             self._lock.__enter__()
             remove_parts(folder)
 
@@ -327,7 +329,7 @@ def find_run(where: str | Path) -> Path:
 def finished_summary(where: str | Path) -> dict[str, Any] | None:
     """The result of a run that has ended, said as such; None while it has not."""
     summary = read_summary(find_run(where))
-    if summary is None:
+    if not summary:
         return None
     way = f"Start a new run from its weights with --init {shown(where)}."
     console.say(f"{where} is finished; this is its result. {way}")
