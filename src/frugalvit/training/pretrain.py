@@ -71,7 +71,9 @@ def pretrain(config: PretrainConfig) -> Result:
 
 
 def _open(config: PretrainConfig, fabric: Fabric) -> DataSource:
-    return setup.open_source(config, fabric, labels=config.labels, loose=True)
+    source = setup.open_source(config, fabric, labels=config.labels, loose=True)
+    setup.check_enough(config, _images(source, config.images))
+    return source
 
 
 def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:

@@ -36,7 +36,7 @@ from frugalvit.training import processes
 from frugalvit.training.devices import pick_device
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import tune_for_gpu
-from frugalvit.training.recipes import Decision, Decisions, decide_stream
+from frugalvit.training.recipes import PAIR, Decision, Decisions, decide_stream
 from frugalvit.training.resuming import read_facts, stored_config
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
 from frugalvit.training.stepping import Plan
@@ -186,6 +186,21 @@ def open_source(
         **cast(Any, splitting),
     )
     return without_labels(source) if labels == "ignore" else source
+
+
+def check_enough(config: RunConfig, examples: Examples, together: int = 1) -> None:
+    """Every process must have images of its own in a step; a resumed run has its own word on processes.
+
+    together: images that stay in one process, where there are several
+    """
+    world = math.prod(processes.places(config.devices, config.nodes))
+    if config.resume or examples.streamed or world == 1 or len(examples) >= together * world:
+        return
+    pairs = ", each of which takes them in pairs (for mixing)" if together == PAIR else ""
+    raise UserError(
+        f"{len(examples)} training images are too few for {world} processes{pairs}: use at most "
+        f"{max(1, len(examples) // together)} (--devices, --nodes)."
+    )
 
 
 def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: Any) -> Backbone:
