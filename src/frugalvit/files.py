@@ -80,11 +80,20 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UserError(unreadable(path, error)) from None
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error}): mend or remove it.") from None
     if not isinstance(value, kind):
         raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}: mend or remove it.")
     return value
+
+
+def unreadable(path: str | Path, error: OSError) -> str:
+    """The line for a file that the system does not hand out, whatever may be in it."""
+    if isinstance(error, PermissionError):
+        return f"{path} may not be read ({error.strerror}): give yourself the right to, or ask whose it is."
+    return f"{path} cannot be read ({error.strerror or error})."
 
 
 def make_folder(path: Path, way: str = "Choose another folder with --out.") -> Path:
