@@ -42,12 +42,16 @@ def stored_config(config: C) -> C:
 
 
 def if_it_has_moved(config: RunConfig, command: str) -> str:
-    """What to do where the data of the run to resume is not in its place any more; empty for everything else."""
-    if not config.resume or config.data:
+    """What to do where data is gone from the place that the run to resume, or to continue, had it in; else empty."""
+    if config.resume and not config.data:
+        run, data, flag = config.resume, stored_config(config).data, "--resume"
+    elif isinstance(config, PretrainConfig) and config.continue_from and not config.given("data", None):
+        run, data, flag = config.continue_from, config.data, "--continue"
+    else:
         return ""
-    if Path(str(stored_config(config).data)).exists():
+    if Path(str(data)).exists():
         return ""
-    return f" If it lies elsewhere now: frugalvit {command} PLACE --resume {shown(config.resume)}"
+    return f" {run} had it there. If it lies elsewhere now: frugalvit {command} PLACE {flag} {shown(run)}"
 
 
 def check_resume(config: RunConfig) -> None:
