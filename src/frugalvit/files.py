@@ -80,22 +80,31 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UserError(unreadable(path, error)) from None
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error}): mend or remove it.") from None
     if not isinstance(value, kind):
         raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}: mend or remove it.")
     return value
 
 
-def make_folder(path: Path) -> Path:
-    """The folder, made if it was not there; no permission is a mistake that is said in one line."""
+def unreadable(path: str | Path, error: OSError) -> str:
+    """The line for a file that the system does not hand out, whatever may be in it."""
+    if isinstance(error, PermissionError):
+        return f"{path} may not be read ({error.strerror}): give yourself the right to, or ask whose it is."
+    return f"{path} cannot be read ({error.strerror or error})."
+
+
+def make_folder(path: Path, way: str = "Choose another folder with --out.") -> Path:
+    """The folder, made if it was not there; no permission is a mistake said in one line, with the ``way`` on."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".writable.{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"Cannot write to {path} ({error.strerror}). Choose another folder with --out.") from None
+        raise UserError(f"Cannot write to {path} ({error.strerror}). {way}") from None
     return path
 
 
@@ -104,10 +113,13 @@ class CannotLock(UserError):
 
 
 class FolderLock:
-    """One process at a time in a folder. The operating system frees the lock when the process ends, however it ends."""
+    """One process at a time in a folder. The operating system frees the lock when the process ends, however it ends.
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / ".lock"
+    way: what to do where the lock cannot be written
+    """
+
+    def __init__(self, folder: Path, way: str = "Choose another --out.") -> None:
+        self.path, self.way = folder / ".lock", way
         self._handle: IO[str] | None = None
 
     def __enter__(self) -> Self:
@@ -115,7 +127,7 @@ class FolderLock:
             self._handle = self.path.open("a+")
         except OSError as error:
             raise CannotLock(
-                f"{self.path} cannot be written ({error.strerror}): is it another person's? Choose another --out."
+                f"{self.path} cannot be written ({error.strerror}): is it another person's? {self.way}"
             ) from None
         try:
             _lock(self._handle)

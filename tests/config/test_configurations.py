@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import typing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import pytest
 
@@ -20,6 +21,7 @@ from frugalvit.config.run import RunConfig
 from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.config.transfer import DetectConfig, SegmentConfig, SegmentEvalConfig
 from frugalvit.errors import UserError
+from frugalvit.files import read_json
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,21 @@ def test_a_name_stands_once_in_a_file(text: str, told: str, tmp_path: Path) -> N
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(UserError, match=r"run\.yaml" + (told if told.startswith(":") else f" {told}")):
         read_yaml(tmp_path / "run.yaml")
+
+
+def test_a_file_that_may_not_be_read_is_no_bad_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.yaml").mkdir()
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match=r"run\.yaml cannot be read \(Is a directory\)\.$"):
+        read_yaml(tmp_path / "run.yaml")
+
+    def refuse(path: Path, *_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    for read in (lambda: read_yaml(tmp_path / "run.yaml"), lambda: read_json(tmp_path / "run.json", dict)):
+        with pytest.raises(UserError, match=r"may not be read \(Permission denied\): give yourself the right"):
+            read()
 
 
 def test_values_that_are_merged_in_yaml_may_be_given_anew(tmp_path: Path) -> None:

@@ -145,6 +145,19 @@ def test_a_comparison_goes_on_with_other_values_of_what_no_score_follows_from(ph
         module.run_once(TrainConfig.parse(values | {"cache": {"size": 99}}), interrupt)
 
 
+@pytest.mark.parametrize("name", ["data", "init"])
+def test_one_place_may_be_written_in_several_ways(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = TRAIN | {"data": "photos", "recipe": "scratch", "out": "run"}
+    with pytest.raises(KeyboardInterrupt):
+        module.run_once(TrainConfig.parse(values | {name: "here/"}), interrupt)
+    for same in ("here", "./here", "other/../here", str(tmp_path / "here")):
+        assert module.asked_otherwise(Path("run"), TrainConfig.parse(values | {name: same})) == "", same
+    for other in ("there", "here/deeper", "hf:here", None):
+        said = module.asked_otherwise(Path("run"), TrainConfig.parse(values | {name: other}))
+        assert said == f"run was run with {name} = here/, now {other} is wanted"
+
+
 def interrupt(_: object) -> NoReturn:
     raise KeyboardInterrupt
 

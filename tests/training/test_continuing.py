@@ -125,6 +125,24 @@ def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
         follow_continued(refused, Decisions())
 
 
+def test_data_that_is_gone_is_told_from_a_wrong_word(
+    views_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From another folder a relative place means another one: whose it is, and that DATA can be given, is said."""
+    shutil.copytree(views_only / "views", tmp_path / "views")
+    config = tmp_path / "views" / "config.yaml"
+    config.write_text(config.read_text().replace(f"data: {views_only / 'images'}", "data: images/"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    words = ["--continue", "../views", "--device", "cpu", "--quiet", "--out", "run"]
+    assert cli.main(["pretrain", *words]) == 2
+    told = "../views had it there. If it lies elsewhere now: frugalvit pretrain PLACE --continue ../views"
+    said = capsys.readouterr().err.strip()
+    assert "'images/'" in said and said.endswith(told) and len(said.splitlines()) == 1
+    assert cli.main(["pretrain", "wrong", *words]) == 2
+    assert "elsewhere now" not in capsys.readouterr().err
+
+
 def test_nothing_left_to_do_is_said(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = run(views_only, "both.yaml", "short", "--continue", str(views_only / "views"), "--steps", "3")
     said = capsys.readouterr().err

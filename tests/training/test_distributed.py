@@ -188,7 +188,12 @@ def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"), [("nodata", "There is no folder"), pytest.param("empty", "empty", marks=pytest.mark.slow)]
+    ("data", "expected"),
+    [
+        ("nodata", "There is no folder"),
+        pytest.param("empty", "empty", marks=pytest.mark.slow),
+        pytest.param("few", "2 training images are too few for 2 processes", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_wrong_is_said_once(data: str, expected: str, tmp_path: Path) -> None:
     """Data that is not there before any process is started, and what only opening it tells by the first alone."""
@@ -196,6 +201,7 @@ def test_what_is_wrong_is_said_once(data: str, expected: str, tmp_path: Path) ->
     if not script.exists():
         pytest.skip("frugalvit is not installed as a script")
     (tmp_path / "empty").mkdir()
+    write_images(tmp_path / "few", train=1, val=1)
     words = ["train", data, "-o", "run", "--devices", "2", "--device", "cpu", "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import TRAIN, write_config, write_images
 
 from frugalvit import cli
 from frugalvit.config.base import read_yaml
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.training import commands
+from frugalvit.training import commands, pretrain
 from frugalvit.training.runs import Run, holds_run
 from frugalvit.training.unbegun import remove_unbegun
 
@@ -98,6 +101,24 @@ def test_nothing_to_score_on(split: str, words: str, place: Path, capsys: pytest
     write_config(place / "train.yaml", TRAIN | {"data": "singles"}, steps=1)
     assert cli.main(["train", "--config", "train.yaml", "--split", split, "--out", "lab"]) == 2
     assert words in capsys.readouterr().err and not (place / "lab").exists()
+
+
+def test_too_few_images_for_the_processes(tmp_path: Path) -> None:
+    """Said when the data are opened; a run of as many processes as there are pairs, or images, goes on."""
+    few = str(write_images(tmp_path / "few", train=2, val=1))
+    for kind, open_data, enough, words in (
+        (
+            TrainConfig,
+            commands._open,
+            2,
+            r"3 processes, each of which takes them in pairs \(for mixing\): use at most 2",
+        ),
+        (PretrainConfig, pretrain._open, 4, "5 processes: use at most 4"),
+    ):
+        fabric: Any = None
+        open_data(kind.parse({"data": few, "devices": enough}), fabric)
+        with pytest.raises(UserError, match=f"4 training images are too few for {words}"):
+            open_data(kind.parse({"data": few, "devices": enough + 1}), fabric)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/best.pt", "checkpoints/last.damaged"])

@@ -122,6 +122,16 @@ def test_words_of_the_beginning_do_again(tmp_path: Path) -> None:
             resuming.check_resume(TrainConfig.parse({"resume": str(folder), "batch": 5}))
 
 
+def test_a_resumed_run_may_be_told_its_places_in_other_words(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    run.save_config(TrainConfig.parse({"data": "x", "init": f"{tmp_path}/weights/", "recipe": "scratch"}))
+    run.close()
+    words = {"resume": str(tmp_path / "run"), "recipe": "scratch"}
+    resuming.check_resume(TrainConfig.parse(words | {"init": f"{tmp_path}/run/../weights"}))
+    with pytest.raises(UserError, match="was begun with --init"):
+        resuming.check_resume(TrainConfig.parse(words | {"init": f"{tmp_path}/others"}))
+
+
 @pytest.mark.parametrize("command", [train, pretrain])
 def test_more_parts_than_auto_gives_images(command: Any, images: str, tmp_path: Path) -> None:
     kind, values = (TrainConfig, TRAIN) if command is train else (PretrainConfig, PRETRAIN)

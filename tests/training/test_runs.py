@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.files import FolderLock, make_folder, remove_parts, write_atomically, write_text
 from frugalvit.results import Table
+from frugalvit.training import processes
 from frugalvit.training.evidence import run_result
 from frugalvit.training.runs import Run, damage, find_run, finished_summary, new_run_folder, read_state
 
@@ -157,8 +160,8 @@ def test_find_run_and_summary(tmp_path: Path) -> None:
         find_run(tmp_path)
     (tmp_path / "config.yaml").write_text("{}")
     assert finished_summary(tmp_path) is None
-    (tmp_path / "summary.json").write_text(json.dumps({"top1": 1.0}))
-    assert finished_summary(tmp_path) == {"top1": 1.0}
+    (tmp_path / "summary.json").write_text(json.dumps({"run": "before/it/was/moved", "top1": 1.0}))
+    assert finished_summary(tmp_path) == {"run": str(tmp_path), "top1": 1.0}
 
 
 # -- files
@@ -226,6 +229,28 @@ def test_make_folder_says_why_not(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="Cannot write to"):
         make_folder(tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize(("begun", "way"), [(True, "Make it writable, or copy the run"), (False, "with --out")])
+def test_a_run_that_is_resumed_takes_no_other_folder(
+    begun: bool, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("config.yaml", "metrics.jsonl") if begun else ():
+        (tmp_path / name).write_text("")
+
+    def refuse(path: Path, *_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "touch", refuse)
+        with pytest.raises(UserError, match=f"Cannot write to {tmp_path} .*{way}"):
+            Run(tmp_path)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(UserError, match=f"Cannot write to {tmp_path} .*{way}"):
+        processes._write_note(tmp_path / ".seen.part", "word")
+    (tmp_path / ".lock").mkdir()  # nothing that can be opened
+    with pytest.raises(UserError, match=f"is it another person's.*{way}"):
+        Run(tmp_path)
 
 
 def test_a_lock_is_freed_by_its_holder(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from frugalvit.config.transfer import DetectConfig
 from frugalvit.errors import UserError
+from frugalvit.training.written import OF_TRANSFER
 from frugalvit.transfer import detect_commands, running, segment_commands
 from frugalvit.transfer.feed import Pictures
 
@@ -77,6 +78,17 @@ def test_reports_tell_what_was_used_and_said_of_the_data(tmp_path: Path) -> None
         assert stored["used"] == {"train": 3, "val": 2} and any(words in note for note in stored["notes"])
         page = (tmp_path / kind / "report.html").read_text(encoding="utf-8")
         assert "train: 3 images · val: 2 images" in page and words in page
+
+
+def test_runs_write_under_known_names_and_over_nothing(
+    detector: Path, segmenter: Path, scenes: Path, tmp_path: Path
+) -> None:
+    for run in (detector, segmenter):
+        assert {path.name for path in run.iterdir()} <= {*OF_TRANSFER, ".lock"}
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "worst_1.jpg").write_text("mine")
+    with pytest.raises(UserError, match="has pictures already"):
+        segment_commands.train(segment_config(scenes, tmp_path))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("detect", marks=pytest.mark.slow), "segment"])

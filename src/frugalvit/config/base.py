@@ -16,6 +16,7 @@ import pydantic
 import yaml
 
 from frugalvit.errors import UserError, nearest
+from frugalvit.files import unreadable
 
 
 class Config(pydantic.BaseModel):
@@ -110,7 +111,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"There is no configuration file {path}.") from None
     except _Twice as error:
         raise UserError(f"{path} gives {error}: leave one of them out.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise UserError(unreadable(path, error)) from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is not a readable YAML file: {reason}") from None
     if values is None:

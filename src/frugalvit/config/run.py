@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -220,6 +222,20 @@ NO_MATTER = (
 )
 """Options that no score follows from, by their dotted names: a run, or a comparison, may go on with others."""
 
+_PLACES = ("data", "init", "continue_from", "recipe", "classes", "root")
+"""Options that may say where something lies."""
+
+
+def same_value(name: str, one: Any, other: Any) -> bool:
+    """Whether two values of an option mean the same: ``photos/`` and the full path of ``photos`` are one place."""
+    local = all(isinstance(value, str) and not _ADDRESS.match(value) for value in (one, other))
+    if name in _PLACES and local:
+        return os.path.realpath(one) == os.path.realpath(other)
+    return one == other
+
+
+_ADDRESS = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; one letter is a drive
+
 AT_START = ("config.yaml", "data.json", "decisions.json")
 """What a run writes before its first step."""
 
@@ -232,6 +248,13 @@ def holds_run(folder: Path) -> bool:
         return True  # somebody else's config.yaml, or one whose neighbours were lost
     done = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
     return done or any((folder / "checkpoints").glob("*"))
+
+
+def instead_of(folder: Path) -> str:
+    """What to do where a folder cannot be written to: the run in it, which is resumed, takes no other ``--out``."""
+    if holds_run(folder):
+        return "Make it writable, or copy the run and resume the copy."
+    return "Choose another folder with --out."
 
 
 def _learned_here(where: str) -> bool:

@@ -270,7 +270,8 @@ def _hardly_localized(summary: dict[str, Any]) -> list[str]:
 def _open(config: TrainConfig, fabric: Fabric) -> DataSource:
     source = setup.open_source(config, fabric, labelled=True)
     check_trainable(source)
-    _splits(config, source)  # what cannot be scored is said before there is a folder
+    examples, *_ = _splits(config, source)  # what cannot be scored is said before there is a folder
+    setup.check_enough(config, examples, PAIR)
     return replace(source, notes=[*source.notes, *absent_classes(source)])
 
 

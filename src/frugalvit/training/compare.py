@@ -15,7 +15,7 @@ from frugalvit import console
 from frugalvit.config.base import merge, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
 from frugalvit.config.pretrain import MatchingConfig
-from frugalvit.config.run import NO_MATTER
+from frugalvit.config.run import NO_MATTER, same_value
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import Halted, UserError, nearest
 from frugalvit.files import make_folder, read_json, write_text
@@ -27,7 +27,8 @@ from frugalvit.training.runs import Run, holds_run, read_summary
 from frugalvit.training.setup import not_into_the_data, stores
 from frugalvit.training.statistics import Difference, Spread, paired_difference, spread
 from frugalvit.training.tracking import TensorBoard, make_trackers
-from frugalvit.training.unbegun import ASKED, missing, remove_unbegun
+from frugalvit.training.unbegun import missing, remove_unbegun
+from frugalvit.training.written import ASKED, check_free_for_comparison
 
 Scores = dict[str, list[dict[str, Any]]]
 Train = Callable[[Any], Result]
@@ -78,6 +79,7 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _free_place(usual, plan)
     if not config.redraw and (others := _others(folder, settings)):
         raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
+    check_free_for_comparison(folder)
     scores: Scores = {name: [] for name in settings}
     with stores.shared():  # every run learns from the same images
         for k in range(config.seeds):
@@ -168,7 +170,7 @@ def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
     asked = _that_matters(_question(merge(defaults, stored)))
     question = _that_matters(_question(wanted.model_dump(mode="json")))
     for name, value in asked.items():
-        if question.get(name) != value:
+        if not same_value(name, question.get(name), value):
             return f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted"
     return ""
 

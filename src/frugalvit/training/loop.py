@@ -241,7 +241,9 @@ class _Loop(Stepper):
         self.optimizer.load_state_dict(_for_this_machine(state["optimizer"], self.optimizer.param_groups))
         if state["scaler"]:  # without one, the run was in bf16 or single precision till now: fp16 looks for its scale
             self.fabric.strategy.precision.load_state_dict(state["scaler"])
-        self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
+        self.step = state["step"]
+        if self.task.watched == "val":  # others have chosen nothing; earlier versions let those learned from do so
+            self.best, self.best_step = state["best"], state["best_step"]
         self.watch = Stopwatch(state["seconds"])
         self._take_window(state["window"])
         self.guard.copy_(state["guard"])

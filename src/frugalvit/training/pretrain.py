@@ -52,6 +52,9 @@ from frugalvit.training.session import follow_init, in_run_folder
 from frugalvit.training.teacher import make_twin
 from frugalvit.training.used import note_used
 
+SAMPLE = "sample"
+"""The split that lines of metrics name where the images that are looked at were learned from."""
+
 
 def pretrain(config: PretrainConfig) -> Result:
     """Train a backbone without labels; the run folder holds the teacher as ``model/`` afterwards."""
@@ -68,7 +71,9 @@ def pretrain(config: PretrainConfig) -> Result:
 
 
 def _open(config: PretrainConfig, fabric: Fabric) -> DataSource:
-    return setup.open_source(config, fabric, labels=config.labels, loose=True, whole=config.images != "train")
+    source = setup.open_source(config, fabric, labels=config.labels, loose=True, whole=config.images != "train")
+    setup.check_enough(config, _images(source, config.images))
+    return source
 
 
 def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
@@ -202,7 +207,8 @@ def make_monitor(
     """A fixed sample of the images; with labels, training images as the bank and validation images as questions.
 
     Without validation images the test images are asked, and the split that comes with the monitor is theirs. A split
-    that is the bank is not asked beside it: each image would find itself.
+    that is the bank is not asked beside it: each image would find itself. Without either, each image of the bank is
+    asked about the others: these have been learned from, so they are no split of that kind and choose nothing.
     """
     known = _first_split(source)
     count = 8 * config.health.images if source.classes else config.health.images
@@ -213,7 +219,7 @@ def make_monitor(
     if watched is not None:
         queries = setup.eval_set(_sample(source.splits[watched], config.health.images), backbone, config, fabric)
     monitor = FeatureMonitor(setup.eval_set(bank, backbone, config, fabric), queries, len(source.classes or ()), fabric)
-    return monitor, watched or "val"
+    return monitor, watched or SAMPLE
 
 
 def _first_split(source: DataSource) -> str:
@@ -255,7 +261,8 @@ def _finish(
 ) -> Result:
     """The teacher's last weights are the result: the average over the end of the run is better than any one moment."""
     lines = run.metrics()
-    last = next((line for line in reversed(lines) if line.get("split") == task.watched), {})
+    # Of whatever split: earlier versions wrote "val" for a sample of the images learned from.
+    last = next((line for line in reversed(lines) if line.get("split", "train") != "train"), {})
     losses = [line["loss"] for line in lines if line.get("split") == "train" and line.get("loss") is not None]
     summary: dict[str, Any] = {
         "run": str(run.folder),

@@ -22,6 +22,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
 from frugalvit import console, launchers
+from frugalvit.config.run import instead_of
 from frugalvit.errors import UserError
 from frugalvit.launchers import places as places
 
@@ -159,9 +160,7 @@ def _write_note(note: Path, word: str) -> None:
     try:
         note.write_text(word, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"Cannot write to {note.parent} ({error.strerror}). Choose another folder with --out."
-        ) from None
+        raise UserError(f"Cannot write to {note.parent} ({error.strerror}). {instead_of(note.parent)}") from None
 
 
 def _finds(note: Path, word: str) -> bool:

@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 
 from frugalvit.config.base import flat_fields, read_yaml, set_dotted
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.run import NO_MATTER
+from frugalvit.config.run import NO_MATTER, same_value
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.config.transfer import DetectConfig, SegmentConfig
 from frugalvit.console import shown
@@ -42,12 +42,16 @@ def stored_config(config: C) -> C:
 
 
 def if_it_has_moved(config: RunConfig, command: str) -> str:
-    """What to do where the data of the run to resume is not in its place any more; empty for everything else."""
-    if not config.resume or config.data:
+    """What to do where data is gone from the place that the run to resume, or to continue, had it in; else empty."""
+    if config.resume and not config.data:
+        run, data, flag = config.resume, stored_config(config).data, "--resume"
+    elif isinstance(config, PretrainConfig) and config.continue_from and not config.given("data", None):
+        run, data, flag = config.continue_from, config.data, "--continue"
+    else:
         return ""
-    if Path(str(stored_config(config).data)).exists():
+    if Path(str(data)).exists():
         return ""
-    return f" If it lies elsewhere now: frugalvit {command} PLACE --resume {shown(config.resume)}"
+    return f" {run} had it there. If it lies elsewhere now: frugalvit {command} PLACE {flag} {shown(run)}"
 
 
 def check_resume(config: RunConfig) -> None:
@@ -62,7 +66,8 @@ def check_resume(config: RunConfig) -> None:
         if name in ("resume", "out", "data", *_free(stored)) or not config.was_given(name):
             continue
         wanted, had = (operator.attrgetter(name)(part) for part in (config, stored))
-        if wanted not in ("auto", had) and not _was_changed(name, wanted, had, stored, folder):
+        same = wanted in ("auto", had) or same_value(name, wanted, had)
+        if not same and not _was_changed(name, wanted, had, stored, folder):
             short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
             flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
             begun = f"with {flag} {had}" if had not in (None, False, "auto") else f"without {flag}"

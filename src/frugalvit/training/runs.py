@@ -19,6 +19,7 @@ import json
 import re
 import time
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,7 @@ import yaml
 from frugalvit import console
 from frugalvit.config.base import Config, read_yaml
 from frugalvit.config.run import holds_run as holds_run
+from frugalvit.config.run import instead_of
 from frugalvit.console import shown
 from frugalvit.errors import UserError
 from frugalvit.files import (
@@ -42,10 +44,14 @@ from frugalvit.files import (
 )
 from frugalvit.results import Table
 from frugalvit.training.tracking import TensorBoard, Trackers
+from frugalvit.training.written import OF_RUN, check_free_for_run
 
 
-def new_run_folder(out: str | None, *words: str) -> Path:
-    """The folder asked for, or ``runs/DATE_words``; never one that already holds a run."""
+def new_run_folder(out: str | None, *words: str, names: Iterable[str] = OF_RUN) -> Path:
+    """The folder asked for, or ``runs/DATE_words``; never one that already holds a run.
+
+    names: under which the run will write
+    """
     if out:
         if storable(out) != out:  # TensorBoard and the trackers write into folders whose names are text
             raise UserError(f"--out {out} is not in UTF-8; choose another name.")
@@ -55,6 +61,7 @@ def new_run_folder(out: str | None, *words: str) -> Path:
                 f"{folder} already holds a run. Continue it with --resume {shown(folder)} (--resume auto continues "
                 "what --out holds, or begins it), or choose another --out."
             )
+        check_free_for_run(folder, names)
         return make_folder(folder)
     plain = (re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "data" for word in words)  # a name on every system
     stem = "_".join([datetime.date.today().isoformat(), *plain])
@@ -77,7 +84,7 @@ class Run:
     def __init__(self, folder: Path, *, writer: bool = True) -> None:
         self.folder, self.writer = folder, writer
         self.checkpoints = folder / "checkpoints"
-        self._lock = FolderLock(folder)
+        self._lock = FolderLock(folder, instead_of(folder))
         self._metrics: IO[str] | None = None
         self._board: TensorBoard | None = None
         self._step = 0
@@ -85,7 +92,8 @@ class Run:
         self._saved_step: int | None = None  # of the newest checkpoint, where this process knows it
         self.trackers = Trackers({})
         if writer:
-            make_folder(self.checkpoints)
+            make_folder(folder, instead_of(folder))
+            make_folder(self.checkpoints, instead_of(folder))
             self._lock.__enter__()
             remove_parts(folder)
 
@@ -321,10 +329,11 @@ def find_run(where: str | Path) -> Path:
 def finished_summary(where: str | Path) -> dict[str, Any] | None:
     """The result of a run that has ended, said as such; None while it has not."""
     summary = read_summary(find_run(where))
-    if summary is not None:
-        way = f"Start a new run from its weights with --init {shown(where)}."
-        console.say(f"{where} is finished; this is its result. {way}")
-    return summary
+    if not summary:
+        return None
+    way = f"Start a new run from its weights with --init {shown(where)}."
+    console.say(f"{where} is finished; this is its result. {way}")
+    return summary | {"run": str(where)}  # where it lies now: it may have been moved since
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

@@ -70,7 +70,7 @@ class PretrainTask(Task):
     def feed(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric, watched: str = "val") -> None:
         """Where crops come from, what looks at the features, what watches the signs, and which split is asked.
 
-        "val" chooses the best weights, "test" does not.
+        "val" chooses the best weights, any other does not.
         """
         self.watched = watched
         self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric

@@ -38,12 +38,13 @@ from frugalvit.training import processes
 from frugalvit.training.devices import pick_device
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import tune_for_gpu
-from frugalvit.training.recipes import Decision, Decisions, decide_stream
+from frugalvit.training.recipes import PAIR, Decision, Decisions, decide_stream
 from frugalvit.training.resuming import read_facts, stored_config
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
 from frugalvit.training.stepping import Plan
 from frugalvit.training.tracking import make_trackers
 from frugalvit.training.unfinished import is_unfinished, weights_of
+from frugalvit.training.written import OF_RUN, OF_TRANSFER
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -92,7 +93,8 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
         config = stored_config(config)
     else:
         not_into_the_data(config)
-        folder = Path(processes.together(fabric, lambda: str(new_run_folder(config.out, *words))))
+        names = OF_TRANSFER if config.recipe_task() in ("detect", "segment") else OF_RUN
+        folder = Path(processes.together(fabric, lambda: str(new_run_folder(config.out, *words, names=names))))
     opened: list[Run] = []
     processes.together(fabric, lambda: opened.append(Run(folder)))
     return config, opened[0] if opened else Run(folder, writer=False)
@@ -191,6 +193,21 @@ def open_source(
         **cast(Any, splitting),
     )
     return without_labels(source) if labels == "ignore" else source
+
+
+def check_enough(config: RunConfig, examples: Examples, together: int = 1) -> None:
+    """Every process must have images of its own in a step; a resumed run has its own word on processes.
+
+    together: images that stay in one process, where there are several
+    """
+    world = math.prod(processes.places(config.devices, config.nodes))
+    if config.resume or examples.streamed or world == 1 or len(examples) >= together * world:
+        return
+    pairs = ", each of which takes them in pairs (for mixing)" if together == PAIR else ""
+    raise UserError(
+        f"{len(examples)} training images are too few for {world} processes{pairs}: use at most "
+        f"{max(1, len(examples) // together)} (--devices, --nodes)."
+    )
 
 
 def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: Any) -> Backbone:

@@ -11,9 +11,7 @@ from frugalvit.config.run import AT_START
 from frugalvit.console import shown
 from frugalvit.errors import UserError
 from frugalvit.files import FolderLock
-
-ASKED = "asked.json"
-"""What a run of a comparison was asked to be."""
+from frugalvit.training.written import ASKED
 
 _UNBEGUN = {*AT_START, ASKED, ".lock", "checkpoints"}
 
