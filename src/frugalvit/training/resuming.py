@@ -66,8 +66,9 @@ def check_resume(config: RunConfig) -> None:
         if name in ("resume", "out", "data", *_free(stored)) or not config.was_given(name):
             continue
         wanted, had = (operator.attrgetter(name)(part) for part in (config, stored))
-        same = wanted in ("auto", had) or same_value(name, wanted, had)
-        if not same and not _was_changed(name, wanted, had, stored, folder):
+        if wanted == "auto" or same_value(name, wanted, had):
+            continue
+        if not _was_changed(name, wanted, had, stored, folder):
             short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
             flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
             begun = f"with {flag} {had}" if had not in (None, False, "auto") else f"without {flag}"
