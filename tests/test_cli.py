@@ -303,7 +303,8 @@ def test_a_command_inside_a_program_leaves_ctrl_c_as_it_was(monkeypatch: pytest.
     try:
 
         def pressed(words: list[str]) -> int:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("it was not heard")
 
         monkeypatch.setattr(cli, "_run", pressed)
         assert cli.main(["doctor"]) == 130

@@ -135,6 +135,28 @@ def test_pretraining_sees_all_where_nothing_is_to_be_validated_on(tmp_path: Path
         assert list(source.splits) == ["train"] and train.survey.held == []
 
 
+@pytest.mark.parametrize(("readers", "held"), [(9, 1), (10, 0)])
+def test_pretraining_holds_out_only_what_its_readers_can_spare(tmp_path: Path, readers: int, held: int) -> None:
+    source = open_stream(write_shards(tmp_path / "s", shards=10), labelled=False, readers=readers)
+    train: Any = source.splits["train"]
+    assert (len(train.survey.held), len(train.shards)) == (held, 10 - held) and len(train) == 4 * (10 - held)
+    assert any("will validate on some of these" in note for note in source.notes) == (held == 0)
+
+
+@pytest.mark.parametrize(
+    ("survey", "images"), [({"held": []}, 40), ({"held": None}, 40), ({"held": [4]}, 36), (None, 36)]
+)
+def test_a_continued_pretraining_validates_on_nothing_it_has_learned(
+    tmp_path: Path, survey: dict[str, Any] | None, images: int
+) -> None:
+    where = write_shards(tmp_path / "s", shards=10)
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "data.json").write_text(json.dumps({} if survey is None else {"survey": survey}))
+    config = PretrainConfig(data=where, stream=True, continue_from=str(tmp_path / "before"))
+    source = pretrain._open(config, SimpleNamespace(world_size=1))  # type: ignore[arg-type]
+    assert len(source.splits["train"]) == images and ("val" in source.splits) == (images < 40)
+
+
 def test_a_pretraining_that_began_with_all_shards_keeps_them(tmp_path: Path) -> None:
     where = write_shards(tmp_path / "s", shards=10)
     begun: Any = open_stream(where, labelled=False, whole=True).splits["train"]

@@ -84,8 +84,10 @@ def without(shards: list[str], held: Sequence[int]) -> list[str]:
     return [shard for place, shard in enumerate(shards) if place not in out]
 
 
-def left_of(survey: Survey, held: list[int], shards: int) -> tuple[Survey, list[int]]:
-    """What a look through all shards says of those left, and the places held out: none where nothing would be left."""
+def left_of(survey: Survey, held: list[int], shards: int, readers: int) -> tuple[Survey, list[int]]:
+    """What a look through all shards says of those left, and the places held out: none where too few would be left."""
+    if shards - len(held) < readers:
+        return survey, []
     if survey.counts is None:
         return survey._replace(total=max(2, round(survey.total * (1 - len(held) / shards)))), held
     counts = [count for place, count in enumerate(survey.counts) if place not in held]
@@ -96,7 +98,7 @@ def note_held(val: Examples | None, shards: int, rest: int, whole: int, fraction
     verb = "is" if shards == 1 else "are"
     said = f"val is made from train: {shards} of {whole:,} shards {verb} held out"
     if val is None:
-        notes.append(f"{said}, those that 'frugalvit train' validates on.")
+        notes.append(f"{said}, those that 'frugalvit train' validates on; --images train+val takes them too.")
         return
     few = len(val) < min(_FEW, fraction * (len(val) + rest) / 2)
     hint = ": few to choose the best weights by; write smaller shards, or use --stream false" if few else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ def split_examples(examples: Examples, fraction: float, seed: int) -> tuple[Exam
     """The kept and the held-out part; both in their old order."""
     places = None
     if len(set(examples.keys)) < len(examples):  # copies, or two shards that each have an image of one key
-        places = [str(Path(name).absolute()) for name in examples.names]
+        places = [os.path.abspath(name) for name in examples.names]  # noqa: PTH100  (pathlib takes several times as long)
     held = hold_out(examples.keys, examples.labels, fraction, seed, places)
     return examples.subset(~held), examples.subset(held)
 

@@ -7,7 +7,6 @@ val     whole shards: those of the index or the folder, or some of train's held 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +104,7 @@ def open_stream(
     split: str = "auto",
     val_fraction: float = 0.1,
     whole: bool = False,
+    readers: int = 1,
     classes: Sequence[str] | None = None,
     known: Survey | None = None,
     agree: Callable[[Callable[[], Survey]], Survey] = lambda look: look(),
@@ -115,6 +115,7 @@ def open_stream(
         labelled: labels are needed, so that shards without an index are all looked through. Where they are not needed
             but there, the same shards are held out: who pre-trains may not see what training will validate on.
         whole: hold nothing out.
+        readers: what pre-training leaves to train feeds so many; else it holds nothing out.
         classes: labels (or names of the index) to keep.
         known: what an earlier look found: a resumed run must count as it did at its start.
         agree: lets one of several processes look, and tells the others.
@@ -137,7 +138,9 @@ def open_stream(
         held = hold() if makes_val and labelled else []
         survey, has_labels = _survey(without(every, held), index, keep, labelled, where, notes)
         if makes_val and has_labels and not labelled and len(every) > 1:
-            survey, held = left_of(survey, hold(), len(every))
+            survey, held = left_of(survey, hold(), len(every), readers)
+            if not held:
+                notes.append("No shard is held out, so few are they: 'frugalvit train' will validate on some of these.")
         return survey._replace(held=held)
 
     # Of old runs that did not note it, only those that needed labels held something out.
@@ -155,9 +158,8 @@ def open_stream(
         if splits.get(name):
             found[name] = _indexed(splits[name], named, keep, index, f"{name} in {where}", notes)
     if held and (labelled or named is not None):
-        with contextlib.suppress(*[] if labelled else [UserError]):  # pre-training only watches it
-            val = _indexed([every[place] for place in held], named, keep, index, f"val in {where}", notes)
-            found = {"train": found.pop("train"), "val": val, **found}
+        val = _indexed([every[place] for place in held], named, keep, index, f"val in {where}", notes)
+        found = {"train": found.pop("train"), "val": val, **found}
     if held:
         note_held(found.get("val"), len(held), survey.total, len(every), val_fraction if labelled else 0, notes)
     about = "" if survey.counts is not None else "about "

@@ -45,6 +45,7 @@ from frugalvit.training.recipes import (
     decide_pretraining,
     matching_width,
 )
+from frugalvit.training.resuming import read_facts
 from frugalvit.training.runs import Run, find_run
 from frugalvit.training.schedules import Cosine, Linear, warmup_steps
 from frugalvit.training.selfsupervised import PretrainTask
@@ -71,9 +72,18 @@ def pretrain(config: PretrainConfig) -> Result:
 
 
 def _open(config: PretrainConfig, fabric: Fabric) -> DataSource:
-    source = setup.open_source(config, fabric, labels=config.labels, loose=True, whole=config.images != "train")
+    whole = config.images != "train" or _went_on_with_all(config)
+    source = setup.open_source(config, fabric, labels=config.labels, loose=True, whole=whole)
     setup.check_enough(config, _images(source, config.images))
     return source
+
+
+def _went_on_with_all(config: PretrainConfig) -> bool:
+    """Whether a run continues one on shards that held none out: what it learned from is not fit to validate on."""
+    if not config.continue_from or config.resume:
+        return False
+    survey = read_facts(config.continue_from).get("survey")
+    return survey is not None and not survey.get("held")
 
 
 def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:

@@ -183,10 +183,12 @@ def open_source(
             where, classes=config.classes, root=config.root, labels=labels, loose=loose, **cast(Any, splitting)
         )
     before = read_facts(config.resume).get("survey") if config.resume else None
+    readers = fabric.world_size * (config.workers if isinstance(config.workers, int) else 1)
     source = open_stream(
         where,
         labelled=labelled,
         whole=whole or labels == "ignore",
+        readers=max(1, readers),
         classes=classes_in_shards(where, config.classes),
         known=None if before is None else Survey(**before),
         agree=lambda look: processes.together(fabric, look),

@@ -22,10 +22,24 @@ class KnownLabels:
     ignored: int
 
     def stand_elsewhere(self, names: tuple[str, ...]) -> bool:
-        """Whether data with these names by label call something else what the model calls by its name."""
+        """Whether data with these names by label have a name of the model's, but at another label."""
+        return any(name in names for _, name, _ in self._unlike(names))
+
+    def renamed(self, names: tuple[str, ...]) -> list[str]:
+        """A word where data only spell or name otherwise what has the same number; nothing stands elsewhere."""
+        unlike = [(label, name, there) for label, name, there in self._unlike(names) if label < len(names)]
+        if not unlike:
+            return []
+        label, name, there = unlike[0]
+        more = f" ({len(unlike)} labels in all)" if len(unlike) > 1 else ""
+        return [f"label {label} is '{there}' there and '{name}' in {self.model}: their number decides{more}"]
+
+    def _unlike(self, names: tuple[str, ...]) -> list[tuple[int, str, str]]:
+        """Labels, the model's names of them and the data's, where both have names and these differ."""
         if not _are_names(names) or not _are_names(self.classes):
-            return False
-        return any(name_of(label, names) != name for label, name in zip(self.labels, self.classes, strict=True))
+            return []
+        both = ((label, name, name_of(label, names)) for label, name in zip(self.labels, self.classes, strict=True))
+        return [(label, name, there) for label, name, there in both if name != there]
 
     def table(self, names: tuple[str, ...], present: dict[int, Path], ignored: int) -> np.ndarray:
         """The model's class of every label of such data; a name that it lacks is a mistake only where a mask has it."""

@@ -107,6 +107,7 @@ def open_scenes(
     elsewhere = known is not None and known.stand_elsewhere(names)
     if known is not None and not elsewhere:
         ignore, count = known.ignored if ignore == "auto" else ignore, max(known.labels) + 1
+        notes += known.renamed(names)
     ignored, reason = choose_ignored(ignore, layout, names)
     notes.append(f"label {IGNORED} counts nowhere" + (f", nor does {ignored}: {reason}" if ignored != IGNORED else ""))
     present = _labels(splits)
