@@ -13,12 +13,12 @@ from typing import Literal, get_args, get_origin
 
 from frugalvit import console
 from frugalvit.arguments import make_parser
-from frugalvit.cli import VERBS
 from frugalvit.config.base import Config
 from frugalvit.config.product import CompletionConfig
 from frugalvit.config.recipes import all_recipes
 from frugalvit.config.reproduce import ReproduceConfig
 from frugalvit.results import Result
+from frugalvit.verbs import VERBS
 
 INSTALL = {
     "bash": "mkdir -p ~/.local/share/bash-completion/completions && "
