@@ -241,6 +241,22 @@ def test_pretraining_in_one_go() -> None:
     assert f"{2 * 512 / seconds['seconds_per_step']:,.0f}"[:4] == "78,3" and "78,400 images a second" in PROSE
 
 
+def test_pretraining_that_keeps_its_heads() -> None:
+    """What is told of the two ways to go on, with new projection heads and with the old ones."""
+    kept, new = (
+        DOCS / "results" / "esvit-cifar" / "swin_mini" / f"for_small_images,_slow_teacher,_{name}" / "seed_0.json"
+        for name in ("270_epochs_more_of_all", "300_epochs_more")
+    )
+    one, other = json.loads(kept.read_text()), json.loads(new.read_text())
+    behind = [other[probe] - one[probe] for probe in ("knn", "linear", "logistic")]
+    assert f"it is {min(behind):.1f} to {max(behind):.1f} behind the third in every probe of classes" in PROSE
+    assert f"as many steps more as the third ({one['steps']:,})" in PROSE
+    assert f"{one['seconds_per_step'] * 1000:.0f} ms a step on a slower machine" in PROSE
+    last = [json.loads(line) for line in kept.with_suffix(".jsonl").read_text().splitlines()]
+    used = [line["prototypes_used"] for line in last if "prototypes_used" in line][-1]
+    assert f"its 2,048 prototypes ({used:.0f} in use)" in PROSE
+
+
 def test_a_teacher_that_follows_quickly() -> None:
     path = DOCS / "results" / "esvit-cifar" / "swin_mini" / "for_small_images,_quick_teacher" / "seed_0.jsonl"
     knn = [(line["epoch"], line["knn"]) for line in map(json.loads, path.read_text().splitlines()) if "knn" in line]

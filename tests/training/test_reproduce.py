@@ -140,7 +140,7 @@ def test_a_start_begins_from_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = ReproduceConfig(table="best-cifar", data=str(tmp_path), out=str(tmp_path / "out"), epochs=684)
     running._make_start(*TABLES["best-cifar"].starts["longer"], config)
     assert [one.epochs for one in made] == [100, 300]
-    assert made[0].init is None and made[1].init == made[0].out
+    assert made[0].init is None and made[1].init == f"{made[0].out}/model", "without its heads"
     finish(Path(made[1].out))
     running._make_start(*TABLES["best-cifar"].starts["longer"], config)
     assert len(made) == 2, "made already"

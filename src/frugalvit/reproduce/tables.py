@@ -254,7 +254,8 @@ _PRETRAINING = {
             "for small images": f"{_SMALL_VIEWS} {_WIDE}",
             "for small images, quick teacher": f"{_SMALL_VIEWS} matching.momentum=0.9904 epochs=60",
             "for small images, slow teacher": _SLOW,
-            "for small images, slow teacher, 300 epochs more": f"init={{shorter}} {_SLOW} epochs=300",
+            # The model alone, without its run's checkpoint: projection heads begin anew, as measured.
+            "for small images, slow teacher, 300 epochs more": f"init={{shorter}}/model {_SLOW} epochs=300",
             "for small images, slow teacher, 270 epochs more of all": f"init={{shorter}} {_SLOW} images=train+val"
             " matching.prototypes=2048 epochs=270",
             "for small images, slow teacher, 300 epochs in one go": f"{_SLOW} images=train+val epochs=300",
@@ -332,7 +333,6 @@ _USES = {
         {
             "EsViT in one go + Drloc, drop path 0.2": f"init={{steady}} {_ON} drop_path=0.2 epochs=299",
             "EsViT in one go + Drloc, drop path 0.3": f"init={{steady}} {_ON} drop_path=0.3 epochs=299",
-            "longer EsViT of all + Drloc, drop path": f"init={{whole}} {_ON} drop_path=0.2 epochs=360",
             "longer EsViT + Drloc, more variety": f"init={{longer}} {_ON} {_VARIETY} epochs=360",
             "longer EsViT + Drloc, layer decay": f"init={{longer}} {_ON} {_SPARING} epochs=360",
             "longer EsViT + Drloc, drop path": f"init={{longer}} {_ON} drop_path=0.2 epochs=360",
@@ -363,7 +363,6 @@ _USES = {
         starts={
             "esvit": ("esvit-cifar", "for small images, slow teacher"),
             "longer": ("esvit-cifar", "for small images, slow teacher, 300 epochs more"),
-            "whole": ("esvit-cifar", "for small images, slow teacher, 270 epochs more of all"),
             "steady": ("esvit-cifar", "for small images, slow teacher, 300 epochs in one go"),
         },
     ),
