@@ -290,8 +290,11 @@ def test_nothing_is_overwritten_or_left_behind(tmp_path: Path, monkeypatch: pyte
         run(model=str(folder), out=str(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     monkeypatch.undo()
-    (tmp_path / "out").mkdir()
+    left = tmp_path / "out" / ".out.abcd1234.partial"  # by an export that was killed
+    left.mkdir(parents=True)
+    (left / ".lock").touch()
     run(model=str(folder), out=str(tmp_path / "out"))
+    assert not left.exists()
 
 
 def test_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -146,6 +146,27 @@ def test_a_mistake_of_one_alone_is_said(capsys: pytest.CaptureFixture[str], monk
     assert capsys.readouterr().err.startswith("frugalvit: process 1: There is no folder")
 
 
+def test_the_second_knows_that_it_is_when_the_first_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first meets the same mistake a moment before and is gone: then the second has another parent."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("FRUGALVIT_FIRST_PROCESS", str(os.getppid()))
+
+    def fail() -> None:
+        monkeypatch.setenv("FRUGALVIT_FIRST_PROCESS", "1000000000")
+        raise UserError("wrong")
+
+    with pytest.raises(launchers.MetByAll, match="wrong"), launchers.said_once():
+        fail()
+
+
+@pytest.mark.parametrize("kind", [launchers.SaidByTheFirst, launchers.PeerLost])
+def test_what_is_said_already_or_by_whoever_is_left_stays_so(kind: type[UserError]) -> None:
+    os.environ.update(TORCHRUN | {"RANK": "1", "LOCAL_RANK": "1"})
+    with pytest.raises(UserError) as caught, launchers.said_once():
+        raise kind("gone")
+    assert type(caught.value) is kind
+
+
 def test_those_who_are_left_behind_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRUGALVIT_FIRST_PROCESS", "1000000000")
     assert not launchers.first_goes_on()

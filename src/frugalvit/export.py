@@ -9,8 +9,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +28,7 @@ from frugalvit.config.base import read_yaml
 from frugalvit.config.export import ExportConfig
 from frugalvit.errors import UserError
 from frugalvit.features import Features
-from frugalvit.files import make_folder, read_json, write_text
+from frugalvit.files import make_folder, read_json, remove_leftovers, working_folder, write_text
 from frugalvit.modelcard import in_pixels, without_scores, write_card
 from frugalvit.results import Result, Table
 
@@ -136,6 +134,7 @@ def export(config: ExportConfig) -> Result:
         _need_onnx()
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
+    remove_leftovers(out.absolute())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists and is kept; choose another folder with --out.")
     settings, meta, scored_at = _settings(config.model), model.meta, _scored_at(config, model)
@@ -360,24 +359,20 @@ def _staged(out: Path) -> Iterator[Path]:
     It lies beside ``out``, or inside where that is there and empty: a mounted or the current folder stays what it is.
     """
     inside, place = out.is_dir(), out.absolute()
-    parent = make_folder(place if inside else place.parent)
-    folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=parent))
-    try:
+    make_folder(place if inside else place.parent)
+    with working_folder(place, inside=inside) as folder:
         yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        whole = folder.rename(folder.parent.with_suffix(""))  # from now on nobody's leftover
     try:
         if inside:
-            if any(path.name != folder.name for path in out.iterdir()):
+            if any(path.name != whole.name for path in out.iterdir()):
                 raise OSError(None, "something else was written there meanwhile")
-            for path in folder.iterdir():
+            for path in whole.iterdir():
                 path.rename(out / path.name)
-            folder.rmdir()
+            whole.rmdir()
         else:
-            folder.chmod(0o755)
-            folder.rename(out)
+            whole.rename(out)
     except OSError as error:  # the work is done and good: it is not thrown away
         raise UserError(
-            f"the export is finished, but cannot be moved to {out} ({error.strerror or error}): take it from {folder}."
+            f"the export is finished, but cannot be moved to {out} ({error.strerror or error}): take it from {whole}."
         ) from None

@@ -1,11 +1,14 @@
-"""Files that survive a kill: atomic writes, and locks that vanish with their process."""
+"""Files that survive a kill: atomic writes, locks that vanish with their process, folders that appear when whole."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeVar
@@ -142,6 +145,53 @@ class FolderLock:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
+
+
+_PARTIAL = ".partial"
+
+
+@contextmanager
+def working_folder(place: Path, *, inside: bool) -> Iterator[Path]:
+    """An empty folder to write what becomes ``place`` in, which is to be moved there; what is not moved vanishes.
+
+    It lies beside ``place``, or inside, where that is there and stays what it is; within a folder that is locked as
+    long as its process lives, so that ``remove_leftovers`` knows what a killed one has left.
+    """
+    parent = place if inside else place.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    held = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=_PARTIAL, dir=parent))
+    try:
+        with FolderLock(held):
+            folder = held / "new"  # the lock stays behind when it is moved
+            folder.mkdir()
+            yield folder
+    finally:
+        shutil.rmtree(held, ignore_errors=True)
+
+
+def remove_leftovers(place: Path) -> None:
+    """Remove what killed processes have left of their ``working_folder`` for this very place.
+
+    Where locks do not work nothing is removed: it might be somebody's who is still at work.
+    """
+    ours = re.compile(rf"\.{re.escape(place.name)}\.[a-z0-9_]{{8}}{re.escape(_PARTIAL)}")  # as tempfile makes names
+    for parent in (place, place.parent):
+        try:
+            left = [path for path in parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
+        except OSError:  # not there yet, or not to be looked into
+            continue
+        for folder in left:
+            if (folder / ".lock").is_file() and not _is_locked(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a process works there, or it is another person's."""
+    try:
+        with FolderLock(folder):
+            return False
+    except UserError:
+        return True
 
 
 def _lock(handle: IO[str]) -> None:

@@ -36,6 +36,10 @@ class MetByAll(SaidByTheFirst):
     """A mistake that the first process, of all or of this machine, meets too, as far as another can know."""
 
 
+class PeerLost(UserError):
+    """What is said of another process that has gone: it may have been the first, so everyone who is left says it."""
+
+
 def started() -> Started | None:
     """What torchrun or srun has started this process as, among others; None for a process of its own."""
     variables = os.environ
@@ -176,9 +180,12 @@ def first_goes_on() -> bool:
 @contextmanager
 def said_once() -> Iterator[None]:
     """A mistake inside is met by every process of a machine, since they see the same words and files: one says it."""
+    speaks_here = local_rank() == 0  # asked now: when the first process has left, nobody's parent tells it any more
     try:
         yield
+    except (SaidByTheFirst, PeerLost):
+        raise
     except UserError as error:
-        if local_rank() > 0:
+        if not speaks_here:
             raise MetByAll(str(error)) from None
         raise

@@ -177,6 +177,15 @@ def test_seeds_are_what_torch_takes(kind: type[Config]) -> None:
     assert found == limits
 
 
+@pytest.mark.parametrize("kind", [compare.CompareConfig, transfer.DetectCompareConfig, transfer.SegmentCompareConfig])
+def test_a_comparison_counts_its_seeds_before_it_begins(kind: type[compare.Compared]) -> None:
+    last = 2**63 - 1
+    with pytest.raises(UserError, match=rf"^--seed {last - 1} --seeds 3: .* be {last + 1}, more than {last}; begin"):
+        kind.parse({"data": "x", "seed": last - 1})
+    assert kind.parse({"data": "x", "seed": last - 2}).seeds == 3
+    assert kind.parse({"data": "x", "seed": last, "seeds": 1}).seed == last
+
+
 @pytest.mark.parametrize(("seed", "told"), [(10**20, "less than 9,223,372,036,854,775,808"), (-1, "at least 0")])
 def test_a_seed_that_torch_does_not_take_is_refused(seed: int, told: str) -> None:
     with pytest.raises(UserError, match=f"seed = {seed}: it must be {told}"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +139,24 @@ def test_the_working_folder_can_be_filled(
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["here", "photos", "there"]
     assert len(open_data(".", split="given")) == len(open_data("../there", split="given")) == 24
     assert cli.main(["data", "pack", "../photos", "."]) == 2 and "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", [".", "../out"])
+def test_what_a_killed_packing_left_goes_with_the_next(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos(tmp_path / "photos")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    words = ["data", "pack", "../photos", out, "--quiet"]
+    killed = (
+        "import os; from frugalvit import cli; from frugalvit.data import pack\n"
+        f"pack._write_index = lambda *_: os.kill(os.getpid(), 9)\ncli.main({words})"
+    )
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -9
+    assert list(tmp_path.rglob(".*.partial/new/train-000000.tar"))
+    assert cli.main(words) == 0, capsys.readouterr().err
+    assert not list(tmp_path.rglob(".*")) and len(open_data(out, split="given")) == 24
 
 
 @pytest.mark.parametrize("out", [".", "out"])

@@ -193,16 +193,20 @@ def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) 
         ("nodata", "There is no folder"),
         pytest.param("empty", "empty", marks=pytest.mark.slow),
         pytest.param("few", "2 training images are too few for 2 processes", marks=pytest.mark.slow),
+        pytest.param(
+            "some --img-size 32 --backbone coat_tiny", "coat_tiny gives no single grid", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_is_wrong_is_said_once(data: str, expected: str, tmp_path: Path) -> None:
-    """Data that is not there before any process is started, and what only opening it tells by the first alone."""
+    """Data that is not there before any process is started, and what only opening it or the run tells by the first."""
     script = Path(sys.executable).with_name("frugalvit")
     if not script.exists():
         pytest.skip("frugalvit is not installed as a script")
     (tmp_path / "empty").mkdir()
     write_images(tmp_path / "few", train=1, val=1)
-    words = ["train", data, "-o", "run", "--devices", "2", "--device", "cpu", "--json"]
+    write_images(tmp_path / "some", train=4, val=1)
+    words = ["train", *data.split(), "-o", "run", "--devices", "2", "--device", "cpu", "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [script, *words], capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=tmp_path

@@ -16,6 +16,7 @@ from crowd import gather
 from lightning_fabric import Fabric
 from toys import ToyTask, run_toy
 
+from frugalvit import launchers
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.transfer import DetectConfig
 from frugalvit.data import machine
@@ -146,6 +147,34 @@ def test_a_peer_that_cannot_open_the_data_is_said(lost: int, tmp_path: Path, mon
     left = results[1 - lost]
     assert isinstance(left, UserError), left
     assert "Another process of this run has ended" in str(left) and "--resume" not in str(left)
+
+
+def test_a_mistake_in_the_midst_of_a_run_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = threading.local()
+    monkeypatch.setattr(launchers, "local_rank", lambda: getattr(ranks, "own", 0))
+
+    def open_source(_: TrainConfig, fabric: Any) -> Any:
+        ranks.own = fabric.global_rank  # known by now, as after a launch
+        return SimpleNamespace(name="photos")
+
+    def body(*_: Any) -> Result:
+        raise UserError("There are no weights for this network.")
+
+    errors = live(monkeypatch, tmp_path / "run", open_source, body)
+    assert [type(error) for error in errors] == [UserError, launchers.MetByAll]
+    assert len({str(error) for error in errors}) == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_peer_that_is_gone_is_said_by_whoever_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been the first: then nobody else says anything."""
+    monkeypatch.setattr(launchers, "local_rank", lambda: 1)
+
+    def body(_: Any, __: Any, ___: Any, fabric: Any) -> Result:
+        with processes.mind_the_peers(fabric, None, 1.0):
+            raise RuntimeError("[gloo] Connection closed by peer")
+
+    errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
+    assert [type(error) for error in errors] == [launchers.PeerLost] * 2
 
 
 def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from frugalvit.errors import UserError
 from frugalvit.transfer import detect_commands, segment_commands
 from frugalvit.transfer.known import KnownLabels
 from frugalvit.transfer.scenes import open_scenes, read_labels
+from frugalvit.words import counted
 
 from .samples import edit, make_coco, make_scenes
 from .tiny import detect_config, segment_config
@@ -278,6 +280,15 @@ def test_a_class_that_is_only_spelled_otherwise_is_known_by_its_number(
     assert found[0] == found[1] == found[2]
 
 
+def left_out(run: Path) -> list[dict[str, str]]:
+    """What a run has written down as left out, which its report must show."""
+    told = json.loads((run / "data.json").read_text(encoding="utf-8"))["left_out"]
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert told["count"] == len(told["files"]) and f"{counted(told['count'], 'unreadable file')} left out" in page
+    assert all(escape(file["name"]) in page and escape(file["reason"]) in page for file in told["files"])
+    return told["files"]
+
+
 def cut_short(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 7 // 10])
@@ -300,9 +311,13 @@ def test_a_png_that_is_cut_short_is_left_out_by_name(
     with pytest.raises(UserError, match=r"1 of 4 images cannot be read, .*2\.png.*--cache.max-bad"):
         command.train(make(data, tmp_path / "strict", steps=1))
     capsys.readouterr()
-    found = command.train(make(data, tmp_path / "run", steps=1, report=False, cache={"max_bad": 0.3})).data
+    found = command.train(make(data, tmp_path / "run", steps=1, cache={"max_bad": 0.3})).data
     told = capsys.readouterr().err
     assert found["scored_images"] == 3 and all(str(path) in told for path in bad)
+    assert [(file["name"], file["split"]) for file in left_out(tmp_path / "run")] == [
+        (str(bad[0]), "train"),
+        (str(bad[1]), "val"),
+    ]
     words = [str(data), "--device", "cpu", "--json", "--quiet", "--out", str(tmp_path / "scored")]
     assert main([kind, "eval", str(run), *words]) == 0
     told = capsys.readouterr()
@@ -312,6 +327,28 @@ def test_a_png_that_is_cut_short_is_left_out_by_name(
         cut_short(path)
     assert main([kind, "eval", str(run), *words[:-2]]) == 2
     assert "None of the 4 images can be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [pytest.param("detect", marks=pytest.mark.slow), "segment"])
+def test_a_report_names_what_was_no_picture_and_what_was_cut_short(kind: str, tmp_path: Path) -> None:
+    """The one is seen when the data are opened, the other when they are decoded, and those of test only at the end."""
+    make: Any = detect_config if kind == "detect" else segment_config
+    command: Any = detect_commands if kind == "detect" else segment_commands
+    if kind == "detect":
+        data = make_coco(tmp_path / "data", train=4, side=48)
+        shutil.copy(data / "instances_val.json", data / "instances_test.json")
+        none, short = data / "images" / "train_1.png", data / "images" / "val_2.png"
+    else:
+        data = make_scenes(tmp_path / "data", train=4, side=40)
+        for kind_of_file in ("images", "masks"):
+            shutil.copytree(data / kind_of_file / "val", data / kind_of_file / "test")
+        none, short = data / "images" / "train" / "1.png", data / "images" / "test" / "2.png"
+    none.write_bytes(b"<html>no image</html>")
+    cut_short(short)
+    command.train(make(data, tmp_path / "run", steps=1, cache={"max_bad": 0.3}))
+    named = [(file["name"], file["split"]) for file in left_out(tmp_path / "run")]
+    val = [(str(short), "val")] * (kind == "detect")  # the images of val and test are the same files there
+    assert named == [(str(none), "train"), *val, (str(short), "test")]
 
 
 @pytest.mark.parametrize("kind", ["detect", "segment"])

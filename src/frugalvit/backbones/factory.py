@@ -19,6 +19,7 @@ from torch import nn
 from frugalvit.backbones import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  importing registers them with timm
 from frugalvit.backbones.base import NOT_THE_NETWORKS, Backbone, GridModel
 from frugalvit.backbones.layout import Size, reduction
+from frugalvit.backbones.published import check_within_reach, first_line, why
 from frugalvit.backbones.sizes import Build, adapt, final_grid, kept_shape, set_stem_stride
 from frugalvit.errors import UserError, nearest
 
@@ -111,6 +112,8 @@ def create_backbone(
     if keep_shape and extra:
         resolved = {**keywords, "keep_shape": True}
         extra, notes = {}, kept_shape(name, size, build)
+    if pretrained:
+        check_within_reach(name, getattr(build(extra), "pretrained_cfg", None) or {}, keywords.get("cache_dir"))
     model = build(extra, device="cpu", weights=pretrained)
     pixel_mean, pixel_std = _statistics(model, in_chans, pretrained, mean, std)
     if (pixel_mean, pixel_std) != _default_statistics(in_chans):
@@ -180,15 +183,15 @@ def build_timm(
                 raise UserError(_no_such_keyword(name, unknown[1])) from error
             if twice := re.search(r"multiple values for keyword argument '(\w+)'", str(error)):
                 raise UserError(f"timm fixes {twice[1]!r} for {name}; leave it out") from error
-            raise UserError(f"{name} cannot be built with {_shown(keywords)}: {_first_line(error)}") from error
+            raise UserError(f"{name} cannot be built with {_shown(keywords)}: {first_line(error)}") from error
         except Exception as error:
             if pretrained:
                 raise UserError(
-                    f"pretrained weights of {name} could not be had ({_first_line(error)}); "
+                    f"pretrained weights of {name} could not be had ({why(error)}); "
                     "check the network, or give a file of weights (--init, load_weights)"
                 ) from error
             shown = _shown({**keywords, "img_size": img_size})
-            raise UserError(f"{name} cannot be built with {shown}: {_first_line(error)}") from error
+            raise UserError(f"{name} cannot be built with {shown}: {first_line(error)}") from error
     if stem_stride is not None:
         set_stem_stride(model, int(stem_stride))
     return model
@@ -365,10 +368,6 @@ def _plain(value: Any) -> Any:
 
 def _shown(keywords: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in keywords.items()) or "its defaults"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 __all__ = ["Backbone", "ModelInfo", "create_backbone", "describe", "list_models"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
+from typing import Any, Self
 
 import pydantic
 
 from frugalvit.config.base import Config, merge, option, read_yaml_text, set_dotted
+from frugalvit.config.kinds import SEEDS
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
@@ -37,6 +38,17 @@ class Compared(RunConfig):
         if value is not None:
             raise ValueError("a comparison is not resumed: the same command with the same --out goes on")
         return value
+
+    @pydantic.model_validator(mode="after")
+    def _has_seeds_enough(self) -> Self:
+        """The seeds are counted on from the first: said of it, not of the one that nobody gave."""
+        if self.seed + self.seeds > SEEDS:
+            last = self.seed + self.seeds - 1
+            raise ValueError(
+                f"--seed {self.seed} --seeds {self.seeds}: the last seed would be {last}, more than {SEEDS - 1}; begin "
+                "with a lower one"
+            )
+        return self
 
     def named_settings(self) -> dict[str, dict[str, Any]]:
         """Each setting's name and its (nested) values; the first is the baseline's rival, the last the baseline."""

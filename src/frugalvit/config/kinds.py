@@ -20,7 +20,8 @@ Positive = Annotated[float, Field(gt=0)]
 Strength = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch takes no more
+SEEDS = 2**63  # torch takes no more
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 Side = Annotated[int, Field(ge=1), AfterValidator(pixels)]
 Range = Annotated[tuple[Share, Share], BeforeValidator(parted), AfterValidator(rising)]
 Span = Annotated[tuple[Positive, Positive], BeforeValidator(parted), AfterValidator(rising)]

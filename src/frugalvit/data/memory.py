@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -58,17 +57,16 @@ def save_data(
     splits: dict[str, Examples] = {
         split: MemoryExamples(contents, numbers[split], split) for split, (contents, _) in parts.items()
     }
-    fresh = staging_for(folder, "new")  # what is replaced is there until the new one is whole
-    shutil.rmtree(fresh, ignore_errors=True)
-    with console.hushed():
-        written = pack(DataSource(folder.resolve().name, "memory", "arrays", names, splits), fresh, shuffle=False).data
-    for bad in written["bad"]:
-        console.warn(f"{bad['name']} is left out: {bad['reason']}")
-    empty = [split for split, shards in written["splits"].items() if not shards]
-    if empty:
-        shutil.rmtree(fresh)
-        raise UserError(f"No image of {empty[0]} can be read: nothing was written.")
-    put_in_place(fresh, folder, replace=replace)
+    source = DataSource(folder.resolve().name, "memory", "arrays", names, splits)
+    with staging_for(folder) as fresh:  # what is replaced is there until the new one is whole
+        with console.hushed():
+            written = pack(source, fresh, shuffle=False).data
+        for bad in written["bad"]:
+            console.warn(f"{bad['name']} is left out: {bad['reason']}")
+        empty = [split for split, shards in written["splits"].items() if not shards]
+        if empty:
+            raise UserError(f"No image of {empty[0]} can be read: nothing was written.")
+        put_in_place(fresh, folder, replace=replace)
     return str(folder)
 
 

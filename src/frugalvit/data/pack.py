@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 import tarfile
 import time
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from frugalvit.data.places import lies_among, local
 from frugalvit.data.shards import open_shards
 from frugalvit.data.sources import open_data
 from frugalvit.errors import UserError
+from frugalvit.files import remove_leftovers, working_folder
 from frugalvit.results import Result, Table
 from frugalvit.words import some
 
@@ -66,8 +67,8 @@ def pack(
     The same source and seed give the same bytes. Decoded images are for inputs of ``img_size``, by default what train
     would take on this machine.
 
-    Everything is written beside ``out`` first and renamed at the end: a kill leaves no half a dataset. The working
-    folder alone stays, and is filled.
+    Everything is written beside ``out`` first and renamed at the end: a kill leaves no half a dataset, and what it does
+    leave goes away with the next packing to ``out``. The working folder alone stays, and is filled.
     """
     began = time.monotonic()
     check_free(out)
@@ -76,33 +77,30 @@ def pack(
             f"{source.location} has several labels per image, and shards hold one class per image: use it as it is, or "
             "pack its images alone with --labels ignore."
         )
-    staging = staging_for(out, f"{os.getpid()}.partial")
     bad: list[dict[str, str]] = []
     notes: list[str] = []
     try:
-        staging.mkdir(parents=True)
-        splits: dict[str, list[dict[str, Any]]] = {}
-        for number, (split, examples) in enumerate(source.splits.items()):
-            order = np.arange(len(examples))
-            if shuffle:
-                np.random.default_rng([seed, number]).shuffle(order)
-            splits[split] = _write_split(staging, split, examples, order, shard_megabytes * 1e6, bad)
-        index: dict[str, Any] = {
-            "format": FORMAT,
-            "name": source.name,
-            "classes": None if source.classes is None else list(source.classes),
-            "splits": splits,
-            "bad": bad,
-        }
-        _write_index(staging, index)
-        if decoded:
-            index["decoded"] = _write_decoded(staging, img_size, notes)
+        with staging_for(out) as staging:
+            splits: dict[str, list[dict[str, Any]]] = {}
+            for number, (split, examples) in enumerate(source.splits.items()):
+                order = np.arange(len(examples))
+                if shuffle:
+                    np.random.default_rng([seed, number]).shuffle(order)
+                splits[split] = _write_split(staging, split, examples, order, shard_megabytes * 1e6, bad)
+            index: dict[str, Any] = {
+                "format": FORMAT,
+                "name": source.name,
+                "classes": None if source.classes is None else list(source.classes),
+                "splits": splits,
+                "bad": bad,
+            }
             _write_index(staging, index)
-        put_in_place(staging, out)
+            if decoded:
+                index["decoded"] = _write_decoded(staging, img_size, notes)
+                _write_index(staging, index)
+            put_in_place(staging, out)
     except OSError as error:
         raise UserError(f"Cannot write shards to {out} ({error.strerror or error}): choose another folder.") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return _result(source, out, index, notes, time.monotonic() - began)
 
 
@@ -140,7 +138,8 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
 
 
 def check_free(out: Path) -> None:
-    """Refuse a folder that holds something."""
+    """Refuse a folder that holds something, but for what a killed packing has left there."""
+    remove_leftovers(out.resolve())
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: choose another folder for the shards.")
     held = sorted(path.name for path in out.iterdir()) if out.exists() else []
@@ -148,32 +147,35 @@ def check_free(out: Path) -> None:
         raise UserError(f"{out} is there already and not empty ({some(held)}): choose another folder for the shards.")
 
 
-def check_replaceable(out: Path) -> None:
-    """Refuse a folder that holds anything but a packed dataset: all that is there would be removed."""
+def check_replaceable(out: Path, staging: Path | None = None) -> None:
+    """Refuse a folder that holds anything but a packed dataset: all that is there would be removed.
+
+    staging: what is to replace it, and may lie there
+    """
+    remove_leftovers(out.resolve())
     index = parse_index((out / INDEX).read_bytes())
     own = {INDEX, *index.by_name, *(file.file for file in index.decoded)} if index is not None else set()
-    staged = staging_for(out, "new")
-    others = sorted(path.name for path in out.iterdir() if path.name not in own and path.resolve() != staged)
+    others = sorted(path.name for path in _beside(staging, out.resolve()) if path.name not in own)
     if others:
         raise UserError(
             f"{out} holds more than a packed dataset ({some(others)}), which would be lost: choose another folder."
         )
 
 
-def staging_for(out: Path, ending: str) -> Path:
+def staging_for(out: Path) -> AbstractContextManager[Path]:
     """Where to write what becomes ``out``: beside it, but inside of the working folder, which no rename replaces."""
     place = out.resolve()
-    return place / f".{ending}" if _is_here(place) else place.with_name(f".{place.name}.{ending}")
+    return working_folder(place, inside=_is_here(place))
 
 
 def put_in_place(staging: Path, out: Path, *, replace: bool = False) -> None:
     """Make what was staged ``out``, which is empty unless what it holds is to be replaced."""
     place = out.resolve()
-    others = [path for path in place.iterdir() if path != staging] if place.exists() else []
+    others = _beside(staging, place) if place.exists() else []
     if others and not replace:
         raise UserError(f"{out} has been filled by somebody else meanwhile: choose another folder for the shards.")
     if others:
-        check_replaceable(out)
+        check_replaceable(out, staging)
     for old in others:
         old.unlink()
     if not _is_here(place):
@@ -184,7 +186,11 @@ def put_in_place(staging: Path, out: Path, *, replace: bool = False) -> None:
     # The index first: after a kill in between it tells which shards are missing.
     for path in sorted(staging.iterdir(), key=lambda path: (path.name != INDEX, path.name)):
         path.rename(place / path.name)
-    staging.rmdir()
+
+
+def _beside(staging: Path | None, place: Path) -> list[Path]:
+    """What a folder holds beside what is to fill it."""
+    return [path for path in place.iterdir() if staging is None or path != staging.parent]
 
 
 def _is_here(place: Path) -> bool:

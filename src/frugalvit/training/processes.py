@@ -217,7 +217,7 @@ def mind_the_peers(fabric: Fabric, folder: Path | None, patience: float) -> Iter
             if folder is None
             else "What was saved is intact: start the same processes again with --resume " + console.shown(folder) + "."
         )
-        raise UserError(
+        raise launchers.PeerLost(
             f"Another process of this run has ended, or has not answered for {patience:.0f} s ({text[:160]}). {way}"
         ) from error
 

@@ -59,7 +59,7 @@ def in_run_folder(
         config, run = setup.open_run(config, fabric, label, source.name)
         made = [run.folder] if not config.out and not config.resume else made
     try:
-        with mind_the_peers(fabric, run.folder, PREPARING):
+        with mind_the_peers(fabric, run.folder, PREPARING), launchers.said_once():
             check_shared(fabric, run.folder)
             return body(config, source, run, fabric)
     except Stopped as stop:

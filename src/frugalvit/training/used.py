@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from frugalvit.data.lazy import LazyStore
 from frugalvit.data.loader import Batches, Store
@@ -14,20 +15,34 @@ MOST_NAMED = 200
 """Unreadable files that are kept by name; of more than these, their number."""
 
 
+class LeftOut(NamedTuple):
+    """A file of a part of the data that could not be read, and why."""
+
+    part: str
+    file: str
+    reason: str
+
+
 def note_used(run: Run, notes: Sequence[str], parts: Mapping[str, Store | Batches | StreamedBatches]) -> None:
     """Write down what was said when the data were read, how many images each part has, and which it could not read.
 
     Images that are decoded while training are found to be unreadable only then, so this is said again at the end.
     """
+    held = {name: part.store if isinstance(part, Batches) else part for name, part in parts.items()}
+    bad = [LeftOut(name, *entry) for name, part in held.items() for entry in part.bad]
+    used = {name: _count(part) for name, part in held.items() if not isinstance(part, StreamedBatches)}
+    write_used(run, notes, used, bad)
+
+
+def write_used(run: Run, notes: Sequence[str], used: Mapping[str, int], bad: Sequence[LeftOut]) -> None:
+    """The same of data that lie in no store: the images of each part that can be read, and the files that cannot."""
     if not run.writer:
         return
-    held = {name: part.store if isinstance(part, Batches) else part for name, part in parts.items()}
-    bad = [(name, file, reason) for name, part in held.items() for file, reason in part.bad]
-    used = {name: _count(part) for name, part in held.items() if not isinstance(part, StreamedBatches)}
     named = [
-        {"name": storable(file), "split": name, "reason": storable(reason)} for name, file, reason in bad[:MOST_NAMED]
+        {"name": storable(file), "split": part, "reason": storable(reason)} for part, file, reason in bad[:MOST_NAMED]
     ]
-    facts = {"notes": [storable(note) for note in notes], "used": used, "left_out": {"count": len(bad), "files": named}}
+    left_out = {"count": len(bad), "files": named}
+    facts = {"notes": [storable(note) for note in notes], "used": dict(used), "left_out": left_out}
     run.save_json("data.json", run.read_json("data.json") | facts)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from faster_coco_eval.core import mask as run_length
 
 from frugalvit.errors import UserError
+from frugalvit.training.used import LeftOut
 from frugalvit.transfer.coco_check import check_runs, is_polygon
 from frugalvit.transfer.coco_files import find_annotations, read
 from frugalvit.transfer.places import Seen, arrange, find_folder, look_at_images, note_turned, turned_by_exif
@@ -51,6 +52,7 @@ class CocoData:
     category_ids: tuple[int, ...]
     splits: dict[str, list[CocoImage]]
     notes: list[str]
+    bad: list[LeftOut] = field(default_factory=list)
 
     def class_of(self) -> dict[int, int]:
         return {identity: number for number, identity in enumerate(self.category_ids, 1)}
@@ -87,6 +89,7 @@ def open_coco(
             raise UserError(f"{where} has no split '{only}': it has {', '.join(files)}.")
         files = {only: files[only]}
     notes: list[str] = []
+    bad: list[LeftOut] = []
     contents = {name: read(path) for name, path in files.items()}
     first = "train" if "train" in contents else next(iter(contents))
     other, named = files[first].name, _categories(contents[first], files[first])
@@ -97,14 +100,14 @@ def open_coco(
     for name, content in contents.items():
         numbers = _numbers(content, files[name], named, other, notes)
         drawn = masks is not False and not (any(boxed.values()) if masks == "auto" else boxed[name])
-        images = _images(files[name], Path(where), content, max_bad, notes)
+        images = _images(name, files[name], Path(where), content, max_bad, notes, bad)
         _add_objects(files[name], content, images, numbers, notes, drawn)
         splits[name] = [image for image in images.values() if image is not None]
     if categories != "own":
         named = _merge(splits, _groups(contents[first], files[first], categories), known)
     root = Path(where) if Path(where).is_dir() else Path(where).parent
     splits = arrange(splits, split, val_fraction, notes)
-    return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes)
+    return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes, bad)
 
 
 def rle(entry: dict[str, Any], height: int, width: int) -> dict[str, Any]:
@@ -243,7 +246,13 @@ def _mostly_boxes(content: dict[str, Any], path: Path, notes: list[str]) -> bool
 
 
 def _images(
-    path: Path, where: Path, content: dict[str, Any], max_bad: float, notes: list[str]
+    split: str,
+    path: Path,
+    where: Path,
+    content: dict[str, Any],
+    max_bad: float,
+    notes: list[str],
+    bad: list[LeftOut],
 ) -> dict[Any, CocoImage | None]:
     """The images of a file by their ids; None for one that cannot be read."""
     names = [entry["file_name"] for entry in content["images"]]
@@ -252,7 +261,7 @@ def _images(
     root = find_folder(where if where.is_dir() else path.parent, path, names)
     paths = [root / name for name in names]
     images: dict[Any, CocoImage | None] = {}
-    found = look_at_images(paths, max_bad)
+    found = look_at_images(split, paths, max_bad, bad)
     for entry, place, seen in zip(content["images"], paths, found, strict=True):
         if entry["id"] in images:
             raise UserError(f"{path.name} names two images with the id {entry['id']}.")

@@ -33,6 +33,7 @@ class Pictures:
     """Decoded pictures, uint8 (3, H, W), kept in memory where they fit.
 
     room: bytes that are left then for what belongs to them
+    bad:  files that were asked for beside them and cannot be read, and why
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Pictures:
         self.keeps = where != "off" and self.room > 0
         self.device = device if where == "device" else None
         self._kept: dict[int, Tensor] = {}
+        self.bad: list[tuple[str, str]] = []
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -71,6 +73,7 @@ class Pictures:
                 if fault is not None:
                     bad.append((index, fault))
         name_bad([fault for _, fault in bad], len(self), max_bad)
+        self.bad = [(fault.name, fault.reason) for _, fault in bad]
         return [index for index, _ in bad]
 
     def _fault(self, index: int) -> BadImage | None:

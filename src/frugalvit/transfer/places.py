@@ -15,6 +15,7 @@ from frugalvit.data.decode import BadImage, known_formats, read_header
 from frugalvit.data.machine import cores
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
+from frugalvit.training.used import LeftOut
 from frugalvit.words import counted
 
 _TURNED = range(5, 9)  # EXIF orientations that swap width and height
@@ -57,10 +58,15 @@ def find_folder(where: Path, annotations: Path, names: Sequence[str]) -> Path:
     return best
 
 
-def look_at_images(paths: Sequence[Path], max_bad: float) -> list[Seen | None]:
-    """What the headers of all images say; None for what is no picture, which is named, and too many an error."""
+def look_at_images(part: str, paths: Sequence[Path], max_bad: float, bad: list[LeftOut]) -> list[Seen | None]:
+    """What the headers of all images of a part say; None for what is no picture, which is named, and too many an error.
+
+    bad: where those are added
+    """
     found = _look_at_all(paths)
-    name_bad([entry for entry in found if isinstance(entry, BadImage)], len(paths), max_bad)
+    faults = [entry for entry in found if isinstance(entry, BadImage)]
+    name_bad(faults, len(paths), max_bad)
+    bad += (LeftOut(part, fault.name, fault.reason) for fault in faults)
     return [None if isinstance(entry, BadImage) else entry for entry in found]
 
 

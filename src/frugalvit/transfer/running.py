@@ -20,7 +20,6 @@ from frugalvit.backbones.folder import save_model_folder
 from frugalvit.config.transfer import TransferConfig
 from frugalvit.data.examples import FileExamples
 from frugalvit.errors import UserError
-from frugalvit.files import storable
 from frugalvit.results import Result, Table
 from frugalvit.training import setup
 from frugalvit.training.evidence import decisions_table, finite, kept_weights, run_facts, summary_table
@@ -30,6 +29,7 @@ from frugalvit.training.recipes import Decisions, Facts
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.session import follow_init, in_run_folder
+from frugalvit.training.used import LeftOut, write_used
 from frugalvit.transfer.decide import check_size, decide_drop_path, decide_input, decide_length, short_side
 from frugalvit.transfer.feed import Feed, Pictures, worker_count
 
@@ -99,22 +99,21 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     )
     batch = max(1, min(16, plan.images_per_step // fabric.world_size))
     task.feed(feeding, watch_set, split, fabric, batch)
-    used = {"train": len(dataset), split: len(watch_set)}
-    _note_used(run, data.notes, used)
+    used = {"train": dataset, split: watch_set}
+    _note_used(run, data, used)
     if config.compile is True:
         task.pyramid.compile(dynamic=True)
     outcome = fit(task, plan, run, fabric)
     final = _dataset(job, unseen, data, config, task, fabric) if unseen is not None else watch_set
     scored_on = "test" if unseen is not None else split
-    _note_used(run, data.notes, used | {scored_on: len(final)})
+    _note_used(run, data, used | {scored_on: final})
     return _finish(config, job, data, run, fabric, task, outcome, final, scored_on, decisions)
 
 
-def _note_used(run: Run, notes: list[str], used: dict[str, int]) -> None:
-    """Keep what was said of the data and how many images each part has, for the report."""
-    if run.writer:
-        facts = {"notes": [storable(note) for note in notes], "used": used}
-        run.save_json("data.json", run.read_json("data.json") | facts)
+def _note_used(run: Run, data: Any, parts: dict[str, Any]) -> None:
+    """Keep what was said of the data, how many images each part has, and which were no pictures or cut short."""
+    short = [LeftOut(name, *entry) for name, part in parts.items() for entry in part.pictures.bad]
+    write_used(run, data.notes, {name: len(part) for name, part in parts.items()}, [*data.bad, *short])
 
 
 def _listed(paths: list[Path]) -> FileExamples:
@@ -178,7 +177,9 @@ def readable(
     if not bad:
         return items, pictures
     items = [item for place, item in enumerate(items) if place not in bad]
-    return items, open_pictures(items, where, device)
+    whole = open_pictures(items, where, device)
+    whole.bad = pictures.bad
+    return items, whole
 
 
 def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> Pictures:

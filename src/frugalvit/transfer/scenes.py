@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from frugalvit.data.decode import known_formats
 from frugalvit.data.folders import SPLIT_NAMES
 from frugalvit.data.machine import cores
 from frugalvit.errors import UserError
+from frugalvit.training.used import LeftOut
 from frugalvit.transfer.known import KnownLabels, name_of
 from frugalvit.transfer.pairing import Pairs, match
 from frugalvit.transfer.places import (
@@ -74,6 +75,7 @@ class SceneData:
     ignored: int
     splits: dict[str, list[Scene]]
     notes: list[str]
+    bad: list[LeftOut] = field(default_factory=list)
 
 
 def open_scenes(
@@ -102,7 +104,8 @@ def open_scenes(
     if count != "auto" and not 1 <= int(count) <= _MOST:
         raise UserError(f"--label-count {count} is not possible: labels are numbers from 0 to 255, {_MOST} at most.")
     notes: list[str] = []
-    splits = {name: _scenes(name, found, max_bad, notes) for name, found in pairs.items()}
+    bad: list[LeftOut] = []
+    splits = {name: _scenes(name, found, max_bad, notes, bad) for name, found in pairs.items()}
     names = class_names(root, layout)
     elsewhere = known is not None and known.stand_elsewhere(names)
     if known is not None and not elsewhere:
@@ -115,7 +118,7 @@ def open_scenes(
         table = known.table(names, present, ignored)
         notes.append(known.note(table, names, where))
         splits = arrange(splits, split, val_fraction, notes)
-        return SceneData(root.resolve().name, known.classes, table, ignored, splits, notes)
+        return SceneData(root.resolve().name, known.classes, table, ignored, splits, notes, bad)
     highest, kept_names = _count(count, names, present, ignored)
     for label, example in present.items():
         if label >= highest and label not in (ignored, IGNORED):
@@ -142,7 +145,8 @@ def open_scenes(
     table[labels] = np.arange(len(labels))
     shown = tuple(name_of(label, kept_names) for label in labels)
     notes += _never_seen(labels, shown, present, bool(kept_names) or count != "auto") if only is None else []
-    return SceneData(root.resolve().name, shown, table, ignored, arrange(splits, split, val_fraction, notes), notes)
+    splits = arrange(splits, split, val_fraction, notes)
+    return SceneData(root.resolve().name, shown, table, ignored, splits, notes, bad)
 
 
 def read_labels(path: Path) -> np.ndarray:
@@ -317,8 +321,8 @@ def _never_seen(labels: list[int], names: tuple[str, ...], present: dict[int, Pa
     return [f"{whole}; the highest label is {highest}, in {present[highest]}: --ignore-index {highest} if it is a slip"]
 
 
-def _scenes(split: str, pairs: Pairs, max_bad: float, notes: list[str]) -> list[Scene]:
-    images = look_at_images([image for image, _ in pairs], max_bad)
+def _scenes(split: str, pairs: Pairs, max_bad: float, notes: list[str], bad: list[LeftOut]) -> list[Scene]:
+    images = look_at_images(split, [image for image, _ in pairs], max_bad, bad)
     masks = look_at_masks([mask for _, mask in pairs])
     scenes, readable = [], []
     for (image, mask), seen, drawn in zip(pairs, images, masks, strict=True):
