@@ -12,6 +12,7 @@ import pytest
 from layouts import fill, lock, picture, sizes
 from PIL import Image
 
+from frugalvit.cli import main
 from frugalvit.data import cache, check_trainable, open_data
 from frugalvit.data.decode import BadImage
 from frugalvit.data.pack import pack
@@ -280,6 +281,28 @@ def test_classes_whose_names_have_spaces(tmp_path: Path) -> None:
             UserError, match=r"lacks 1 of the classes asked for: brown bear\. Did you mean 'polar bear'"
         ):
             open_data(place, classes=tmp_path / "amiss.txt")
+
+
+def test_a_class_that_is_asked_for_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By one line on the terminal that names both; a second "cat" may stand where "cow" was meant."""
+    fill(tmp_path / "in", {f"train/{name}": 2 for name in ("cat", "cow", "polar bear", "polar fox")})
+    pack(open_data(tmp_path / "in", split="given"), tmp_path / "shards")
+    rows = [f"in/train/{name}/00{i}.png,{name}" for name in ("cat", "cow", "polar bear", "polar fox") for i in range(2)]
+    (tmp_path / "table.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
+    file = tmp_path / "list.txt"
+    for lines, words in (
+        ("cat\n\ncow\n cat \n", f"{file} names the class 'cat' twice, in lines 1 and 4: remove one of them."),
+        ("cat a pet\ncow\ncat", "mean the class 'cat', 'cat a pet' and 'cat': remove one of them."),
+    ):
+        file.write_text(lines)
+        for place in ("in", "table.csv", "shards"):
+            assert main(["data", str(tmp_path / place), "--classes", str(file)]) == 2
+            said = capsys.readouterr().err
+            assert words in said and said.count("\n") == 1
+        with pytest.raises(UserError, match="remove one of them"):
+            classes_in_shards(str(tmp_path / "shards"), str(file))
+    file.write_text("polar bear\npolar fox\n\n\n")
+    assert open_data(tmp_path / "in", classes=file).classes == ("polar bear", "polar fox")
 
 
 def test_classes_whose_names_have_spaces_in_shards(tmp_path: Path) -> None:

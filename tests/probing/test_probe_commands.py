@@ -188,6 +188,18 @@ def test_splits_are_made_where_they_are_missing_and_do_not_overlap() -> None:
     assert not torch.equal(other.train.features, only.train.features)
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.3, 0.5])
+def test_an_image_that_occurs_twice_stays_on_one_side(fraction: float) -> None:
+    once = embedded(30)
+    rows = torch.arange(90) % 30
+    names = [once.names[row] for row in rows]
+    assert once.labels is not None
+    copied = Embedded(once.features[rows], once.labels[rows], None, names, names)
+    made, alone = (three_splits({"train": part}, 3, fraction, seed=0) for part in (copied, once))
+    for part, expected in ((made.train, alone.train), (made.val, alone.val), (made.test, alone.test)):
+        assert sorted(part.features[:, 0].tolist()) == sorted(3 * expected.features[:, 0].tolist())
+
+
 def test_views_replace_the_training_features_alone() -> None:
     views = torch.stack([torch.arange(30.0)[:, None] + 100 * v for v in (1, 2)])
     made = three_splits({"train": embedded(30), "test": embedded(9)}, 3, 0.2, seed=0, views=views)

@@ -21,7 +21,6 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment import MultiCrop
 from frugalvit.errors import UserError
-from frugalvit.training import pretrain as module
 from frugalvit.training.commands import train
 from frugalvit.training.models import load_model
 from frugalvit.training.pretrain import _check_crops, make_plan, pretrain
@@ -263,63 +262,6 @@ def test_nothing_to_learn_is_said(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to learn"):
         pretrain(config(photos, tmp_path / "run", matching={"region_weight": 0.0, "view_weight": 0.0}))
     assert not (tmp_path / "run").exists()
-
-
-def test_test_images_choose_nothing(tmp_path: Path) -> None:
-    """Without validation images the test images are asked, by their name, and no best weights come of it."""
-    (write_images(tmp_path / "photos") / "val").rename(tmp_path / "photos" / "test")
-    summary = pretrain(config(tmp_path / "photos", tmp_path / "run", steps=4, split="given")).data
-    assert {line["split"] for line in read_metrics(tmp_path / "run")} == {"train", "test"}
-    assert summary["knn"] is not None and summary["best_knn"] is None
-    assert not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
-
-
-@pytest.mark.parametrize("labels", ["auto", "ignore"])
-def test_images_that_were_learned_from_choose_nothing(labels: str, tmp_path: Path) -> None:
-    """Asked about each other they are no validation images, by name or otherwise."""
-    shutil.rmtree(write_images(tmp_path / "photos") / "val")
-    run = config(tmp_path / "photos", tmp_path / "run", steps=4, split="given", labels=labels, report=True)
-    summary = pretrain(run).data
-    assert {line["split"] for line in read_metrics(tmp_path / "run")} == {"train", "sample"}
-    assert (summary["knn"] is None) == (labels == "ignore") and summary["effective_rank"] is not None
-    assert summary["best_knn"] is None and not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
-
-
-def test_a_run_goes_on_that_called_them_val(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier version was killed after the last step: what it wrote is found, and chooses nothing any more."""
-    shutil.rmtree(write_images(tmp_path / "photos") / "val")
-
-    def cut_off(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as earlier:
-        earlier.setattr(module, "SAMPLE", "val")
-        earlier.setattr(module, "save_model_folder", cut_off)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(config(tmp_path / "photos", tmp_path / "run", steps=4, split="given"))
-    assert (tmp_path / "run" / "checkpoints" / "best.pt").exists()
-    summary = pretrain(PretrainConfig.parse({"resume": str(tmp_path / "run")})).data
-    assert summary["knn"] is not None and summary["best_knn"] is None
-
-
-@pytest.mark.parametrize(
-    ("splits", "images", "watched"),
-    [
-        (["val", "test"], "all", "test"),  # the first is the bank, the second is asked
-        (["test"], "all", "sample"),  # each is asked about the others
-        (["val"], "train+val", "sample"),
-    ],
-)
-def test_images_without_a_train_split(splits: list[str], images: str, watched: str, tmp_path: Path) -> None:
-    """What is learned from need not be called train."""
-    folder = write_images(tmp_path / "photos")
-    (folder / "train").rename(folder / "test")
-    for split in {"val", "test"} - set(splits):
-        shutil.rmtree(folder / split)
-    run = config(folder, tmp_path / "run", steps=2, images=images, split="given", report=True)
-    summary = pretrain(run).data
-    assert summary["knn"] is not None and (tmp_path / "run" / "report.html").exists()
-    assert {line["split"] for line in read_metrics(tmp_path / "run")} == {"train", watched}
 
 
 @pytest.mark.parametrize(("labels", "learned", "watched"), [("auto", 27, True), ("ignore", 27, False)])

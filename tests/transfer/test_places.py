@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.transfer.coco import CocoData, open_coco
+from frugalvit.transfer.places import arrange
 from frugalvit.transfer.scenes import SceneData, open_scenes
 
 from .samples import edit, make_coco, make_scenes
@@ -103,3 +106,38 @@ def test_a_picture_whose_turned_size_fits_needs_no_note(tmp_path: Path) -> None:
     turn(data / "images" / "train" / "1.png", 6, (40, 24))
     Image.fromarray(np.zeros((40, 24), np.uint8)).save(data / "masks" / "train" / "1.png")
     assert not any("EXIF" in note for note in open_scenes(str(data)).notes)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.3, 0.5])
+def test_an_image_that_train_and_val_both_name_stays_on_one_side(tmp_path: Path, fraction: float) -> None:
+    data = make_coco(tmp_path / "data", train=12)
+    (data / "instances_val.json").write_bytes((data / "instances_train.json").read_bytes())
+    found = open_coco(str(data), "remake", fraction)
+    train, val = ({image.path for image in found.splits[split]} for split in ("train", "val"))
+    assert len(train | val) == 12 and train and val and not train & val
+    assert sum(len(images) for images in found.splits.values()) == 24
+
+
+def test_a_list_that_names_images_twice_leaks_none_into_val(tmp_path: Path) -> None:
+    """Pascal VOC's layout: an image is a line of a list."""
+    data = make_scenes(tmp_path / "data", train=12)
+    (data / "images" / "train").rename(data / "JPEGImages")
+    (data / "masks" / "train").rename(data / "SegmentationClass")
+    for path in (data / "JPEGImages").iterdir():
+        path.rename(path.with_suffix(".jpg"))
+    lists = data / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    for fraction in (0.1, 0.2, 0.3, 0.5):
+        (lists / "train.txt").write_text("".join(f"{i % 12}\n" for i in range(36)))
+        found = open_scenes(str(data), val_fraction=fraction)
+        train, val = ({scene.path for scene in found.splits[split]} for split in ("train", "val"))
+        assert len(train | val) == 12 and train and val and not train & val
+    (lists / "train.txt").write_text("3\n3\n")
+    assert list(open_scenes(str(data)).splits) == ["train"], "one image, none of which can be held out"
+
+
+def test_without_copies_the_hash_of_a_name_alone_decides() -> None:
+    items = [SimpleNamespace(path=Path(f"{folder}/{i}.png")) for folder in "ab" for i in range(20)]
+    held = hold_out([item.path.name for item in items], None, 0.2, 0)
+    found = arrange({"train": items}, "auto", 0.2, [])
+    assert found["val"] == [item for item, out in zip(items, held, strict=True) if out] and len(found["train"]) == 32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +54,50 @@ def test_every_parameter_learns() -> None:
     sum(losses.values()).backward()
     assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
     assert set(segmenter(auxiliary=0).losses(images, labels)) == {"loss_main"}
+
+
+class Places(torch.nn.Module):
+    """A pyramid whose cells hold the column, in pixels, that their middle is at: ``ends`` says how many there are."""
+
+    channels, strides = [1, 1, 1], [4.0, 8.0, 32.0]
+
+    def __init__(self, ends: Callable[[float], int]) -> None:
+        super().__init__()
+        self.ends = ends
+
+    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+        sides = [(self.ends(images.shape[3] / stride), stride) for stride in self.strides]
+        return [(stride * (torch.arange(cells) + 0.5)).expand(1, 1, cells, cells) for cells, stride in sides]
+
+
+@pytest.mark.parametrize("ends", [math.ceil, math.floor])  # the last cell hangs over the edge, or a remainder is lost
+@pytest.mark.parametrize("side", [72, 90, 96, 100, 171])
+def test_what_a_coarse_map_saw_is_fused_where_it_was(side: int, ends: Callable[[float], int]) -> None:
+    net = Segmenter(Places(ends), SegmenterSpec(1, 1, 0.0, 0.0))  # type: ignore[arg-type]
+    same = torch.nn.Identity()
+    net.pooling = net.fuse = net.classify = same  # type: ignore[assignment]
+    net.lateral = net.smooth = torch.nn.ModuleList([same, same])
+    maps = net.pyramid(torch.zeros(1, 3, side, side))
+    fused = net(torch.zeros(1, 3, side, side))[0, :, 0] / torch.tensor([[1.0], [2.0], [3.0]])  # sums of 1 to 3 levels
+    finest = maps[0][0, 0, 0]
+    # Between the middles of the first and the last cell of each level, beyond which there is nothing to interpolate;
+    # and a cell of the level between further in.
+    inside = (finest >= 16 + 8) & (finest <= min(maps[1].max(), maps[2].max() - 8))
+    assert fused.shape == (3, len(finest)) and inside.sum() >= 4
+    for level in fused:
+        torch.testing.assert_close(level[inside], finest[inside])
+
+
+@pytest.mark.parametrize("cells", [26, 25, 24])
+def test_logits_lie_where_their_cells_do(cells: int) -> None:
+    """Cells of four pixels in an image of 102: one hangs over the edge, one is short of it, two lost borders."""
+    columns = 4 * (torch.arange(float(cells)) + 0.5) - 0.5
+    found = segmentation._to_scale(columns.expand(1, 1, 2, cells), 4, (8, 102))[0, 0, 0]
+    assert found.shape == (102,)
+    truth = torch.arange(102.0)
+    if cells < 25:  # from edge to edge
+        truth = (truth + 0.5) * cells * 4 / 102 - 0.5
+    torch.testing.assert_close(found[2:98], truth.clamp(max=float(columns[-1]))[2:98])
 
 
 def test_half_batches_average_to_the_whole() -> None:

@@ -179,10 +179,21 @@ def class_names(classes: str | Path | Sequence[str] | None) -> list[str] | None:
             lines = local(classes).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError):
             raise UserError(f"{classes} cannot be read as a list of class names, one per line.") from None
-        classes = [line.strip() for line in lines if line.strip()]
+        classes = _each_once(classes, lines)
     if not classes:
         raise UserError("The list of classes is empty.")
     return list(classes)
+
+
+def _each_once(file: str | Path, lines: Sequence[str]) -> list[str]:
+    """The lines that hold something. One that comes twice may be a slip for a class that is missing now."""
+    numbers: dict[str, int] = {}
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and (first := numbers.setdefault(line, number)) != number:
+            raise UserError(
+                f"{file} names the class '{line}' twice, in lines {first} and {number}: remove one of them."
+            )
+    return list(numbers)
 
 
 def classes_in_shards(where: str, file: str | None) -> list[str] | None:
@@ -199,14 +210,24 @@ def classes_in_shards(where: str, file: str | None) -> list[str] | None:
 
 
 def _as_classes(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
-    """Whole lines are names; of one that is none, the first word: lists carry descriptions, "n01558993 robin"."""
+    """Whole lines are names; of one that is none, the first word: lists carry descriptions, "n01558993 robin".
+
+    ``UserError`` where two lines mean one class.
+    """
     known = {storable(name) for name in present}
 
     def name_in(line: str) -> str:
         first = line.split()[0] if line.strip() else line
         return first if storable(line) not in known and storable(first) in known else line
 
-    return [name_in(line) for line in wanted]
+    lines: dict[str, str] = {}
+    for line in wanted:
+        name = name_in(line)
+        if (first := lines.setdefault(name, line)) != line:
+            raise UserError(
+                f"Two lines of the list of classes mean the class '{name}', '{first}' and '{line}': remove one of them."
+            )
+    return list(lines)
 
 
 def _not_found(place: str) -> str:

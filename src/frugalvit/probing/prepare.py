@@ -11,7 +11,7 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.config.probe import ExtractConfig
 from frugalvit.data import DataSource, open_data
-from frugalvit.data.splits import hold_out
+from frugalvit.data.splits import hold_out_files
 from frugalvit.data.tables import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.probing.extract import Embedded, Extractor, Kind
@@ -175,10 +175,11 @@ def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_ite
 
 
 def _hold(embedded: Embedded, left: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Of the images still left, those to hold out: bool (N,)."""
+    """Of the images still left, those to hold out: bool (N,). One that occurs twice stays on one side."""
     rows = np.flatnonzero(left)
     labels = None if embedded.labels is None else embedded.labels.numpy()[rows]
-    chosen = hold_out([embedded.keys[row] for row in rows], labels, fraction, seed)
+    names, keys = ([words[row] for row in rows] for words in (embedded.names, embedded.keys))
+    chosen = hold_out_files(names, keys, labels, fraction, seed)
     held = np.zeros(len(embedded), dtype=bool)
     held[rows[chosen]] = True
     return held

@@ -8,6 +8,7 @@ A page is made from files only. What a run folder may hold, every part optional:
     decisions.json     what "auto" chose, for a run that has no summary yet
     summary.json       {"task": "train", "top1": 0.71, …,                         single values: the table of results
                         "knn": {"20": 0.6},                                       one level of numbers beneath
+                        "knn_on": "sample",                                       k-NN asked images learned from
                         "alarms": ["teacher entropy …"],                          signs of a run that goes wrong
                         "auto": [{"name": …, "value": …, "reason": …}],           what "auto" chose, and why
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted

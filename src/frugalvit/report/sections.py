@@ -174,7 +174,9 @@ def _signs(record: Record) -> list[tuple[str, Any, str]]:
     if isinstance(knn, int | float):
         classes = len(record.data.get("classes", ()))
         guess = f"; guessing gives about {100 / classes:.0f}" if classes else ""
-        found.append(("k-NN", knn, f"% right by the labels of the most similar images: more is better{guess}"))
+        flatters = "; it flatters, for these images were learned from" if summary.get("knn_on") == "sample" else ""
+        words = f"% right by the labels of the most similar images: more is better{guess}{flatters}"
+        found.append(("k-NN", knn, words))
     if isinstance(rank, int | float):
         most = f" of at most {summary['largest_rank']:,}" if isinstance(summary.get("largest_rank"), int) else ""
         word = f"directions{most} that the features use: more is better; 1 means that all images look alike"

@@ -55,6 +55,8 @@ from frugalvit.training.used import note_used
 
 SAMPLE = "sample"
 """The split that lines of metrics name where the images that are looked at were learned from."""
+_LEARNED = {"train": ("train",), "train+val": ("train", "val"), "all": ("train", "val", "test")}
+"""The splits that each value of --images learns from."""
 
 
 def pretrain(config: PretrainConfig) -> Result:
@@ -75,6 +77,7 @@ def _open(config: PretrainConfig, fabric: Fabric) -> DataSource:
     whole = config.images != "train" or _went_on_with_all(config)
     source = setup.open_source(config, fabric, labels=config.labels, loose=True, whole=whole)
     setup.check_enough(config, _images(source, config.images))
+    source.notes += _note_flattering(source, config.images)
     return source
 
 
@@ -130,7 +133,7 @@ def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, 
 
 def _images(source: DataSource, which: str) -> Examples:
     """The images to learn from: one split, or several without their labels, and the loose images beside them."""
-    names = {"train": ["train"], "train+val": ["train", "val"], "all": ["train", "val", "test"]}[which]
+    names = _LEARNED[which]
     parts = [where[name] for where in (source.splits, source.loose) for name in names if name in where]
     if len(parts) > 1 and parts[0].streamed:
         raise UserError(f"--images {which} joins splits, which --stream false can: or name all shards as one pattern.")
@@ -214,22 +217,34 @@ def make_task(
 def make_monitor(
     config: PretrainConfig, source: DataSource, backbone: Backbone, fabric: Fabric
 ) -> tuple[FeatureMonitor, str]:
-    """A fixed sample of the images; with labels, training images as the bank and validation images as questions.
+    """A fixed sample of the images; with labels, training images as the bank and other images as questions.
 
-    Without validation images the test images are asked, and the split that comes with the monitor is theirs. A split
-    that is the bank is not asked beside it: each image would find itself. Without either, each image of the bank is
-    asked about the others: these have been learned from, so they are no split of that kind and choose nothing.
+    Comes with the split that lines of metrics name: that of the questions, or ``SAMPLE`` where they are learned from,
+    which choose nothing. Without another split each image of the bank is asked about the others.
     """
-    known = _first_split(source)
     count = 8 * config.health.images if source.classes else config.health.images
-    bank = _sample(source.splits[known].at_hand(), count)
-    others = [split for split in ("val", "test") if split != known and source.splits.get(split)]
-    watched = others[0] if others and source.classes else None
-    queries = None
-    if watched is not None:
-        queries = setup.eval_set(_sample(source.splits[watched], config.health.images), backbone, config, fabric)
+    bank = _sample(source.splits[_first_split(source)].at_hand(), count)
+    asked, queries = _asked_split(source), None
+    if asked is not None:
+        queries = setup.eval_set(_sample(source.splits[asked], config.health.images), backbone, config, fabric)
     monitor = FeatureMonitor(setup.eval_set(bank, backbone, config, fabric), queries, len(source.classes or ()), fabric)
-    return monitor, watched or SAMPLE
+    return monitor, SAMPLE if asked is None or asked in _LEARNED[config.images] else asked
+
+
+def _asked_split(source: DataSource) -> str | None:
+    """Whose images k-NN asks about: val's, without it test's; not the bank's, of which each would find itself."""
+    others = [split for split in ("val", "test") if split != _first_split(source) and source.splits.get(split)]
+    return others[0] if others and source.classes else None
+
+
+def _note_flattering(source: DataSource, images: str) -> list[str]:
+    """A word where k-NN asks about images that are learned from: as good as its numbers look, they are no scores."""
+    asked, bank = _asked_split(source), _first_split(source)
+    has_knn = len(source.classes or ()) > 1 and source.splits[bank].at_hand().labels is not None
+    if not has_knn or (asked or bank) not in _LEARNED[images]:
+        return []
+    which = "images that are learned from" if asked is None else f"{asked}, which --images {images} learns from"
+    return [f"k-NN watches {which}: it flatters, is called {SAMPLE} and chooses no best.pt."]
 
 
 def _first_split(source: DataSource) -> str:
@@ -278,6 +293,7 @@ def _finish(
         "run": str(run.folder),
         "task": "pretrain",
         "knn": last.get("knn"),
+        "knn_on": None if last.get("knn") is None else task.watched,
         "best_knn": finite(outcome["best"]),
         "health": health.verdict(),
         "alarms": [str(alarm) for alarm in health.raised.values()],

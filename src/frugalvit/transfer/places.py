@@ -13,7 +13,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from frugalvit import console
 from frugalvit.data.decode import BadImage, known_formats, read_header
 from frugalvit.data.machine import cores
-from frugalvit.data.splits import hold_out
+from frugalvit.data.splits import hold_out_files
 from frugalvit.errors import UserError
 from frugalvit.training.used import LeftOut
 from frugalvit.words import counted
@@ -155,15 +155,17 @@ def _orientation(picture: Image.Image) -> int | None:
 
 
 def arrange(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:
-    """The splits a training wants (see --split), images held out by a hash of their names."""
+    """The splits a training wants (see --split), images held out by a hash of their names; one named twice as one."""
     splits = dict(splits)
     if mode in ("train+val", "remake") and "train" in splits and "val" in splits:
         splits["train"] = [*splits["train"], *splits.pop("val")]
         notes.append(f"train and val are joined: {len(splits['train']):,} images")
-    if mode in ("auto", "remake") and "train" in splits and "val" not in splits and len(splits["train"]) > 1:
-        held = hold_out([item.path.name for item in splits["train"]], None, fraction, 0)
+    if mode in ("auto", "remake") and "train" in splits and "val" not in splits:
         whole = splits["train"]
-        splits["train"] = [item for item, out in zip(whole, held, strict=True) if not out]
-        splits["val"] = [item for item, out in zip(whole, held, strict=True) if out]
-        notes.append(f"val is made from train: {int(held.sum()):,} of {len(whole):,} images, at random")
+        names, keys = [str(item.path) for item in whole], [item.path.name for item in whole]
+        held = hold_out_files(names, keys, None, fraction, 0)
+        if held.any():  # there are two images
+            splits["train"] = [item for item, out in zip(whole, held, strict=True) if not out]
+            splits["val"] = [item for item, out in zip(whole, held, strict=True) if out]
+            notes.append(f"val is made from train: {int(held.sum()):,} of {len(whole):,} images, at random")
     return splits

@@ -95,13 +95,15 @@ class Segmenter(nn.Module):
 
     def _decode(self, maps: Sequence[Tensor]) -> Tensor:
         *finer, coarsest = maps
+        *strides, stride = self.pyramid.strides
         level = self.pooling(coarsest)
-        levels = [level]
-        for grid, lateral, smooth in reversed(list(zip(finer, self.lateral, self.smooth, strict=True))):
-            level = lateral(grid) + _resized(level, (grid.shape[2], grid.shape[3]))
-            levels.append(smooth(level))
-        size = (levels[-1].shape[2], levels[-1].shape[3])
-        return self.classify(self.fuse(torch.cat([_resized(part, size) for part in levels], 1)))
+        levels = [(level, stride)]
+        for grid, lateral, smooth, own in reversed(list(zip(finer, self.lateral, self.smooth, strides, strict=True))):
+            level = lateral(grid) + _to_scale(level, stride / own, (grid.shape[2], grid.shape[3]))
+            stride = own
+            levels.append((smooth(level), stride))
+        size = (level.shape[2], level.shape[3])
+        return self.classify(self.fuse(torch.cat([_to_scale(part, own / stride, size) for part, own in levels], 1)))
 
 
 def pixel_loss(logits: Tensor, labels: Tensor, stride: float) -> Tensor:
@@ -109,7 +111,7 @@ def pixel_loss(logits: Tensor, labels: Tensor, stride: float) -> Tensor:
 
     So a batch's loss is the mean of its images' losses, however many of their pixels count.
     """
-    full = _in_pixels(logits, stride, (labels.shape[1], labels.shape[2]))
+    full = _to_scale(logits.float(), stride, (labels.shape[1], labels.shape[2]))
     return F.cross_entropy(full, labels, ignore_index=IGNORED, reduction="sum") / labels.numel()
 
 
@@ -152,14 +154,14 @@ def _slide(net: Segmenter, images: Tensor, window: int) -> Tensor:
     """Mean logits (B, classes, H, W) of windows two thirds of their side apart; the last ones end with the image."""
     height, width = images.shape[2], images.shape[3]
     if not window or (height <= window and width <= window):
-        return _in_pixels(net(images), net.pyramid.strides[0], (height, width))
+        return _to_scale(net(images).float(), net.pyramid.strides[0], (height, width))
     total = images.new_zeros((len(images), net.spec.classes, height, width), dtype=torch.float32)
     seen = images.new_zeros((1, 1, height, width), dtype=torch.float32)
     for top in window_starts(height, window):
         for left in window_starts(width, window):
             part = images[:, :, top : top + window, left : left + window]
             place = (..., slice(top, top + window), slice(left, left + window))
-            total[place] += _in_pixels(net(part), net.pyramid.strides[0], (part.shape[2], part.shape[3]))
+            total[place] += _to_scale(net(part).float(), net.pyramid.strides[0], (part.shape[2], part.shape[3]))
             seen[place] += 1
     total /= seen
     return total
@@ -172,10 +174,20 @@ def window_starts(length: int, window: int) -> list[int]:
     return sorted({round(last * number / max(1, count - 1)) for number in range(count)})
 
 
-def _in_pixels(logits: Tensor, stride: float, size: tuple[int, int]) -> Tensor:
-    """Logits at an image's resolution. Cells that hang over its edge, as the last patch of a ViT may, are cut there."""
-    height, width = (max(length, round(cells * stride)) for cells, length in zip(logits.shape[2:], size, strict=True))
-    return _resized(logits.float(), (height, width))[:, :, : size[0], : size[1]]
+def _to_scale(grid: Tensor, stride: float, size: tuple[int, int]) -> Tensor:
+    """A map at a finer resolution, that of an image or of another map; ``stride`` finer cells for each of its own.
+
+    Maps begin where the image does, but may not end there: an image need not be a multiple of the cells. Stretched to
+    its length, they would lie beside what they saw, by half a cell and more. So cells that hang over the edge, as the
+    last patch of a ViT may, are cut there, and where a network leaves a remainder out, the last cell goes on. A border
+    wider than that was lost on both sides, by convolutions without padding, and the map is stretched over it.
+    """
+    for axis, length in zip((2, 3), size, strict=True):
+        cells = grid.shape[axis]
+        if round(cells * stride) < length < (cells + 1) * stride:
+            grid = torch.cat([grid, grid.narrow(axis, cells - 1, 1)], axis)
+    height, width = (max(length, round(cells * stride)) for cells, length in zip(grid.shape[2:], size, strict=True))
+    return _resized(grid, (height, width))[:, :, : size[0], : size[1]]
 
 
 def _resized(grid: Tensor, size: tuple[int, int]) -> Tensor:
