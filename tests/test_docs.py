@@ -165,7 +165,7 @@ def test_inline_commands_name_real_verbs() -> None:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reader's folder: images in all the forms the pages speak of, and the runs they go on from."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("photos/cat", "photos/dog", "digits/0", "digits/1"):
+    for name in ("photos/cat", "photos/dog", "others/cat", "others/dog", "digits/0", "digits/1"):
         write_images(folder / name, 10)
     for name in ("train/apple", "train/bear", "test/apple", "test/bear"):
         write_images(folder / "cifar100" / name, 10)

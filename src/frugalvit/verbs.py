@@ -65,6 +65,12 @@ VERBS = [
         "the classes of images",
     ),
     Verb(
+        "eval",
+        "frugalvit.config.probe:EvalConfig",
+        "frugalvit.probing.evaluate:evaluate",
+        "how often a trained classifier is right on labelled images, and where it is not",
+    ),
+    Verb(
         "look correspond",
         "frugalvit.config.look:CorrespondConfig",
         "frugalvit.report.commands:correspond",

@@ -43,3 +43,7 @@ class Opened(Config):
     labels: Labelling = option("auto", "folders: folder names are classes; ignore: no labels")
     classes: str | None = option(None, "file with the classes to keep, one name per line")
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")
+
+
+MIRROR = "answers are the means over an image and its mirror image, which takes twice as long"
+"""What two commands say of ``--mirror``."""

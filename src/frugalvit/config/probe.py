@@ -7,7 +7,7 @@ from typing import Literal, Self
 import pydantic
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.kinds import Auto, Count, Device, Labelling, Positive, Precision, Seed, Side, Strength
+from frugalvit.config.kinds import MIRROR, Auto, Count, Device, Labelling, Positive, Precision, Seed, Side, Strength
 
 # What the probes take where nothing is said, here and when they are called from Python.
 KS = (10, 20, 100, 200)
@@ -25,19 +25,38 @@ _FEATURES = "pooled, or the last blocks' token means (of a ViT its class tokens)
 _WEIGHTS = "decides the random weights of a model that is a name alone"
 
 
-class ExtractConfig(Config):
-    """How features are taken from a model."""
+class LookConfig(Config):
+    """How a model looks at images."""
 
     img_size: Side | tuple[Side, Side] | None = option(
         None, "input size in pixels, or height,width; default: the model's"
     )
-    backbone: str | None = option(None, "the architecture of a bare checkpoint")
     batch: int = option(64, "images at once", ge=1)
     device: Device = option("auto", "where to compute")
     precision: Precision = option("auto", "auto: bf16 where the hardware has it")
     workers: int | Auto = option("auto", "threads that decode images")
     cache: bool = option(True, "keep features on disk and use those of an earlier call")
+
+
+class ExtractConfig(LookConfig):
+    """How features are taken from a model."""
+
+    backbone: str | None = option(None, "the architecture of a bare checkpoint")
     seed: Seed = option(0, "decides splits that have to be made, and all that is random")
+
+
+class EvalConfig(LookConfig):
+    """How often a trained classifier is right on labelled images, and what it takes for what."""
+
+    model: str = option(help="a run or an exported folder", positional=True)
+    data: str = option(help="folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
+    root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
+    classes: str | None = option(None, "keep only the images of the classes in this file, one name per line")
+    split: Literal["auto", "all", "train", "val", "test"] = option(
+        "auto", "which images; auto: test, else val, else all there are"
+    )
+    mirror: bool = option(False, MIRROR)
+    out: str | None = option(None, "a CSV file for the answer to every image", short="-o")
 
 
 class FeaturesConfig(ExtractConfig):

@@ -8,7 +8,7 @@ import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import AugmentConfig, MixingConfig
-from frugalvit.config.kinds import Auto, Count, Device, Rate
+from frugalvit.config.kinds import MIRROR, Auto, Count, Device, Rate
 from frugalvit.config.run import RunConfig
 
 
@@ -100,6 +100,7 @@ class PredictConfig(Config):
     top: int = option(5, "how many classes to name", ge=1)
     format: Literal["table", "csv"] = option("table", "how to print (or use --json)")
     batch: int = option(64, "images at once", ge=1)
+    mirror: bool = option(False, MIRROR)
     device: Device = option("auto", "where to compute")
 
 

@@ -91,14 +91,24 @@ class Extractor:
         self.max_bad = max_bad
         self.weights = model_hash(model)
 
-    def __call__(self, examples: Examples, label: str = "features", view: int | None = None, seed: int = 0) -> Embedded:
-        """Features of all images; ``view`` takes the seed's v-th random resized crop and flip, not the centre crop."""
+    def __call__(
+        self,
+        examples: Examples,
+        label: str = "features",
+        view: int | None = None,
+        seed: int = 0,
+        mirrored: bool = False,
+    ) -> Embedded:
+        """Features of all images, or of their mirror images.
+
+        ``view`` takes the seed's v-th random resized crop and flip instead of the centre crop.
+        """
         if len(examples) == 0:
             raise UserError(f"{label}: there are no images.")
         transform = self.model.transform
         # The views of one chunk are cut in one go; a centre crop must not depend on what other images there are.
         rectangle = None if view is None else look(examples, transform.out_size)[0]
-        folder = None if self.folder is None else self._folder(examples, rectangle, view, seed)
+        folder = None if self.folder is None else self._folder(examples, rectangle, view, seed, mirrored)
         starts = range(0, len(examples), CHUNK)
         parts: dict[int, _Part] = {}
         for number in range(len(starts)):
@@ -115,7 +125,7 @@ class Extractor:
             if bad > limit:
                 shown = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
                 raise UserError(f"{bad} of {len(examples)} images cannot be read: {shown}. Mend or remove them.")
-            prepare = self._prepare(view, seed, number)
+            prepare = self._prepare(view, seed, number, mirrored)
             features = self._features(decoded, prepare, meter, starts[number])
             require_finite(features, f"features of {self.model.name}")
             parts[number] = _Part(features.numpy(), decoded.positions.numpy(), decoded.bad)
@@ -156,7 +166,9 @@ class Extractor:
             ]
         )
 
-    def _prepare(self, view: int | None, seed: int, number: int) -> Prepare:
+    def _prepare(self, view: int | None, seed: int, number: int, mirrored: bool) -> Prepare:
+        if mirrored:
+            return lambda images, sizes: self._prepare(view, seed, number, False)(images, sizes).flip(-1)
         if view is None:
             return self.model.transform
         backbone = self.model.backbone
@@ -164,7 +176,9 @@ class Extractor:
         generator = generator_for(seed, f"probe view {view}", number)
         return lambda images, sizes: crop(images, sizes, generator)
 
-    def _folder(self, examples: Examples, rectangle: tuple[int, int] | None, view: int | None, seed: int) -> Path:
+    def _folder(
+        self, examples: Examples, rectangle: tuple[int, int] | None, view: int | None, seed: int, mirrored: bool
+    ) -> Path:
         identity = {
             "version": _VERSION,
             "weights": self.weights,
@@ -174,7 +188,7 @@ class Extractor:
             "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],
             "precision": self.precision,
             "view": None if view is None else [seed, view, _view_config().model_dump(mode="json"), self.batch],
-        }
+        } | ({"mirrored": True} if mirrored else {})
         text = json.dumps(identity, sort_keys=True)
         assert self.folder is not None
         folder = self.folder / hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -5,6 +5,7 @@ Everything takes plain tensors on any device and returns a Python float in [0, 1
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -84,6 +85,20 @@ def classification_scores(ranked: Tensor, labels: Tensor) -> dict[str, float]:
         "top5": top_k_accuracy(ranked, labels, 5),
         "mean_per_class": mean_per_class(ranked[:, 0], labels),
     }
+
+
+def wilson_interval(right: int, count: int) -> tuple[float, float]:
+    """Where the share of right answers lies with 95 % certainty, by ``count`` images alone, in percent (Wilson 1927).
+
+    It stays between 0 and 100 and means something where all or none are right, as the usual ± does not.
+    """
+    if count == 0:
+        raise UserError("there are no test images to score; give a test split with at least one labelled image.")
+    z = 1.959963984540054  # of 95 %
+    share, weight = right / count, z * z / count
+    middle = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
+    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
 
 
 def eleven_point_average_precision(scores: Tensor, targets: Tensor) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frugalvit import console
-from frugalvit.config.probe import ExtractConfig
+from frugalvit.config.probe import ExtractConfig, LookConfig
 from frugalvit.data import DataSource, open_data
 from frugalvit.data.splits import hold_out_files
 from frugalvit.data.tables import WANTED_COLUMN
@@ -54,7 +54,7 @@ def open_model(where: str, config: ExtractConfig) -> Model:
     return load_model(where, pick_device(config.device), img_size=config.img_size, architecture=config.backbone)
 
 
-def make_extractor(model: Model, config: ExtractConfig, kind: Kind, blocks: int = 4) -> Extractor:
+def make_extractor(model: Model, config: LookConfig, kind: Kind, blocks: int = 4) -> Extractor:
     """The extractor that the options describe."""
     return Extractor(
         model,
