@@ -16,7 +16,15 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import LocalizationConfig, TrainConfig
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.training import commands, pretrain
-from frugalvit.training.parameters import freeze_first, layer_groups, layers_of
+from frugalvit.training.parameters import (
+    decay_groups,
+    freeze_first,
+    grouped_alike,
+    layer_groups,
+    layers_of,
+    renumbered,
+    spared_in,
+)
 from frugalvit.training.schedules import Constant, Cosine
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer
 from frugalvit.training.supervised import SupervisedTask
@@ -80,6 +88,51 @@ def test_rates_fall_by_the_block(name: str) -> None:
     for stage, first in FIRST.items():
         rates = {scale[id(parameter)] for parameter in _stage(model, stage) if id(parameter) not in inside}
         assert rates == {scale[id(blocks[first][0])]}
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "sizes"),
+    [
+        ("swinv2_tiny_window8_256", "logit_scale", {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}),
+        ("swinv2_tiny_window8_256", "cpb_mlp", {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}),
+        ("xcit_nano_12_p16_224", "temperature", {"depth": 1, "embed_dim": 16}),
+        ("twins_svt_small", "pos_block", {}),
+    ],
+)
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+def test_what_a_network_spares_is_not_decayed(name: str, part: str, sizes: dict[str, Any], layer_decay: float) -> None:
+    backbone = create_backbone(name, img_size=64, num_classes=2, **sizes)
+    task = SupervisedTask(
+        backbone, None, LocalizationConfig(), Constant(0.0), weight_decay=0.1, layer_decay=layer_decay
+    )
+    groups = task.parameter_groups()
+    of_part = {group["decayed"] for group in groups for name, _ in group["params"] if part in name}
+    assert of_part == {False} and any(group["decayed"] for group in groups)
+
+
+def test_a_network_is_asked_wherever_it_stands() -> None:
+    """A pre-training has a student and a teacher, each under a name of its own."""
+    backbone = create_backbone("twins_svt_small", img_size=64, num_classes=0)
+    spared = spared_in(nn.ModuleDict({"student": backbone}))
+    assert "student.model.pos_block.0.proj.0.weight" in spared
+    assert spared == {f"student.model.{name}" for name in spared_in(backbone.model)}
+
+
+def test_moments_find_their_parameters_in_other_groups() -> None:
+    """A run that an earlier version began decays other parameters when it goes on."""
+    parameters = {name: nn.Parameter(torch.full((2, 2), float(k))) for k, name in enumerate(("a", "b", "c"))}
+    before, after = (
+        torch.optim.AdamW(decay_groups(parameters.items(), 0.05, spared=spared)) for spared in ((), ("a",))
+    )
+    for parameter in parameters.values():
+        parameter.grad = parameter.detach().clone()
+    before.step()
+    assert grouped_alike(before.state_dict(), before.state_dict())
+    assert not grouped_alike(before.state_dict(), after.state_dict())
+    after.load_state_dict(renumbered(before.state_dict(), after.state_dict()))
+    for parameter in parameters.values():
+        assert torch.equal(after.state[parameter]["exp_avg"], before.state[parameter]["exp_avg"])
+    assert [group["weight_decay"] for group in after.param_groups] == [0.05, 0]
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])

@@ -19,7 +19,7 @@ from frugalvit.data.loader import Batch, Batches, eval_batches
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training.averaging import MovingAverage
 from frugalvit.training.localizing import Pairs, Share, draw, loss_at, measure, pair_generator
-from frugalvit.training.parameters import decay_groups, layer_groups, merged
+from frugalvit.training.parameters import decay_groups, layer_groups, merged, spared_in
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.scores import ClassificationScores
 from frugalvit.training.task import Task
@@ -153,7 +153,8 @@ class SupervisedTask(Task):
         if self.layer_decay < 1:
             groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
         else:
-            groups = decay_groups(self.backbone.named_parameters(), self.weight_decay)
+            named, spared = self.backbone.named_parameters(), spared_in(self.backbone)
+            groups = decay_groups(named, self.weight_decay, spared=spared)
         if self.localization is not None:
             named = self.localization.named_parameters("localization")
             groups += decay_groups(named, self.weight_decay, self.settings.lr_scale)
