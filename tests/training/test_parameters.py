@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 from lightning_fabric import Fabric
 from timm.layers.drop import DropPath
@@ -14,6 +15,7 @@ from torch import nn
 from frugalvit.backbones import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import LocalizationConfig, TrainConfig
+from frugalvit.errors import UserError
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.training import commands, pretrain
 from frugalvit.training.parameters import (
@@ -71,6 +73,16 @@ def _stage(model: Any, number: int) -> list[nn.Parameter]:
     names = (f"stage{number}", f"layer{number + 1}")
     stage = stages[number] if stages else next(getattr(model, name) for name in names if hasattr(model, name))
     return list(stage.parameters())
+
+
+@pytest.mark.parametrize("name", ["levit_128s", "repvit_m0_9", "pit_ti_224"])
+def test_a_network_whose_blocks_cannot_be_told_apart_is_refused(name: str) -> None:
+    """What these say of their layers fits none of them, or they say nothing: all would learn at one rate in silence."""
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=2)
+    for ask in (lambda: layer_groups(model, 0.1, 0.7), lambda: freeze_first(model, 1)):
+        with pytest.raises(UserError, match="does not say how its layers are ordered"):
+            ask()
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -65,16 +65,18 @@ def layers_of(model: nn.Module) -> list[list[tuple[str, nn.Parameter]]]:
     from timm.models import group_parameters
 
     matcher = getattr(model, "group_matcher", None)
-    if matcher is None:
-        raise UserError(
-            f"{type(model).__name__} does not say how its layers are ordered; freeze and layer_decay need it."
-        )
-    depth_of: Any = group_parameters(model, matcher(coarse=False), reverse=True)
+    depth_of: Any = {} if matcher is None else group_parameters(model, matcher(coarse=False), reverse=True)
     parameters = dict(model.named_parameters())
-    return [
+    layers = [
         [(name, parameters[name]) for name, depth in depth_of.items() if depth == wanted and name in parameters]
         for wanted in sorted(set(depth_of.values()))
     ]
+    # Some (LeViT, RepViT) name modules that they do not have: all they say of their blocks fits none.
+    if len(layers) < 3:
+        raise UserError(
+            f"{type(model).__name__} does not say how its layers are ordered; freeze and layer_decay need it."
+        )
+    return layers
 
 
 def layer_groups(model: nn.Module, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
