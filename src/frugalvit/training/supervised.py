@@ -195,6 +195,10 @@ class SupervisedTask(Task):
             mine = len(range(self.fabric.global_rank, dataset.batches, self.fabric.world_size))
             for images, labels, _ in console.progress(batches, mine, "scoring"):
                 assert labels is not None
-                scores.add(self.result.classify(self.result(images).pooled), labels)
+                pooled = self.result(images).pooled
+                # In bf16 one answer in a hundred ties with another, and which of them counts is left to chance.
+                with torch.autocast(pooled.device.type, enabled=False):
+                    logits = self.result.classify(pooled.float())
+                scores.add(logits, labels)
         self.train(was_training)
         return scores.reduced(self.fabric)
