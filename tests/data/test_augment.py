@@ -45,6 +45,25 @@ def test_train_augment_of_rows_is_rows_of_the_augment() -> None:
     torch.testing.assert_close(whole[3:], part, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("out_size", [(64, 64), (48, 96), (120, 40)])
+def test_crops_are_stretched_by_the_ratio_only_whatever_the_inputs_shape(out_size: tuple[int, int]) -> None:
+    """An image whose channels say where a pixel lies: how fast they change across and down is how a crop is scaled."""
+    down, across = (torch.arange(200) / 200).view(-1, 1).expand(200, 200), (torch.arange(200) / 200).expand(200, 200)
+    images = torch.stack([down, across, torch.zeros(200, 200)]).expand(64, 3, 200, 200)
+    plain = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+    still = {"jitter_prob": 0.0, "grayscale": 0.0, "blur_first": 0.0, "blur_global": 0.0, "blur_local": 0.0}
+    crops = CropsConfig(local_size=(24, 72), solarize=0.0, flip=0.0, ratio=(0.8, 1.25), **still)
+    views = MultiCrop(crops, out_size, **plain)(images, sizes_of(images), torch.Generator().manual_seed(0))
+    train = TrainAugment(quiet(crop="resized", ratio=(0.8, 1.25)), out_size, **plain)
+    for view in [train(images, sizes_of(images), torch.Generator().manual_seed(0)), *views]:
+        per_row = (view[:, 0, -3, 2] - view[:, 0, 2, 2]) / (view.shape[2] - 5)
+        per_column = (view[:, 1, 2, -3] - view[:, 1, 2, 2]) / (view.shape[3] - 5)
+        stretch = per_column / per_row
+        assert stretch.min() > 0.72 and stretch.max() < 1.4  # boxes are whole pixels, and the border is cut
+        assert stretch.max() - stretch.min() > 0.2
+        assert view[:, :2, 2, 2].std(0).min() > 0.04  # they lie here and there
+
+
 def quiet(**changes: object) -> AugmentConfig:
     return AugmentConfig(**({"operations": 0, "erasing": 0.0, "flip": 0.0} | changes))
 

@@ -25,6 +25,9 @@ class PatchFeatures(nn.Module):
     def grid_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
         return img_size[0] // self.cell, img_size[1] // self.cell
 
+    def cell_size(self, img_size: tuple[int, int]) -> tuple[float, float]:
+        return self.cell, self.cell
+
     def forward(self, images: Tensor) -> Features:
         patches = nn.functional.unfold(images, self.cell, stride=self.cell)
         grid = (self.project @ patches).view(len(images), self.dim, *self.grid_size(tuple(images.shape[2:])))
@@ -44,6 +47,25 @@ class PositionFeatures(PatchFeatures):
         cells = nn.functional.avg_pool2d(images, self.cell)
         down, across = cells[:, 0], cells[:, 1]
         grid = torch.stack([(2 * down).cos(), (2 * down).sin(), (2 * across).cos(), (2 * across).sin()], dim=1)
+        return Features(grid, grid.mean(dim=(2, 3)))
+
+
+class PaddedPositions(PatchFeatures):
+    """Which places of a picture made by ``coordinate_images`` lie under a region; padding counts as nowhere."""
+
+    def __init__(self, img_size: tuple[int, int], cell: int, heads: int = 3) -> None:
+        super().__init__(img_size, cell, dim=64, heads=heads)
+
+    def grid_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        return -(-img_size[0] // self.cell), -(-img_size[1] // self.cell)
+
+    def forward(self, images: Tensor) -> Features:
+        places = torch.linspace(0, 1, 32).view(-1, 1, 1)
+        pixels = 0.25 * images[:, :2, None] + 0.5  # back to what lies between 0 and 1
+        near = torch.exp(-600 * (pixels - places) ** 2).flatten(1, 2)
+        (rows, columns), (height, width) = self.grid_size(tuple(images.shape[2:])), images.shape[2:]
+        padded = nn.functional.pad(near, (0, columns * self.cell - width, 0, rows * self.cell - height))
+        grid = nn.functional.avg_pool2d(padded, self.cell)
         return Features(grid, grid.mean(dim=(2, 3)))
 
 

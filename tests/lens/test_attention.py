@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from frugalvit.backbones import create_backbone
 from frugalvit.errors import UserError
 from frugalvit.lens import attention as lens
+from frugalvit.lens.regions import Regions
 from frugalvit.lens.views import Box, at_rest, model_input
 
 from .stand_ins import PatchFeatures
+
+SIX_BY_EIGHT = Regions((6, 8), (96, 128), (16, 16))
 
 
 @given(seed=st.integers(0, 99), count=st.integers(1, 30), mass=st.floats(0.1, 0.95))
@@ -69,7 +72,19 @@ def test_no_class_token_to_ask():
     ],
 )
 def test_query_lands_in_its_cell(text, cell):
-    assert lens.parse_query(text, (220, 360), Box(100, 50, 160, 120), (6, 8)) == cell
+    assert lens.parse_query(text, (220, 360), Box(100, 50, 160, 120), SIX_BY_EIGHT) == cell
+
+
+@pytest.mark.parametrize(("side", "stride"), [(28, 8), (50, 16), (200, 32), (70, 32)])
+@pytest.mark.parametrize("pads", [True, False])
+def test_a_pixel_asks_the_region_it_lies_in(side, stride, pads):
+    """Also where the stride does not divide the picture and the last region shows what is left over, or none does."""
+    count = -(-side // stride) if pads else side // stride
+    regions = Regions((count, count), (side, side), (stride, stride))
+    for pixel in range(side):
+        row = min(pixel // stride, count - 1)
+        asked = lens.parse_query(f"{pixel},{pixel}", (side, side), Box(0, 0, side, side), regions)
+        assert asked == (row, row)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +99,11 @@ def test_query_lands_in_its_cell(text, cell):
 )
 def test_query_mistakes_are_explained(text, complaint):
     with pytest.raises(UserError, match=complaint):
-        lens.parse_query(text, (220, 360), Box(100, 50, 160, 120), (6, 8))
+        lens.parse_query(text, (220, 360), Box(100, 50, 160, 120), SIX_BY_EIGHT)
 
 
 def test_query_of_the_class_token():
-    assert lens.parse_query("class", (220, 360), Box(0, 0, 360, 220), (6, 8)) is None
+    assert lens.parse_query("class", (220, 360), Box(0, 0, 360, 220), SIX_BY_EIGHT) is None
 
 
 def test_mean_entropy_is_the_mean_over_heads_queries_and_images():

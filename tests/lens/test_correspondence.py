@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.lens import correspondence as lens
+from frugalvit.lens.regions import Regions
 from frugalvit.lens.views import SecondView
 
-from .stand_ins import ConstantFeatures, PatchFeatures, PositionFeatures, coordinate_images
+from .stand_ins import ConstantFeatures, PaddedPositions, PatchFeatures, PositionFeatures, coordinate_images
 
 FLIP_ONLY = SecondView(jitter=0, grey=0)
+
+
+def whole_cells(grid, cell):
+    return Regions(grid, (grid[0] * cell[0], grid[1] * cell[1]), cell)
 
 
 def brute_force(first, second, cell, top):
@@ -47,9 +52,8 @@ def test_score_equals_brute_force(rows, columns, top, seed):
     first = torch.randn(2, 5, rows, columns, generator=generator)
     # Half right: the mirrored grid with noise, so that hits and misses both occur.
     second = first.flip(3) + 0.8 * torch.randn(first.shape, generator=generator)
-    hit, pixel, _ = lens.score_matches(
-        first, second, SecondView().truth((rows, columns)), (16, 32), top, (torch.Generator(), torch.Generator())
-    )
+    off = SecondView().steps_off(whole_cells((rows, columns), (16, 32)))
+    hit, pixel, _ = lens.score_matches(first, second, off, (16, 32), top, (torch.Generator(), torch.Generator()))
     accuracy, error = brute_force(first.double(), second.double(), (16, 32), top)
     assert hit.double().mean().item() == pytest.approx(accuracy)
     assert pixel.mean().item() == pytest.approx(error)
@@ -61,6 +65,26 @@ def test_perfect_embedding_scores_one(size):
     assert (score.accuracy, score.error, score.error_cells) == (1.0, 0.0, 0.0)
     assert score.images == 3
     assert score.grid == (size[0] // 8, size[1] // 8)
+
+
+@pytest.mark.parametrize(
+    ("size", "cell"), [((28, 28), 8), ((50, 50), 16), ((200, 200), 32), ((64, 50), 16), ((50, 64), 16)]
+)
+def test_perfect_embedding_scores_one_where_the_last_regions_are_cut(size, cell):
+    """The mirrored picture lies otherwise under the grid: its left column shows what the right one had left over."""
+    backbone = PaddedPositions(size, cell)
+    score = lens.evaluate_correspondence(backbone, [coordinate_images(3, *size)], second_view=FLIP_ONLY)
+    assert (score.accuracy, score.error, score.error_cells) == (1.0, 0.0, 0.0)
+
+
+def test_an_error_is_measured_in_strides():
+    """Two columns of 32 pixels, of which the second shows 18: a step from one to the other is 32, not 25."""
+    off = SecondView(flip=False).steps_off(Regions((1, 2), (32, 50), (32, 32)))
+    ties = (torch.Generator(), torch.Generator())
+    grid = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])
+    _, pixels, cells = lens.score_matches(grid, grid.flip(3), off, (32, 32), 2, ties)
+    assert pixels.tolist() == [[32, 32]] and cells.tolist() == [[1, 1]]
+    assert lens.chance(off, (32, 32)) == (0.5, 16)
 
 
 def test_perfect_embedding_without_a_flip():
@@ -81,7 +105,7 @@ def test_constant_embedding_scores_chance():
 def test_chance_equals_a_double_loop(grid):
     cells = [(r * 8, c * 4) for r in range(grid[0]) for c in range(grid[1])]
     distances = [math.dist(a, b) for a in cells for b in cells]
-    accuracy, error = lens.chance(grid, (8, 4))
+    accuracy, error = lens.chance(SecondView().steps_off(whole_cells(grid, (8, 4))), (8, 4))
     assert accuracy == pytest.approx(1 / len(cells))
     assert error == pytest.approx(sum(distances) / len(distances))
 

@@ -13,7 +13,7 @@ from frugalvit.lens.attention import entropy
 from frugalvit.lens.correspondence import cosines
 from frugalvit.lens.views import model_input
 
-from .stand_ins import PatchFeatures
+from .stand_ins import PaddedPositions, PatchFeatures
 
 
 def picture(name, height=64, width=80, seed=0):
@@ -61,6 +61,17 @@ def test_fine_grids_are_averaged():
     model = data["models"][0]
     assert model["grid"] == [16, 16]
     assert "32x32 grid is shown at 16x16" in model["notes"][0]
+    assert model["extent"] == [1, 1]
+
+
+def test_the_page_is_told_how_far_the_grid_reaches():
+    seen = {"cell": 16, "heads": 1}
+    padded = explore.gather([("m", PaddedPositions((50, 60), **seen))], [picture("a")])["models"][0]
+    assert padded["grid"] == [4, 4] and padded["extent"] == pytest.approx([64 / 50, 64 / 60])
+    cut = explore.gather([("m", PatchFeatures((50, 60), **seen))], [picture("a")])["models"][0]
+    assert cut["grid"] == [3, 3] and cut["extent"] == pytest.approx([48 / 50, 48 / 60])
+    averaged = explore.gather([("m", PaddedPositions((99, 99), cell=2))], [picture("a")])["models"][0]
+    assert averaged["grid"] == [13, 13] and averaged["extent"] == pytest.approx([100 / 99, 100 / 99])
 
 
 @pytest.mark.parametrize(("full", "grid"), [((4, 6), (2, 3)), ((5, 5), (3, 3)), ((2, 2), (2, 2))])

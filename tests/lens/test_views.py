@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from frugalvit.data.decode import BadImage
 from frugalvit.errors import UserError
 from frugalvit.lens import views
+from frugalvit.lens.regions import Regions
 
-from .stand_ins import PatchFeatures
+from .stand_ins import PaddedPositions, PatchFeatures
 
 
 @given(
@@ -51,9 +52,12 @@ def test_second_view_mirrors_and_greys():
     assert (jittered - images).abs().mean() > 0.01
 
 
-def test_truth_is_the_mirror():
-    assert views.SecondView().truth((2, 3)).tolist() == [2, 1, 0, 5, 4, 3]
-    assert views.SecondView(flip=False).truth((2, 3)).tolist() == [0, 1, 2, 3, 4, 5]
+def test_the_right_match_is_the_mirror():
+    regions = Regions((2, 3), (16, 24), (8, 8))
+    down, across = views.SecondView().steps_off(regions)
+    assert down.tolist() == [[0, 1], [1, 0]]
+    assert across.tolist() == [[2, 1, 0], [1, 0, 1], [0, 1, 2]]
+    assert views.SecondView(flip=False).steps_off(regions)[1].tolist() == [[0, 1, 2], [1, 0, 1], [2, 1, 0]]
 
 
 def test_channels_a_picture_cannot_fill():
@@ -98,3 +102,9 @@ def test_what_is_shown_covers_the_crop_or_the_whole():
     assert image.shape == (3, 32, 32) and (box.width, box.height) == (35, 35)
     image, box = views.shown(PatchFeatures((32, 32)), pixels, "whole", 0.875)
     assert image.shape[2] > image.shape[1] and box == views.Box(0, 0, 60, 40)
+
+
+def test_the_whole_of_a_picture_is_shown_in_whole_regions():
+    """Also to a model whose own input ends with a part of one: 50 pixels are 4 regions of 16, and no four of 12."""
+    image, _ = views.shown(PaddedPositions((50, 50), 16), np.zeros((40, 60, 3), dtype=np.uint8), "whole", 1.0)
+    assert tuple(image.shape[1:]) == (48, 64)

@@ -47,3 +47,7 @@ def test_one_seed_has_no_interval_and_epochs_are_told(tmp_path):
     text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
     assert "+1.50 (one seed: no interval)" in text and "3 epochs" in text
     assert "71.50" in text and "71.50 ± " not in text
+    settings["with"]["values"], difference["count"] = [71.5, 71.5], 2
+    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(found))
+    text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
+    assert "+1.50 (the same at every seed: no interval)" in text

@@ -6,7 +6,7 @@ import pytest
 
 from frugalvit.lens.explore import Picture, gather
 from frugalvit.report import charts, page
-from lens.stand_ins import PatchFeatures
+from lens.stand_ins import PaddedPositions, PatchFeatures
 
 from .samples import picture, write_run
 
@@ -77,6 +77,19 @@ def test_hovering_a_region_changes_the_heat_map(browser, explorer):
     # The second image asks just as well.
     browser.move(*centre_of_region(browser, 1, 2, 2, 8))
     browser.wait_for("document.querySelector('.explorer').dataset.pane === '1'")
+    assert browser.complaints() == []
+
+
+def test_a_grid_that_reaches_beyond_the_picture_is_pointed_at_where_it_lies(browser, tmp_path):
+    """84 pixels are five regions of 16 and a quarter of one: the sixth column is where the last 4 pixels are."""
+    data = gather([("m", PaddedPositions((84, 84), cell=16, heads=1))], [Picture("a", picture(0))])
+    (tmp_path / "page.html").write_text(page.explorer(data, "padded"), encoding="utf-8")
+    browser.open(tmp_path / "page.html")
+    browser.wait_for(READY)
+    for pixel, region in ((79, "28"), (81, "35"), (17, "7")):
+        place = (pixel + 0.5) / 84 - 0.5  # of a grid of one region, whose middle is 0.5
+        browser.move(*centre_of_region(browser, 0, place, place, 1))
+        browser.wait_for(f"document.querySelector('.explorer').dataset.region === '{region}'")
     assert browser.complaints() == []
 
 

@@ -9,8 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from frugalvit import palette
+from frugalvit.features import Features
 from frugalvit.figures import save
 from frugalvit.lens import attention, correspondence
+from frugalvit.lens.regions import Regions
 from frugalvit.lens.views import model_input
 from frugalvit.report import plots
 from lens.stand_ins import PatchFeatures
@@ -21,7 +23,13 @@ def matched(title, height=32, width=48):
     image = torch.rand(3, height, width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         first, second = (backbone(model_input(backbone, view[None])) for view in (image, image.flip(2)))
-    return plots.MatchedViews(title, image, image.flip(2), correspondence.correspond(first, second))
+    return plots.MatchedViews(
+        title, image, image.flip(2), correspondence.correspond(first, second), (whole(height, width),) * 2
+    )
+
+
+def whole(height=32, width=32):
+    return Regions((height // 8, width // 8), (height, width), (8, 8))
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
@@ -77,7 +85,7 @@ def test_a_head_that_looks_everywhere_alike_is_seen_to():
     attention_of = torch.full((2, 17, 17), 1 / 17)
     attention_of[1] = torch.eye(17)
     view = attention.view_attention(attention_of, (4, 4), (1, 2))
-    figure = plots.attention_figure(torch.rand(3, 32, 32), view, "title", 0.6)
+    figure = plots.attention_figure(torch.rand(3, 32, 32), view, whole(), "title", 0.6)
     maps = [axis.images[-1] for axis in figure.subfigs[2].axes if len(axis.images) == 2]
     assert len(maps) == 2 and {(image.norm.vmin, image.norm.vmax) for image in maps} == {(0, 1)}
     assert any("share of a head's attention" in axis.get_xlabel() for axis in figure.subfigs[3].axes)
@@ -89,11 +97,29 @@ def test_a_head_that_looks_everywhere_alike_is_seen_to():
 def test_attention_shows_every_head_twice(tmp_path, heads):
     image = torch.rand(3, 32, 32)
     view = attention.attend(PatchFeatures(heads=heads), image, (1, 2))
-    figure = plots.attention_figure(image, view, "title", 0.6)
+    figure = plots.attention_figure(image, view, whole(), "title", 0.6)
     titles = [axis.get_title() for part in figure.subfigs for axis in part.axes]
     assert [title for title in titles if title] == [f"head {head}" for head in view.order] * 2
     if heads == 3:
         save(figure, tmp_path / "a.png")
+
+
+def test_regions_are_drawn_where_the_network_sees_them():
+    """At 28 pixels of stride 8 the fourth column shows 4: the map reaches beyond the picture and is cut there."""
+    image, regions = torch.rand(3, 28, 28), Regions((4, 4), (28, 28), (8, 8))
+    view = attention.view_attention(torch.full((1, 16, 16), 1 / 16), (4, 4), (1, 3))
+    figure = plots.attention_figure(image, view, regions, "title", 0.6)
+    for part in figure.subfigs[1:3]:
+        (axis,) = (axis for axis in part.axes if axis.images)
+        assert axis.images[-1].get_extent() == [-0.5, 31.5, 31.5, -0.5]
+        assert (axis.get_xlim(), axis.get_ylim()) == ((-0.5, 27.5), (27.5, -0.5))
+        (box,) = axis.patches
+        assert (box.get_xy(), box.get_width(), box.get_height()) == ((23.5, 7.5), 4, 8)
+    grid = torch.eye(16).view(1, 16, 4, 4)
+    seen = correspondence.correspond(*(Features(grid, grid.mean((2, 3))),) * 2, top=16)
+    figure = plots.correspondence_figure([plots.MatchedViews("one", image, image, seen, (regions, regions))])
+    ends = {text.xy for text in figure.axes[1].texts}
+    assert {x for x, _ in ends} == {y for _, y in ends} == {3.5, 11.5, 19.5, 25.5}
 
 
 def test_scores_of_several_models(tmp_path):

@@ -33,6 +33,24 @@ def config(photos: Path, out: Path, **values: object) -> CompareConfig:
     return CompareConfig.parse(common | settings | values)
 
 
+@pytest.mark.parametrize(
+    ("metric", "counts", "step"),
+    [
+        ("top1", (50, 50), 2),
+        ("top5", (50, 20), 5),
+        ("top1", (50, None), None),
+        ("top1", (0, 0), None),
+        ("val_top1", (50, 50), None),
+        ("seconds", (50, 50), None),
+    ],
+)
+def test_an_image_more_is_a_step_of_what_counts_images(
+    metric: str, counts: tuple[int | None, ...], step: float | None
+) -> None:
+    """How many images were watched is not told, and runs of earlier versions tell nothing."""
+    assert module._resolution(metric, [{"scored_images": count} for count in counts]) == step
+
+
 def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     real = module.run_once

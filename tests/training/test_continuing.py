@@ -16,7 +16,8 @@ from frugalvit import RegionMatching, ViewMatching, cli, create_backbone
 from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.errors import UserError
-from frugalvit.training.continuing import _renumbered, follow_continued, start_from_heads
+from frugalvit.training.continuing import follow_continued, start_from_heads
+from frugalvit.training.parameters import renumbered
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.resuming import read_facts
 from frugalvit.training.selfsupervised import PretrainTask
@@ -217,7 +218,7 @@ def test_a_damaged_run_is_refused_by_name(views_only: Path, capsys: pytest.Captu
 def test_moments_follow_their_names() -> None:
     old = {"state": {0: "a", 1: "b"}, "param_groups": [{"params": [0, 1], "param_names": ["x", "y"]}]}
     new = {"state": {}, "param_groups": [{"params": [0, 1, 2], "param_names": ["y", "new", "x"]}]}
-    assert _renumbered(old, new)["state"] == {0: "b", 2: "a"}
+    assert renumbered(old, new)["state"] == {0: "b", 2: "a"}
 
 
 def task_with_regions(view: bool = True) -> PretrainTask:

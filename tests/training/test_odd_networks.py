@@ -102,6 +102,8 @@ def test_what_only_views_use_may_rest(monkeypatch: pytest.MonkeyPatch, view_weig
         "pos_embed_1",
         "bias_table",
         "pixel_pos",
+        "logit_scale",
+        "temperature",
     ],
 )
 def test_tables_and_tokens_are_not_decayed(name: str) -> None:

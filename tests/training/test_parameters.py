@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 from lightning_fabric import Fabric
 from timm.layers.drop import DropPath
@@ -14,9 +15,18 @@ from torch import nn
 from frugalvit.backbones import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import LocalizationConfig, TrainConfig
+from frugalvit.errors import UserError
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.training import commands, pretrain
-from frugalvit.training.parameters import freeze_first, layer_groups, layers_of
+from frugalvit.training.parameters import (
+    decay_groups,
+    freeze_first,
+    grouped_alike,
+    layer_groups,
+    layers_of,
+    renumbered,
+    spared_in,
+)
 from frugalvit.training.schedules import Constant, Cosine
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer
 from frugalvit.training.supervised import SupervisedTask
@@ -65,6 +75,16 @@ def _stage(model: Any, number: int) -> list[nn.Parameter]:
     return list(stage.parameters())
 
 
+@pytest.mark.parametrize("name", ["levit_128s", "repvit_m0_9", "pit_ti_224"])
+def test_a_network_whose_blocks_cannot_be_told_apart_is_refused(name: str) -> None:
+    """What these say of their layers fits none of them, or they say nothing: all would learn at one rate in silence."""
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=2)
+    for ask in (lambda: layer_groups(model, 0.1, 0.7), lambda: freeze_first(model, 1)):
+        with pytest.raises(UserError, match="does not say how its layers are ordered"):
+            ask()
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_rates_fall_by_the_block(name: str) -> None:
     """An embedding learns as the first block of its stage does."""
@@ -80,6 +100,51 @@ def test_rates_fall_by_the_block(name: str) -> None:
     for stage, first in FIRST.items():
         rates = {scale[id(parameter)] for parameter in _stage(model, stage) if id(parameter) not in inside}
         assert rates == {scale[id(blocks[first][0])]}
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "sizes"),
+    [
+        ("swinv2_tiny_window8_256", "logit_scale", {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}),
+        ("swinv2_tiny_window8_256", "cpb_mlp", {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}),
+        ("xcit_nano_12_p16_224", "temperature", {"depth": 1, "embed_dim": 16}),
+        ("twins_svt_small", "pos_block", {}),
+    ],
+)
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+def test_what_a_network_spares_is_not_decayed(name: str, part: str, sizes: dict[str, Any], layer_decay: float) -> None:
+    backbone = create_backbone(name, img_size=64, num_classes=2, **sizes)
+    task = SupervisedTask(
+        backbone, None, LocalizationConfig(), Constant(0.0), weight_decay=0.1, layer_decay=layer_decay
+    )
+    groups = task.parameter_groups()
+    of_part = {group["decayed"] for group in groups for name, _ in group["params"] if part in name}
+    assert of_part == {False} and any(group["decayed"] for group in groups)
+
+
+def test_a_network_is_asked_wherever_it_stands() -> None:
+    """A pre-training has a student and a teacher, each under a name of its own."""
+    backbone = create_backbone("twins_svt_small", img_size=64, num_classes=0)
+    spared = spared_in(nn.ModuleDict({"student": backbone}))
+    assert "student.model.pos_block.0.proj.0.weight" in spared
+    assert spared == {f"student.model.{name}" for name in spared_in(backbone.model)}
+
+
+def test_moments_find_their_parameters_in_other_groups() -> None:
+    """A run that an earlier version began decays other parameters when it goes on."""
+    parameters = {name: nn.Parameter(torch.full((2, 2), float(k))) for k, name in enumerate(("a", "b", "c"))}
+    before, after = (
+        torch.optim.AdamW(decay_groups(parameters.items(), 0.05, spared=spared)) for spared in ((), ("a",))
+    )
+    for parameter in parameters.values():
+        parameter.grad = parameter.detach().clone()
+    before.step()
+    assert grouped_alike(before.state_dict(), before.state_dict())
+    assert not grouped_alike(before.state_dict(), after.state_dict())
+    after.load_state_dict(renumbered(before.state_dict(), after.state_dict()))
+    for parameter in parameters.values():
+        assert torch.equal(after.state[parameter]["exp_avg"], before.state[parameter]["exp_avg"])
+    assert [group["weight_decay"] for group in after.param_groups] == [0.05, 0]
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
@@ -146,3 +211,15 @@ def test_a_teacher_has_no_stochastic_depth() -> None:
     images = torch.randn(2, 3, 32, 32)
     twin = make_twin(student).train()
     torch.testing.assert_close(twin(images).pooled, twin(images).pooled, rtol=0, atol=0)
+
+
+def test_a_teacher_looks_at_all_neighbours() -> None:
+    """Also that of a ViL whose student draws one of them."""
+    shape = SMALL["vil_tiny_w7"] | {"window_size": 3, "sparse_stages": 2, "neighbours": "random"}
+    student = create_backbone("vil_tiny_w7", img_size=64, num_classes=0, patch_size=2, **shape).train()
+    twin = make_twin(student).train()
+    images = torch.randn(2, 3, 64, 64)
+    seen = {network: [network(images).grid for _ in range(4)] for network in (student, twin)}
+    assert not all(torch.equal(grid, seen[student][0]) for grid in seen[student])
+    assert all(torch.equal(grid, seen[twin][0]) for grid in seen[twin])
+    torch.testing.assert_close(seen[twin][0], student.eval()(images).grid)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 from toys import ToyTask, toy_plan
 
+from frugalvit.backbones import create_backbone
+from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch
-from frugalvit.training import stepping
+from frugalvit.training import stepping, supervised
 from frugalvit.training.precision import make_precision
+from frugalvit.training.schedules import Constant
 from frugalvit.training.stepping import Stepper, make_optimizer
+from frugalvit.training.supervised import SupervisedTask
 
 
 class Noted(nn.Linear):
@@ -46,3 +53,20 @@ def test_the_scale_of_fp16_is_taken_out_once(clip_per: str, fused: bool, monkeyp
         moments[wanted] = [state["exp_avg"] for state in optimizer.optimizer.state.values()]
     torch.testing.assert_close(moments["fp16"], moments["32"], rtol=1e-2, atol=1e-4)
     assert all(moment.norm() > 1e-3 for moment in moments["32"][:1])
+
+
+@pytest.mark.parametrize("wanted", ["bf16", "32"])
+def test_answers_that_tie_in_half_precision_are_told_apart(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of 1 and 1.001 are one number in bf16; the second is the right answer."""
+    shape: dict[str, Any] = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
+    backbone = create_backbone("swin_nano", img_size=32, num_classes=3, **shape)
+    classifier = backbone.model.get_classifier()  # type: ignore[operator]
+    with torch.no_grad():
+        classifier.weight.zero_()
+        classifier.bias.copy_(torch.tensor([1.0, 1.001, 0.0]))
+    task = SupervisedTask(backbone, None, LocalizationConfig(), Constant(0.0))
+    task.fabric = Fabric(accelerator="cpu", devices=1, plugins=make_precision(wanted, "cpu"))
+    batch = (torch.randn(4, 3, 32, 32), torch.ones(4, dtype=torch.long), None)
+    monkeypatch.setattr(supervised, "eval_batches", lambda *_, **__: iter([batch]))
+    dataset = SimpleNamespace(store=None, transform=None, batch=4, batches=1)
+    assert task.scores(dataset).summary()["top1"] == 100

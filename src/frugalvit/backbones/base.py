@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from frugalvit.backbones import internals
-from frugalvit.backbones.layout import Size, to_grid
+from frugalvit.backbones.layout import Size, cell_sides, kept_cells, to_grid
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
@@ -129,7 +129,7 @@ class Backbone(nn.Module):
         fit = self._fit(size)
         output, grid = self._forward_timm(self._pad(images, fit))
         if fit != size:  # what stems from padding alone is seen neither by the grid nor by an average over a map
-            kept = self._kept(grid, size, fit)
+            kept = kept_cells((grid.shape[2], grid.shape[3]), size, fit)
             if isinstance(output, Tensor) and output.dim() == 4:
                 last = output.shape[1:3] == grid.shape[2:]
                 output = output[:, : kept[0], : kept[1]] if last else output[:, :, : kept[0], : kept[1]]
@@ -220,6 +220,11 @@ class Backbone(nn.Module):
             height, width = self._look(size).grid.shape[2:]
             self._grids[size] = (height, width)
         return self._grids[size]
+
+    def cell_size(self, img_size: Size) -> tuple[float, float]:
+        """Height and width in pixels of a region of the final grid; the last may reach beyond images of this size."""
+        fit = img_size if self.own else self._fit(img_size)
+        return cell_sides(self.model, fit, self.grid_size(fit))
 
     def spec(self) -> dict[str, Any]:
         """All that ``create_backbone`` needs to build the same network: plain values, safe in JSON and YAML.
@@ -385,10 +390,6 @@ class Backbone(nn.Module):
         return functional.pad(images, (0, right, 0, down)) if down or right else images
 
     @staticmethod
-    def _kept(grid: Tensor, size: Size, fit: Size) -> Size:
-        """Rows and columns of the grid of a padded image that hold any of the image itself."""
-        return -(-size[0] * grid.shape[2] // fit[0]), -(-size[1] * grid.shape[3] // fit[1])
-
-    def _crop(self, grid: Tensor, size: Size, fit: Size) -> Tensor:
-        rows, columns = self._kept(grid, size, fit)
+    def _crop(grid: Tensor, size: Size, fit: Size) -> Tensor:
+        rows, columns = kept_cells((grid.shape[2], grid.shape[3]), size, fit)
         return grid[:, :, :rows, :columns]

@@ -30,6 +30,27 @@ def reduction(model: nn.Module) -> int | None:
     return last.get("reduction") or None
 
 
+def cell_sides(model: nn.Module, image: Size, grid: Size) -> tuple[float, float]:
+    """Height and width in pixels of a region of the final grid; the last ones may reach beyond the image.
+
+    What ``feature_info`` states, or halves of it where the stem was slowed; where none of these gives this grid, as
+    many shares of the image as there are regions.
+    """
+    stated = int(reduction(model) or 0)
+    steps = [stated / 2**halved for halved in range(stated.bit_length())]
+
+    def side(pixels: int, count: int) -> float:
+        # Padding makes one region more of what is left over, cutting leaves it out; never is it a whole region.
+        return next((step for step in steps if abs(pixels / step - count) < 1), pixels / count)
+
+    return side(image[0], grid[0]), side(image[1], grid[1])
+
+
+def kept_cells(grid: Size, image: Size, padded: Size) -> Size:
+    """Rows and columns of the grid of a padded image that hold any of the image itself."""
+    return -(-image[0] * grid[0] // padded[0]), -(-image[1] * grid[1] // padded[1])
+
+
 def to_grid(output: object, model: nn.Module, image: Size, channels: int | None = None) -> Tensor:
     """``output`` of ``forward_features`` (or of a block) as (B, C, h, w); UserError where it holds no grid.
 

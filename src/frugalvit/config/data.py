@@ -17,7 +17,7 @@ class AugmentConfig(Config):
         "auto", "resized: random resized crop; padded: shift over a border; auto: padded up to 32 px, else resized"
     )
     scale: Range = option((0.08, 1.0), "share of the image's area a random resized crop covers")
-    ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of a random resized crop")
+    ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of a random resized crop, relative to the input's own")
     padding: int = option(4, "pixels of black border for the padded crop", ge=0)
     interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter used to resize crops")
     affine: Literal["bilinear", "bicubic"] = option(
@@ -74,7 +74,7 @@ class CropsConfig(Config):
     local_scale: Range | Auto = option(
         "auto", "share of the area a local crop covers; auto: the paper's 0.05,0.4, up to 32 px 0.2,0.5"
     )
-    ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of the crops")
+    ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of the crops, relative to that of their size in pixels")
     interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter used to resize crops")
     flip: Share = option(0.5, "probability of a horizontal flip")
     jitter: Jitter = option((0.4, 0.4, 0.2, 0.1), "colour jitter: brightness, contrast, saturation, hue")

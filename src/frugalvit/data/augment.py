@@ -138,7 +138,7 @@ class TrainAugment:
     def _cropped(self, images: Tensor, sizes: Tensor, numbers: Tensor, flips: Tensor) -> Tensor:
         config = self.config
         if self.crop == "resized":
-            boxes = boxes_from_uniform(sizes, config.scale, config.ratio, numbers)
+            boxes = boxes_from_uniform(sizes, config.scale, config.ratio, numbers, self.out_size)
             return crop_resize(images, sizes, boxes, flips, self.out_size, config.interpolation)
         whole = images.shape[-2:] == self.out_size and bool((sizes == torch.tensor(self.out_size)).all())
         if self.crop == "center" or not whole:
@@ -214,7 +214,7 @@ class MultiCrop:
         batch, views = numbers.shape[:2]
         box, flip, *_ = numbers.split(self.widths, 2)
         every_size = sizes[:, None].expand(batch, views, 2).reshape(-1, 2)
-        boxes = boxes_from_uniform(every_size, scale, config.ratio, box.reshape(batch * views, -1))
+        boxes = boxes_from_uniform(every_size, scale, config.ratio, box.reshape(batch * views, -1), out_size)
         flips = flip[..., 0] < config.flip
         crops = crop_resize(images, sizes, boxes.view(batch, views, 4), flips, out_size, config.interpolation)
 

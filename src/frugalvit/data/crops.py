@@ -30,16 +30,27 @@ _RADIUS = {"bilinear": 1.0, "bicubic": 2.0}
 
 
 def boxes_from_uniform(
-    sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float], numbers: Tensor
+    sizes: Tensor,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    numbers: Tensor,
+    out_size: tuple[int, int] = (1, 1),
 ) -> Tensor:
     """Boxes (B, 4) of top, left, height, width in original pixels, distributed as torchvision's RandomResizedCrop.
 
     From ready uniform numbers (B, 22): all ten attempts at once, the first that fits wins.
     sizes: (B, 2) height and width. Where none fits, the largest centred box within the ratio limits is taken.
+
+    For a rectangular output the ratio is relative to its own, for evaluation does not stretch images either. Where
+    boxes of this shape cannot cover as much of an image as square ones, the scale is of so much less: else hardly any
+    would fit, and crops would not vary.
     """
     height, width = sizes.double().unbind(-1)
     share, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]
-    area = (height * width)[:, None] * (scale[0] + (scale[1] - scale[0]) * share)
+    shape = out_size[1] / out_size[0]
+    ratio = ratio[0] * shape, ratio[1] * shape
+    room = (_covered(height, width, shape) / _covered(height, width, 1.0)).clamp(max=1)
+    area = (height * width * room)[:, None] * (scale[0] + (scale[1] - scale[0]) * share)
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     aspect = torch.exp(log_low + (log_high - log_low) * aspect)
     tried_width, tried_height = torch.sqrt(area * aspect).round(), torch.sqrt(area / aspect).round()
@@ -59,6 +70,12 @@ def boxes_from_uniform(
     drawn = torch.stack([top, left, box_height, box_width], 1)
     centred = torch.stack([centred_top, centred_left, centred_height, centred_width], 1)
     return torch.where(found[:, None], drawn, centred).float()
+
+
+def _covered(height: Tensor, width: Tensor, shape: float) -> Tensor:
+    """The share of images that the largest box of this width to height covers."""
+    wider = width / height / shape
+    return torch.minimum(wider, 1 / wider)
 
 
 def center_boxes(sizes: Tensor, out_size: tuple[int, int], resize_ratio: float) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
+from frugalvit.lens.regions import Regions
 from frugalvit.lens.views import Box, at_rest, model_input
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ def view_attention(
     )
 
 
-def parse_query(text: str, picture: tuple[int, int], box: Box, grid_size: tuple[int, int]) -> tuple[int, int] | None:
-    """``x,y`` -> (row, column) of the grid over ``box`` of a picture (height, width); ``class`` -> None.
+def parse_query(text: str, picture: tuple[int, int], box: Box, regions: Regions) -> tuple[int, int] | None:
+    """``x,y`` -> (row, column) of the regions seen in ``box`` of a picture (height, width); ``class`` -> None.
 
     Whole numbers are pixels of the original picture; numbers with a point are shares of the view, 0.5,0.5 its centre.
     """
@@ -135,5 +136,4 @@ def parse_query(text: str, picture: tuple[int, int], box: Box, grid_size: tuple[
             raise UserError(
                 f"--query {text} lies in the part that is cropped away; pass --fit whole to see everything."
             )
-    rows, columns = grid_size
-    return min(int(down * rows), rows - 1), min(int(across * columns), columns - 1)
+    return regions.at(down, across)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from frugalvit.data.randomness import generator_for
 from frugalvit.errors import UserError
 from frugalvit.features import Features
+from frugalvit.lens.regions import Regions
 from frugalvit.lens.views import SecondView, at_rest, model_input
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class CorrespondenceScore:
     """The two numbers of Figure 8, with what guessing would give.
 
     accuracy:        share of the top pairs that hit the right region
-    error:           mean distance from the right region, in pixels of the model's input
+    error:           mean distance from the right region, in pixels of the model's input, a stride from one to the next
     error_cells:     the same in cells of the grid
     chance_accuracy, chance_error: the same two for a match picked at random
     """
@@ -106,26 +107,25 @@ class CorrespondenceScore:
 def score_matches(
     first: Tensor,
     second: Tensor,
-    truth: Tensor,
+    off: tuple[Tensor, Tensor],
     cell: tuple[float, float],
     top: int,
     ties: tuple[torch.Generator, torch.Generator],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Hits, pixel distances and cell distances of the top pairs, each (B, top).
 
-    first, second: grids (B, D, h, w); truth: (h·w,) flat index of each region's place in the second view;
-    cell: height and width of a region in pixels; ties: break those among a region's matches, and among the pairs.
+    first, second: grids (B, D, h, w); off: see :meth:`SecondView.steps_off`; cell: height and width of a region in
+    pixels; ties: break those among a region's matches, and among the pairs.
     """
     _demand_regions(first)
     columns = first.shape[3]
     matches = best_matches(first, second, ties[0])
     chosen = top_matches(matches, top, ties[1])
     found = matches.index.gather(1, chosen)
-    right = truth[chosen]
-    down = (found // columns - right // columns).double()
-    across = (found % columns - right % columns).double()
+    down = off[0][chosen // columns, found // columns].double()
+    across = off[1][chosen % columns, found % columns].double()
     pixels = torch.hypot(down * cell[0], across * cell[1])
-    return found == right, pixels, torch.hypot(down, across)
+    return (down == 0) & (across == 0), pixels, torch.hypot(down, across)
 
 
 def evaluate_correspondence(
@@ -146,21 +146,22 @@ def evaluate_correspondence(
     # One for each kind of draw: what one of them takes, by the grid and the batch, must not move the others.
     generator, matches, pairs = (generator_for(seed, kind) for kind in ("second views", "matches", "pairs"))
     hits, pixels, cells = [], [], []
-    grid_size, cell = (1, 1), (1.0, 1.0)
+    regions, off = None, None
     for batch in images:
         views = second_view(batch, generator)
         with at_rest(backbone):
             first, second = (backbone(model_input(backbone, view)).grid for view in (batch, views))
-        grid_size = (first.shape[2], first.shape[3])
-        cell = (batch.shape[2] / grid_size[0], batch.shape[3] / grid_size[1])
-        hit, pixel, distance = score_matches(first, second, second_view.truth(grid_size), cell, top, (matches, pairs))
+        if regions is None or off is None:
+            regions = Regions.of(backbone, (batch.shape[2], batch.shape[3]))
+            off = second_view.steps_off(regions)
+        hit, pixel, distance = score_matches(first, second, off, regions.cell, top, (matches, pairs))
         hits.append(hit.double())
         pixels.append(pixel)
         cells.append(distance)
-    if not hits:
+    if regions is None or off is None:
         raise UserError("There are no images to score correspondences on.")
     hit, pixel, distance = torch.cat(hits), torch.cat(pixels), torch.cat(cells)
-    chance_accuracy, chance_error = chance(grid_size, cell)
+    chance_accuracy, chance_error = chance(off, regions.cell)
     return CorrespondenceScore(
         accuracy=hit.mean().item(),
         error=pixel.mean().item(),
@@ -169,16 +170,15 @@ def evaluate_correspondence(
         chance_error=chance_error,
         images=len(hit),
         top=hit.shape[1],
-        grid=grid_size,
+        grid=regions.grid,
     )
 
 
-def chance(grid_size: tuple[int, int], cell: tuple[float, float]) -> tuple[float, float]:
+def chance(off: tuple[Tensor, Tensor], cell: tuple[float, float]) -> tuple[float, float]:
     """Accuracy and mean pixel distance when every match is a uniform guess."""
-    rows, columns = (torch.arange(n, dtype=torch.float64) for n in grid_size)
-    down = (rows[:, None] - rows).flatten() * cell[0]
-    across = (columns[:, None] - columns).flatten() * cell[1]
-    return 1 / (grid_size[0] * grid_size[1]), torch.hypot(down[:, None], across).mean().item()
+    down, across = (steps.double().flatten() for steps in off)
+    accuracy = (down == 0).double().mean() * (across == 0).double().mean()
+    return accuracy.item(), torch.hypot(down[:, None] * cell[0], across * cell[1]).mean().item()
 
 
 @dataclass(frozen=True)

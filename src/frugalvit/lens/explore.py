@@ -23,6 +23,7 @@ from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.lens import attention as attention_lens
 from frugalvit.lens.correspondence import correspond, cosines, global_feature, nearest_region
+from frugalvit.lens.regions import Regions
 from frugalvit.lens.views import SecondView, at_rest, centre_box, cut, kept_share, model_input
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def _model(name: str, backbone: Backbone, views: Sequence[_View], keep: float, s
     grid = (features[0].grid.shape[2], features[0].grid.shape[3])
     if grid != full:
         notes.append(f"The {full[0]}x{full[1]} grid is shown at {grid[0]}x{grid[1]}.")
+    regions = Regions.of(backbone, backbone.img_size).averaged(grid)
     reasons = [head["reason"] for head in heads if "reason" in head]
     notes += reasons[:1]
     pairs = [(i, j) for i in range(len(views)) for j in range(len(views))]
@@ -138,6 +140,8 @@ def _model(name: str, backbone: Backbone, views: Sequence[_View], keep: float, s
     return {
         "name": name,
         "grid": list(grid),
+        # What the grid spans of the picture's height and width; more than all of it where the network pads.
+        "extent": [whole / side for whole, side in zip(regions.extent, regions.picture, strict=True)],
         # The other direction is the transpose.
         "similarity": {f"{i}-{j}": _bytes(similarity[i, j]) for i, j in pairs if i <= j},
         "best": {f"{i}-{j}": similarity[i, j].argmax(dim=1).tolist() for i, j in pairs if i != j},

@@ -20,6 +20,7 @@ from frugalvit import console
 from frugalvit.data.augment import EvalTransform
 from frugalvit.data.decode import BadImage
 from frugalvit.errors import UserError
+from frugalvit.lens.regions import Regions
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -83,8 +84,8 @@ def shown(backbone: Backbone, pixels: np.ndarray, fit: str, keep: float) -> tupl
     if fit == "crop":
         box = centre_box(size, shape, keep)
     else:
-        grid = backbone.grid_size(shape)
-        shape = whole_shape(size, shape, (max(1, shape[0] // grid[0]), max(1, shape[1] // grid[1])))
+        down, across = backbone.cell_size(shape)
+        shape = whole_shape(size, shape, (max(1, round(down)), max(1, round(across))))
         box = Box(0, 0, size[1], size[0])
     return cut(pixels, box, shape), box
 
@@ -189,8 +190,6 @@ class SecondView:
             image = functional.rgb_to_grayscale(image, num_output_channels=3)
         return image
 
-    def truth(self, grid_size: tuple[int, int]) -> Tensor:
-        """For every region of the first view, row by row, the flat index of the same place in the second: (T,)."""
-        rows, columns = grid_size
-        index = torch.arange(rows * columns).view(rows, columns)
-        return (index.flip(1) if self.flip else index).flatten()
+    def steps_off(self, regions: Regions) -> tuple[Tensor, Tensor]:
+        """By how many rows and columns a match is off, (h, h) and (w, w): [i, j] for row or column j as match of i."""
+        return regions.steps_off(0, mirrored=False), regions.steps_off(1, mirrored=self.flip)

@@ -81,9 +81,11 @@ def knn_predict(
     test_chunk: int | None = None,
     train_chunk: int | None = None,
 ) -> dict[int, Tensor]:
-    """Ranked classes of every test image for each k: {k: (M, min(top, classes))}, best first, all k from one pass.
+    """Ranked classes of every test image for each k: {k: (M, min(top, k, classes))}, best first, all k from one pass.
 
-    Each of the k nearest training images votes for its class with weight exp(cosine / temperature).
+    Each of the k nearest training images votes for its class with weight exp(cosine / temperature). As many votes name
+    at most as many classes, so no more are ranked. Where the votes agree on fewer, those without any follow in order of
+    their numbers, as they do in the released code: top5 of a k not far above 5 holds a few right by chance.
     test=None leaves one out. A k beyond the data uses all the data. Features are L2-normalised here.
     """
     train, train_labels, test = as_tensors(train, train_labels, test)
@@ -112,7 +114,7 @@ def knn_predict(
         for k in ks:
             votes.scatter_add_(1, neighbour[:, counted:k], weight[:, counted:k])
             counted = k
-            ranked[k].append(rank_classes(votes, top))
+            ranked[k].append(rank_classes(votes, min(top, k, similarity.shape[1])))
     return {k: torch.cat(parts) for k, parts in ranked.items()}
 
 
@@ -129,7 +131,10 @@ def knn_accuracy(
     test_chunk: int | None = None,
     train_chunk: int | None = None,
 ) -> dict[int, dict[str, float]]:
-    """{k: {"top1", "top5", "mean_per_class"}} in percent. test=None leaves one out and scores the training images."""
+    """{k: {"top1", "top5", "mean_per_class"}} in percent. test=None leaves one out and scores the training images.
+
+    Fewer than five neighbours give as many answers: with k = 1, top5 is top1.
+    """
     train, train_labels, test, test_labels = as_tensors(train, train_labels, test, test_labels)
     labels = train_labels if test is None else test_labels
     if labels is None:

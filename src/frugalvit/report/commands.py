@@ -20,6 +20,7 @@ from frugalvit.files import make_folder, write_text
 from frugalvit.lens import attention as attention_lens
 from frugalvit.lens import correspondence as lens
 from frugalvit.lens.explore import Picture, gather
+from frugalvit.lens.regions import Regions
 from frugalvit.lens.views import SecondView, at_rest, kept_share, model_input, shown, shown_batches, spread_evenly
 from frugalvit.report import page, plots
 from frugalvit.report.records import find_runs, is_run
@@ -59,7 +60,9 @@ def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[
             second = SecondView()(second[None], torch.Generator().manual_seed(config.seed))[0]
         with at_rest(model.backbone):
             features = [model.backbone(model_input(model.backbone, view[None])) for view in (first, second)]
-        rows.append(plots.MatchedViews(model.name, first, second, lens.correspond(*features, top=config.top)))
+        seen = lens.correspond(*features, top=config.top)
+        regions = [Regions.of(model.backbone, (view.shape[1], view.shape[2])) for view in (first, second)]
+        rows.append(plots.MatchedViews(model.name, first, second, seen, (regions[0], regions[1])))
     path = _new_file(config.out, f"correspond_{pictures[0].name}", config.format)
     save(plots.correspondence_figure(rows), path)
     seen = [
@@ -108,12 +111,12 @@ def attend(config: AttendConfig) -> Result:
     picture = read_picture(config.image)
     model = _models(config, [config.model])[0]
     image, box = shown(model.backbone, picture.pixels, config.fit, _kept(model))
-    grid = model.backbone.grid_size((image.shape[1], image.shape[2]))
+    regions = Regions.of(model.backbone, (image.shape[1], image.shape[2]))
     size = (picture.pixels.shape[0], picture.pixels.shape[1])
-    query = attention_lens.parse_query(config.query, size, box, grid)
+    query = attention_lens.parse_query(config.query, size, box, regions)
     view = attention_lens.attend(model.backbone, image, query, config.mass)
     path = _new_file(config.out, f"attend_{picture.name}", config.format)
-    save(plots.attention_figure(image, view, f"{model.name}: {picture.name}", config.mass), path)
+    save(plots.attention_figure(image, view, regions, f"{model.name}: {picture.name}", config.mass), path)
     heads = [
         {
             "head": head,
@@ -123,7 +126,7 @@ def attend(config: AttendConfig) -> Result:
         | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
         for head in view.order
     ]
-    data = {"figure": str(path), "model": model.name, "grid": grid, "query": query, "heads": heads}
+    data = {"figure": str(path), "model": model.name, "grid": regions.grid, "query": query, "heads": heads}
     rows: list[list[object]] = [list(head.values()) for head in heads]
     columns = ["head", "entropy (bits)", f"regions that hold {100 * config.mass:.0f} %"]
     columns += ["on class token"] if view.extra else []

@@ -20,6 +20,7 @@ from frugalvit import palette
 from frugalvit.figures import STYLE
 from frugalvit.lens.attention import AttentionView
 from frugalvit.lens.correspondence import Correspondence, CorrespondenceScore
+from frugalvit.lens.regions import Regions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,12 +36,13 @@ _OTHER: Any = _OPEN | {"marker": "^", "markeredgecolor": palette.RED, "markersiz
 
 @dataclass(frozen=True)
 class MatchedViews:
-    """One row of Figure 6: two views as pictures (3, H, W) in [0, 1] and what was matched between them."""
+    """One row of Figure 6: two views as pictures (3, H, W) in [0, 1], what was matched, and where its regions lie."""
 
     title: str
     first: Tensor
     second: Tensor
     seen: Correspondence
+    regions: tuple[Regions, Regions]
 
 
 def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
@@ -57,7 +59,7 @@ def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
             _draw_pairs(left, right, row)
             for side, axis in enumerate((left, right)):
                 for place, mark in ((row.seen.own[side], _OWN), (row.seen.other[side], _OTHER)):
-                    y, x = _centre(place, row.seen.grids[side], (row.first, row.second)[side])
+                    y, x = _centre(place, row.regions[side])
                     # Of the right axes, as the numbers are, and open: neither hides the other.
                     right.add_artist(
                         _outline(Line2D([x], [y], **mark, transform=axis.transData, zorder=6, clip_on=False))
@@ -84,8 +86,8 @@ def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
     outline = [Stroke(linewidth=2.4, foreground="black"), Normal()]
     ends: dict[tuple[int, float, float], list[int]] = {}
     for pair in reversed(row.seen.pairs):
-        y1, x1 = _centre(pair.first, row.seen.grids[0], row.first)
-        y2, x2 = _centre(pair.second, row.seen.grids[1], row.second)
+        y1, x1 = _centre(pair.first, row.regions[0])
+        y2, x2 = _centre(pair.second, row.regions[1])
         line = ConnectionPatch(
             (x1, y1), (x2, y2), "data", "data", axesA=left, axesB=right, color=palette.YELLOW, linewidth=1.1, zorder=3
         )
@@ -116,7 +118,7 @@ def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
         number.set_in_layout(False)
 
 
-def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float) -> Figure:
+def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title: str, mass: float) -> Figure:
     """Entropy of every head, the masks that hold ``mass`` of the attention, and the full maps, ranked by entropy.
 
     All maps share one scale of colours, so that a head that looks everywhere alike is seen to; it rises with the root,
@@ -133,7 +135,7 @@ def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float
         heights = [1.5, rows, rows, _BAR]
         scale = PowerNorm(0.5, 0, view.maps.max().item())
         top, masks, maps, bottom = np.ravel(np.array(figure.subfigures(4, 1, height_ratios=heights)))
-        _entropy_bars(top, image, view)
+        _entropy_bars(top, image, view, regions)
         for kind, part in (("mask", masks), ("map", maps)):
             part.supylabel(f"{100 * mass:.0f} % mass" if kind == "mask" else "attention", fontsize=7)
             axes = part.subplots(lines, columns, squeeze=False).ravel()
@@ -141,9 +143,9 @@ def attention_figure(image: Tensor, view: AttentionView, title: str, mass: float
                 axis.set_axis_off()
             for axis, head in zip(axes, view.order, strict=False):
                 _show(axis, image, grey=True)
-                _overlay(axis, view, head, kind, image, scale)
+                _overlay(axis, view, head, kind, regions, scale)
                 axis.set_title(f"head {head}", fontsize=6, pad=2)
-                _mark_query(axis, view, image)
+                _mark_query(axis, view, regions)
         bar = bottom.colorbar(ScalarMappable(scale, "viridis"), cax=bottom.subplots(), orientation="horizontal")
         bar.set_label("share of a head's attention that a region gets", fontsize=6)
         bar.ax.tick_params(labelsize=6)
@@ -155,10 +157,10 @@ def most_bits(view: AttentionView) -> float:
     return math.log2(max(2, int((view.maps > 0).any(0).sum())))
 
 
-def _entropy_bars(figure: Any, image: Tensor, view: AttentionView) -> None:
+def _entropy_bars(figure: Any, image: Tensor, view: AttentionView, regions: Regions) -> None:
     picture, bars = figure.subplots(1, 2, width_ratios=(1, 3))
     _show(picture, image)
-    _mark_query(picture, view, image, size=7)
+    _mark_query(picture, view, regions, size=7)
     bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], 0.7, color=palette.BLUE)
     bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
     most = most_bits(view)
@@ -171,17 +173,19 @@ def _entropy_bars(figure: Any, image: Tensor, view: AttentionView) -> None:
     bars.tick_params(labelsize=6)
 
 
-def _overlay(axis: Any, view: AttentionView, head: int, kind: str, image: Tensor, scale: PowerNorm) -> None:
-    height, width = image.shape[1:]
+def _overlay(axis: Any, view: AttentionView, head: int, kind: str, regions: Regions, scale: PowerNorm) -> None:
+    height, width = regions.extent
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     if kind == "map":
         weights = view.maps[head].numpy()
         axis.imshow(weights, cmap="viridis", norm=scale, alpha=0.7, extent=extent, interpolation="nearest")
-        return
-    layer = np.zeros((*view.masks[head].shape, 4))
-    layer[..., :3] = tuple(part / 255 for part in bytes.fromhex(palette.RED[1:]))
-    layer[..., 3] = 0.65 * view.masks[head].numpy()
-    axis.imshow(layer, extent=extent, interpolation="nearest")
+    else:
+        layer = np.zeros((*view.masks[head].shape, 4))
+        layer[..., :3] = tuple(part / 255 for part in bytes.fromhex(palette.RED[1:]))
+        layer[..., 3] = 0.65 * view.masks[head].numpy()
+        axis.imshow(layer, extent=extent, interpolation="nearest")
+    # What a region shows of the padding lies outside the picture and is not drawn.
+    axis.set(xlim=(-0.5, regions.picture[1] - 0.5), ylim=(regions.picture[0] - 0.5, -0.5))
 
 
 def score_figure(scores: Mapping[str, CorrespondenceScore]) -> Figure:
@@ -223,19 +227,18 @@ def _show(axis: Any, image: Tensor, grey: bool = False) -> None:
     axis.spines[:].set_visible(False)
 
 
-def _mark_query(axis: Any, view: AttentionView, image: Tensor, size: float = 3.5) -> None:
+def _mark_query(axis: Any, view: AttentionView, regions: Regions, size: float = 3.5) -> None:
     if view.query is None:
         return
-    rows, columns = view.maps.shape[1:]
-    y, x = _centre(view.query, (rows, columns), image)
+    y, x = _centre(view.query, regions)
     axis.plot(x, y, "o", color=palette.BLUE, markersize=size, markeredgecolor="white", markeredgewidth=0.6)
-    height, width = image.shape[1] / rows, image.shape[2] / columns
+    height, width = (end - start for start, end in map(regions.span, (0, 1), view.query))
     axis.add_patch(
         Rectangle((x - width / 2, y - height / 2), width, height, fill=False, edgecolor="white", linewidth=0.5)
     )
 
 
-def _centre(place: tuple[int, int], grid: tuple[int, int], image: Tensor) -> tuple[float, float]:
+def _centre(place: tuple[int, int], regions: Regions) -> tuple[float, float]:
     """The middle of a region in the coordinates of ``imshow``, where pixel 0 spans -0.5 to 0.5."""
-    y, x = ((where + 0.5) * side / cells - 0.5 for where, side, cells in zip(place, image.shape[1:], grid, strict=True))
-    return y, x
+    y, x = regions.centre(place)
+    return y - 0.5, x - 0.5

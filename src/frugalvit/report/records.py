@@ -126,10 +126,11 @@ def _is_spread(value: Any) -> bool:
 
 
 def _is_difference(value: Any) -> bool:
-    """With one seed only its mean is a number."""
+    """With one seed, or where it never varied, only its mean is a number."""
     if not isinstance(value, dict) or set(value) != {field.name for field in fields(Difference)}:
         return False
-    wanted = ("mean", "count") if value["count"] == 1 else value
+    without_interval = all(value[name] is None for name in ("low", "high", "p_value"))
+    wanted = ("mean", "count") if without_interval else value
     return all(finite(value[name]) is not None for name in wanted)
 
 

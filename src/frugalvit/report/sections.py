@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -133,7 +134,8 @@ def _comparison(found: dict[str, Any]) -> str:
         other = differences.get(name)
         against = "-"
         if other:
-            against = str(Difference(**other))
+            without_interval: dict[str, Any] = dict.fromkeys(("low", "high", "p_value"), math.nan)
+            against = str(Difference(**without_interval | {part: n for part, n in other.items() if n is not None}))
         seeds = len(values["values"])
         rows.append([name, str(Spread(values["mean"], values["deviation"], seeds)), seeds, against])
     return table(["setting", metric, "seeds", "difference from the last, 95 % interval"], rows) if rows else ""

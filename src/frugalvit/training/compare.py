@@ -44,6 +44,7 @@ _SCORES = {
     "detect": [*_PRECISIONS, "val_box_ap"],
     "segment": ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "val_miou"],
 }
+_OF_IMAGES = ("top1", "top5", "mean_per_class")
 _FACTS = ["seconds", "seconds_per_step", "steps", "skipped_steps", "best_step", "parameters", "scored_images"]
 
 
@@ -209,7 +210,8 @@ def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[
     values = {name: [float(summary[metric]) for summary in scores[name]] for name in names}
     spreads = {name: spread(values[name]) for name in names}
     baseline = names[-1]
-    differences = {name: paired_difference(values[name], values[baseline]) for name in names[:-1]}
+    step = _resolution(metric, [summary for summaries in scores.values() for summary in summaries])
+    differences = {name: paired_difference(values[name], values[baseline], step) for name in names[:-1]}
     paces = {name: [summary["seconds_per_step"] or math.nan for summary in scores[name]] for name in names}
     pace = {name: spread(paces[name]).mean for name in names}
     rows = _rows(names, values, spreads, differences, pace)
@@ -241,6 +243,14 @@ def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[
     write_report([folder], folder / "report.html")
     files = ", ".join(f"comparison.{kind}" for kind in ("md", "csv", "tex", "png"))
     return Result(data, [Table(columns, rows)], [f"{folder}: {files}, report.html"])
+
+
+def _resolution(metric: str, summaries: list[dict[str, Any]]) -> float | None:
+    """What one image more is worth, in per cent, where the metric counts images; runs need not say how many."""
+    counts = [summary.get("scored_images") for summary in summaries]
+    if metric not in _OF_IMAGES or not all(isinstance(count, int) and count > 0 for count in counts):
+        return None
+    return 100 / min(count for count in counts if count)
 
 
 def _check_metric(summary: dict[str, Any], metric: str) -> None:

@@ -17,6 +17,7 @@ from frugalvit.backbones.weights import read_heads
 from frugalvit.config.base import flat_fields, set_dotted
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.errors import UserError
+from frugalvit.training.parameters import renumbered
 from frugalvit.training.recipes import Decision, Decisions, total_steps
 from frugalvit.training.resuming import read_facts
 from frugalvit.training.runs import Run, find_run, has_checkpoint, read_summary
@@ -109,7 +110,7 @@ def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
         raise UserError(
             f"{where} was trained with another backbone ({foreign[0]} is missing); continue with the same one."
         )
-    state["optimizer"] = _renumbered(state["optimizer"], AdamW(task.parameter_groups()).state_dict())
+    state["optimizer"] = renumbered(state["optimizer"], AdamW(task.parameter_groups()).state_dict())
     state["task"] = task.state_dict()
     state["best"], state["best_step"], state["window"] = float("-inf"), -1, {}
     fresh = sorted({name.split(".")[0] for name in report.missing_keys})
@@ -123,22 +124,6 @@ def _check_longer(where: str, done: int, steps: int) -> None:
             f"{where} has come to step {done:,} and this run would end at {steps:,}: its length counts from the very "
             "beginning, so give more --epochs or --steps."
         )
-
-
-def _renumbered(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The moments of ``old`` under the numbers its parameters have in ``new``; new parameters start without any."""
-    number_of = {name: number for group in old["param_groups"] for name, number in _numbered(group)}
-    moments = {
-        number: old["state"][number_of[name]]
-        for group in new["param_groups"]
-        for name, number in _numbered(group)
-        if number_of.get(name) in old["state"]
-    }
-    return {"state": moments, "param_groups": new["param_groups"]}
-
-
-def _numbered(group: dict[str, Any]) -> list[tuple[str, int]]:
-    return list(zip(group["param_names"], group["params"], strict=True))
 
 
 def start_from_heads(task: PretrainTask, where: str) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from frugalvit import console
 from frugalvit.errors import UserError
 from frugalvit.training.faults import explain_out_of_memory, is_out_of_memory, keep_evidence
+from frugalvit.training.parameters import grouped_alike, renumbered
 from frugalvit.training.processes import in_step, mind_the_peers, same_everywhere, synchronise_norms
 from frugalvit.training.runs import Run, Stopwatch
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer
@@ -238,7 +239,10 @@ class _Loop(Stepper):
                 f"{self.run.folder} was begun with another network than its configuration makes here ({reason}…): "
                 "finish it with the frugalvit that began it, or begin anew in another --out."
             ) from None
-        self.optimizer.load_state_dict(_for_this_machine(state["optimizer"], self.optimizer.param_groups))
+        stored, ours = state["optimizer"], self.optimizer.state_dict()
+        if not grouped_alike(stored, ours):  # an earlier version decayed other parameters than this one
+            stored = renumbered(stored, ours)
+        self.optimizer.load_state_dict(_for_this_machine(stored, self.optimizer.param_groups))
         if state["scaler"]:  # without one, the run was in bf16 or single precision till now: fp16 looks for its scale
             self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step = state["step"]

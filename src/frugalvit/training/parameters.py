@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import nn
@@ -11,21 +11,28 @@ from frugalvit.errors import UserError
 
 # Tables and tokens that say where something is are no weights to be shrunk, although they have two dimensions or more.
 _UNDECAYED = ("bias_table", "position_bias", "attention_biases", "rel_pos_h", "rel_pos_w", "patch_pos", "pixel_pos")
+# Nor are the scales of an attention's logits, one number a head (Swin V2, XCiT, EdgeNeXt).
+_UNDECAYED += ("logit_scale", "temperature")
 _NUMBERED = ("pos_embed", "cls_token", "reg_token", "dist_token")  # with a number behind where a network has several
 
 
 def decay_groups(
-    parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float, lr_scale: float = 1.0
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    weight_decay: float,
+    lr_scale: float = 1.0,
+    spared: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Two groups of the parameters that learn: matrices are decayed; vectors (biases, norms) and positions are not.
 
+    spared: names of more that are not (:func:`spared_in`).
     As in the released code, the (1, C, 1, 1) norms of its CvT-13 count as matrices.
     The names go into the optimiser's state, so that another run can find a parameter's moments again.
     """
     decayed, rest = [], []
     for name, parameter in parameters:
         if parameter.requires_grad:
-            plain = parameter.ndim <= 1 or name.endswith(_UNDECAYED) or name.rpartition(".")[2].startswith(_NUMBERED)
+            known = name.endswith(_UNDECAYED) or name.rpartition(".")[2].startswith(_NUMBERED)
+            plain = parameter.ndim <= 1 or known or name in spared
             (rest if plain else decayed).append((name, parameter))
     groups = [
         {"params": decayed, "weight_decay": weight_decay, "decayed": True, "lr_scale": lr_scale},
@@ -34,30 +41,51 @@ def decay_groups(
     return [group for group in groups if group["params"]]
 
 
+def spared_in(module: nn.Module) -> set[str]:
+    """What the networks in a module say themselves is not to be decayed (timm's ``no_weight_decay``).
+
+    They name parameters, or a part with all its parameters: Swin V2 its ``cpb_mlp``.
+    """
+    found: set[str] = set()
+    for path, part in module.named_modules():
+        ask = getattr(part, "no_weight_decay", None)
+        if callable(ask):
+            named: Any = ask()
+            parents = tuple(f"{name}." for name in named)
+            found |= {
+                f"{path}.{name}" if path else name
+                for name, _ in part.named_parameters()
+                if name in named or name.startswith(parents)
+            }
+    return found
+
+
 def layers_of(model: nn.Module) -> list[list[tuple[str, nn.Parameter]]]:
     """The named parameters from input to output, one list per layer: the embedding, the blocks, the head."""
     from timm.models import group_parameters
 
     matcher = getattr(model, "group_matcher", None)
-    if matcher is None:
-        raise UserError(
-            f"{type(model).__name__} does not say how its layers are ordered; freeze and layer_decay need it."
-        )
-    depth_of: Any = group_parameters(model, matcher(coarse=False), reverse=True)
+    depth_of: Any = {} if matcher is None else group_parameters(model, matcher(coarse=False), reverse=True)
     parameters = dict(model.named_parameters())
-    return [
+    layers = [
         [(name, parameters[name]) for name, depth in depth_of.items() if depth == wanted and name in parameters]
         for wanted in sorted(set(depth_of.values()))
     ]
+    # Some (LeViT, RepViT) name modules that they do not have: all they say of their blocks fits none.
+    if len(layers) < 3:
+        raise UserError(
+            f"{type(model).__name__} does not say how its layers are ordered; freeze and layer_decay need it."
+        )
+    return layers
 
 
 def layer_groups(model: nn.Module, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
     """Groups whose learning rate falls by ``layer_decay`` from each layer to the one before it."""
-    layers = layers_of(model)
+    layers, spared = layers_of(model), spared_in(model)
     last = len(layers) - 1
     groups: list[dict[str, Any]] = []
     for depth, layer in enumerate(layers):
-        groups += decay_groups(layer, weight_decay, layer_decay ** (last - depth))
+        groups += decay_groups(layer, weight_decay, layer_decay ** (last - depth), spared)
     return groups
 
 
@@ -69,6 +97,28 @@ def merged(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         first = alike.setdefault(key, group | {"params": []})
         first["params"] = first["params"] + group["params"]
     return list(alike.values())
+
+
+def renumbered(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's moments under the numbers its parameters have in ``new``; new parameters start without any."""
+    number_of = {name: number for group in old["param_groups"] for name, number in _numbered(group)}
+    moments = {
+        number: old["state"][number_of[name]]
+        for group in new["param_groups"]
+        for name, number in _numbered(group)
+        if number_of.get(name) in old["state"]
+    }
+    return {"state": moments, "param_groups": new["param_groups"]}
+
+
+def _numbered(group: dict[str, Any]) -> list[tuple[str, int]]:
+    return list(zip(group["param_names"], group["params"], strict=True))
+
+
+def grouped_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two stored optimisers have the same parameters in the same groups, as far as they name them."""
+    first, second = ([group.get("param_names") for group in state["param_groups"]] for state in (one, other))
+    return first == second or None in first + second
 
 
 def freeze_first(model: nn.Module, count: int) -> int:

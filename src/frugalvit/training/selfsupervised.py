@@ -21,7 +21,7 @@ from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatch
 from frugalvit.training.averaging import MovingAverage
 from frugalvit.training.health import Health
 from frugalvit.training.localizing import Pairs, Share, draw, loss_at, pair_generator
-from frugalvit.training.parameters import decay_groups
+from frugalvit.training.parameters import decay_groups, spared_in
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.task import Task
 
@@ -211,7 +211,7 @@ class PretrainTask(Task):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         # The teacher and its heads ask for no gradients, so they are left out.
-        return decay_groups(self.named_parameters(), self.weight_decay)
+        return decay_groups(self.named_parameters(), self.weight_decay, spared=spared_in(self))
 
     def evaluate(self, step: int) -> dict[str, float]:
         if self.monitor is None:

@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_ROUNDING = 1e-12
+"""Differences that vary by no more than this part of the scores vary by how these were computed: 80.1 - 79.1."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -22,7 +25,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired difference of two settings over the same seeds, with its 95 % confidence interval (Student's t)."""
+    """Paired difference of two settings over the same seeds, with its 95 % confidence interval (Student's t).
+
+    The interval and p are no numbers where nothing says how much the difference varies.
+    """
 
     mean: float
     low: float
@@ -33,6 +39,8 @@ class Difference:
     def __str__(self) -> str:
         if self.count < 2:
             return f"{self.mean:+.2f} (one seed: no interval)"
+        if math.isnan(self.p_value):
+            return f"{self.mean:+.2f} (the same at every seed: no interval)"
         return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}], p = {self.p_value:.3f}"
 
     @property
@@ -45,8 +53,13 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """first - second, seed by seed: what varies from seed to seed for both cancels."""
+def paired_difference(first: Sequence[float], second: Sequence[float], resolution: float | None = None) -> Difference:
+    """first - second, seed by seed: what varies from seed to seed for both cancels.
+
+    resolution: the step from one possible score to the next, 100 / n for a percentage of n images. A score stands for
+    all that round to it, within which it may vary unseen by a variance of resolution² / 12; so a difference varies by
+    at least twice that, and one that is the same at every seed is no certainty.
+    """
     from scipy import stats
 
     differences = [a - b for a, b in zip(first, second, strict=True)]
@@ -54,7 +67,10 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
     count = len(differences)
     if count < 2:
         return Difference(mean, math.nan, math.nan, math.nan, count)
-    error = statistics.stdev(differences) / math.sqrt(count)
+    deviation = max(statistics.stdev(differences), (resolution or 0) / math.sqrt(6))
+    if deviation <= _ROUNDING * max(map(abs, [*first, *second])):
+        return Difference(mean, math.nan, math.nan, math.nan, count)
+    error = deviation / math.sqrt(count)
     half = float(stats.t.ppf(0.975, count - 1)) * error
-    p_value = float(2 * stats.t.sf(abs(mean) / error, count - 1)) if error > 0 else float(mean == 0)
+    p_value = float(2 * stats.t.sf(abs(mean) / error, count - 1))
     return Difference(mean, mean - half, mean + half, p_value, count)

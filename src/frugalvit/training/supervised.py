@@ -19,7 +19,7 @@ from frugalvit.data.loader import Batch, Batches, eval_batches
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.training.averaging import MovingAverage
 from frugalvit.training.localizing import Pairs, Share, draw, loss_at, measure, pair_generator
-from frugalvit.training.parameters import decay_groups, layer_groups, merged
+from frugalvit.training.parameters import decay_groups, layer_groups, merged, spared_in
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.scores import ClassificationScores
 from frugalvit.training.task import Task
@@ -153,7 +153,8 @@ class SupervisedTask(Task):
         if self.layer_decay < 1:
             groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
         else:
-            groups = decay_groups(self.backbone.named_parameters(), self.weight_decay)
+            named, spared = self.backbone.named_parameters(), spared_in(self.backbone)
+            groups = decay_groups(named, self.weight_decay, spared=spared)
         if self.localization is not None:
             named = self.localization.named_parameters("localization")
             groups += decay_groups(named, self.weight_decay, self.settings.lr_scale)
@@ -194,6 +195,10 @@ class SupervisedTask(Task):
             mine = len(range(self.fabric.global_rank, dataset.batches, self.fabric.world_size))
             for images, labels, _ in console.progress(batches, mine, "scoring"):
                 assert labels is not None
-                scores.add(self.result.classify(self.result(images).pooled), labels)
+                pooled = self.result(images).pooled
+                # In bf16 one answer in a hundred ties with another, and which of them counts is left to chance.
+                with torch.autocast(pooled.device.type, enabled=False):
+                    logits = self.result.classify(pooled.float())
+                scores.add(logits, labels)
         self.train(was_training)
         return scores.reduced(self.fabric)

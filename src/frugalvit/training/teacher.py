@@ -9,13 +9,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.factory import from_spec
+from frugalvit.backbones.vil import SparseAttention
 
 
 def make_twin(backbone: Backbone) -> Backbone:
-    """The same network with the same weights, in which nothing is dropped.
+    """The same network with the same weights, in which nothing is dropped or drawn.
 
     It works in training mode, where batch norms see the batch that the student sees; dropouts would act there, too, and
-    targets, centres and signs of life would come from a network with holes.
+    targets, centres and signs of life would come from a network with holes. A ViL whose student looks at one neighbour
+    window, drawn each step, looks at all of them here, as it does in evaluation.
     """
     drops = any(isinstance(module, DropPath) for module in backbone.modules())
     twin = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
@@ -25,4 +27,6 @@ def make_twin(backbone: Backbone) -> Backbone:
             module.p = 0.0
         if hasattr(module, "drop_rate"):  # timm's convolutional networks drop out by a function
             cast(Any, module).drop_rate = 0.0
+        if isinstance(module, SparseAttention):
+            module.neighbours = "all"
     return twin

@@ -102,10 +102,8 @@
       const figure = element("figure", {className: "pane"}, canvas, name);
       if (this.data.images.length > 2) figure.append(thumbs);
       const choose = event => {
-        const box = canvas.getBoundingClientRect(), [rows, columns] = this.model.grid;
-        const row = Math.min(rows - 1, Math.max(0, Math.floor((event.clientY - box.top) / box.height * rows)));
-        const column = Math.min(columns - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * columns)));
-        this.choose(index, row * columns + column);
+        const box = canvas.getBoundingClientRect();
+        this.choose(index, this.regionAt((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height));
       };
       canvas.addEventListener("pointermove", event => { if (!this.state.pinned || event.buttons) choose(event); });
       canvas.addEventListener("pointerdown", event => {
@@ -149,14 +147,33 @@
     }
 
     switchModel(index) {
-      const [rows, columns] = this.model.grid, {region} = this.state;
-      const down = (Math.floor(region / columns) + 0.5) / rows, across = (region % columns + 0.5) / columns;
+      const [across, down] = this.centre(this.state.region);
       this.state.model = index;
       this.state.head = null;
       if (this.chooser) this.chooser.value = index;
-      const [newRows, newColumns] = this.model.grid;
-      this.state.region = Math.floor(down * newRows) * newColumns + Math.floor(across * newColumns);
+      this.state.region = this.regionAt(across, down);
       this.draw();
+    }
+
+    // Places are shares of the picture's width and height. A grid may span more than the picture, which was padded:
+    // its last regions are cut.
+    box(region) {
+      const {grid: [rows, columns], extent: [tall, wide]} = this.model;
+      const row = Math.floor(region / columns), column = region % columns;
+      const [left, right] = [column, column + 1].map(edge => Math.min(1, edge * wide / columns));
+      const [top, bottom] = [row, row + 1].map(edge => Math.min(1, edge * tall / rows));
+      return [left, top, right - left, bottom - top];
+    }
+
+    centre(region) {
+      const [left, top, width, height] = this.box(region);
+      return [left + width / 2, top + height / 2];
+    }
+
+    regionAt(across, down) {
+      const {grid: [rows, columns], extent: [tall, wide]} = this.model;
+      const index = (share, whole, count) => Math.min(count - 1, Math.max(0, Math.floor(share / whole * count)));
+      return index(down, tall, rows) * columns + index(across, wide, columns);
     }
 
     choose(pane, region) {
@@ -209,7 +226,7 @@
     }
 
     heat(context, levels, width, height, low = 0, high = 255) {
-      const [rows, columns] = this.model.grid;
+      const {grid: [rows, columns], extent: [tall, wide]} = this.model;
       this.patch ??= element("canvas");
       this.patch.width = columns;
       this.patch.height = rows;
@@ -220,12 +237,11 @@
       }
       patch.putImageData(pixels, 0, 0);
       context.imageSmoothingEnabled = false;
-      context.drawImage(this.patch, 0, 0, width, height);
+      context.drawImage(this.patch, 0, 0, wide * width, tall * height);
     }
 
     outline(context, region, width, height, colour) {
-      const [rows, columns] = this.model.grid, cell = [width / columns, height / rows];
-      const box = [region % columns * cell[0], Math.floor(region / columns) * cell[1], ...cell];
+      const box = this.box(region).map((share, index) => share * (index % 2 ? height : width));
       context.lineWidth = 5;
       context.strokeStyle = "#000";
       context.strokeRect(...box);
@@ -235,10 +251,9 @@
     }
 
     dot(context, region, width, height) {
-      const [rows, columns] = this.model.grid;
-      const x = (region % columns + 0.5) * width / columns, y = (Math.floor(region / columns) + 0.5) * height / rows;
+      const columns = this.model.grid[1], [across, down] = this.centre(region);
       context.beginPath();
-      context.arc(x, y, Math.min(9, Math.max(4, 0.18 * width / columns)), 0, 7);
+      context.arc(across * width, down * height, Math.min(9, Math.max(4, 0.18 * width / columns)), 0, 7);
       context.fillStyle = "#0072b2";
       context.strokeStyle = "#fff";
       context.lineWidth = 2;
@@ -288,15 +303,15 @@
     }
 
     drawLines(source, target) {
-      const {state, model} = this, [rows, columns] = model.grid;
+      const {state, model} = this;
       this.overlay.replaceChildren();
       if (!state.lines || source === target) return;
       const key = `${Math.min(source, target)}-${Math.max(source, target)}`;
       const stage = this.stage.getBoundingClientRect();
       const where = (image, region) => {
         const box = this.panes[state.shown.indexOf(image)].canvas.getBoundingClientRect();
-        return [box.left - stage.left + (region % columns + 0.5) / columns * box.width,
-          box.top - stage.top + (Math.floor(region / columns) + 0.5) / rows * box.height];
+        const [across, down] = this.centre(region);
+        return [box.left - stage.left + across * box.width, box.top - stage.top + down * box.height];
       };
       const ends = model.top[key].map(([first, second]) =>
         [where(Math.min(source, target), first), where(Math.max(source, target), second)]);
