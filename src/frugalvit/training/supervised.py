@@ -196,7 +196,7 @@ class SupervisedTask(Task):
             for images, labels, _ in console.progress(batches, mine, "scoring"):
                 assert labels is not None
                 pooled = self.result(images).pooled
-                # In bf16 one answer in a hundred ties with another, and which of them counts is left to chance.
+                # Rounded to bf16 the best answers may tie, and which of them counts would be left to chance.
                 with torch.autocast(pooled.device.type, enabled=False):
                     logits = self.result.classify(pooled.float())
                 scores.add(logits, labels)
