@@ -30,6 +30,9 @@ from frugalvit.training.parameters import (
 from frugalvit.training.schedules import Constant, Cosine
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer
 from frugalvit.training.supervised import SupervisedTask
+from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.segment_task import SegmentTask
+from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
 from frugalvit.training.teacher import make_twin
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -128,6 +131,13 @@ def test_a_network_is_asked_wherever_it_stands() -> None:
     spared = spared_in(nn.ModuleDict({"student": backbone}))
     assert "student.model.pos_block.0.proj.0.weight" in spared
     assert spared == {f"student.model.{name}" for name in spared_in(backbone.model)}
+
+
+def test_a_network_under_a_segmenter_is_asked_too() -> None:
+    network = Segmenter(Pyramid(create_backbone("twins_svt_small", img_size=64)), SegmenterSpec(3, 16))
+    groups = SegmentTask(network, 64).parameter_groups()
+    of_part = [(name, group["decayed"]) for group in groups for name, _ in group["params"] if "pos_block" in name]
+    assert of_part and not any(decayed for _, decayed in of_part)
 
 
 def test_moments_find_their_parameters_in_other_groups() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from frugalvit.backbones import Backbone
 from frugalvit.data.color import luma
 from frugalvit.errors import UserError
-from frugalvit.training.parameters import decay_groups, layer_groups
+from frugalvit.training.parameters import decay_groups, layer_groups, spared_in
 from frugalvit.transfer.feed import Feed
 
 
@@ -86,7 +86,7 @@ class TransferTask(nn.Module):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if self.layer_decay == 1:
-            return decay_groups(self.net.named_parameters(), self.weight_decay)
+            return decay_groups(self.net.named_parameters(), self.weight_decay, spared=spared_in(self.net))
         inside = {id(parameter) for parameter in self.backbone.parameters()}
         rest = [(name, value) for name, value in self.net.named_parameters() if id(value) not in inside]
         groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
