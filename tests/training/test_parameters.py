@@ -30,10 +30,10 @@ from frugalvit.training.parameters import (
 from frugalvit.training.schedules import Constant, Cosine
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer
 from frugalvit.training.supervised import SupervisedTask
+from frugalvit.training.teacher import make_twin
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.segment_task import SegmentTask
 from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
-from frugalvit.training.teacher import make_twin
 
 SMALL: dict[str, dict[str, Any]] = {
     "cvt_13": {"embed_dim": (8, 16, 16), "depths": (1, 2, 2), "num_heads": (1, 2, 2), "head_dim": 8},
