@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import json
 import shutil
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from frugalvit import console
 from frugalvit.backbones.factory import to_size
@@ -32,6 +29,7 @@ from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.files import make_folder, read_json, write_text
 from frugalvit.modelcard import in_pixels, without_scores, write_card
+from frugalvit.programs import Program, Run, write_onnx, write_pt2
 from frugalvit.results import Result, Table
 
 if TYPE_CHECKING:
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3
 """The largest absolute difference from torch that an exported model may have."""
-
-Run = Callable[[Tensor], Sequence[Tensor]]
 
 
 class ReadyModel(nn.Module):
@@ -152,9 +148,9 @@ def export(config: ExportConfig) -> Result:
             network: nn.Module = model
             run = _timm(folder)
         else:
-            network = _Program(model.backbone, _output(config, model))
+            network = Program(model.backbone, _output(config, model))
             path = folder / f"model.{config.to}"
-            run = (_onnx if config.to == "onnx" else _pt2)(network, path, model)
+            run = (write_onnx if config.to == "onnx" else write_pt2)(network, path, model)
             text = json.dumps(model_config(model.backbone, model.classes, meta), indent=2, ensure_ascii=False)
             write_text(folder / "config.json", text)
         difference = largest_difference(network, run, pictures)
@@ -195,106 +191,6 @@ def largest_difference(network: nn.Module, run: Run, pictures: Tensor) -> float:
             gap = (mine - theirs).abs().max().item()
             worst = gap if gap != gap else max(worst, gap)  # not a number stays
     return worst
-
-
-# Programs
-
-
-class _Program(nn.Module):
-    """What an exported program computes: images -> logits, or pooled and grid."""
-
-    def __init__(self, backbone: Backbone, output: str) -> None:
-        super().__init__()
-        self.backbone, self.names = backbone, ["logits"] if output == "logits" else ["pooled", "grid"]
-
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        features = self.backbone(images)
-        if self.names == ["logits"]:
-            return self.backbone.classify(features.pooled)
-        return features.pooled, features.grid
-
-
-def _captured(network: _Program, model: ReadyModel) -> torch.export.ExportedProgram:
-    """The program with a free batch size. Three images: sizes 1 and 2 are special cases in too many kernels."""
-    example = torch.zeros(3, model.backbone.in_chans, *model.backbone.img_size)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.export.export(network.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-
-
-def _pt2(network: _Program, path: Path, model: ReadyModel) -> Run:
-    torch.export.save(_captured(network, model), path)
-    program = torch.export.load(path).module()
-    return lambda images: [program(images)] if network.names == ["logits"] else program(images)
-
-
-def _onnx(network: _Program, path: Path, model: ReadyModel) -> Run:
-    import onnx
-    import onnxruntime
-
-    with _plain_attention(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            _captured(network, model),
-            (),
-            input_names=["images"],
-            output_names=network.names,
-            dynamo=True,
-            verbose=False,
-            # Its optimiser takes the 1e-8 that keeps T2T's attention from dividing by nothing for a zero, and drops it.
-            # onnxruntime optimises what it loads by itself.
-            optimize=False,
-        )
-    assert program is not None
-    graph = program.model_proto
-    _name_batch(graph)
-    facts = {"classes": list(model.classes or ()), "mean": model.backbone.mean, "std": model.backbone.std}
-    onnx.helper.set_model_props(graph, {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()})
-    onnx.checker.check_model(graph)
-    onnx.save(graph, path)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors: what it could not fold beforehand it computes
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda images: [torch.from_numpy(array) for array in session.run(None, {"images": images.numpy()})]
-
-
-def _name_batch(graph: Any) -> None:
-    """The free first dimension is called "batch" wherever it appears, instead of by a number of torch's."""
-    symbol = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    for value in (*graph.graph.input, *graph.graph.output, *graph.graph.value_info):
-        for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_param == symbol:
-                dimension.dim_param = "batch"
-
-
-@contextlib.contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Attention as two products and a softmax: fused kernels promise memory layouts that ONNX's do not keep."""
-    fused = functional.scaled_dot_product_attention
-
-    def plain(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        if is_causal or enable_gqa:
-            return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if attn_mask is not None:
-            forbids = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, float("-inf")) if forbids else scores + attn_mask
-        return scores.softmax(-1) @ value
-
-    functional.scaled_dot_product_attention = plain
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = fused
 
 
 def _timm(folder: Path) -> Run:
