@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import frugalvit as fv
-from frugalvit import api, cli
+from frugalvit import api, cli, console
 from frugalvit.config.base import Config, option
 from frugalvit.config.train import TrainConfig
 from frugalvit.results import Result
@@ -83,6 +85,63 @@ def tune(config: Config) -> Result:
     torch.backends.mkldnn.enabled = not torch.backends.mkldnn.enabled
     torch.manual_seed(0)
     raise fv.UserError("failed")
+
+
+def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings and random numbers are the whole process's; a command may still ask for another itself."""
+    monkeypatch.setattr(cli, "VERBS", [cli.Verb("wait", "test_api:Words", "test_api:wait", "")])
+    with ThreadPoolExecutor(4) as threads:
+        seen = list(threads.map(lambda number: fv.run("wait", str(number), quiet=True)["with"], range(4)))
+    assert seen == [1, 1, 1, 1]
+    assert fv.run("wait", "outer", "inner")["with"] == 2
+
+
+_at_work: list[str] = []
+
+
+def wait(config: Words) -> Result:
+    _at_work.append(config.first)
+    most = fv.run("wait", *config.more)["with"] if config.more else 0
+    threading.Event().wait(0.05)  # time for another to come in between
+    most = max(most, len(_at_work))
+    _at_work.remove(config.first)
+    return Result({"with": most})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_wait_for_threads_it_is_without() -> None:
+    """As ``os.register_at_fork`` calls it: the lock that another thread has is not the child's."""
+    held, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with api._running:
+            held.set()
+            released.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    try:
+        assert not api._running.acquire(blocking=False)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if api._running.acquire(blocking=False) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        released.set()
+        thread.join()
+
+
+def test_silence_ends_with_the_last_that_asked_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Threads that are hushed end in any order."""
+    first, second = console.hushed(), console.hushed()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    console.say("within")
+    second.__exit__(None, None, None)
+    console.say("after")
+    assert capsys.readouterr().err == "after\n"
 
 
 def test_the_environment_is_never_emptied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pkgutil
 import sys
+import threading
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +22,22 @@ from frugalvit.errors import UserError
 Place = str | os.PathLike[str]
 
 
+_running = threading.RLock()
+
+
+def _wait_for_nobody() -> None:
+    global _running
+    _running = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # a forked child is without the thread that had the lock, and would wait for ever
+    os.register_at_fork(after_in_child=_wait_for_nobody)
+
+
 def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> dict[str, Any]:
     """Run ``frugalvit COMMAND`` here, and return what it prints with ``--json``; a mistake is a ``UserError``.
+
+    One at a time: of several threads the others wait, since random numbers and settings are the whole process's.
 
     Args:
         command: its words: "train", "probe knn", "look explore" …
@@ -36,8 +51,9 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
     verb = cli.find_verb(words) if words else None
     if verb is None or verb.words != " ".join(words):
         raise UserError(f"There is no command '{command}': see 'frugalvit --help'.")
-    config = pkgutil.resolve_name(verb.config).parse(_values(pkgutil.resolve_name(verb.config), arguments, options))
-    with console.hushed() if quiet else contextlib.nullcontext():
+    with _running, console.hushed() if quiet else contextlib.nullcontext():
+        wanted = pkgutil.resolve_name(verb.config)
+        config = wanted.parse(_values(wanted, arguments, options))
         function = pkgutil.resolve_name(verb.function)  # brings torch, where the command needs it: to be remembered too
         with _environment_as_it_was(), _torch_as_it_was():
             return function(config).data
