@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,57 @@ def tune(config: Config) -> Result:
     torch.backends.mkldnn.enabled = not torch.backends.mkldnn.enabled
     torch.manual_seed(0)
     raise fv.UserError("failed")
+
+
+def in_default(dtype: torch.dtype) -> Any:
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+            assert torch.get_default_dtype() == dtype
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return within
+
+
+MODES = {
+    "autocast": lambda: torch.autocast("cpu"),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "float64": in_default(torch.float64),
+    "bfloat16": in_default(torch.bfloat16),
+    "another device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_command_computes_the_same_whatever_mode_the_caller_is_in(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "VERBS", [cli.Verb("compute", "test_api:Words", "test_api:compute", "")])
+    with mode():
+        before = torch.ones(2) @ torch.ones(2)
+        found = fv.run("compute", "x")
+        after = torch.ones(2) @ torch.ones(2)
+    assert found == {"sum": 5.0, "kind": "torch.float32"}
+    assert (before.dtype, before.device, before.is_inference()) == (after.dtype, after.device, after.is_inference())
+
+
+def compute(config: Words) -> Result:
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    loss = weight @ weight
+    loss.backward()
+    assert weight.grad is not None and weight.grad.tolist() == [2.0, 4.0]
+    return Result({"sum": loss.item(), "kind": str(loss.dtype)})
+
+
+@pytest.mark.parametrize("mode", ["autocast", "inference", "float64"])
+def test_training_within_the_modes_of_the_caller(mode: str, digits: str, tmp_path: Path) -> None:
+    plain = fv.train(digits, quiet=True, out=tmp_path / "plain", **SMALL)
+    with MODES[mode]():
+        within = fv.train(digits, quiet=True, out=tmp_path / "within", **SMALL)
+    models = [Path(run["run"]) / "model" / "model.safetensors" for run in (plain, within)]
+    assert models[0].read_bytes() == models[1].read_bytes()
 
 
 def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

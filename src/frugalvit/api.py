@@ -82,12 +82,32 @@ def _torch_as_it_was() -> Iterator[None]:
     onednn = torch.backends.mkldnn.enabled
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), _plain_torch(torch):
             yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
         torch.backends.mkldnn.enabled = onednn
+
+
+@contextlib.contextmanager
+def _plain_torch(torch: Any) -> Iterator[None]:
+    """The modes in which a command finds torch on the command line, whatever the caller's own work is done in.
+
+    What is already so is left alone: a mode that has to be entered costs every call of torch a little.
+    """
+    dtype = torch.get_default_dtype()
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda", "mps"):
+            if torch.is_autocast_enabled(device):
+                modes.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            modes.enter_context(torch.device("cpu"))
+        modes.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        yield
 
 
 def train(data: Place | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
