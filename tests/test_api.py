@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
@@ -255,6 +256,16 @@ def say(config: Words) -> Result:
 def test_mistakes(call: Any, message: str) -> None:
     with pytest.raises(fv.UserError, match=message):
         call()
+
+
+def test_a_process_that_reads_the_script_again_begins_nothing(
+    digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As multiprocessing marks a spawned process while it imports the main module."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(fv.UserError, match='if __name__ == "__main__":\''):
+        fv.train(digits, quiet=True, out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
 
 
 def test_every_command_can_be_run() -> None:

@@ -7,6 +7,7 @@ fv.run("probe knn", outcome["run"], "photos/")["top1"]
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pkgutil
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 from frugalvit import cli, console
 from frugalvit.config.base import Config, flat_fields, merge, set_dotted
-from frugalvit.errors import UserError
+from frugalvit.errors import GUARD, UserError
 
 Place = str | os.PathLike[str]
 
@@ -51,6 +52,8 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
     verb = cli.find_verb(words) if words else None
     if verb is None or verb.words != " ".join(words):
         raise UserError(f"There is no command '{command}': see 'frugalvit --help'.")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # spawned, and still reading the main module
+        raise UserError(f"{GUARD[0].upper()}{GUARD[1:]}: this is one of them, and must not begin the work anew.")
     with _running, console.hushed() if quiet else contextlib.nullcontext():
         wanted = pkgutil.resolve_name(verb.config)
         config = wanted.parse(_values(wanted, arguments, options))
