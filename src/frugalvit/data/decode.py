@@ -366,10 +366,12 @@ def _reason(error: Exception, format_name: str | None, header: bool = False) -> 
 def _quieten() -> None:
     """Keep Pillow's warnings from the user: what matters of them becomes a reason.
 
-    ``warnings.catch_warnings`` would be the usual way, but it is not safe when several threads decode.
+    ``warnings.catch_warnings`` would be the usual way, but it is not safe when several threads decode. This holds for
+    the whole program, so it is of complaints about files alone: a caller's own use of Pillow stays protected against
+    decompression bombs, of which a ``RuntimeWarning`` tells.
     """
     if not any(getattr(entry[3], "pattern", None) == _PILLOW for entry in warnings.filters):
-        warnings.filterwarnings("ignore", module=_PILLOW)
+        warnings.filterwarnings("ignore", module=_PILLOW, category=UserWarning)
 
 
 _PILLOW = r"PIL\.|frugalvit\.data\.decode"
