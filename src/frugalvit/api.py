@@ -82,15 +82,15 @@ def _torch_as_it_was() -> Iterator[None]:
         yield
         return
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    onednn = torch.backends.mkldnn.enabled
+    from frugalvit import onednn  # with torch, which it needs
+
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(devices), _plain_torch(torch):
+        with torch.random.fork_rng(devices), onednn.given_back(), _plain_torch(torch):
             yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
-        torch.backends.mkldnn.enabled = onednn
 
 
 @contextlib.contextmanager

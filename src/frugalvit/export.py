@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from frugalvit import console
+from frugalvit import console, onednn
 from frugalvit.backbones.factory import to_size
 from frugalvit.backbones.folder import model_config, save_model_folder, saved_size
 from frugalvit.backbones.internals import quietly
@@ -31,6 +31,7 @@ from frugalvit.files import make_folder, read_json, write_text
 from frugalvit.modelcard import in_pixels, without_scores, write_card
 from frugalvit.programs import Program, Run, write_onnx, write_pt2
 from frugalvit.results import Result, Table
+from frugalvit.training.processors import tune_for_cpu, tuned_for
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -63,12 +64,14 @@ class ReadyModel(nn.Module):
 
     def features(self, images: Tensor) -> Features:
         """(B, C, h, w) -> grid (B, D, h', w') and pooled (B, D)."""
-        return self.backbone(images)
+        with tuned_for(next(self.parameters()).device):
+            return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes); the pooled features (B, D) where there is no classifier."""
-        pooled = self.backbone(images).pooled
-        return self.backbone.classify(pooled) if self.backbone.num_classes else pooled
+        with tuned_for(next(self.parameters()).device):
+            pooled = self.backbone(images).pooled
+            return self.backbone.classify(pooled) if self.backbone.num_classes else pooled
 
     @torch.inference_mode()
     def predict(self, pictures: Any, top: int = 5, batch: int = 64) -> list[list[tuple[str, float]]]:
@@ -106,15 +109,16 @@ def load(
     """The model that ``model`` names (a run, a checkpoint, an exported folder, a name), in eval mode.
 
     ``device`` "auto" is the best there is. ``backbone`` says what a bare checkpoint belongs to; ``img_size`` is another
-    input size than the model's own.
+    input size than the model's own. The caller's random numbers and settings of torch stay as they are.
     """
     from frugalvit.training.devices import numbered_device
     from frugalvit.training.models import load_model
 
     size = None if img_size is None else to_size(img_size)
-    kind, number = numbered_device(device)
-    place = f"{kind}:{number}" if number else kind
-    return ReadyModel(load_model(str(model), place, img_size=size, architecture=backbone)).eval()
+    with onednn.given_back(), torch.random.fork_rng(devices=[]):
+        kind, number = numbered_device(device)
+        place = f"{kind}:{number}" if number else kind
+        return ReadyModel(load_model(str(model), place, img_size=size, architecture=backbone)).eval()
 
 
 def _listed(pictures: Any) -> Sequence[Any]:
@@ -130,6 +134,7 @@ def export(config: ExportConfig) -> Result:
     _check_options(config)
     if config.to == "onnx":
         _need_onnx()
+    tune_for_cpu()  # for the whole command, which also asks the network apart from the model
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
