@@ -239,6 +239,13 @@ def say(config: Words) -> Result:
     return Result(config.model_dump())
 
 
+class Loaded:
+    """A module whose text is longer than any name of a file."""
+
+    def __repr__(self) -> str:
+        return "layer\n" * 1000
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -250,6 +257,7 @@ def say(config: Words) -> Result:
         (lambda: fv.run("train", "photos", "others"), "no place for 'others'"),
         (lambda: fv.run("train", "photos", data="others"), "'data' is given twice"),
         (lambda: fv.train(np.zeros((400, 8, 8))), "data = a ndarray: it must be text"),
+        (lambda: fv.train("photos", init=Loaded()), "init = a Loaded: it must be text"),
         (lambda: fv.train("nowhere"), "There is no folder, file or known dataset 'nowhere'"),
     ],
 )

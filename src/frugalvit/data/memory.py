@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def save_data(
     *,
     val: Any = None,
     test: Any = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str | int] | None = None,
     replace: bool = False,
 ) -> str:
     """Write images as a dataset, and return its folder: every command takes it, and so does ``fv.train``.
@@ -95,6 +95,11 @@ class MemoryExamples(Examples):
 
 def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
     """The encoded images and the labels of what was given for a split."""
+    if hasattr(part, "columns"):  # a frame of pandas or polars
+        columns = some([repr(name) for name in part.columns])
+        raise UserError(
+            f"{split}: a table with the columns {columns}: give two of them, as in (table['image'], table['label'])."
+        )
     if isinstance(part, tuple) and len(part) == 2:
         images = list(part[0])
         # In their order: a Series of pandas has an index of its own.
@@ -172,7 +177,7 @@ Labels = dict[str, list[int | str] | None]
 
 
 def _numbered(
-    labels: Labels, classes: Sequence[str] | None
+    labels: Labels, given: Sequence[str | int] | None
 ) -> tuple[tuple[str, ...] | None, dict[str, np.ndarray | None]]:
     """The names of the classes, and every label as its place among them."""
     every = [label for found in labels.values() for label in found or ()]
@@ -183,6 +188,9 @@ def _numbered(
         raise UserError(f"{bare[0]} has no labels, and other splits have: give all of them, or none.")
     if len({isinstance(label, str) for label in every}) > 1:
         raise UserError("Some labels are numbers and some are names: give all of one kind.")
+    if isinstance(given, Mapping):
+        raise UserError("classes: give a list of names, in the order of the numbers that mean them, not a dictionary.")
+    classes = None if given is None else [str(name) for name in given]
     if classes is not None and (len(set(classes)) < len(classes) or not all(name.strip() for name in classes)):
         raise UserError("classes: every class has a name of its own, and none is empty.")
     known: list[Any]
