@@ -37,7 +37,7 @@ def tuned_for(device: torch.device) -> Iterator[None]:
 
     Nothing where the work is recorded: a compiled or exported program has no switches in it.
     """
-    if device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if device.type != "cpu" or torch.compiler.is_compiling():
         yield
         return
     with onednn.given_back():
