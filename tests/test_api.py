@@ -256,8 +256,15 @@ class Loaded:
         (lambda: fv.train("photos", epoch=3), "no option 'epoch'. Did you mean 'epochs'"),
         (lambda: fv.run("train", "photos", "others"), "no place for 'others'"),
         (lambda: fv.run("train", "photos", data="others"), "'data' is given twice"),
-        (lambda: fv.train(np.zeros((400, 8, 8))), "data = a ndarray: it must be text"),
-        (lambda: fv.train("photos", init=Loaded()), "init = a Loaded: it must be text"),
+        (lambda: fv.train(np.zeros((400, 8, 8))), r"data = a ndarray: it must be text\. .*fv\.save_data"),
+        (lambda: fv.train((np.zeros((4, 8, 8)), [0] * 4)), r"data = a tuple: it must be text\. .*fv\.save_data"),
+        (lambda: fv.train(Words), r"data = .*Words.*: it must be text\. .*fv\.save_data"),
+        (lambda: fv.run("embed", "run", np.zeros((9, 8, 8))), r"data = a ndarray: it must be text\. .*fv\.save_data"),
+        (lambda: fv.run("embed", object(), "photos"), r"model = a object: it must be text\. Give the run"),
+        (lambda: fv.train("photos", backbone=object()), r"backbone = a object: it must be text\. Give the name"),
+        (lambda: fv.train(3), r"data = 3: it must be text\.$"),
+        (lambda: fv.train("photos", device=torch.device("cuda:3")), "device = device.*it must be 'auto', 'cpu'"),
+        (lambda: fv.train("photos", init=Loaded()), r"init = a Loaded: it must be text\. Give the run"),
         (lambda: fv.train("nowhere"), "There is no folder, file or known dataset 'nowhere'"),
     ],
 )
@@ -274,6 +281,15 @@ def test_a_process_that_reads_the_script_again_begins_nothing(
     with pytest.raises(fv.UserError, match='if __name__ == "__main__":\''):
         fv.train(digits, quiet=True, out=tmp_path / "run", **SMALL)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_device_of_torch_is_one() -> None:
+    for device, word in (
+        (torch.device("cpu"), "cpu"),
+        (torch.device("cuda"), "cuda"),
+        (torch.device("cuda:0"), "cuda"),
+    ):
+        assert TrainConfig.parse({"device": device}).device == word
 
 
 def test_every_command_can_be_run() -> None:

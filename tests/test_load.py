@@ -93,6 +93,38 @@ def test_numbers_without_a_meaning_are_refused(wrong: dict, tmp_path: Path, phot
         model.transform([])
 
 
+def test_pictures_come_in_lists_of_every_kind(tmp_path: Path, photos: Path):
+    model = fv.load(made(tmp_path, "vit")[0])
+    paths = [str(photos / f"{number}.jpg") for number in (0, 2)]
+    expected = model.predict(paths, top=2, batch=1)
+    several = {
+        "tuple": tuple(paths),
+        "array": np.array(paths),
+        "objects": np.array(paths, dtype=object),
+        "generator": (path for path in paths),
+        "column": Column(paths),
+        "bytes": [Path(path).read_bytes() for path in paths],
+    }
+    for kind, given in several.items():
+        assert model.predict(given, top=np.int64(2), batch=np.int32(1)) == expected, kind
+    assert model.predict(several["bytes"][0], top=2) == expected[:1]
+    with Path(paths[0]).open("rb") as file, pytest.raises(UserError, match="A BufferedReader is no image: give a path"):
+        model.predict(file)
+
+
+class Column:
+    """A column of a table, as pandas has it: in an order of its own, and no list."""
+
+    def __init__(self, values: list[str]) -> None:
+        self.values = values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def to_numpy(self) -> np.ndarray:
+        return np.array(self.values)
+
+
 @pytest.fixture
 def onednn_is_slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A processor on which oneDNN is to be left out, in a program that has it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import operator
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ from frugalvit.backbones.internals import quietly
 from frugalvit.checkimages import check_images
 from frugalvit.config.base import read_yaml
 from frugalvit.config.export import ExportConfig
+from frugalvit.data.given import listed
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.files import make_folder, read_json, write_text
@@ -54,13 +56,15 @@ class ReadyModel(nn.Module):
     def transform(self, pictures: Any) -> Tensor:
         """A path, a PIL image, a uint8 array (H, W) or (H, W, C), a tensor (C, H, W), or a list of them, as evaluated.
 
+        Bytes are those of a file; a column of a table and a generator are lists too.
+
         -> (B, C, h, w)
         """
-        listed = _listed(pictures)
-        if not listed:
+        given = listed(pictures)
+        if not given:
             raise UserError("there are no pictures in the list; give at least one.")
         weight = next(self.parameters())
-        return torch.cat([self._transform.image(picture, weight.device) for picture in listed]).to(weight.dtype)
+        return torch.cat([self._transform.image(picture, weight.device) for picture in given]).to(weight.dtype)
 
     def features(self, images: Tensor) -> Features:
         """(B, C, h, w) -> grid (B, D, h', w') and pooled (B, D)."""
@@ -81,15 +85,13 @@ class ReadyModel(nn.Module):
         """
         if not self.backbone.num_classes:
             raise UserError(f"{self.name} has no classifier; it gives features only.")
-        for name, number in (("top", top), ("batch", batch)):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise UserError(f"{name}={number!r}: give a whole number, at least 1.")
-        listed = _listed(pictures)
+        top, batch = _whole("top", top), _whole("batch", batch)
+        given = listed(pictures)
         names = self.classes or tuple(str(index) for index in range(self.backbone.num_classes))
         answers: list[list[tuple[str, float]]] = []
         with quietly(self):
-            for first in range(0, len(listed), batch):
-                logits = self(self.transform(listed[first : first + batch])).float()
+            for first in range(0, len(given), batch):
+                logits = self(self.transform(given[first : first + batch])).float()
                 chances, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
                 for row in zip(best.tolist(), chances.tolist(), strict=True):
                     answers.append([(names[index], chance) for index, chance in zip(*row, strict=True)])
@@ -121,8 +123,12 @@ def load(
         return ReadyModel(load_model(str(model), place, img_size=size, architecture=backbone)).eval()
 
 
-def _listed(pictures: Any) -> Sequence[Any]:
-    return pictures if isinstance(pictures, list | tuple) else [pictures]
+def _whole(name: str, number: Any) -> int:
+    """A whole number from 1 on, of Python's or anybody's kind."""
+    with contextlib.suppress(TypeError):
+        if not isinstance(number, bool) and operator.index(number) >= 1:
+            return operator.index(number)
+    raise UserError(f"{name}={number!r}: give a whole number, at least 1.")
 
 
 # The command

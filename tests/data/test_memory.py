@@ -62,8 +62,9 @@ def test_what_was_given_comes_back(images: Any, tmp_path: Path) -> None:
 
 def test_files_stay_as_they_are(tmp_path: Path) -> None:
     Image.fromarray(COLOUR[1]).save(tmp_path / "one.jpg")
-    source = fv.open_data(fv.save_data(tmp_path / "out", ([tmp_path / "one.jpg"], None)), split="given")
-    assert source.classes is None and source.splits["train"].raw(0) == (tmp_path / "one.jpg").read_bytes()
+    content = (tmp_path / "one.jpg").read_bytes()
+    source = fv.open_data(fv.save_data(tmp_path / "out", ([tmp_path / "one.jpg", content], None)), split="given")
+    assert source.classes is None and [source.splits["train"].raw(number) for number in range(2)] == [content] * 2
 
 
 def test_a_dataset_is_looked_at_once(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def save_data(
     Args:
         out: a new folder.
         train: ``(images, labels)``, ``(images, None)`` without labels, or a ``torch.utils.data.Dataset`` (anything with
-            a length) of such pairs. An image is a uint8 array (H, W) or (H, W, 3), a PIL image, a path, or a tensor (C,
-            H, W), uint8 or floats from 0 to 1; a label is a number or a name.
+            a length) of such pairs. An image is a uint8 array (H, W) or (H, W, 3), a PIL image, a path, a file's bytes,
+            or a tensor (C, H, W), uint8 or floats from 0 to 1; a label is a number or a name.
         val: the same; made from train by those who need it where it is left out.
         test: the same.
         classes: the names of the classes that numbers count, from 0; by default the numbers themselves.
@@ -101,6 +101,10 @@ def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
             f"{split}: a table with the columns {columns}: give two of them, as in (table['image'], table['label'])."
         )
     if isinstance(part, tuple) and len(part) == 2:
+        if all(isinstance(half, tuple) and len(half) == 2 and _is_picture(half[0]) for half in part):
+            raise UserError(
+                f"{split}: two pairs in a tuple look like (images, labels): give a list, [(image, label), …]."
+            )
         images = list(part[0])
         # In their order: a Series of pandas has an index of its own.
         labels = [None] * len(images) if part[1] is None else list(part[1])
@@ -137,6 +141,10 @@ def _pair(item: Any, split: str) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
+def _is_picture(thing: Any) -> bool:
+    return isinstance(thing, Image.Image) or getattr(thing, "ndim", 0) >= 2
+
+
 def _kind(thing: Any) -> str:
     """What something is, in a message: its type and, of an array, its shape."""
     shape = getattr(thing, "shape", None)
@@ -144,7 +152,9 @@ def _kind(thing: Any) -> str:
 
 
 def _encoded(image: Any, name: str) -> bytes:
-    """A file as it is, anything else as a PNG."""
+    """A file as it is, by its name or its bytes; anything else as a PNG."""
+    if isinstance(image, bytes):
+        return image
     if isinstance(image, str | os.PathLike):
         try:
             return Path(image).read_bytes()
@@ -170,7 +180,8 @@ def _label(label: Any, name: str) -> int | str | None:
         return label
     if isinstance(label, int) and not isinstance(label, bool) and label >= 0:
         return label
-    raise UserError(f"{name}: {label!r} is no label: give a number from 0 on, or a name.")
+    shown = repr(label) if isinstance(label, int | float) else _kind(label)
+    raise UserError(f"{name}: {shown} is no label: give a number from 0 on, or a name.")
 
 
 Labels = dict[str, list[int | str] | None]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from frugalvit import onednn
 from frugalvit.data.decode import as_pixels
+from frugalvit.data.given import listed
 from frugalvit.training.processors import tuned_for
 from frugalvit.transfer import detect_commands, segment_commands
 from frugalvit.transfer.trained import read_facts
@@ -83,6 +84,6 @@ def load_segmenter(where: str | Path, device: str | torch.device = "auto") -> Re
 
 def _tensors(pictures: Any) -> Iterator[Tensor]:
     """Pictures as uint8 (3, H, W)."""
-    for picture in pictures if isinstance(pictures, list | tuple) else [pictures]:
+    for picture in listed(pictures):
         pixels = torch.from_numpy(as_pixels(picture)).permute(2, 0, 1)
         yield pixels.expand(3, -1, -1)
