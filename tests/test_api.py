@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,7 @@ import pytest
 import torch
 
 import frugalvit as fv
-from frugalvit import api, cli
+from frugalvit import api, cli, console
 from frugalvit.config.base import Config, option
 from frugalvit.config.train import TrainConfig
 from frugalvit.results import Result
@@ -85,6 +90,114 @@ def tune(config: Config) -> Result:
     raise fv.UserError("failed")
 
 
+def in_default(dtype: torch.dtype) -> Any:
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+            assert torch.get_default_dtype() == dtype
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return within
+
+
+MODES = {
+    "autocast": lambda: torch.autocast("cpu"),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "float64": in_default(torch.float64),
+    "bfloat16": in_default(torch.bfloat16),
+    "another device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_command_computes_the_same_whatever_mode_the_caller_is_in(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "VERBS", [cli.Verb("compute", "test_api:Words", "test_api:compute", "")])
+    with mode():
+        before = torch.ones(2) @ torch.ones(2)
+        found = fv.run("compute", "x")
+        after = torch.ones(2) @ torch.ones(2)
+    assert found == {"sum": 5.0, "kind": "torch.float32"}
+    assert (before.dtype, before.device, before.is_inference()) == (after.dtype, after.device, after.is_inference())
+
+
+def compute(config: Words) -> Result:
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    loss = weight @ weight
+    loss.backward()
+    assert weight.grad is not None and weight.grad.tolist() == [2.0, 4.0]
+    return Result({"sum": loss.item(), "kind": str(loss.dtype)})
+
+
+@pytest.mark.parametrize("mode", ["autocast", "inference", "float64"])
+def test_training_within_the_modes_of_the_caller(mode: str, digits: str, tmp_path: Path) -> None:
+    plain = fv.train(digits, quiet=True, out=tmp_path / "plain", **SMALL)
+    with MODES[mode]():
+        within = fv.train(digits, quiet=True, out=tmp_path / "within", **SMALL)
+    models = [Path(run["run"]) / "model" / "model.safetensors" for run in (plain, within)]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings and random numbers are the whole process's; a command may still ask for another itself."""
+    monkeypatch.setattr(cli, "VERBS", [cli.Verb("wait", "test_api:Words", "test_api:wait", "")])
+    with ThreadPoolExecutor(4) as threads:
+        seen = list(threads.map(lambda number: fv.run("wait", str(number), quiet=True)["with"], range(4)))
+    assert seen == [1, 1, 1, 1]
+    assert fv.run("wait", "outer", "inner")["with"] == 2
+
+
+_at_work: list[str] = []
+
+
+def wait(config: Words) -> Result:
+    _at_work.append(config.first)
+    most = fv.run("wait", *config.more)["with"] if config.more else 0
+    threading.Event().wait(0.05)  # time for another to come in between
+    most = max(most, len(_at_work))
+    _at_work.remove(config.first)
+    return Result({"with": most})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_wait_for_threads_it_is_without() -> None:
+    """As ``os.register_at_fork`` calls it: the lock that another thread has is not the child's."""
+    held, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with api._running:
+            held.set()
+            released.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    try:
+        assert not api._running.acquire(blocking=False)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if api._running.acquire(blocking=False) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        released.set()
+        thread.join()
+
+
+def test_silence_ends_with_the_last_that_asked_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Threads that are hushed end in any order."""
+    first, second = console.hushed(), console.hushed()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    console.say("within")
+    second.__exit__(None, None, None)
+    console.say("after")
+    assert capsys.readouterr().err == "after\n"
+
+
 def test_the_environment_is_never_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emptying the environment to fill it again would leave other threads without a PATH for a moment."""
     monkeypatch.setattr(cli, "VERBS", [cli.Verb("change", "test_api:Words", "test_api:change", "")])
@@ -126,6 +239,13 @@ def say(config: Words) -> Result:
     return Result(config.model_dump())
 
 
+class Loaded:
+    """A module whose text is longer than any name of a file."""
+
+    def __repr__(self) -> str:
+        return "layer\n" * 1000
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -136,13 +256,40 @@ def say(config: Words) -> Result:
         (lambda: fv.train("photos", epoch=3), "no option 'epoch'. Did you mean 'epochs'"),
         (lambda: fv.run("train", "photos", "others"), "no place for 'others'"),
         (lambda: fv.run("train", "photos", data="others"), "'data' is given twice"),
-        (lambda: fv.train(np.zeros((400, 8, 8))), "data = a ndarray: it must be text"),
+        (lambda: fv.train(np.zeros((400, 8, 8))), r"data = a ndarray: it must be text\. .*fv\.save_data"),
+        (lambda: fv.train((np.zeros((4, 8, 8)), [0] * 4)), r"data = a tuple: it must be text\. .*fv\.save_data"),
+        (lambda: fv.train(Words), r"data = .*Words.*: it must be text\. .*fv\.save_data"),
+        (lambda: fv.run("embed", "run", np.zeros((9, 8, 8))), r"data = a ndarray: it must be text\. .*fv\.save_data"),
+        (lambda: fv.run("embed", object(), "photos"), r"model = a object: it must be text\. Give the run"),
+        (lambda: fv.train("photos", backbone=object()), r"backbone = a object: it must be text\. Give the name"),
+        (lambda: fv.train(3), r"data = 3: it must be text\.$"),
+        (lambda: fv.train("photos", device=torch.device("cuda:3")), "device = device.*it must be 'auto', 'cpu'"),
+        (lambda: fv.train("photos", init=Loaded()), r"init = a Loaded: it must be text\. Give the run"),
         (lambda: fv.train("nowhere"), "There is no folder, file or known dataset 'nowhere'"),
     ],
 )
 def test_mistakes(call: Any, message: str) -> None:
     with pytest.raises(fv.UserError, match=message):
         call()
+
+
+def test_a_process_that_reads_the_script_again_begins_nothing(
+    digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As multiprocessing marks a spawned process while it imports the main module."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(fv.UserError, match='if __name__ == "__main__":\''):
+        fv.train(digits, quiet=True, out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_of_torch_is_one() -> None:
+    for device, word in (
+        (torch.device("cpu"), "cpu"),
+        (torch.device("cuda"), "cuda"),
+        (torch.device("cuda:0"), "cuda"),
+    ):
+        assert TrainConfig.parse({"device": device}).device == word
 
 
 def test_every_command_can_be_run() -> None:

@@ -37,6 +37,11 @@ def test_example_runs(name: str) -> None:
     assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
 
 
+def test_views_of_a_network_that_widens_before_its_classifier() -> None:
+    losses = load("region_matching").main(steps=2, backbone="mobilenetv3_small_050")
+    assert all(math.isfinite(loss) for loss in losses)
+
+
 @pytest.mark.parametrize(
     ("name", "package"), [("lightning_module", "lightning"), ("huggingface_trainer", "transformers")]
 )

@@ -116,6 +116,24 @@ def test_onnx_equals_torch_on_photographs(name: str, output: str, tmp_path: Path
     assert check_onnx(folder, output, tmp_path / "out", photographs) < 1e-3
 
 
+def test_an_onnx_file_loads_in_silence_and_can_be_quantised(
+    tmp_path: Path, photos: Path, capfd: pytest.CaptureFixture[str]
+):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    folder, backbone = made(tmp_path, "swin")
+    run(model=str(folder), to="onnx", out=str(tmp_path / "out"), images=str(photos))
+    images = np.random.default_rng(0).normal(size=(2, 3, *backbone.img_size)).astype(np.float32)
+    capfd.readouterr()
+    whole = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert capfd.readouterr().err == ""
+    quantization.quantize_dynamic(tmp_path / "out" / "model.onnx", tmp_path / "small.onnx")
+    small = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"])
+    expected, rounded = (session.run(None, {"images": images})[0] for session in (whole, small))
+    assert rounded.shape == expected.shape
+    assert np.abs(rounded - expected).max() < 0.05 * np.abs(expected).max()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("output", ["logits", "features"])
 @pytest.mark.parametrize("name", FULL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 import frugalvit as fv
 from exported import CLASSES, made, write_photos
 from frugalvit.errors import UserError
+from frugalvit.training import processors
 
 
 @pytest.fixture
@@ -89,6 +91,80 @@ def test_numbers_without_a_meaning_are_refused(wrong: dict, tmp_path: Path, phot
         model.predict(photos / "0.jpg", **wrong)
     with pytest.raises(UserError, match="no pictures in the list"):
         model.transform([])
+
+
+def test_pictures_come_in_lists_of_every_kind(tmp_path: Path, photos: Path):
+    model = fv.load(made(tmp_path, "vit")[0])
+    paths = [str(photos / f"{number}.jpg") for number in (0, 2)]
+    expected = model.predict(paths, top=2, batch=1)
+    several = {
+        "tuple": tuple(paths),
+        "array": np.array(paths),
+        "objects": np.array(paths, dtype=object),
+        "generator": (path for path in paths),
+        "column": Column(paths),
+        "bytes": [Path(path).read_bytes() for path in paths],
+    }
+    for kind, given in several.items():
+        assert model.predict(given, top=np.int64(2), batch=np.int32(1)) == expected, kind
+    assert model.predict(several["bytes"][0], top=2) == expected[:1]
+    with Path(paths[0]).open("rb") as file, pytest.raises(UserError, match="A BufferedReader is no image: give a path"):
+        model.predict(file)
+
+
+class Column:
+    """A column of a table, as pandas has it: in an order of its own, and no list."""
+
+    def __init__(self, values: list[str]) -> None:
+        self.values = values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def to_numpy(self) -> np.ndarray:
+        return np.array(self.values)
+
+
+@pytest.fixture
+def onednn_is_slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A processor on which oneDNN is to be left out, in a program that has it."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this PyTorch has no oneDNN to leave out")
+    before = torch.backends.mkldnn.enabled
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(processors, "_onednn_is_slow", lambda: True)
+    torch.backends.mkldnn.enabled = True
+    yield
+    torch.backends.mkldnn.enabled = before
+
+
+@pytest.mark.usefixtures("onednn_is_slow")
+def test_a_loaded_model_leaves_random_numbers_and_onednn_to_the_program(tmp_path: Path, photos: Path):
+    folder, _ = made(tmp_path, "vit")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    model = fv.load(folder)
+    assert torch.equal(torch.rand(3), expected) and torch.backends.mkldnn.enabled
+    seen: list[bool] = []
+    model.backbone.register_forward_hook(lambda *_: seen.append(torch.backends.mkldnn.enabled))
+    model.predict(photos / "0.jpg")
+    model.features(torch.zeros(1, 3, 64, 64))
+    with pytest.raises(UserError, match="takes a tensor of floats"):
+        model(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
+    assert seen == [False, False], "left out where it is slow"
+    assert torch.backends.mkldnn.enabled, "and given back"
+
+
+@pytest.mark.usefixtures("onednn_is_slow")
+def test_the_last_of_several_threads_gives_onednn_back():
+    first, second = (processors.tuned_for(torch.device("cpu")) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.mkldnn.enabled, "the second is still at work"
+    second.__exit__(None, None, None)
+    assert torch.backends.mkldnn.enabled
 
 
 def test_load_takes_a_path_a_device_and_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

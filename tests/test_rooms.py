@@ -35,6 +35,7 @@ BASE = {
     "formats",
     "palette",
     "kernels",
+    "onednn",
     "launchers",
     "interrupts",
     "_hooks",

@@ -7,22 +7,38 @@ fv.run("probe knn", outcome["run"], "photos/")["top1"]
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pkgutil
 import sys
+import threading
 import typing
 from collections.abc import Iterator
 from typing import Any
 
 from frugalvit import cli, console
 from frugalvit.config.base import Config, flat_fields, merge, set_dotted
-from frugalvit.errors import UserError
+from frugalvit.errors import GUARD, UserError
 
 Place = str | os.PathLike[str]
 
 
+_running = threading.RLock()
+
+
+def _wait_for_nobody() -> None:
+    global _running
+    _running = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # a forked child is without the thread that had the lock, and would wait for ever
+    os.register_at_fork(after_in_child=_wait_for_nobody)
+
+
 def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> dict[str, Any]:
     """Run ``frugalvit COMMAND`` here, and return what it prints with ``--json``; a mistake is a ``UserError``.
+
+    One at a time: of several threads the others wait, since random numbers and settings are the whole process's.
 
     Args:
         command: its words: "train", "probe knn", "look explore" …
@@ -36,8 +52,11 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
     verb = cli.find_verb(words) if words else None
     if verb is None or verb.words != " ".join(words):
         raise UserError(f"There is no command '{command}': see 'frugalvit --help'.")
-    config = pkgutil.resolve_name(verb.config).parse(_values(pkgutil.resolve_name(verb.config), arguments, options))
-    with console.hushed() if quiet else contextlib.nullcontext():
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # spawned, and still reading the main module
+        raise UserError(f"{GUARD[0].upper()}{GUARD[1:]}: this is one of them, and must not begin the work anew.")
+    with _running, console.hushed() if quiet else contextlib.nullcontext():
+        wanted = pkgutil.resolve_name(verb.config)
+        config = wanted.parse(_values(wanted, arguments, options))
         function = pkgutil.resolve_name(verb.function)  # brings torch, where the command needs it: to be remembered too
         with _environment_as_it_was(), _torch_as_it_was():
             return function(config).data
@@ -63,15 +82,35 @@ def _torch_as_it_was() -> Iterator[None]:
         yield
         return
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    onednn = torch.backends.mkldnn.enabled
+    from frugalvit import onednn  # with torch, which it needs
+
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), onednn.given_back(), _plain_torch(torch):
             yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
-        torch.backends.mkldnn.enabled = onednn
+
+
+@contextlib.contextmanager
+def _plain_torch(torch: Any) -> Iterator[None]:
+    """The modes in which a command finds torch on the command line, whatever the caller's own work is done in.
+
+    What is already so is left alone: a mode that has to be entered costs every call of torch a little.
+    """
+    dtype = torch.get_default_dtype()
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda", "mps"):
+            if torch.is_autocast_enabled(device):
+                modes.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            modes.enter_context(torch.device("cpu"))
+        modes.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        yield
 
 
 def train(data: Place | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from frugalvit.results import Result, Table, as_text
 T = TypeVar("T")
 
 _quiet = False
+_hushes = 0
 _secondary = False
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BEFORE_FIRST = 2.0
@@ -34,13 +35,22 @@ def set_quiet(quiet: bool) -> None:
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """Nothing is said inside (warnings and errors still are)."""
-    before = _quiet
-    set_quiet(True)
+    """Nothing is said inside (warnings and errors still are). Counted: threads end in another order than they began."""
+    _hush(1)
     try:
         yield
     finally:
-        set_quiet(before)
+        _hush(-1)
+
+
+def _hush(more: int) -> None:
+    global _hushes
+    with _terminal:
+        _hushes += more
+
+
+def _silent() -> bool:
+    return _quiet or _hushes > 0
 
 
 def set_secondary(secondary: bool) -> None:
@@ -57,7 +67,7 @@ def is_secondary() -> bool:
 
 def say(message: str) -> None:
     """One line of information on standard error."""
-    if not _quiet:
+    if not _silent():
         _spoke()
         _tell(f"{printable(message)}\n")
 
@@ -116,12 +126,12 @@ class Meter:
 
     def __init__(self, total: int | None, label: str = "", start: int = 0) -> None:
         self.total, self.label, self.start = total, printable(label), start
-        self.live = sys.stderr.isatty() and not _quiet
+        self.live = sys.stderr.isatty() and not _silent()
         self.began = self.shown = time.monotonic()
         self.open_line = False
 
     def show(self, done: int, text: str = "") -> None:
-        if _quiet:
+        if _silent():
             return
         now = time.monotonic()
         if now - self.began < _SECONDS_BEFORE_FIRST or now - self.shown < (
@@ -174,7 +184,7 @@ class Waiting:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Waiting:
-        if sys.stderr.isatty() and not _quiet:
+        if sys.stderr.isatty() and not _silent():
             _spoke()
             self._thread = threading.Thread(target=self._wait, daemon=True)
             self._thread.start()
@@ -184,7 +194,7 @@ class Waiting:
         while not self._over.wait(0.5):
             with _terminal:
                 now = time.monotonic()
-                if not _state.bar and not _quiet and now - _state.spoke > _SECONDS_BEFORE_FIRST:
+                if not _state.bar and not _silent() and now - _state.spoke > _SECONDS_BEFORE_FIRST:
                     line = f"{self.label} … {clock(now - self.began)}"
                     _tell(_CLEAR + line[: _terminal_width() - 1])
                     _state.waiting = True

@@ -7,30 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import json
+import operator
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from frugalvit import console
+from frugalvit import console, onednn
 from frugalvit.backbones.factory import to_size
 from frugalvit.backbones.folder import model_config, save_model_folder, saved_size
 from frugalvit.backbones.internals import quietly
 from frugalvit.checkimages import check_images
 from frugalvit.config.base import read_yaml
 from frugalvit.config.export import ExportConfig
+from frugalvit.data.given import listed
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.files import make_folder, read_json, remove_leftovers, working_folder, write_text
 from frugalvit.modelcard import in_pixels, without_scores, write_card
+from frugalvit.programs import Program, Run, write_onnx, write_pt2
 from frugalvit.results import Result, Table
+from frugalvit.training.processors import tune_for_cpu, tuned_for
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3
 """The largest absolute difference from torch that an exported model may have."""
-
-Run = Callable[[Tensor], Sequence[Tensor]]
 
 
 class ReadyModel(nn.Module):
@@ -55,22 +54,26 @@ class ReadyModel(nn.Module):
     def transform(self, pictures: Any) -> Tensor:
         """A path, a PIL image, a uint8 array (H, W) or (H, W, C), a tensor (C, H, W), or a list of them, as evaluated.
 
+        Bytes are those of a file; a column of a table and a generator are lists too.
+
         -> (B, C, h, w)
         """
-        listed = _listed(pictures)
-        if not listed:
+        given = listed(pictures)
+        if not given:
             raise UserError("there are no pictures in the list; give at least one.")
         weight = next(self.parameters())
-        return torch.cat([self._transform.image(picture, weight.device) for picture in listed]).to(weight.dtype)
+        return torch.cat([self._transform.image(picture, weight.device) for picture in given]).to(weight.dtype)
 
     def features(self, images: Tensor) -> Features:
         """(B, C, h, w) -> grid (B, D, h', w') and pooled (B, D)."""
-        return self.backbone(images)
+        with tuned_for(next(self.parameters()).device):
+            return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes); the pooled features (B, D) where there is no classifier."""
-        pooled = self.backbone(images).pooled
-        return self.backbone.classify(pooled) if self.backbone.num_classes else pooled
+        with tuned_for(next(self.parameters()).device):
+            pooled = self.backbone(images).pooled
+            return self.backbone.classify(pooled) if self.backbone.num_classes else pooled
 
     @torch.inference_mode()
     def predict(self, pictures: Any, top: int = 5, batch: int = 64) -> list[list[tuple[str, float]]]:
@@ -80,15 +83,13 @@ class ReadyModel(nn.Module):
         """
         if not self.backbone.num_classes:
             raise UserError(f"{self.name} has no classifier; it gives features only.")
-        for name, number in (("top", top), ("batch", batch)):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise UserError(f"{name}={number!r}: give a whole number, at least 1.")
-        listed = _listed(pictures)
+        top, batch = _whole("top", top), _whole("batch", batch)
+        given = listed(pictures)
         names = self.classes or tuple(str(index) for index in range(self.backbone.num_classes))
         answers: list[list[tuple[str, float]]] = []
         with quietly(self):
-            for first in range(0, len(listed), batch):
-                logits = self(self.transform(listed[first : first + batch])).float()
+            for first in range(0, len(given), batch):
+                logits = self(self.transform(given[first : first + batch])).float()
                 chances, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
                 for row in zip(best.tolist(), chances.tolist(), strict=True):
                     answers.append([(names[index], chance) for index, chance in zip(*row, strict=True)])
@@ -108,19 +109,24 @@ def load(
     """The model that ``model`` names (a run, a checkpoint, an exported folder, a name), in eval mode.
 
     ``device`` "auto" is the best there is. ``backbone`` says what a bare checkpoint belongs to; ``img_size`` is another
-    input size than the model's own.
+    input size than the model's own. The caller's random numbers and settings of torch stay as they are.
     """
     from frugalvit.training.devices import numbered_device
     from frugalvit.training.models import load_model
 
     size = None if img_size is None else to_size(img_size)
-    kind, number = numbered_device(device)
-    place = f"{kind}:{number}" if number else kind
-    return ReadyModel(load_model(str(model), place, img_size=size, architecture=backbone)).eval()
+    with onednn.given_back(), torch.random.fork_rng(devices=[]):
+        kind, number = numbered_device(device)
+        place = f"{kind}:{number}" if number else kind
+        return ReadyModel(load_model(str(model), place, img_size=size, architecture=backbone)).eval()
 
 
-def _listed(pictures: Any) -> Sequence[Any]:
-    return pictures if isinstance(pictures, list | tuple) else [pictures]
+def _whole(name: str, number: Any) -> int:
+    """A whole number from 1 on, of Python's or anybody's kind."""
+    with contextlib.suppress(TypeError):
+        if not isinstance(number, bool) and operator.index(number) >= 1:
+            return operator.index(number)
+    raise UserError(f"{name}={number!r}: give a whole number, at least 1.")
 
 
 # The command
@@ -132,6 +138,7 @@ def export(config: ExportConfig) -> Result:
     _check_options(config)
     if config.to == "onnx":
         _need_onnx()
+    tune_for_cpu()  # for the whole command, which also asks the network apart from the model
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
     remove_leftovers(out.absolute())
@@ -151,9 +158,9 @@ def export(config: ExportConfig) -> Result:
             network: nn.Module = model
             run = _timm(folder)
         else:
-            network = _Program(model.backbone, _output(config, model))
+            network = Program(model.backbone, _output(config, model))
             path = folder / f"model.{config.to}"
-            run = (_onnx if config.to == "onnx" else _pt2)(network, path, model)
+            run = (write_onnx if config.to == "onnx" else write_pt2)(network, path, model)
             text = json.dumps(model_config(model.backbone, model.classes, meta), indent=2, ensure_ascii=False)
             write_text(folder / "config.json", text)
         difference = largest_difference(network, run, pictures)
@@ -194,106 +201,6 @@ def largest_difference(network: nn.Module, run: Run, pictures: Tensor) -> float:
             gap = (mine - theirs).abs().max().item()
             worst = gap if gap != gap else max(worst, gap)  # not a number stays
     return worst
-
-
-# Programs
-
-
-class _Program(nn.Module):
-    """What an exported program computes: images -> logits, or pooled and grid."""
-
-    def __init__(self, backbone: Backbone, output: str) -> None:
-        super().__init__()
-        self.backbone, self.names = backbone, ["logits"] if output == "logits" else ["pooled", "grid"]
-
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        features = self.backbone(images)
-        if self.names == ["logits"]:
-            return self.backbone.classify(features.pooled)
-        return features.pooled, features.grid
-
-
-def _captured(network: _Program, model: ReadyModel) -> torch.export.ExportedProgram:
-    """The program with a free batch size. Three images: sizes 1 and 2 are special cases in too many kernels."""
-    example = torch.zeros(3, model.backbone.in_chans, *model.backbone.img_size)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.export.export(network.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-
-
-def _pt2(network: _Program, path: Path, model: ReadyModel) -> Run:
-    torch.export.save(_captured(network, model), path)
-    program = torch.export.load(path).module()
-    return lambda images: [program(images)] if network.names == ["logits"] else program(images)
-
-
-def _onnx(network: _Program, path: Path, model: ReadyModel) -> Run:
-    import onnx
-    import onnxruntime
-
-    with _plain_attention(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            _captured(network, model),
-            (),
-            input_names=["images"],
-            output_names=network.names,
-            dynamo=True,
-            verbose=False,
-            # Its optimiser takes the 1e-8 that keeps T2T's attention from dividing by nothing for a zero, and drops it.
-            # onnxruntime optimises what it loads by itself.
-            optimize=False,
-        )
-    assert program is not None
-    graph = program.model_proto
-    _name_batch(graph)
-    facts = {"classes": list(model.classes or ()), "mean": model.backbone.mean, "std": model.backbone.std}
-    onnx.helper.set_model_props(graph, {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()})
-    onnx.checker.check_model(graph)
-    onnx.save(graph, path)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors: what it could not fold beforehand it computes
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda images: [torch.from_numpy(array) for array in session.run(None, {"images": images.numpy()})]
-
-
-def _name_batch(graph: Any) -> None:
-    """The free first dimension is called "batch" wherever it appears, instead of by a number of torch's."""
-    symbol = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    for value in (*graph.graph.input, *graph.graph.output, *graph.graph.value_info):
-        for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_param == symbol:
-                dimension.dim_param = "batch"
-
-
-@contextlib.contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Attention as two products and a softmax: fused kernels promise memory layouts that ONNX's do not keep."""
-    fused = functional.scaled_dot_product_attention
-
-    def plain(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        if is_causal or enable_gqa:
-            return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if attn_mask is not None:
-            forbids = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, float("-inf")) if forbids else scores + attn_mask
-        return scores.softmax(-1) @ value
-
-    functional.scaled_dot_product_attention = plain
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = fused
 
 
 def _timm(folder: Path) -> Run:

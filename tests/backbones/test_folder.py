@@ -91,6 +91,19 @@ def test_stock_architectures_need_timm_alone(tmp_path: Path):
         torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), backbone.model(images), atol=1e-4, rtol=1e-4)
 
 
+def test_what_a_folder_says_does_not_follow_the_callers_modes(tmp_path: Path):
+    backbone = create_backbone("swin_nano", img_size=32, num_classes=3)
+    plain = save_model_folder(backbone, tmp_path / "plain") / "config.json"
+    with torch.autocast("cpu"):
+        rounded = save_model_folder(backbone, tmp_path / "rounded") / "config.json"
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = save_model_folder(backbone, tmp_path / "double") / "config.json"
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert plain.read_text() == rounded.read_text() == double.read_text()
+
+
 def test_oblong_windows_say_what_loads_them(tmp_path: Path):
     """timm's own filter refuses or resamples such tables, so that its name alone would be a broken promise."""
     for name, architecture in (("swin, oblong, windows that fit", "swin_nano"), ("stock swin, oblong", "stored_as_is")):

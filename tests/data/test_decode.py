@@ -220,6 +220,16 @@ def test_an_error_crosses_process_borders() -> None:
     assert (error.name, error.reason) == ("a.jpg", "truncated")
 
 
+def test_the_callers_own_pillow_still_minds_decompression_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encode(Image.new("L", (30, 30)), "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)  # as Pillow's documentation advises
+        assert decode(content).shape == (30, 30, 3)  # ours has a limit of its own
+        with pytest.raises(Image.DecompressionBombWarning):
+            Image.open(BytesIO(content))
+
+
 def test_pillow_never_warns_the_user() -> None:
     palette = Image.new("P", (4, 4), 0)
     palette.putpalette([10, 20, 30] * 256)

@@ -62,8 +62,9 @@ def test_what_was_given_comes_back(images: Any, tmp_path: Path) -> None:
 
 def test_files_stay_as_they_are(tmp_path: Path) -> None:
     Image.fromarray(COLOUR[1]).save(tmp_path / "one.jpg")
-    source = fv.open_data(fv.save_data(tmp_path / "out", ([tmp_path / "one.jpg"], None)), split="given")
-    assert source.classes is None and source.splits["train"].raw(0) == (tmp_path / "one.jpg").read_bytes()
+    content = (tmp_path / "one.jpg").read_bytes()
+    source = fv.open_data(fv.save_data(tmp_path / "out", ([tmp_path / "one.jpg", content], None)), split="given")
+    assert source.classes is None and [source.splits["train"].raw(number) for number in range(2)] == [content] * 2
 
 
 def test_a_dataset_is_looked_at_once(tmp_path: Path) -> None:
@@ -81,6 +82,7 @@ def test_a_dataset_is_looked_at_once(tmp_path: Path) -> None:
         (["b", "a", "b"], None, ("a", "b"), [1, 0, 1]),
         (["b", "a", "b"], ["b", "c", "a"], ("b", "c", "a"), [0, 2, 0]),
         (torch.tensor([2, 0, 2]), ["x", "y", "z"], ("x", "y", "z"), [2, 0, 2]),
+        ([0, 1, 0], [10, 11], ("10", "11"), [0, 1, 0]),
         (Shuffled([1, 0, 0]), None, ("0", "1"), [1, 0, 0]),
         (iter("bab"), None, ("a", "b"), [1, 0, 1]),
     ],
@@ -91,12 +93,29 @@ def test_labels(labels: Any, classes: Any, names: Any, numbers: list[int], tmp_p
     assert source.classes == names and found is not None and found.tolist() == numbers
 
 
+class Frame:
+    """What a frame of pandas shows of itself here: a length and columns, which are found by their names."""
+
+    columns = ("image", "label")
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, name: str) -> list[str]:
+        return {"image": ["a.png"], "label": ["x"]}[name]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"train": GREY}, r"train: ndarray of shape \(6, 5, 7\) is no pair"),
         ({"train": 3}, "train: int is no pair"),
         ({"train": [{"image": GREY[0]}]}, "train: dict is no pair"),
+        (
+            {"train": Frame()},
+            r"train: a table with the columns 'image', 'label': .*\(table\['image'\], table\['label'\]\)",
+        ),
+        ({"train": (GREY, [0, 1] * 3), "classes": {0: "a", 1: "b"}}, "classes: give a list of names.*not a dictionary"),
         ({"train": (GREY, [1, 2])}, "6 images and 2 labels"),
         ({"train": (GREY[:0], [])}, "train has no images"),
         ({"train": (GREY / 255.0, [0] * 6)}, "train-0: An array of float64"),

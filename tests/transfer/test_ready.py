@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from faster_coco_eval.core import mask as run_length
 from PIL import Image
 
@@ -51,6 +52,22 @@ def test_a_grey_picture_is_one_too_and_noise_is_none(detector: Path, segmenter: 
     assert fv.load_segmenter(segmenter, device="cpu").predict([grey, grey[..., None]])[1].shape == (40, 52)
     with pytest.raises(fv.UserError, match=r"An array of float64 and shape \(4, 4, 4\) is no image"):
         fv.load_detector(detector, device="cpu").predict(np.zeros((4, 4, 4)))
+
+
+@pytest.mark.parametrize("kind", ["detector", "segmenter"])
+def test_loading_leaves_random_numbers_and_onednn_to_the_program(kind: str, request: pytest.FixtureRequest) -> None:
+    where, loads = request.getfixturevalue(kind), {"detector": fv.load_detector, "segmenter": fv.load_segmenter}
+    torch.manual_seed(5)
+    expected, onednn = torch.rand(3), torch.backends.mkldnn.enabled
+    try:
+        torch.backends.mkldnn.enabled = True
+        torch.manual_seed(5)
+        ready = loads[kind](where, device="cpu")
+        assert torch.equal(torch.rand(3), expected) and torch.backends.mkldnn.enabled
+        ready.predict(np.zeros((40, 52, 3), np.uint8))
+        assert torch.backends.mkldnn.enabled
+    finally:
+        torch.backends.mkldnn.enabled = onednn
 
 
 def test_each_refuses_the_other(detector: Path, segmenter: Path) -> None:

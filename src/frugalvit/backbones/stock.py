@@ -9,6 +9,7 @@ oblong image makes oblong ones.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -139,11 +140,12 @@ def _swin_architecture(
 
 
 def _computes_the_same(backbone: Backbone, architecture: str, arguments: dict[str, Any]) -> bool:
-    """Whether timm's network, given our weights, gives our output for a random image."""
+    """Whether timm's network, given our weights, gives our output for a random image: in float32, whatever the caller
+    computes in."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        image = torch.randn(1, backbone.in_chans, *backbone.img_size)
-        stock = timm.create_model(architecture, **arguments).eval()
+        image = torch.randn(1, backbone.in_chans, *backbone.img_size, dtype=torch.float32, device="cpu")
+        stock = timm.create_model(architecture, **arguments).float().eval()
     state = {name: tensor.detach().float().cpu() for name, tensor in backbone.model.state_dict().items()}
     theirs = stock.state_dict()
     if state.keys() != theirs.keys() or any(state[name].shape != theirs[name].shape for name in state):
@@ -153,7 +155,9 @@ def _computes_the_same(backbone: Backbone, architecture: str, arguments: dict[st
     training = backbone.model.training
     backbone.model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.ExitStack() as exact:
+            for kind in {"cpu", parameter.device.type}:
+                exact.enter_context(torch.autocast(kind, enabled=False))
             ours = backbone.model(image.to(parameter.device, parameter.dtype)).float().cpu()
             return bool(torch.allclose(ours, stock(image), rtol=TOLERANCE, atol=TOLERANCE))
     finally:

@@ -236,16 +236,33 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     choices = [
         word for e in here if e["type"] == "literal_error" for word in _choices(e.get("ctx", {}).get("expected", ""))
     ]
-    return f"{name} = {_shown(first.get('input'))}: {reason}.{nearest(str(first.get('input')), choices)}"
+    given = first.get("input")
+    words = nearest(str(given), choices) if choices else _instead(name, given)
+    return f"{name} = {_shown(given)}: {reason}.{words}"
+
+
+_INSTEAD = {
+    "data": "Write what is in memory once with fv.save_data, and give the folder that it returns.",
+    "model": "Give the run, folder or file that it was loaded from.",
+    "init": "Give the run, folder or file that the weights lie in.",
+    "backbone": "Give the name of the network.",
+}
+
+
+def _instead(name: str, given: object) -> str:
+    """What to give for something that only a program can have given: arrays, datasets, models."""
+    plain = given is None or isinstance(given, str | int | float)
+    return f" {_INSTEAD[name]}" if name in _INSTEAD and not plain else ""
 
 
 _LONGEST = 200  # letters of a value in a message
 
 
 def _shown(value: object) -> str:
-    """A value in a message; of an array or the like its kind."""
+    """A value in a message; of an array, an object or the like its kind."""
     text = repr(value)
-    return text if len(text) < _LONGEST and "\n" not in text else f"a {type(value).__name__}"
+    telling = len(text) < _LONGEST and "\n" not in text and " object at 0x" not in text
+    return text if telling else f"a {type(value).__name__}"
 
 
 _KINDS = {

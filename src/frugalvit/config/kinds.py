@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from frugalvit.config.base import Config, option, parted, pixels, rising
 
+
+def _word(device: Any) -> Any:
+    """A ``torch.device`` as its word, found by its looks: torch is not imported here."""
+    first = type(device).__name__ == "device" and getattr(device, "index", None) in (None, 0)
+    return device.type if first else device
+
+
 Auto = Literal["auto"]
-Device = Literal["auto", "cpu", "cuda", "mps"]
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], BeforeValidator(_word)]
 Precision = Literal["auto", "32", "bf16", "fp16"]
 Splitting = Literal["auto", "given", "train+val", "remake"]
 Labelling = Literal["auto", "folders", "ignore"]

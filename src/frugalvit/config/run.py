@@ -213,7 +213,8 @@ class RunConfig(Config):
     def default_recipe(cls, values: dict[str, Any]) -> str:
         """Published weights want to be moved gently; features learned here did better at the full rate (RESULTS.md)."""
         init = values.get("init")
-        return "finetune" if values.get("pretrained") or (init and not _learned_here(str(init))) else "scratch"
+        named = isinstance(init, str | os.PathLike) and bool(init)  # anything else is refused when it is checked
+        return "finetune" if values.get("pretrained") or (named and not _learned_here(str(init))) else "scratch"
 
 
 NO_MATTER = (

@@ -89,12 +89,12 @@ def decode(
 
 
 def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.ndarray:
-    """Pixels (H, W, 1 or 3) of a path, a PIL image (as its file is seen), an array or a tensor.
+    """Pixels (H, W, 1 or 3) of a path, a file's bytes, a PIL image (as its file is seen), an array or a tensor.
 
     An array is uint8, (H, W) or (H, W, C); a tensor (H, W) or (C, H, W), uint8 or floats from 0 to 1. ``at_least`` is
     of files, as in :func:`decode`.
     """
-    if isinstance(picture, str | os.PathLike):
+    if isinstance(picture, str | bytes | os.PathLike):
         return decode(os.fspath(picture), at_least=at_least)
     if isinstance(picture, torch.Tensor):
         picture = _from_tensor(picture)
@@ -102,9 +102,10 @@ def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.nd
     channels = pixels.shape[2] if pixels.ndim == 3 else 1
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in (1, 3) or not pixels.size:
         several = " Several images are a list of them." if pixels.ndim == 4 else ""
+        kind = f"An array of {pixels.dtype} and shape {pixels.shape}" if pixels.ndim else f"A {type(picture).__name__}"
         raise UserError(
-            f"An array of {pixels.dtype} and shape {pixels.shape} is no image: give a PIL image, or uint8 from 0 to "
-            f"255 of shape (H, W), (H, W, 1) or (H, W, 3).{several}"
+            f"{kind} is no image: give a path, a PIL image, or uint8 from 0 to 255 of shape (H, W), (H, W, 1) or "
+            f"(H, W, 3).{several}"
         )
     return pixels.reshape(*pixels.shape[:2], channels)
 
@@ -366,10 +367,12 @@ def _reason(error: Exception, format_name: str | None, header: bool = False) -> 
 def _quieten() -> None:
     """Keep Pillow's warnings from the user: what matters of them becomes a reason.
 
-    ``warnings.catch_warnings`` would be the usual way, but it is not safe when several threads decode.
+    ``warnings.catch_warnings`` would be the usual way, but it is not safe when several threads decode. This holds for
+    the whole program, so it is of complaints about files alone: a caller's own use of Pillow stays protected against
+    decompression bombs, of which a ``RuntimeWarning`` tells.
     """
     if not any(getattr(entry[3], "pattern", None) == _PILLOW for entry in warnings.filters):
-        warnings.filterwarnings("ignore", module=_PILLOW)
+        warnings.filterwarnings("ignore", module=_PILLOW, category=UserWarning)
 
 
 _PILLOW = r"PIL\.|frugalvit\.data\.decode"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from frugalvit import console
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
 from frugalvit.data.store import Fetched
-from frugalvit.data.workers import begin_worker
+from frugalvit.data.workers import begin_worker, gone, may_start_others
 from frugalvit.errors import UserError
 
 _READY = 8  # batches, at most, that wait decoded while every process works on one: a batch may take 100 MB
@@ -50,7 +50,8 @@ class LazyStore:
         self.kept = torch.arange(len(examples))
         self.bad: list[tuple[str, str]] = []
         self.decoder = Decoder(examples, rectangle)
-        self._pool: ProcessPoolExecutor | None = None
+        self.answered = False  # whether a process has ever given images
+        self._pool: Executor | None = None
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -58,9 +59,14 @@ class LazyStore:
     def fetcher(self, order: Callable[[int], Tensor]) -> WorkerFetcher:
         return WorkerFetcher(self, order)
 
-    def pool(self) -> ProcessPoolExecutor:
-        """The processes that decode, started once: an evaluation that returns every epoch finds them waiting."""
-        if self._pool is None:
+    def pool(self) -> Executor:
+        """The processes that decode, started once: an evaluation that returns every epoch finds them waiting.
+
+        Threads where there can be no processes: slower, and the same images.
+        """
+        if self._pool is None and not may_start_others():
+            self._pool = ThreadPoolExecutor(self.workers)
+        elif self._pool is None:
             # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
             self._pool = ProcessPoolExecutor(
                 self.workers, multiprocessing.get_context("spawn"), _prepare_worker, (self.decoder,)
@@ -106,17 +112,18 @@ class WorkerFetcher:
         ahead = range(step, step + 1 + workers + min(workers, _READY))
         try:
             pool = self.store.pool()
+            work = self.store.decoder if isinstance(pool, ThreadPoolExecutor) else _decode_in_worker
             for number in [number for number in self.waiting if number not in ahead]:
                 self.waiting.pop(number).cancel()
             for number in ahead:
                 if number not in self.waiting and len(positions := self.order(number)):
-                    self.waiting[number] = pool.submit(_decode_in_worker, positions.tolist())
-            return self.waiting.pop(step).result()
+                    self.waiting[number] = pool.submit(work, positions.tolist())
+            decoded = self.waiting.pop(step).result()
         except BrokenProcessPool as error:
-            raise UserError(
-                "A process that decodes images was killed (out of memory?). Use fewer with --workers, or keep the "
-                "images with --cache.where disk."
-            ) from error
+            advice = "Use fewer with --workers, or keep the images with --cache.where disk."
+            raise gone("decodes images", advice, answered=self.store.answered) from error
+        self.store.answered = True
+        return decoded
 
 
 class Decoder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def save_data(
     *,
     val: Any = None,
     test: Any = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str | int] | None = None,
     replace: bool = False,
 ) -> str:
     """Write images as a dataset, and return its folder: every command takes it, and so does ``fv.train``.
@@ -38,8 +38,8 @@ def save_data(
     Args:
         out: a new folder.
         train: ``(images, labels)``, ``(images, None)`` without labels, or a ``torch.utils.data.Dataset`` (anything with
-            a length) of such pairs. An image is a uint8 array (H, W) or (H, W, 3), a PIL image, a path, or a tensor (C,
-            H, W), uint8 or floats from 0 to 1; a label is a number or a name.
+            a length) of such pairs. An image is a uint8 array (H, W) or (H, W, 3), a PIL image, a path, a file's bytes,
+            or a tensor (C, H, W), uint8 or floats from 0 to 1; a label is a number or a name.
         val: the same; made from train by those who need it where it is left out.
         test: the same.
         classes: the names of the classes that numbers count, from 0; by default the numbers themselves.
@@ -93,7 +93,16 @@ class MemoryExamples(Examples):
 
 def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
     """The encoded images and the labels of what was given for a split."""
+    if hasattr(part, "columns"):  # a frame of pandas or polars
+        columns = some([repr(name) for name in part.columns])
+        raise UserError(
+            f"{split}: a table with the columns {columns}: give two of them, as in (table['image'], table['label'])."
+        )
     if isinstance(part, tuple) and len(part) == 2:
+        if all(isinstance(half, tuple) and len(half) == 2 and _is_picture(half[0]) for half in part):
+            raise UserError(
+                f"{split}: two pairs in a tuple look like (images, labels): give a list, [(image, label), …]."
+            )
         images = list(part[0])
         # In their order: a Series of pandas has an index of its own.
         labels = [None] * len(images) if part[1] is None else list(part[1])
@@ -130,6 +139,10 @@ def _pair(item: Any, split: str) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
+def _is_picture(thing: Any) -> bool:
+    return isinstance(thing, Image.Image) or getattr(thing, "ndim", 0) >= 2
+
+
 def _kind(thing: Any) -> str:
     """What something is, in a message: its type and, of an array, its shape."""
     shape = getattr(thing, "shape", None)
@@ -137,7 +150,9 @@ def _kind(thing: Any) -> str:
 
 
 def _encoded(image: Any, name: str) -> bytes:
-    """A file as it is, anything else as a PNG."""
+    """A file as it is, by its name or its bytes; anything else as a PNG."""
+    if isinstance(image, bytes):
+        return image
     if isinstance(image, str | os.PathLike):
         try:
             return Path(image).read_bytes()
@@ -163,14 +178,15 @@ def _label(label: Any, name: str) -> int | str | None:
         return label
     if isinstance(label, int) and not isinstance(label, bool) and label >= 0:
         return label
-    raise UserError(f"{name}: {label!r} is no label: give a number from 0 on, or a name.")
+    shown = repr(label) if isinstance(label, int | float) else _kind(label)
+    raise UserError(f"{name}: {shown} is no label: give a number from 0 on, or a name.")
 
 
 Labels = dict[str, list[int | str] | None]
 
 
 def _numbered(
-    labels: Labels, classes: Sequence[str] | None
+    labels: Labels, given: Sequence[str | int] | None
 ) -> tuple[tuple[str, ...] | None, dict[str, np.ndarray | None]]:
     """The names of the classes, and every label as its place among them."""
     every = [label for found in labels.values() for label in found or ()]
@@ -181,6 +197,9 @@ def _numbered(
         raise UserError(f"{bare[0]} has no labels, and other splits have: give all of them, or none.")
     if len({isinstance(label, str) for label in every}) > 1:
         raise UserError("Some labels are numbers and some are names: give all of one kind.")
+    if isinstance(given, Mapping):
+        raise UserError("classes: give a list of names, in the order of the numbers that mean them, not a dictionary.")
+    classes = None if given is None else [str(name) for name in given]
     if classes is not None and (len(set(classes)) < len(classes) or not all(name.strip() for name in classes)):
         raise UserError("classes: every class has a name of its own, and none is empty.")
     known: list[Any]

@@ -26,7 +26,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.randomness import generator_for, ship, uniform
 from frugalvit.data.stream import ShardStream, StreamSample
-from frugalvit.data.workers import begin_worker
+from frugalvit.data.workers import begin_worker, gone, may_start_others
 from frugalvit.errors import UserError
 
 _AHEAD = 2  # batches a reader prepares before they are asked for
@@ -174,7 +174,7 @@ class StreamedBatches:
             taken = -(-(step - reader) // self.readers) if step > reader else 0  # batches this reader has given
             place, parts = self.rank * self.readers + reader, self.world * self.readers
             part = Part(self.stream, place, parts, local, self.stored, self.classes, taken * local)
-            self.sources.append(_Reader(part, own_process=self.workers > 0))
+            self.sources.append(_Reader(part, own_process=self.workers > 0 and may_start_others()))
         for source in self.sources:
             source.look_ahead()
 
@@ -208,6 +208,7 @@ class _Reader:
 
     def __init__(self, part: Part, own_process: bool) -> None:
         self.pool: ProcessPoolExecutor | None = None
+        self.answered = False
         self.waiting: deque[Future[Read]] = deque()
         if own_process:
             self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare_reader, (part,))
@@ -221,12 +222,12 @@ class _Reader:
             self.look_ahead()
             batch = self.waiting.popleft()
             self.look_ahead()
-            return batch.result()
+            read = batch.result()
         except BrokenProcessPool as error:
-            raise UserError(
-                "A process that reads shards was killed (out of memory?). --resume goes on with as many; a new run can "
-                "have fewer with --workers."
-            ) from error
+            advice = "--resume goes on with as many; a new run can have fewer with --workers."
+            raise gone("reads shards", advice, answered=self.answered) from error
+        self.answered = True
+        return read
 
     def look_ahead(self) -> None:
         """Let the process prepare the next batches, so that none is waited for."""

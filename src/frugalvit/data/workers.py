@@ -1,4 +1,4 @@
-"""What every process that decodes or reads for a training does first: mind its signals and its parent."""
+"""Processes that decode or read for a training: what each does first, and what is said of one that is gone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import threading
 from multiprocessing.process import BaseProcess
 
 import torch
+
+from frugalvit.errors import GUARD, UserError
 
 _GRACE = 10.0  # seconds
 
@@ -27,6 +29,21 @@ def begin_worker() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True, name="mind the parent").start()
+
+
+def may_start_others() -> bool:
+    """A daemonic process, as a pool of somebody's own may have started this one, has no children."""
+    return not multiprocessing.current_process().daemon
+
+
+def gone(what: str, advice: str, *, answered: bool) -> UserError:
+    """Why a process that ``what`` names ended; one that never ``answered`` may not have come as far as its work."""
+    if answered:
+        return UserError(f"A process that {what} was killed (out of memory?). {advice}")
+    return UserError(
+        f"A process that {what} ended before its first answer. Called from Python, {GUARD}. If that is so, it was "
+        f"killed (out of memory?). {advice}"
+    )
 
 
 def _leave_soon(number: int, frame: object) -> None:

@@ -56,7 +56,7 @@ def view_loss(
 
 
 class ViewMatching(Matching):
-    """L_V on ``Features.pooled``; see :class:`Matching` for the options."""
+    """L_V on ``Features.pooled``, whose width (``backbone.pooled_dim``) ``dim`` is; see :class:`Matching`."""
 
     level = "pooled"
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from frugalvit import palette
 from frugalvit.errors import UserError
-from frugalvit.figures import STYLE
+from frugalvit.figures import drawing
 from frugalvit.files import make_folder
 
 AHEAD, BEHIND = palette.BLUE, palette.RED
@@ -33,7 +32,7 @@ def neighbours_figure(query: np.ndarray, neighbours: Sequence[np.ndarray], capti
     """The image asked about, then its neighbours from near to far, up to five a row. Images are uint8 (H, W, 3)."""
     columns = max(1, min(5, len(neighbours)))
     rows = -(-len(neighbours) // columns)
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         figure = Figure(figsize=(1.6 * (columns + 1), 1.9 * rows), layout="constrained")
         axes = figure.subplots(rows, columns + 1, squeeze=False)
         for axis in axes.flat:
@@ -52,7 +51,7 @@ def suite_figure(names: Sequence[str], scores: Sequence[float], others: Sequence
     values = list(scores) if others is None else [a - b for a, b in zip(scores, others, strict=True)]
     order = sorted(range(len(values)), key=lambda i: values[i])
     values = [values[i] for i in order]
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         figure = Figure(figsize=(5.4, 0.9 + 0.24 * len(values)), layout="constrained")
         axis = figure.subplots()
         colours = [AHEAD if value >= 0 else BEHIND for value in values]
@@ -79,7 +78,7 @@ class Contender:
 
 def tradeoff_figure(contenders: Sequence[Contender], accuracy: str, hardware: str) -> Figure:
     """Accuracy against throughput on a logarithmic axis; the area of a circle is the number of parameters."""
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         figure = Figure(figsize=(5.4, 3.6), layout="constrained")
         axis = figure.subplots()
         largest = max(contender.parameters for contender in contenders)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
@@ -14,7 +13,7 @@ from PIL import Image
 from frugalvit import palette
 from frugalvit.console import printable
 from frugalvit.data import Examples
-from frugalvit.figures import STYLE
+from frugalvit.figures import drawing
 
 COLUMNS = 10
 _INCHES, _PIXELS = 1.1, 200  # of a column, and of a small image's longer side
@@ -58,7 +57,7 @@ def sheet_figure(groups: Sequence[Sequence[Small]]) -> Figure:
     places = lines_of(len(group) for group in groups)
     columns = max(column + len(group) for (_, column), group in zip(places, groups, strict=True))
     height = _HEIGHT * (places[-1][0] + 1)
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         figure = Figure(figsize=(_INCHES * columns, _INCHES * height))
         # One pair of axes for all: a pair for each of two hundred images would take minutes to lay out.
         axis = figure.add_axes((0, 0, 1, 1))

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from frugalvit import palette
-from frugalvit.figures import save
+from frugalvit.figures import drawing, save
 from frugalvit.report.charts import chapter, is_percentage
 from frugalvit.report.records import Curve, mean_curve
 
@@ -35,7 +35,7 @@ def comparison_chart(
     labels: tuple[str, str] | None = None,
 ) -> None:
     """Draw a comparison into a file."""
-    with matplotlib.rc_context({"text.parse_math": False}):  # a setting with a dollar sign is a name
+    with drawing({"text.parse_math": False}):  # a setting with a dollar sign is a name
         save(comparison_figure(values, curves, metric, labels), path)
 
 

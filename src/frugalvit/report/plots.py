@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
@@ -17,7 +16,7 @@ from matplotlib.patches import ConnectionPatch, Rectangle
 from matplotlib.patheffects import Normal, Stroke
 
 from frugalvit import palette
-from frugalvit.figures import STYLE
+from frugalvit.figures import drawing
 from frugalvit.lens.attention import AttentionView
 from frugalvit.lens.correspondence import Correspondence, CorrespondenceScore
 from frugalvit.lens.regions import Regions
@@ -48,7 +47,7 @@ class MatchedViews:
 def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
     """Numbered lines between the most similar regions; a ring marks the region nearest its view's global feature, a
     triangle the one nearest the other view's (EsViT, Fig. 6)."""
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         aspect = rows[0].first.shape[1] / rows[0].first.shape[2]
         figure = Figure(figsize=(6.4, len(rows) * (2.9 * aspect + 0.3) + 0.25), layout="constrained")
         axes = figure.subplots(len(rows), 2, squeeze=False)
@@ -128,7 +127,7 @@ def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title
     columns = min(count, 8)
     lines = -(-count // columns)
     aspect = image.shape[1] / image.shape[2]
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         rows = lines * (6.4 / columns * aspect + 0.16)
         figure = Figure(figsize=(6.8, 1.7 + 2 * rows + _BAR), layout="constrained")
         figure.suptitle(title, fontsize=8, x=0.01, ha="left")
@@ -191,7 +190,7 @@ def _overlay(axis: Any, view: AttentionView, head: int, kind: str, regions: Regi
 def score_figure(scores: Mapping[str, CorrespondenceScore]) -> Figure:
     """Accuracy and distance error of the top pairs, one bar per model, guessing as a dotted line (Fig. 8)."""
     names, values = list(scores), list(scores.values())
-    with matplotlib.rc_context(STYLE):
+    with drawing():
         figure = Figure(figsize=(6.4, 0.8 + 0.34 * len(names)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for axis, label, lengths, guesses in (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from frugalvit import console
+from frugalvit import console, onednn
 
 _MUCH = 3.0
 
@@ -29,6 +29,20 @@ def tune_for_cpu() -> None:
     """Leave oneDNN out where it is much slower at attention's products than the processor's own library."""
     if platform.machine() in ("aarch64", "arm64") and torch.backends.mkldnn.is_available() and _onednn_is_slow():
         torch.backends.mkldnn.enabled = False
+
+
+@contextmanager
+def tuned_for(device: torch.device) -> Iterator[None]:
+    """What a processor wants, inside alone: for models that work within somebody else's program.
+
+    Nothing where the work is recorded: a compiled or exported program has no switches in it.
+    """
+    if device.type != "cpu" or torch.compiler.is_compiling():
+        yield
+        return
+    with onednn.given_back():
+        tune_for_cpu()
+        yield
 
 
 @functools.lru_cache(maxsize=1)

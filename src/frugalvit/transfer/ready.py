@@ -12,7 +12,10 @@ import torch
 from faster_coco_eval.core import mask as run_length
 from torch import Tensor
 
+from frugalvit import onednn
 from frugalvit.data.decode import as_pixels
+from frugalvit.data.given import listed
+from frugalvit.training.processors import tuned_for
 from frugalvit.transfer import detect_commands, segment_commands
 from frugalvit.transfer.trained import read_facts
 
@@ -33,7 +36,8 @@ class ReadyDetector:
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
         facts = read_facts(str(where), "detect")
         self.classes: tuple[str, ...] = tuple(facts["classes"])
-        self._task = detect_commands.load_task(str(where), facts, str(device), 1)
+        with onednn.given_back(), torch.random.fork_rng(devices=[]):
+            self._task = detect_commands.load_task(str(where), facts, str(device), 1)
 
     def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Found]]:
         """The objects of each picture that score at least ``threshold``, the surest first.
@@ -41,7 +45,8 @@ class ReadyDetector:
         pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
         """
         self._task.net.see_down_to(threshold)
-        found = (self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures))
+        with tuned_for(next(self._task.parameters()).device):
+            found = [self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures)]
         return [[self._object(entry) for entry in sorted(entries, key=lambda e: -e["score"])] for entries in found]
 
     def _object(self, entry: dict[str, Any]) -> Found:
@@ -57,12 +62,14 @@ class ReadySegmenter:
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
         facts = read_facts(str(where), "segment")
         self.classes: tuple[str, ...] = tuple(facts["classes"])
-        self._task = segment_commands.load_task(str(where), facts, str(device), 1)
+        with onednn.given_back(), torch.random.fork_rng(devices=[]):
+            self._task = segment_commands.load_task(str(where), facts, str(device), 1)
 
     def predict(self, pictures: Any) -> list[np.ndarray]:
         """For each picture (H, W) the place in ``classes`` of every pixel; ``pictures`` as a detector takes them."""
-        maps = (self._task.predict([pixels], self._task.test)[0] for pixels in _tensors(pictures))
-        return [classes.cpu().numpy() for classes in maps]
+        with tuned_for(next(self._task.parameters()).device):
+            maps = (self._task.predict([pixels], self._task.test)[0] for pixels in _tensors(pictures))
+            return [classes.cpu().numpy() for classes in maps]
 
 
 def load_detector(where: str | Path, device: str | torch.device = "auto") -> ReadyDetector:
@@ -77,6 +84,6 @@ def load_segmenter(where: str | Path, device: str | torch.device = "auto") -> Re
 
 def _tensors(pictures: Any) -> Iterator[Tensor]:
     """Pictures as uint8 (3, H, W)."""
-    for picture in pictures if isinstance(pictures, list | tuple) else [pictures]:
+    for picture in listed(pictures):
         pixels = torch.from_numpy(as_pixels(picture)).permute(2, 0, 1)
         yield pixels.expand(3, -1, -1)
