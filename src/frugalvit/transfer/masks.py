@@ -1,15 +1,45 @@
-"""Masks of boxes: the small grids that a head predicts, laid into pictures.
+"""Masks of boxes: small grids that a head learns from masks of pictures, and that are laid into pictures again.
 
-A box is a rectangle in the plane, not a set of pixels: pixel i covers i to i + 1, and its centre is i + 1/2.
-torchvision rounds the corners of boxes, and what it draws is up to two pixels wider than its box.
+Both ways a box is a rectangle in the plane, not a set of pixels: pixel i covers i to i + 1, and its centre is i + 1/2.
+torchvision takes i itself for the centre of what is learnt, which moves it by half a pixel, and rounds the corners of
+boxes where it draws, which makes masks up to two pixels wider than their boxes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torchvision.ops import roi_align
+
+
+def mask_loss(
+    logits: Tensor, regions: Sequence[Tensor], owners: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]
+) -> Tensor:
+    """He et al. 2017, §3: the mean binary cross-entropy of the masks of the regions' classes.
+
+    logits (R, classes + 1, m, m) of all images' regions (r, 4), whose objects are ``owners`` (r,) in ``targets``.
+    """
+    if not len(logits):  # a mean of nothing is undefined
+        return logits.sum() * 0
+    labels = torch.cat([target["labels"][owner] for target, owner in zip(targets, owners, strict=True)])
+    wanted = torch.cat(
+        [
+            cut_masks(target["masks"], owner, region, logits.shape[-1])
+            for target, owner, region in zip(targets, owners, regions, strict=True)
+        ]
+    )
+    places = torch.arange(len(labels), device=labels.device)
+    return F.binary_cross_entropy_with_logits(logits[places, labels], wanted)
+
+
+def cut_masks(masks: Tensor, owners: Tensor, boxes: Tensor, side: int) -> Tensor:
+    """Of the masks (n, H, W) that ``owners`` (r,) names what lies in the boxes (r, 4): (r, side, side) from 0 to 1."""
+    placed = torch.cat([owners[:, None].to(boxes), boxes], 1)
+    return roi_align(masks[:, None].to(boxes), placed, (side, side), aligned=True)[:, 0]
 
 
 def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
