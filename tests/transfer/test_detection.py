@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.ops import MultiScaleRoIAlign
 
 from frugalvit import create_backbone
@@ -18,6 +17,7 @@ from frugalvit.transfer import detection
 from frugalvit.transfer.cascade import OVERLAPS, CascadeHeads
 from frugalvit.transfer.detect_data import View
 from frugalvit.transfer.detection import Detector
+from frugalvit.transfer.masks import paste_masks
 from frugalvit.transfer.parts import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.regions import own, pad_objects
@@ -86,7 +86,7 @@ def test_objects_below_the_usual_limit_are_found_where_asked_for(head: str) -> N
     assert counts[0] == counts[1] == 0 < counts[2], "a higher limit is the caller's to draw"
 
 
-def test_only_masks_of_sure_objects_are_drawn_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_masks_of_sure_objects_are_drawn_and_image_after_image(monkeypatch: pytest.MonkeyPatch) -> None:
     net = detector().eval()
     net.see_down_to(0.0)
     images, original = torch.rand(2, 3, 64, 64), [(128, 100), (96, 128)]
@@ -94,19 +94,19 @@ def test_only_masks_of_sure_objects_are_drawn_and_one_at_a_time(monkeypatch: pyt
 
     def watched(masks: torch.Tensor, *rest: Any) -> torch.Tensor:
         drawn.append(len(masks))
-        return paste_masks_in_image(masks, *rest)
+        return paste_masks(masks, *rest)
 
-    monkeypatch.setattr(detection, "paste_masks_in_image", watched)
+    monkeypatch.setattr(detection, "paste_masks", watched)
     whole = list(net.detect(images, SIZES, original))
     with torch.inference_mode():
         raw = net(images, SIZES)
-    for objects, seen, size in zip(whole, raw, original, strict=True):  # as torchvision draws them all at once
-        assert torch.equal(objects["masks"], paste_masks_in_image(seen["masks"], objects["boxes"], size)[:, 0] > 0.5)
+    for objects, seen, size in zip(whole, raw, original, strict=True):
+        assert torch.equal(objects["masks"], paste_masks(seen["masks"], objects["boxes"], size))
     scores = torch.cat([objects["scores"] for objects in whole]).sort().values
     least = scores[len(scores) // 2].item()
     drawn.clear()
     sure = list(net.detect(images, SIZES, original, least))
-    assert drawn == [1] * sum(len(objects["scores"]) for objects in sure) and 0 < len(drawn) < len(scores)
+    assert drawn == [len(objects["scores"]) for objects in sure] and 0 < sum(drawn) < len(scores)
     for objects, every in zip(sure, whole, strict=True):
         kept = [score >= least for score in every["scores"].tolist()]
         assert all(torch.equal(objects[name], every[name][kept]) for name in every)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torchvision.models.detection import roi_heads
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, Matcher
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, concat_box_prediction_layers
-from torchvision.ops import box_iou, clip_boxes_to_image, remove_small_boxes
+from torchvision.ops import box_iou, clip_boxes_to_image, remove_small_boxes, roi_align
 
 from frugalvit.transfer import regions
 from frugalvit.transfer.detection import Detector
@@ -144,7 +146,9 @@ def test_the_same_proposals_are_kept(training: bool, broken: bool, few: bool) ->
 
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("counts", OBJECTS)
-def test_heads_lose_and_learn_the_same(counts: tuple[int, ...], masks: bool) -> None:
+def test_heads_lose_and_learn_the_same(counts: tuple[int, ...], masks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once torchvision's masks to learn are not half a pixel off."""
+    monkeypatch.setattr(roi_heads, "roi_align", partial(roi_align, aligned=True))
     net, targets, boxes = detector(masks=masks), some_targets(counts), some_regions(counts)
     torch.manual_seed(0)
     images, sizes = torch.rand(len(counts), 3, 64, 64), SIZES[: len(counts)]

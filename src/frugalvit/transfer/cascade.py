@@ -16,12 +16,12 @@ from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.roi_heads import maskrcnn_inference
 from torchvision.ops import batched_nms, clip_boxes_to_image, remove_small_boxes
 
+from frugalvit.transfer.masks import mask_loss
 from frugalvit.transfer.parts import LEAST_SCORE, DetectorSpec, mask_parts, roi_align
 from frugalvit.transfer.pyramid import FeaturePyramid
 from frugalvit.transfer.regions import (
     choose,
     goals_of,
-    mask_loss,
     not_empty,
     on_objects,
     own,

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from frugalvit.transfer.cascade import CascadeHeads
+from frugalvit.transfer.masks import paste_masks
 from frugalvit.transfer.parts import (
     LEAST_SCORE,
     DetectorSpec,
@@ -105,14 +105,5 @@ class Detector(nn.Module):
             scale = torch.tensor([width / size[1], height / size[0]] * 2, device=kept["boxes"].device)
             kept["boxes"] = kept["boxes"] * scale
             if "masks" in kept:
-                kept["masks"] = _pasted(kept["masks"].float(), kept["boxes"], (height, width))
+                kept["masks"] = paste_masks(kept["masks"], kept["boxes"], (height, width))
             yield kept
-
-
-def _pasted(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks (n, 1, h, w) of boxes -> (n, *size), whether they are above a half; one by one, for those are floats."""
-    whole = masks.new_zeros((len(masks), *size), dtype=torch.bool)
-    for place in range(len(masks)):
-        one = slice(place, place + 1)
-        whole[one] = paste_masks_in_image(masks[one], boxes[one], size)[:, 0] > 0.5
-    return whole

@@ -2,7 +2,8 @@
 
 torchvision goes from image to image, with some sixty small operations and a dozen looks at the device for each; at 16
 images the host takes longer to ask for them than the device to do them. Here the images lie side by side, padded. The
-results are torchvision's, bit for bit on a CPU, and so are the random numbers that are drawn (the tests compare both).
+results are torchvision's, bit for bit on a CPU, and so are the random numbers that are drawn (the tests compare both);
+but for the masks that are learnt, which lie half a pixel off there (masks.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, Matcher
-from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, maskrcnn_loss
+from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import batched_nms, nms
+
+from frugalvit.transfer.masks import mask_loss
 
 _MOST_OVERLAPS = {"cuda": 2**24}
 """Overlaps of objects with anchors held at once. A CPU gains nothing from images side by side: one at a time."""
@@ -222,12 +225,6 @@ def goals_of(owners: Sequence[Tensor], objects: tuple[Tensor, Tensor]) -> list[T
     """The boxes of the regions' objects; zeros in images without."""
     goals = take(objects[0], pad_sequence(list(owners), batch_first=True))
     return cut(goals, [len(part) for part in owners])
-
-
-def mask_loss(
-    logits: Tensor, regions: list[Tensor], objects: list[Tensor], targets: Sequence[dict[str, Tensor]]
-) -> Tensor:
-    return maskrcnn_loss(logits, regions, [t["masks"] for t in targets], [t["labels"] for t in targets], objects)
 
 
 def with_objects(regions: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]) -> list[Tensor]:
