@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeVar
@@ -161,7 +161,9 @@ def working_folder(place: Path, *, inside: bool) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
     held = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=_PARTIAL, dir=parent))
     try:
-        with FolderLock(held):
+        with ExitStack() as alive:
+            with suppress(UserError):  # a file system without locks: nobody else knows this folder's name anyway
+                alive.enter_context(FolderLock(held))
             folder = held / "new"  # the lock stays behind when it is moved
             folder.mkdir()
             yield folder

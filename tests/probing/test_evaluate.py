@@ -192,3 +192,42 @@ def test_wilson_interval(right: int, count: int, low: float, high: float) -> Non
         if 0 < share < 1 - 1e-9:
             error = (share * (1 - share) / count) ** 0.5
             assert abs(right / count - share) / error == pytest.approx(1.959964, rel=1e-5)
+
+
+def test_a_run_knows_its_own_images_wherever_they_are_named_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name typed in another folder, and a copy; of an exported model the name of the data is all that is known."""
+    suite_layouts.folders(tmp_path / "squares", {"": 12})
+    monkeypatch.chdir(tmp_path)
+    trained(Path("squares"), Path("run"))
+    assert cli.main(["export", "run", "--to", "timm", "--out", "exported"]) == 0
+    shutil.copytree("squares", "copy")
+    monkeypatch.chdir("/")
+    for data in (tmp_path / "squares", tmp_path / "copy"):
+        assert scored(tmp_path / "run", data)["scored_on"] == "val"
+    capsys.readouterr()
+    assert scored(tmp_path / "exported", tmp_path / "squares")["scored_on"] == "all"
+    assert "was taught with data of this name (squares), and may have learned from these" in capsys.readouterr().err
+    (tmp_path / "exported" / "config.yaml").write_text("foo: 1\n")  # somebody else's
+    assert scored(tmp_path / "exported", tmp_path / "copy")["scored_on"] == "all"
+
+
+def test_one_class_alone(whole: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    """One folder is no labels to learn from, but it can be asked whether all of it is recognised."""
+    data, run, _ = whole
+    shutil.copytree(data / "test" / "class1", tmp_path / "one" / "class1")
+    assert [entry["class"] for entry in scored(run, tmp_path / "one")["per_class"]] == ["class1"]
+    shutil.copytree(data / "test" / "class1", tmp_path / "other" / "hen")
+    with pytest.raises(UserError, match="has no labels to compare with"):
+        scored(run, tmp_path / "other")
+
+
+def test_a_streamed_run_with_chosen_classes(whole: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    data, _, _ = whole
+    chosen = tmp_path / "classes.txt"
+    chosen.write_text("class0\nclass2\n")
+    packed = tmp_path / "packed"
+    assert cli.main(["data", "pack", str(data), str(packed)]) == 0
+    trained(packed, tmp_path / "run", stream=True, classes=str(chosen))
+    assert scored(tmp_path / "run", packed)["scored_images"] == 10

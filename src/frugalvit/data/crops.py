@@ -63,8 +63,8 @@ def boxes_from_uniform(
     left = torch.floor(numbers[:, -1] * (width - box_width + 1))
 
     image_ratio = width / height
-    centred_height = torch.where(image_ratio < ratio[0], (width / ratio[0]).round(), height)
-    centred_width = torch.where(image_ratio > ratio[1], (height * ratio[1]).round(), width)
+    centred_height = torch.where(image_ratio < ratio[0], (width / ratio[0]).round().clamp(min=1), height)
+    centred_width = torch.where(image_ratio > ratio[1], (height * ratio[1]).round().clamp(min=1), width)
     centred_top = torch.floor((height - centred_height) / 2)
     centred_left = torch.floor((width - centred_width) / 2)
     drawn = torch.stack([top, left, box_height, box_width], 1)

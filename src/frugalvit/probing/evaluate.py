@@ -21,7 +21,7 @@ from frugalvit.data.examples import Examples, join
 from frugalvit.data.streaming import should_stream
 from frugalvit.data.tables import WANTED_COLUMN
 from frugalvit.errors import UserError
-from frugalvit.files import make_folder, storable, write_text
+from frugalvit.files import make_folder, read_json, storable, write_text
 from frugalvit.probing.extract import Embedded
 from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
 from frugalvit.probing.prepare import make_extractor
@@ -39,11 +39,11 @@ def evaluate(config: EvalConfig) -> Result:
     began = time.monotonic()
     out = _free(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
-    source, learned = _open(config)
+    source, learned = _open(config, names, str(model.meta.get("data")))
     split, examples = _asked(source, config.split)
     numbers = _numbers(config.model, names, source, examples)
-    if split in learned:
-        console.warn(f"{config.model} has learned from these images ({split}): its scores on others will be lower")
+    if learned and split in ("train", "all"):
+        console.warn(f"{config.model} {learned} these images ({split}): its scores on others will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
     views = [
@@ -97,26 +97,66 @@ def _free(out: str | None) -> Path | None:
     return path
 
 
-def _open(config: EvalConfig) -> tuple[DataSource, tuple[str, ...]]:
-    """The data, and the splits that the model has learned from, where they are those of its run: read as it read them.
+def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[DataSource, str]:
+    """The data, and a word where the model has learned from some of them: a run's own are read as it read them.
 
-    Of shards that it read in passing it held whole shards out, which are not told apart here.
+    ``names`` are the model's classes, ``learned`` the name of the data that it had. Of shards that a run read in
+    passing it held whole shards out, which are not told apart here.
     """
-    model = Path(config.model)
-    stored = (model.parent if model.name == "model" else model) / "config.yaml"  # RUN/model is RUN's
-    theirs = TrainConfig.stored(stored) if stored.is_file() else None
-    own = theirs is not None and same_value("data", config.data, theirs.data)
-    learned = ("train", "all") if own else ()
-    if theirs is None or not own or should_stream(config.data, theirs.stream):
-        return open_data(config.data, split="given", root=config.root, classes=config.classes), learned
-    source = open_data(
+    run = Path(config.model).parent if Path(config.model).name == "model" else Path(config.model)
+    theirs = _config_of(run)
+    if theirs is not None:
+        same = same_value("data", config.data, theirs.data)
+        if should_stream(config.data, theirs.stream):
+            if same:
+                return _read(config, theirs, "given"), "has learned from"
+        elif same:
+            return _read(config, theirs, theirs.split), "has learned from"
+        elif (source := _with_content(config, theirs, run)) is not None:
+            return source, "has learned from"
+    source = open_data(config.data, split="given", root=config.root, classes=config.classes)
+    if source.classes is None:
+        source = _one_class(config, names) or source
+    alike = source.name == learned and source.classes == names
+    return source, f"was taught with data of this name ({learned}), and may have learned from" if alike else ""
+
+
+def _config_of(run: Path) -> TrainConfig | None:
+    """What a run was asked; nothing of an exported folder, or of somebody else's file of that name."""
+    try:
+        return TrainConfig.stored(run / "config.yaml") if (run / "config.yaml").is_file() else None
+    except UserError:
+        return None
+
+
+def _read(config: EvalConfig, theirs: TrainConfig, split: str) -> DataSource:
+    return open_data(
         config.data,
-        split=theirs.split,
+        split=split,
         val_fraction=theirs.val_fraction,
         root=config.root or theirs.root,
         classes=config.classes or theirs.classes,
     )
-    return source, learned
+
+
+def _with_content(config: EvalConfig, theirs: TrainConfig, run: Path) -> DataSource | None:
+    """The data as the run read its own, if they are the same: named from another folder, moved, or a copy."""
+    content = (read_json(run / "data.json", dict) or {}).get("content")
+    try:
+        source = _read(config, theirs, theirs.split)
+    except UserError:  # without the classes that the run chose, say
+        return None
+    train = source.splits.get("train")
+    return source if train is not None and train.fingerprint(times=False) == content else None
+
+
+def _one_class(config: EvalConfig, names: tuple[str, ...]) -> DataSource | None:
+    """Images in one folder that is called like a class of the model: are all of them recognised?"""
+    try:
+        source = open_data(config.data, split="given", root=config.root, classes=config.classes, labels="folders")
+    except UserError:
+        return None
+    return source if source.classes and set(source.classes) <= set(names) else None
 
 
 def _asked(source: DataSource, split: str) -> tuple[str, Examples]:
