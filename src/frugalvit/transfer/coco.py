@@ -299,6 +299,7 @@ def _add_objects(
     Returns how many were left out for want of a mask.
     """
     left_out: dict[str, list[Any]] = {}
+    spoilt: list[Any] = []
     for entry in content["annotations"]:
         if entry.get("image_id") not in images:
             raise UserError(
@@ -317,10 +318,20 @@ def _add_objects(
             left_out.setdefault(reason, []).append(entry.get("id"))
         else:
             image.objects.append(cleaned | {"category_id": numbers[entry["category_id"]]})
+            if masks and len(cleaned["segmentation"]) < len(entry["segmentation"]):
+                spoilt.append(entry.get("id"))
     for reason, ids in left_out.items():
-        which = f"annotation {ids[0]}" + (" is the first" if len(ids) > 1 else "")
-        notes.append(f"{path.name}: {counted(len(ids), 'object')} {reason} left out ({which})")
+        notes.append(f"{path.name}: {counted(len(ids), 'object')} {reason} left out ({_first_of(ids)})")
+    if spoilt:
+        notes.append(
+            f"{path.name}: {counted(len(spoilt), 'object')} without those parts of the mask that are no polygon "
+            f"({_first_of(spoilt)})"
+        )
     return len(left_out.get(_MASKLESS, ()))
+
+
+def _first_of(ids: list[Any]) -> str:
+    return f"annotation {ids[0]}" + (" is the first" if len(ids) > 1 else "")
 
 
 def _plainly_seen(segmentation: Any, image: CocoImage) -> bool:
@@ -369,8 +380,8 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
         return None, "with a box outside the image"
     if masks and not segmentation:
         return None, _MASKLESS
-    area = entry.get("area")
-    if not area:  # COCO's is the mask's
+    area = entry.get("area") or 0.0
+    if area <= 0:  # not said, or no area; COCO's is the mask's
         mask = rle({"segmentation": segmentation}, image.height, image.width) if segmentation else None
         area = (right - left) * (bottom - top) if mask is None else run_length.area(mask)
     cleaned = {
