@@ -98,9 +98,10 @@ def test_images_without_objects_stay(data: Path) -> None:
 
 def test_objects_without_a_usable_mask_are_left_out_where_others_have_one(data: Path) -> None:
     def spoil(content: dict[str, Any]) -> None:
-        content["annotations"] += [entry | {"id": 1000 + entry["id"]} for entry in content["annotations"][2:]]
+        others = content["annotations"][2:]
+        content["annotations"] += [entry | {"id": 1000 * k + entry["id"]} for k in (1, 2) for entry in others]
         content["annotations"][0]["segmentation"] = [[1.0, 2.0, 3.0, 4.0]]
-        content["annotations"][1]["segmentation"] = []  # one of thirty: a slip
+        content["annotations"][1]["segmentation"] = []  # two of 44: a slip
 
     edit(data, "train", spoil)
     found = open_coco(str(data))
@@ -111,14 +112,18 @@ def test_objects_without_a_usable_mask_are_left_out_where_others_have_one(data: 
     assert not any("left out" in note for note in whole.notes)
 
 
-def bare(count: int) -> Any:
+BARE = {"nothing": [], "an empty part": [[]], "two corners": [[5.0, 5.0, 20.0, 20.0]], "an odd number": [[5.0] * 7]}
+
+
+def bare(count: int, kind: str = "nothing") -> Any:
     """The first objects of a file without masks, as tools write boxes among polygons."""
-    return lambda content: [entry.update(segmentation=[]) for entry in content["annotations"][:count]]
+    return lambda content: [entry.update(segmentation=BARE[kind]) for entry in content["annotations"][:count]]
 
 
+@pytest.mark.parametrize("kind", BARE)
 @pytest.mark.parametrize("masks", ["auto", True, False])
-def test_many_objects_without_a_mask_were_meant_as_boxes(data: Path, masks: bool | str) -> None:
-    edit(data, "train", bare(15))
+def test_many_objects_without_a_mask_were_meant_as_boxes(data: Path, masks: bool | str, kind: str) -> None:
+    edit(data, "train", bare(15, kind))
     found = open_coco(str(data), masks=masks)
     assert sum(len(image.objects) for image in found.splits["train"]) == 16 and not found.has_masks()
     assert "instances_train.json: 15 of 16 objects have boxes alone: no masks to learn" in found.notes
@@ -170,6 +175,15 @@ def test_boxes_alone_are_a_dataset_too(data: Path) -> None:
     for split in ("train", "val"):
         edit(data, split, strip)
     assert not open_coco(str(data)).has_masks()
+
+
+@pytest.mark.parametrize("kind", BARE)
+def test_boxes_with_masks_that_are_none_are_boxes_alone(data: Path, kind: str) -> None:
+    for split in ("train", "val"):
+        edit(data, split, bare(16, kind))
+    found = open_coco(str(data))
+    assert sum(len(image.objects) for image in found.splits["train"]) == 16 and not found.has_masks()
+    assert found.notes == [] and found.maskless == 0
 
 
 def test_masks_in_one_split_alone_are_not_learnt(data: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +302,29 @@ def test_masks_of_nothing_that_counts(data: Path) -> None:
         Image.fromarray(np.full((48, 48), 255, np.uint8)).save(path)
     with pytest.raises(UserError, match=r"hold nothing that counts beside 255.* as 1"):
         open_scenes(str(data))
+
+
+def grey_png(labels: np.ndarray, bits: int) -> bytes:
+    """A grey PNG with so few bits a pixel, which Pillow reads but does not write."""
+    height, width = labels.shape
+    digits = (labels[..., None] >> np.arange(bits - 1, -1, -1)) & 1
+    rows = np.packbits(digits.reshape(height, -1).astype(np.uint8), axis=1)
+    pixels = b"".join(b"\0" + row.tobytes() for row in rows)
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)), (b"IDAT", zlib.compress(pixels)))
+    chunks = [
+        struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in (*parts, (b"IEND", b""))
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_labels_of_few_bits_are_read_as_they_are(tmp_path: Path, bits: int) -> None:
+    """Pillow makes 0, 85, 170, 255 of two bits; palettes have indices, which it leaves alone."""
+    labels = np.arange(2**bits, dtype=np.uint8).reshape(2, -1)
+    (tmp_path / "grey.png").write_bytes(grey_png(labels, bits))
+    palette = Image.fromarray(labels, "P")
+    palette.putpalette(bytes(range(256)) * 3)
+    palette.save(tmp_path / "palette.png", bits=bits)
+    for name in ("grey.png", "palette.png"):
+        found = read_labels(tmp_path / name)
+        assert found.dtype == np.uint8 and np.array_equal(found, labels), name

@@ -26,7 +26,7 @@ from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.running import open_pictures
 from frugalvit.transfer.scenes import open_scenes
 from frugalvit.transfer.scores import IGNORED
-from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask, choose_crop, distort
+from frugalvit.transfer.segment_task import COLUMNS, LabelledPictures, SegmentTask, choose_crop, distort, size_at_test
 from frugalvit.transfer.segmentation import (
     Segmenter,
     SegmenterSpec,
@@ -210,6 +210,27 @@ def test_classes_of_large_pictures_are_compared_a_few_at_a_time(
     monkeypatch.setattr(F, "interpolate", watched)
     assert torch.equal(most_probable(views, size), whole.argmax(0))  # type: ignore[union-attr]
     assert max(made) == together * 90 * 120
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "seen"),
+    [
+        ((480, 640), 512, (512, 683)),
+        ((100, 400), 64, (64, 256)),
+        ((30, 3000), 512, (32, 2048)),
+        ((200, 3), 64, (256, 32)),
+    ],
+)
+def test_strips_are_looked_at_smaller(size: tuple[int, int], side: int, seen: tuple[int, int]) -> None:
+    assert size_at_test(size, side) == seen
+
+
+def test_a_strip_takes_no_more_than_four_squares() -> None:
+    task = SegmentTask(segmenter(), 64).eval()
+    pixels: list[int] = []
+    task.net.register_forward_pre_hook(lambda _, given: pixels.append(given[0][0, 0].numel()))
+    found = task.predict([torch.zeros(3, 3, 200, dtype=torch.uint8)], TestConfig())
+    assert found.shape == (1, 3, 200) and 0 < max(pixels) <= 4 * 64 * 64
 
 
 def test_pictures_of_a_batch_are_brought_to_their_size_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

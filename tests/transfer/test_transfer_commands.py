@@ -229,6 +229,19 @@ def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
         detect_commands.train(detect_config(data, tmp_path / "other", masks=True))
 
 
+def test_boxes_whose_masks_are_all_empty_are_offered(tmp_path: Path) -> None:
+    data = make_coco(tmp_path / "empty", train=3, val=2, side=40)
+    outside = [[-9.0, -9, -5, -9, -5, -5]]
+    edit(data, "train", lambda content: [entry.update(segmentation=outside) for entry in content["annotations"]])
+    with pytest.raises(UserError, match=r"no objects with a usable mask .* give --masks false to learn their boxes"):
+        detect_commands.train(detect_config(data, tmp_path / "run"))
+    job = detect_commands.DetectJob()
+    assert job.open(detect_config(data, tmp_path / "run", masks=False)).splits["train"][0].learnable()
+    edit(data, "train", lambda content: content.update(annotations=[]))
+    with pytest.raises(UserError, match=r"no objects to learn from in its training images\.$"):
+        job.open(detect_config(data, tmp_path / "run"))
+
+
 def test_models_and_data_must_belong_together(detector: Path, segmenter: Path, scenes: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a run of 'frugalvit segment', not of 'detect'"):
         detect_commands.evaluate(detect_commands.DetectEvalConfig(model=str(segmenter), data="x"))

@@ -18,12 +18,13 @@ from faster_coco_eval.core import mask as run_length
 
 from frugalvit.errors import UserError
 from frugalvit.training.used import LeftOut
-from frugalvit.transfer.coco_check import check_runs, is_polygon
+from frugalvit.transfer.coco_check import check_runs, has_mask, is_polygon
 from frugalvit.transfer.coco_files import find_annotations, read
 from frugalvit.transfer.places import Seen, arrange, find_folder, look_at_images, note_turned, turned_by_exif
 from frugalvit.words import counted
 
 _FEW_BARE = 0.05  # objects without a mask that are a slip, and left out; more of them are boxes that were meant
+_MASKLESS = "without a usable mask"
 _LEAST = 1e-3  # pixels that a box must be wide and high
 
 
@@ -53,6 +54,7 @@ class CocoData:
     splits: dict[str, list[CocoImage]]
     notes: list[str]
     bad: list[LeftOut] = field(default_factory=list)
+    maskless: int = 0  # objects left out for want of a mask
 
     def class_of(self) -> dict[int, int]:
         return {identity: number for number, identity in enumerate(self.category_ids, 1)}
@@ -96,18 +98,18 @@ def open_coco(
     if known and categories == "own":
         other, named = known
     boxed = {name: _mostly_boxes(content, files[name], notes) for name, content in contents.items()}
-    splits = {}
+    splits, maskless = {}, 0
     for name, content in contents.items():
         numbers = _numbers(content, files[name], named, other, notes)
         drawn = masks is not False and not (any(boxed.values()) if masks == "auto" else boxed[name])
         images = _images(name, files[name], Path(where), content, max_bad, notes, bad)
-        _add_objects(files[name], content, images, numbers, notes, drawn)
+        maskless += _add_objects(files[name], content, images, numbers, notes, drawn)
         splits[name] = [image for image in images.values() if image is not None]
     if categories != "own":
         named = _merge(splits, _groups(contents[first], files[first], categories), known)
     root = Path(where) if Path(where).is_dir() else Path(where).parent
     splits = arrange(splits, split, val_fraction, notes)
-    return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes, bad)
+    return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes, bad, maskless)
 
 
 def rle(entry: dict[str, Any], height: int, width: int) -> dict[str, Any]:
@@ -237,7 +239,7 @@ def _merge(
 def _mostly_boxes(content: dict[str, Any], path: Path, notes: list[str]) -> bool:
     """Whether so many objects have no mask that boxes were meant; said where others have one."""
     count = len(content["annotations"])
-    bare = sum(not entry.get("segmentation") for entry in content["annotations"])
+    bare = sum(not has_mask(entry.get("segmentation")) for entry in content["annotations"])
     if bare <= _FEW_BARE * count:
         return False
     if bare < count:
@@ -291,9 +293,13 @@ def _add_objects(
     numbers: dict[int, int],
     notes: list[str],
     masks: bool,
-) -> None:
-    """Give the images their objects; those that cannot be used are counted by their reasons, and the first named."""
+) -> int:
+    """Give the images their objects; those that cannot be used are counted by their reasons, and the first named.
+
+    Returns how many were left out for want of a mask.
+    """
     left_out: dict[str, list[Any]] = {}
+    spoilt: list[Any] = []
     for entry in content["annotations"]:
         if entry.get("image_id") not in images:
             raise UserError(
@@ -312,9 +318,20 @@ def _add_objects(
             left_out.setdefault(reason, []).append(entry.get("id"))
         else:
             image.objects.append(cleaned | {"category_id": numbers[entry["category_id"]]})
+            if masks and len(cleaned["segmentation"]) < len(entry["segmentation"]):
+                spoilt.append(entry.get("id"))
     for reason, ids in left_out.items():
-        which = f"annotation {ids[0]}" + (" is the first" if len(ids) > 1 else "")
-        notes.append(f"{path.name}: {counted(len(ids), 'object')} {reason} left out ({which})")
+        notes.append(f"{path.name}: {counted(len(ids), 'object')} {reason} left out ({_first_of(ids)})")
+    if spoilt:
+        notes.append(
+            f"{path.name}: {counted(len(spoilt), 'object')} without those parts of the mask that are no polygon "
+            f"({_first_of(spoilt)})"
+        )
+    return len(left_out.get(_MASKLESS, ()))
+
+
+def _first_of(ids: list[Any]) -> str:
+    return f"annotation {ids[0]}" + (" is the first" if len(ids) > 1 else "")
 
 
 def _plainly_seen(segmentation: Any, image: CocoImage) -> bool:
@@ -349,7 +366,7 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
         elif not box:
             box = run_length.toBbox(mask).tolist()
     if not box and not segmentation and entry.get("segmentation"):
-        return None, "without a usable mask"
+        return None, _MASKLESS
     if not isinstance(box, list) or len(box) != 4:
         raise UserError(f"{path.name}: annotation {entry.get('id')} has no bbox [left, top, width, height].")
     left, top, width, height = (float(value) for value in box)
@@ -362,9 +379,9 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
     if right - left < _LEAST or bottom - top < _LEAST:
         return None, "with a box outside the image"
     if masks and not segmentation:
-        return None, "without a usable mask"
-    area = entry.get("area")
-    if not area:  # COCO's is the mask's
+        return None, _MASKLESS
+    area = entry.get("area") or 0.0
+    if area <= 0:  # not said, or no area; COCO's is the mask's
         mask = rle({"segmentation": segmentation}, image.height, image.width) if segmentation else None
         area = (right - left) * (bottom - top) if mask is None else run_length.area(mask)
     cleaned = {

@@ -69,12 +69,24 @@ def check_entries(content: dict[str, Any], path: Path) -> None:
                     )
 
 
+def has_mask(segmentation: Any) -> bool:
+    """Whether there are run lengths or a polygon: tools write ``[[]]`` or two corners where there is only a box."""
+    if isinstance(segmentation, list):
+        return any(_has_corners(part) for part in segmentation)
+    return bool(segmentation)
+
+
+def _has_corners(part: Any) -> bool:
+    """Three of them or more."""
+    return isinstance(part, list) and len(part) >= 6 and len(part) % 2 == 0
+
+
 def is_polygon(part: Any, height: int, width: int) -> bool:
     """Three corners or more, none further outside than the image is large.
 
     Rasterising walks along the outline pixel by pixel: one corner at 1e9 would take all the memory there is.
     """
-    if not isinstance(part, list) or len(part) < 6 or len(part) % 2:
+    if not _has_corners(part):
         return False
     inside = zip(part, (width, height) * (len(part) // 2), strict=True)
     return all(_is_number(value) and -side <= value <= 2 * side for value, side in inside)

@@ -65,6 +65,11 @@ class DetectJob:
         if config.masks is True and not data.has_masks():
             raise UserError(f"{config.data} does not have a mask for every object of every split; leave out --masks.")
         if not any(image.learnable() for image in data.splits.get("train", [])):
+            if data.maskless and config.masks is not False:
+                raise UserError(
+                    f"{config.data} has no objects with a usable mask in its training images; give --masks false to "
+                    "learn their boxes."
+                )
             raise UserError(f"{config.data} has no objects to learn from in its training images.")
         return data
 

@@ -42,6 +42,7 @@ from frugalvit.words import counted, some
 
 _MASK_FOLDERS = ("masks", "annotations", "labels", "annotation", "mask", "label")
 _MOST = 256  # labels are bytes
+_SPREAD = {"L;2": 85, "L;4": 17}  # Pillow spreads grey values of two and four bits over those of a byte
 _VOID = {"void", "unlabelled", "unlabeled", "ignore", "ignored"}
 _CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 _VOC = (
@@ -160,12 +161,20 @@ def read_labels(path: Path) -> np.ndarray:
                     f"{path} is a colour picture ({picture.mode}); a mask has one label per pixel, as a grey or "
                     "palette PNG. Translate its colours to labels first."
                 )
-            labels = np.asarray(picture)
+            spread = _SPREAD.get(_raw_mode(picture))
+            labels = np.asarray(picture) if spread is None else np.asarray(picture) // spread
     except UNREADABLE as error:
         raise UserError(f"{path} is not a readable mask ({' '.join(str(error).split())[:100]}).") from None
     if labels.size and (labels.max() > 255 or labels.min() < 0):
         raise UserError(f"{path} holds the label {labels.max()}; labels are numbers from 0 to 255.")
     return labels.astype(np.uint8)
+
+
+def _raw_mode(picture: Image.Image) -> str:
+    """How Pillow will unpack the pixels, which it forgets once it has."""
+    tiles = getattr(picture, "tile", None)
+    how = tiles[0][3] if tiles else ""
+    return str(how[0] if isinstance(how, tuple) else how)
 
 
 # -- where things are

@@ -131,7 +131,8 @@ class Confusion:
         return self.counts.diagonal().double() / self.counts.sum(1)
 
     def summary(self) -> dict[str, float]:
-        """``miou`` and ``mean_accuracy`` over the classes that occur, ``pixel_accuracy`` over all pixels."""
+        """``miou`` over the classes in truth or prediction, ``mean_accuracy`` over those in truth, and
+        ``pixel_accuracy`` over all pixels."""
         total = self.counts.sum()
         right = self.counts.diagonal().sum()
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -204,10 +205,15 @@ def load_task(
 
 
 def _per_class(confusion: Confusion, dataset: LabelledPictures) -> dict[str, Any]:
+    """A row for every class that counts in mIoU; one that is only predicted has no pixels to be right about."""
     pixels = confusion.counts.sum(1).tolist()
     parts = zip(dataset.data.classes, pixels, confusion.ious().tolist(), confusion.accuracies().tolist(), strict=True)
     total = max(1, sum(pixels))
-    rows = [[name, f"{100 * count / total:.1f} %", iou, found] for name, count, iou, found in parts if count]
+    rows = [
+        [name, f"{100 * count / total:.1f} %", iou, right if count else None]
+        for name, count, iou, right in parts
+        if not math.isnan(iou)
+    ]
     return {"columns": ["class", "of the pixels", "IoU", "accuracy"], "rows": sorted(rows, key=lambda row: -row[2])}
 
 

@@ -25,6 +25,8 @@ from frugalvit.transfer.tasks import TransferTask
 
 _TRIES = 10
 """Places tried for a crop that is not filled by one class."""
+_LONGEST = 4
+"""A picture's long side at test, relative to the wanted short side: strips would take all the memory there is."""
 _COLOUR_COLUMNS = 8
 COLUMNS = 2 + 2 * _TRIES + _COLOUR_COLUMNS
 """Uniform numbers an item needs: scale, mirror, places, colours."""
@@ -214,8 +216,7 @@ class SegmentTask(TransferTask):
         views: list[Tensor] = []
         with torch.inference_mode(), self.autocast():
             for scale in scales:
-                factor = self.side * scale / min(size)
-                wanted = (max(32, round(size[0] * factor)), max(32, round(size[1] * factor)))
+                wanted = size_at_test(size, self.side * scale)
                 look = torch.cat([_seen_at(pixels[None].float() / 255, wanted) for pixels in images])
                 kept = min(wanted, size, key=math.prod)  # classes of a large picture stay as small as they were seen
                 views.append(probabilities(self.net, self.normalize(look), kept, window=int(window), flip=flip))
@@ -229,6 +230,12 @@ class SegmentTask(TransferTask):
             members = list(same)
             for start in range(0, len(members), self.eval_batch):
                 yield members[start : start + self.eval_batch]
+
+
+def size_at_test(size: tuple[int, int], short: float) -> tuple[int, int]:
+    """The (height, width) a picture is looked at in: with this short side, or a long one of four times that."""
+    factor = min(short / min(size), _LONGEST * short / max(size))
+    return max(32, round(size[0] * factor)), max(32, round(size[1] * factor))
 
 
 def _seen_at(images: Tensor, size: tuple[int, int]) -> Tensor:
