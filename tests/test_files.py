@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -85,3 +86,17 @@ def test_only_what_a_killed_process_left_is_removed(inside: bool, start: Work, t
 
 def test_leftovers_of_a_place_that_is_not_there(tmp_path: Path) -> None:
     remove_leftovers(tmp_path / "no" / "such")
+
+
+def test_where_nothing_locks_the_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems know no locks. What a killed process left there stays: it might be somebody's."""
+
+    def refuse(handle: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("frugalvit.files._lock", refuse)
+    with working_folder(tmp_path / "made", inside=False) as folder:
+        (folder / "file").write_text("whole")
+        remove_leftovers(tmp_path / "made")
+        folder.rename(tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"] and (tmp_path / "made" / "file").exists()

@@ -246,7 +246,7 @@ def test_arrays_that_are_no_images_are_refused() -> None:
     assert torch.equal(transform.image(grey), transform.image(grey[..., None]))
     assert torch.equal(transform.image(grey), transform.image(np.stack([grey] * 3, 2)))
     for wrong in (grey / 255, np.stack([grey] * 4, 2), grey[None, ..., None], grey[0], grey[:0], grey.astype(int)):
-        with pytest.raises(UserError, match=r"is no image: give a PIL image, or uint8"):
+        with pytest.raises(UserError, match=r"is no image: give a path, a PIL image, or uint8"):
             transform.image(wrong)
 
 

@@ -216,3 +216,12 @@ def test_pad_crop_equals_torchvisions() -> None:
     for image, (top, left), flip, mine in zip(images, corners.tolist(), flips, ours, strict=True):
         theirs = functional.crop(functional.pad(image, [4]), top, left, 12, 10)
         assert torch.equal(mine, theirs.flip(-1) if flip else theirs)
+
+
+@pytest.mark.parametrize(("size", "out_size"), [((200, 3), (32, 320)), ((3, 200), (128, 16))])
+def test_no_crop_is_empty(size: tuple[int, int], out_size: tuple[int, int]) -> None:
+    """However thin an image is beside an oblong input."""
+    numbers = uniform(64, RANDOM_BOX_COLUMNS, torch.Generator().manual_seed(0))
+    boxes = boxes_from_uniform(torch.tensor([size] * 64), (0.2, 1.0), (3 / 4, 4 / 3), numbers, out_size)
+    assert boxes[:, 2:].min() >= 1
+    assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor(size)).all()
