@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     source = build("sdist", copy, folder / "dist")
     with tarfile.open(source) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # since Python 3.11.4
+        archive.extractall(folder / "unpacked", **safely)
     (unpacked,) = (folder / "unpacked").iterdir()
     return source, build("wheel", unpacked, folder / "dist")
 
