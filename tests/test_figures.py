@@ -42,6 +42,7 @@ def test_letters_that_no_font_has_are_no_warning(name: str, tmp_path: Path) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save(neighbours_figure(IMAGE, [IMAGE], [name]), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 0
 
 
 def test_the_callers_fonts_are_kept(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_only_what_a_killed_process_left_is_removed(inside: bool, start: Work, t
 
 def test_leftovers_of_a_place_that_is_not_there(tmp_path: Path) -> None:
     remove_leftovers(tmp_path / "no" / "such")
+    assert not list(tmp_path.iterdir()), "nor is it made"
 
 
 def test_where_nothing_locks_the_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

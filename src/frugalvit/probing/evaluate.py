@@ -46,18 +46,13 @@ def evaluate(config: EvalConfig) -> Result:
         console.warn(f"{config.model} {learned} these images ({split}): its scores on others will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
-    views = [
-        extractor(examples, label, mirrored=mirrored) for mirrored in ([False, True] if config.mirror else [False])
-    ]
-    found = views[0]
+    found = extractor(examples, label)
     assert found.labels is not None
     truth = numbers[found.labels]
-    device = extractor.device
+    views = [found, extractor(examples, label, mirrored=True)] if config.mirror else [found]
+    seen = [view.features.to(extractor.device) for view in views]
     with torch.inference_mode():
-        plain = chances(model.backbone, found.features.to(device)).cpu()
-        answers = (
-            chances(model.backbone, *(view.features.to(device) for view in views)).cpu() if config.mirror else plain
-        )
+        answers, plain = (chances(model.backbone, *looks).cpu() for looks in (seen, seen[:1]))
     ranked = rank_classes(answers)
     scores = _scores(ranked, truth)
     summary: dict[str, Any] = {"model": config.model, "data": source.name, **scores}

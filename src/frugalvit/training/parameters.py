@@ -10,9 +10,11 @@ from torch import nn
 from frugalvit.errors import UserError
 
 # Tables and tokens that say where something is are no weights to be shrunk, although they have two dimensions or more.
-_UNDECAYED = ("bias_table", "position_bias", "attention_biases", "rel_pos_h", "rel_pos_w", "patch_pos", "pixel_pos")
 # Nor are the scales of an attention's logits, one number a head (Swin V2, XCiT, EdgeNeXt).
-_UNDECAYED += ("logit_scale", "temperature")
+_UNDECAYED = (
+    *("bias_table", "position_bias", "attention_biases", "rel_pos_h", "rel_pos_w", "patch_pos", "pixel_pos"),
+    *("logit_scale", "temperature"),
+)
 _NUMBERED = ("pos_embed", "cls_token", "reg_token", "dist_token")  # with a number behind where a network has several
 
 

@@ -1,0 +1,66 @@
+"""What docs/RESULTS.md tells of the longest runs on CIFAR-100 at 32 px is what their logs say."""
+
+from __future__ import annotations
+
+import json
+
+from kept import DOCS, PROSE
+
+
+def test_changes_of_the_longest_fine_tuning() -> None:
+    """What is told of the runs that begin from 400 epochs of EsViT, the best look at the test images included."""
+    start = "longer_EsViT+Drloc"
+    looks: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for path in (DOCS / "results" / "best-cifar" / "swin_mini").glob(f"{start}*/seed_*.jsonl"):
+        lines = map(json.loads, path.read_text().splitlines())
+        name = path.parent.name.removeprefix(start).removeprefix(",_")
+        looks[name, int(path.stem[-1])] = [line for line in lines if line["split"] == "test"]
+    assert f"with one seed, {looks['', 1][-1]['top1']:.2f} with another" in PROSE
+    deeper = looks["drop_path", 0][-1]
+    assert f"seems to help: {deeper['top1']:.2f} and a top-5 of {deeper['top5']:.2f}, with" in PROSE
+    assert f'("more variety") cost {deeper["top1"] - looks["more_variety", 0][-1]["top1"]:.1f} points' in PROSE
+    spared, plain = (
+        next(line["top1"] for line in looks[name, 0] if round(line["epoch"]) == 155) for name in ("layer_decay", "")
+    )
+    assert f"until epoch 155 ({spared:.2f} to {plain:.2f})" in PROSE
+    best, epoch = max((line["top1"], round(line["epoch"])) for run in looks.values() for line in run)
+    assert f"{best:.2f} after {epoch} epochs with the second seed (of seven looks at each of five runs)" in PROSE
+    assert {len(run) for run in looks.values()} == {7} and len(looks) == 5
+    assert f"the best is {max(run[-1]['top1'] for run in looks.values()):.2f}, the published" in PROSE
+
+
+def test_pretraining_in_one_go() -> None:
+    """What is told of 300 epochs of EsViT under one schedule, against 100 and 300 more."""
+    runs = DOCS / "results" / "best-cifar" / "swin_mini"
+    one_go, wider, longer = (
+        [line for line in map(json.loads, (runs / name / "seed_0.jsonl").read_text().splitlines()) if "top5" in line]
+        for name in (
+            "EsViT_in_one_go+Drloc,_drop_path_0.2",
+            "EsViT_in_one_go+Drloc,_drop_path_0.3",
+            "longer_EsViT+Drloc,_drop_path",
+        )
+    )
+    assert f"end at {one_go[-1]['top1']:.2f} with the same stochastic depth" in PROSE
+    at_once, before = (next(line["top1"] for line in run if round(line["epoch"]) == 258) for run in (one_go, longer))
+    assert f"({at_once:.2f} after 258 epochs, where the other has {before:.2f})" in PROSE
+    assert all(here["top1"] < there["top1"] for here, there in zip(one_go, longer, strict=False))  # behind all the way
+    assert f"(0.3) ends {one_go[-1]['top1'] - wider[-1]['top1']:.1f} lower" in PROSE
+    assert f"top-5 ({wider[-1]['top5']:.2f} to {one_go[-1]['top5']:.2f})" in PROSE
+    seconds = json.loads((runs / "EsViT_in_one_go+Drloc,_drop_path_0.2" / "seed_0.json").read_text())
+    assert f"{2 * 512 / seconds['seconds_per_step']:,.0f}"[:4] == "78,3" and "78,400 images a second" in PROSE
+
+
+def test_pretraining_that_keeps_its_heads() -> None:
+    """What is told of the two ways to go on, with new projection heads and with the old ones."""
+    kept, new = (
+        DOCS / "results" / "esvit-cifar" / "swin_mini" / f"for_small_images,_slow_teacher,_{name}" / "seed_0.json"
+        for name in ("270_epochs_more_of_all", "300_epochs_more")
+    )
+    one, other = json.loads(kept.read_text()), json.loads(new.read_text())
+    behind = [other[probe] - one[probe] for probe in ("knn", "linear", "logistic")]
+    assert f"it is {min(behind):.1f} to {max(behind):.1f} behind the third in every probe of classes" in PROSE
+    assert f"as many steps more as the third ({one['steps']:,})" in PROSE
+    assert f"{one['seconds_per_step'] * 1000:.0f} ms a step on a slower machine" in PROSE
+    last = [json.loads(line) for line in kept.with_suffix(".jsonl").read_text().splitlines()]
+    used = [line["prototypes_used"] for line in last if "prototypes_used" in line][-1]
+    assert f"its 2,048 prototypes ({used:.0f} in use)" in PROSE
