@@ -27,6 +27,7 @@ from frugalvit.probing.metrics import classification_scores, rank_classes, wilso
 from frugalvit.probing.prepare import make_extractor
 from frugalvit.results import Result, Table
 from frugalvit.training.classifier import chances, load_classifier
+from frugalvit.training.models import described_by
 from frugalvit.words import counted, some
 
 _WORST = 10  # classes that the table names
@@ -98,7 +99,8 @@ def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[Dat
     ``names`` are the model's classes, ``learned`` the name of the data that it had. Of shards that a run read in
     passing it held whole shards out, which are not told apart here.
     """
-    run = Path(config.model).parent if Path(config.model).name == "model" else Path(config.model)
+    where = described_by(Path(config.model)) or Path(config.model)
+    run = where.parent if where.name == "model" else where
     theirs = _config_of(run)
     if theirs is not None:
         same = same_value("data", config.data, theirs.data)

@@ -11,14 +11,14 @@ from frugalvit.backbones.base import Backbone
 from frugalvit.console import shown
 from frugalvit.errors import UserError
 from frugalvit.training.devices import pick_device
-from frugalvit.training.models import Model, load_model
+from frugalvit.training.models import Model, described_by, load_model
 
 
 def load_classifier(
     where: str, device: str, img_size: int | tuple[int, int] | None = None
 ) -> tuple[Model, tuple[str, ...]]:
     """The model and the names of its classes, their numbers where it has none; refused where it tells no classes."""
-    if Path(where).is_file():
+    if Path(where).is_file() and described_by(Path(where)) is None:
         raise UserError(f"{where} is a bare file, which names no classes: give its run or an exported folder.")
     model = load_model(where, pick_device(device), img_size=img_size)
     if not model.backbone.num_classes:

@@ -15,6 +15,7 @@ from frugalvit.backbones.weights import WEIGHT_FILES, LoadReport, load_weights
 from frugalvit.data.augment import EvalTransform
 from frugalvit.errors import UserError, nearest
 from frugalvit.training.resuming import verb_of
+from frugalvit.training.unfinished import backbone_weights
 
 _MODELS = "give a run's folder, a checkpoint or an exported folder"
 _HOW = f"{_MODELS[0].upper()}{_MODELS[1:]}, or a name of 'frugalvit list models'."
@@ -44,10 +45,11 @@ def load_model(
     A bare checkpoint does not say what it belongs to; ``architecture`` then does. An architecture's name alone gives
     random weights, which is warned of unless ``random`` says that any will do.
     """
-    path = Path(where)
+    path, checkpoint = Path(where), None
     meta: dict[str, Any] = {}
-    if architecture is None and path.name in WEIGHT_FILES and (path.parent / "config.json").is_file():
-        path = path.parent  # the weights of a model folder, which says what they belong to
+    folder = described_by(path)
+    if folder is not None and (architecture is None or path.name not in WEIGHT_FILES):
+        path, checkpoint = folder, None if path.name in WEIGHT_FILES else path
     if path.is_dir():
         folder = find_model_folder(path)
         if folder is None:
@@ -62,11 +64,12 @@ def load_model(
         if img_size is not None:
             _say_all(backbone.notes)
         name = path.resolve().name
+        if checkpoint is not None:
+            load_weights(backbone, backbone_weights(checkpoint), strict=True)
+            name = f"{name}/{checkpoint.stem}"
     elif path.is_file():
         if architecture is None:
-            run = path.parent.parent
-            own = path.parent.name == "checkpoints" and find_model_folder(run) is not None
-            way = f"give {console.shown(run)}, which does" if own else "say it with --backbone NAME"
+            way = "say it with --backbone NAME"
             raise UserError(f"{path} is a bare checkpoint, which does not name its network: {way}.")
         backbone = _from_file(path, architecture, img_size or 224)
         name = path.stem
@@ -85,6 +88,16 @@ def load_model(
     classes = meta.get("classes")
     transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **_preparation(meta))
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
+
+
+def described_by(path: Path) -> Path | None:
+    """The folder that says what a file's weights belong to: the model's, or the finished run's of a checkpoint."""
+    if not path.is_file():
+        return None
+    if path.name in WEIGHT_FILES and (path.parent / "config.json").is_file():
+        return path.parent
+    run = path.parent.parent
+    return run if path.parent.name == "checkpoints" and (run / "model" / "config.json").is_file() else None
 
 
 def _from_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -> Backbone:

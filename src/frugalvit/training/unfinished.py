@@ -64,6 +64,14 @@ def weights_of(run: str | Path) -> Weights:
     raise UserError(f"{folder} has saved no weights yet to start from: leave out --init, or wait for its checkpoint.")
 
 
+def backbone_weights(checkpoint: Path) -> Path | Mapping[str, Any]:
+    """What ``load_weights`` takes from one of a run's checkpoints."""
+    state, fault = read_state(checkpoint)
+    if state is None:
+        raise UserError(f"{checkpoint} is damaged ({fault}): take another of its run's checkpoints, or the run itself.")
+    return _backbone_in(state["task"]) or checkpoint
+
+
 def _backbone_in(task: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The backbone's tensors where a detector or segmenter is built around it."""
     parted = {name.partition("pyramid.backbone.")[2]: tensor for name, tensor in task.items()}
