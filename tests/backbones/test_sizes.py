@@ -36,7 +36,9 @@ SWIN = {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
         ("test_resnet", {}, 32, {"stem_stride": 1}, 4),
         ("test_resnet", {}, 64, {"stem_stride": 2}, 4),
         ("test_resnet", {}, 128, {}, 4),
-        ("test_convnext", {}, 32, {"patch_size": 1}, 4),
+        ("test_convnext", {}, 32, {"stem_stride": 1}, 4),
+        ("test_convnext", {}, 64, {"stem_stride": 2}, 4),
+        ("test_convnext", {}, 96, {"stem_stride": 2}, 6),
         ("test_efficientnet", {}, 32, {"stem_stride": 1, "output_stride": 16}, 4),
     ],
 )

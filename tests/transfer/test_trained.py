@@ -16,6 +16,7 @@ from frugalvit import create_backbone, transfer
 from frugalvit.cli import main
 from frugalvit.config.transfer import DetectConfig, SegmentConfig, SegmentPredictConfig
 from frugalvit.errors import UserError
+from frugalvit.training.models import load_model
 from frugalvit.transfer import detect_commands, running, segment_commands
 from frugalvit.transfer.detect_task import DetectTask
 from frugalvit.transfer.pyramid import Pyramid
@@ -104,6 +105,13 @@ def test_the_patience_with_other_processes_reaches_the_plan(kind: str, config: A
 def test_both_tasks_are_fed_and_learn_alike() -> None:
     for task in (DetectTask, SegmentTask):
         assert task.feed is TransferTask.feed and task.forward is TransferTask.forward
+
+
+@pytest.mark.parametrize("kind", ["detector", "segmenter"])
+def test_a_checkpoint_gives_the_backbone_in_it(kind: str, request: pytest.FixtureRequest) -> None:
+    trained = request.getfixturevalue(kind)
+    ours, best = (load_model(str(place)).backbone.state_dict() for place in (trained, trained / "checkpoints/best.pt"))
+    assert ours.keys() == best.keys() and all(torch.equal(ours[name], best[name]) for name in ours)
 
 
 def test_a_step_learns_the_sum_of_its_losses(run: Path) -> None:

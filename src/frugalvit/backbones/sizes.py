@@ -176,7 +176,11 @@ def _options(model: nn.Module, img_size: Size, plain: bool) -> Iterator[dict[str
             even = [size for size in finer if not (img_size[0] % size or img_size[1] % size) and 2 * size > finer[0]]
             yield from ({"patch_size": size} for size in [*even, *finer])
         else:
-            yield from ({"patch_size": patch // 2**step} for step in range(1, patch.bit_length()) if patch >= 2**step)
+            tokens = isinstance(model, GridModel) or accepts(model, "img_size")
+            for step in range(1, patch.bit_length()):
+                if not tokens:  # of convolutions (ConvNeXt): a lesser stride leaves their first kernels as they are
+                    yield {"stem_stride": patch // 2**step}
+                yield {"patch_size": patch // 2**step}
         return
     convolution, pooled = _stem(model)
     strides = []

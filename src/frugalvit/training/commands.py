@@ -174,7 +174,7 @@ def _localization(config: TrainConfig, backbone: Backbone) -> RelativeLocalizati
         width = settings.head_width(backbone.dim)
         head = DenseLocalization(dims, "l1", settings.pairs, width, sizes, settings.form, precision="autocast")
     else:
-        head = make_head(settings, backbone.dim)
+        head = make_head(settings, backbone.dim, backbone.grid_size(backbone.img_size))
     if settings.form == "released" and backbone.family in ("swin", "t2t"):
         head.apply(_start_as_released)
     return head

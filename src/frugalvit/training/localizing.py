@@ -30,10 +30,12 @@ class Share:
     world: int = 1
 
 
-def make_head(settings: PairsConfig, dim: int) -> RelativeLocalization:
-    """The loss for a final grid of this width, its hidden layers in the run's precision."""
+def make_head(settings: PairsConfig, dim: int, largest: tuple[int, int]) -> RelativeLocalization:
+    """The loss for final grids of this width and of at most this size, its hidden layers in the run's precision."""
     variant, grid_size = settings.variant, settings.grid_size
     assert variant != "auto" and grid_size != "auto"  # pyright: ignore[reportUnnecessaryComparison]
+    if grid_size is None and variant in ("ce", "reg"):
+        grid_size = largest  # kept as it is: it is as large as its classes are many
     width = settings.head_width(dim)
     return RelativeLocalization(dim, variant, settings.pairs, width, grid_size, settings.form, precision="autocast")
 

@@ -202,7 +202,9 @@ def make_task(
         make_twin(student),
         views=ViewMatching(student.pooled_dim, **heads) if view_weight > 0 else None,
         regions=RegionMatching(student.dim, **heads) if region_weight > 0 else None,
-        localization=make_head(config.localization, student.dim) if weight > 0 else None,
+        localization=make_head(config.localization, student.dim, student.grid_size(student.img_size))
+        if weight > 0
+        else None,
         weights=(view_weight, region_weight, weight),
         teacher_temp=Linear(matching.teacher_temp_start, matching.teacher_temp, warm),
         momentum=Cosine(matching.momentum, 1.0, plan.steps),
