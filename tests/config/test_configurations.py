@@ -201,6 +201,14 @@ def test_a_recipe_of_the_users_is_for_its_own_task(tmp_path: Path) -> None:
         TrainConfig.parse({"data": "x", "recipe": "scrach"})
 
 
+def test_the_recipe_that_the_guide_shows_is_one(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "choosing.md"
+    shown = guide.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "mine.yaml").write_text(shown)
+    made = TrainConfig.parse({"data": "x", "recipe": str(tmp_path / "mine.yaml"), "epochs": 3})
+    assert (made.epochs, made.optimizer.warmup, made.optimizer.weight_decay) == (3, 10, 0.02)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
