@@ -99,6 +99,7 @@ def test_yaml_and_flags_meet(tmp_path, capsys: pytest.CaptureFixture[str]) -> No
     ("text", "message"),
     [
         ("epohcs: 7", "{file}: There is no option 'epohcs'. Did you mean 'epochs'?"),
+        ("localizaton: {weight: 7}", "{file}: There is no option 'localizaton'. Did you mean 'localization'?"),
         ("localization: {wieght: 7}", "{file}: There is no option 'localization.wieght'."),
         ("epochs: many", "{file}: epochs = 'many': it must be"),
         ("localization: 3", "{file}: localization = 3: it must be"),

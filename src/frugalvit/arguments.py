@@ -13,7 +13,7 @@ import types
 import typing
 from typing import Any, NoReturn
 
-from frugalvit.config.base import Config, flat_fields, merge, read_yaml, read_yaml_text, set_dotted, with_file
+from frugalvit.config.base import Config, flat_fields, flatten, merge, read_yaml, read_yaml_text, set_dotted, with_file
 from frugalvit.errors import UserError, nearest
 
 # What other programs call our options.
@@ -90,6 +90,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
     arguments = parser.add_argument_group("arguments")
     groups: dict[str, Any] = {}
     unused = getattr(model, "unused", {})  # options of a shared ground that this command would refuse
+    recipes = {recipe: flatten(values) for recipe, values in model.own_recipes().items()}
     for name, field in flat_fields(model).items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         group = name.rpartition(".")[0]
@@ -97,7 +98,8 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
             groups[group] = parser.add_argument_group(group or "options")
         add = groups[group].add_argument
         default = field.get_default(call_default_factory=True) if not field.is_required() else None
-        text = argparse.SUPPRESS if extra.get("hidden") or name in unused else _help(field, default)
+        usual = {recipe: values.get(name, default) for recipe, values in recipes.items()} or {"": default}
+        text = argparse.SUPPRESS if extra.get("hidden") or name in unused else _help(field, usual)
         many = typing.get_origin(_plain(field.annotation)) in (list, tuple)
         if extra.get("positional"):
             nargs = ("+" if field.is_required() else "*") if many else (None if field.is_required() else "?")
@@ -116,7 +118,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
     common.add_argument(
         "--json", action="store_true", default=False, help="print the result, or a mistake, as one JSON object"
     )
-    common.add_argument("--quiet", action="store_true", default=False, help="no progress, no messages")
+    common.add_argument("--quiet", action="store_true", default=False, help="no progress, no messages but warnings")
     return parser
 
 
@@ -125,8 +127,8 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34)
 
     def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
-        words = [a.metavar or a.dest for a in actions if not a.option_strings and a.help != argparse.SUPPRESS]
-        return f"usage: {' '.join([self._prog, *map(str, words), '[options]'])}\n\n"
+        words = [_place(a) for a in actions if not a.option_strings and a.help != argparse.SUPPRESS]
+        return f"usage: {' '.join([self._prog, *words, '[options]'])}\n\n"
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -136,13 +138,28 @@ class _Formatter(argparse.HelpFormatter):
         return ", ".join(flags) + (f" {action.metavar}" if action.metavar else "")
 
 
-def _help(field: Any, default: Any) -> str:
+def _place(action: argparse.Action) -> str:
+    """An argument in the line of usage: ``NAME``, ``[NAME]`` where it may be left out, ``NAME …`` for several."""
+    word = f"{action.metavar or action.dest}{' …' if action.nargs in ('+', '*') else ''}"
+    return f"[{word}]" if action.nargs in ("?", "*") else word
+
+
+def _help(field: Any, usual: dict[str, Any]) -> str:
+    """usual: what an option is where nothing is said, with each recipe that a command takes by itself."""
+    (_, first), *others = usual.items()
     text = field.description or ""
-    if default not in (None, "", [], (), {}):
-        shown = ", ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
-        shown = {True: "yes", False: "no"}[default] if isinstance(default, bool) else shown
-        text = f"{text} (default: {shown})"
+    if first not in (None, "", [], (), {}):
+        shown = [f"default: {_shown(first)}", *(f"{name}: {_shown(one)}" for name, one in others if one != first)]
+        text = f"{text} ({'; '.join(shown)})"
     return text.replace("%", "%%")  # argparse takes a single one for a place to fill in
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _metavar(annotation: Any) -> str:

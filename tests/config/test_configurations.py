@@ -12,10 +12,10 @@ import pytest
 
 import frugalvit.config
 from frugalvit.arguments import make_parser, parse
-from frugalvit.config import compare, look, probe, train, transfer
+from frugalvit.config import compare, listing, look, probe, train, transfer
 from frugalvit.config.base import Config, flatten, option, read_yaml, set_dotted
 from frugalvit.config.inspect import DataConfig, PackConfig
-from frugalvit.config.kinds import Opened
+from frugalvit.config.kinds import ROOT, Opened
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import PredictConfig, TrainConfig
@@ -148,8 +148,7 @@ def test_values_that_are_merged_in_yaml_may_be_given_anew(tmp_path: Path) -> Non
 )
 def test_a_mistake_in_a_recipe_or_between_options_names_the_file(values: str, told: str, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text("".join(f"{w}: train\n" for w in ("task", "summary", "command", "hardware", "cost", "expect")))
-    recipe.write_text(f"{recipe.read_text()}values: {values}\n")
+    recipe.write_text(f"task: train\nvalues: {values}\n")
     with pytest.raises(UserError, match=rf"mine\.yaml: {told}"):
         TrainConfig.parse({"data": "x", "recipe": str(recipe)})
     (tmp_path / "run.yaml").write_text(values)
@@ -193,14 +192,37 @@ def test_a_seed_that_torch_does_not_take_is_refused(seed: int, told: str) -> Non
 
 
 def test_a_recipe_of_the_users_is_for_its_own_task(tmp_path: Path) -> None:
-    words = ("summary", "command", "hardware", "cost", "expect")
     path = tmp_path / "mine.yaml"
-    path.write_text("task: train\n" + "".join(f"{word}: x\n" for word in words) + "values: {lr: 0.5}\n")
+    path.write_text("task: train\nvalues: {lr: 0.5}\n")
     assert TrainConfig.parse({"data": "x", "recipe": str(path)}).lr == 0.5
     with pytest.raises(UserError, match=r"mine\.yaml is a recipe for train, not for pretrain"):
         PretrainConfig.parse({"data": "x", "recipe": str(path)})
     with pytest.raises(UserError, match=r"no recipe 'scrach' for train.* Did you mean 'scratch'"):
         TrainConfig.parse({"data": "x", "recipe": "scrach"})
+
+
+def test_the_recipe_that_the_guide_shows_is_one(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "choosing.md"
+    shown = guide.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "mine.yaml").write_text(shown)
+    made = TrainConfig.parse({"data": "x", "recipe": str(tmp_path / "mine.yaml"), "epochs": 3})
+    assert (made.epochs, made.optimizer.warmup, made.optimizer.weight_decay) == (3, 10, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("values: {lr: 0.5}", r"mine\.yaml is no recipe: it lacks task\.$"),
+        ("lr: 0.5", r"mine\.yaml: a recipe has no 'lr', and options stand below 'values'\.$"),
+        ("task: train\nvalue: {lr: 0.5}", r"a recipe has no 'value', .* Did you mean 'values'\?$"),
+        ("task: train\nvalues: 3", r"mine\.yaml: 'values' must hold options"),
+        ("task: train\nvalues:", r"mine\.yaml: 'values' must hold options"),
+    ],
+)
+def test_a_recipe_that_is_none_is_one_line(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=told):
+        TrainConfig.parse({"data": "x", "recipe": str(tmp_path / "mine.yaml")})
 
 
 def test_published_weights_are_fine_tuned() -> None:
@@ -240,6 +262,48 @@ class Halves(Config):
 def test_signs_in_a_help_text_are_only_signs() -> None:
     shown = make_parser(Halves, "x", "y").format_help()
     assert "50 % of it, never 100 %% (default: 0.5)" in shown and "10 % or nothing\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (TrainConfig, {"warmup": "20; finetune: 10", "clip": "5", "min-lr": "0.005"}),
+        (compare.CompareConfig, {"warmup": "20; finetune: 10"}),
+        (
+            PretrainConfig,
+            {"weight-decay": "0.04", "warmup": "10", "min-lr": "0.002", "clip": "3", "clip-per": "tensor"},
+        ),
+        (DetectConfig, {"clip": "1", "warmup": "500"}),
+        (SegmentConfig, {"clip": "1", "warmup": "1500"}),
+    ],
+)
+def test_help_shows_what_a_plain_command_takes(kind: type[RunConfig], told: dict[str, str]) -> None:
+    """The recipe's values, which lie over the defaults."""
+    options = make_parser(kind, "x", "y")._option_string_actions
+    optimizer = kind.parse({"data": "x"}).optimizer
+    for name, value in told.items():
+        assert str(options[f"--optimizer.{name}"].help).endswith(f" (default: {value})")
+        used = getattr(optimizer, name.replace("-", "_"))
+        assert str(used).removesuffix(".0") == value.partition(";")[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "usage"),
+    [
+        (listing.ModelsConfig, "x [PATTERN] [options]"),
+        (look.CorrespondConfig, "x MODEL [IMAGES …] [options]"),
+        (look.ReportConfig, "x RUNS … [options]"),
+        (PredictConfig, "x MODEL IMAGES … [options]"),
+        (TrainConfig, "x [DATA] [options]"),
+    ],
+)
+def test_usage_says_what_may_be_left_out(kind: type[Config], usage: str) -> None:
+    assert make_parser(kind, "x", "y").format_usage() == f"usage: {usage}\n"
+
+
+def test_where_named_datasets_lie_is_said_once() -> None:
+    kinds = [TrainConfig, DataConfig, listing.DatasetsConfig, probe.EvalConfig, probe.KnnConfig, probe.SuiteConfig]
+    assert {kind.model_fields["root"].description for kind in (*kinds, probe.EmbedConfig)} == {ROOT}
 
 
 def test_data_and_pack_open_alike() -> None:

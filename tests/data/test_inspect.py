@@ -153,7 +153,7 @@ def test_on_the_command_line(photos: Path, capsys: pytest.CaptureFixture[str]) -
     assert data["images"] == 15 and len(data["bad"]) == 1 and "\x1b" not in data["bad"][0]["name"]
     assert cli.main(["data", str(photos)]) == 0
     printed = capsys.readouterr().out
-    assert "1 bad files" in printed and "\x1b" not in printed
+    assert printed.count("1 bad file\n") == 1 and "; 1 bad file. " in printed and "\x1b" not in printed
     assert cli.main(["data", str(photos / "missing")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "There is no folder" in error

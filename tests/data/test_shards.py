@@ -267,6 +267,8 @@ def test_pack_leaves_out_bad_files_and_never_overwrites(tmp_path: Path, capsys: 
     assert len(data["bad"]) == 1 and data["splits"]["train"][0]["examples"] == 12
     assert cli.main(["data", "pack", str(root), str(tmp_path / "out")]) == 2
     assert "not empty" in capsys.readouterr().err
+    assert cli.main(["data", "pack", str(root), str(tmp_path / "other")]) == 0
+    assert "1 bad file\n" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     (tmp_path / "out" / "test-000000.tar").unlink()
     assert "lacks 1 of the shards" in open_data(tmp_path / "out").notes[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from layouts import fill, picture, sizes
 from frugalvit.data import open_data
 from frugalvit.data.decode import BadImage
 from frugalvit.data.splits import check_trainable
+from frugalvit.data.tables import LABEL_COLUMNS, PATH_COLUMNS, SPLIT_COLUMNS
 from frugalvit.errors import UserError
 from frugalvit.probing.prepare import open_labelled
 
@@ -362,3 +364,9 @@ def test_fuzzed_names(where: str) -> None:
         open_data("/nowhere/" + where)
     except UserError as error:
         assert str(error)  # noqa: PT017
+
+
+def test_the_first_page_names_every_column() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "start.md").read_text(encoding="utf-8")
+    sentence = page.partition("A table (CSV")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == {*PATH_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS}

@@ -199,16 +199,16 @@ def test_ramp_gives_the_released_weights(golden: Any) -> None:
         ("lam05_w20_t100", 0.5, 20, 100),
         ("lam01_w10_t100", 0.1, 10, 100),
     ):
-        ramp = [localization_weight_at(e, weight, total, "ramped", warmup) for e in range(total + 1)]
+        ramp = [localization_weight_at(e, weight, total, "ramp", warmup) for e in range(total + 1)]
         np.testing.assert_allclose(ramp, arrays[name], atol=1e-12)
 
 
 def test_weights_of_the_paper() -> None:
     assert LOCALIZATION_WEIGHTS == {"swin": 0.5, "t2t": 0.1, "cvt": 0.1, "vit": 0.01}
     assert {localization_weight_at(e, 0.5, 10) for e in range(11)} == {0.5}
-    assert localization_weight_at(12, 0.5, 10, "ramped", 2) == 0.0
-    assert localization_weight_at(3, 0.5, 3, "ramped", 0) == 0.0
-    assert localization_weight_at(5, 0.5, 5, "ramped", 20) == 0.125
+    assert localization_weight_at(12, 0.5, 10, "ramp", 2) == 0.0
+    assert localization_weight_at(3, 0.5, 3, "ramp", 0) == 0.0
+    assert localization_weight_at(5, 0.5, 5, "ramp", 20) == 0.125
 
 
 def test_pooling() -> None:

@@ -86,6 +86,18 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
         compare(config(photos, tmp_path / "c", steps=5))
 
 
+@pytest.mark.parametrize("report", [True, False])
+def test_a_page_only_where_one_is_wanted(report: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def done(run: TrainConfig, _: object) -> dict[str, Any]:
+        return {"run": str(run.out), "seed": run.seed, "top1": 50.0, "seconds": 1.0, "seconds_per_step": 0.1}
+
+    monkeypatch.setattr(module, "run_once", done)
+    monkeypatch.setattr("frugalvit.report.page.write_report", lambda _, page: page.write_text("a page"))
+    (tmp_path / "c").mkdir()
+    result = compare(config(tmp_path / "photos", tmp_path / "c", report=report))
+    assert (tmp_path / "c" / "report.html").exists() == report == ("report.html" in result.notes[-1])
+
+
 @pytest.mark.parametrize(
     ("splits", "summary", "told"),
     [

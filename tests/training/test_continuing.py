@@ -106,6 +106,7 @@ def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
     assert (theirs["steps"], ours["steps"], ours["crops"]["local_crops"]) == (4, 8, 2)
     said = capsys.readouterr().err
     assert f"auto: steps = 8: as many again as {views_only / 'views'} was to take" in said
+    assert said.count("auto: recipe = small") == 1
     assert f"unlike {views_only / 'views'}: steps 8 (there 4)\n" in said
     more = ["--steps", "5", "--batch", "6", "--crops.local-crops", "0", "--out", str(views_only / "otherwise")]
     assert cli.main([*words, *more]) == 0

@@ -60,6 +60,19 @@ def test_a_run_leaves_everything_behind(photos: Path, tmp_path: Path) -> None:
     assert result.data["localization_error"] == errors[-1]
 
 
+def test_the_recipe_and_how_often_it_is_evaluated_are_decisions(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config(photos, tmp_path / "run", evaluate_every="auto", steps=6))
+    said, written = capsys.readouterr().err, json.loads((tmp_path / "run" / "decisions.json").read_text())
+    assert "auto: recipe = scratch: from random weights" in said
+    assert "auto: evaluate_every = 3: 2 looks in 6 steps, of 3 an epoch\n" in said
+    assert {"recipe": "scratch", "evaluate_every": 3}.items() <= {d["name"]: d["value"] for d in written}.items()
+    assert TrainConfig.stored(tmp_path / "run" / "config.yaml").evaluate_every == 3
+    train(config(photos, tmp_path / "asked", recipe="scratch", steps=1))
+    assert "auto: recipe" not in capsys.readouterr().err
+
+
 def test_images_that_are_not_kept_are_trained_on_and_shown(tmp_path: Path) -> None:
     """With the cache off there are no pictures at hand of the images that were taken for others: they are read."""
     photos = write_images(tmp_path / "photos", classes=("cat", "dog", "cow", "hen"))  # more than can be told apart

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from frugalvit.arguments import make_parser
 from frugalvit.config.transfer import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.errors import UserError
 from frugalvit.training.recipes import Decisions, Facts
 from frugalvit.transfer.decide import (
-    check_size,
     decide_detector,
     decide_drop_path,
     decide_input,
@@ -85,12 +85,21 @@ def test_given_values_stay() -> None:
     assert config.batch == 5 and decisions[-1].reason == "there are no more training images than that"
 
 
-@pytest.mark.parametrize(("kind", "words"), [(DetectConfig, "short side"), (SegmentConfig, "side of the crops")])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (DetectConfig, "detect takes one number: the short side"),
+        (SegmentConfig, "segment takes one number: the side of"),
+    ],
+)
 def test_height_and_width_are_one_number_here(kind: type[TransferConfig], words: str) -> None:
-    with pytest.raises(UserError, match=rf"--img-size 480,640 is not for \w+: give one number, the {words}"):
-        check_size(kind.parse({"data": "x", "img_size": (480, 640)}))
-    for size in ("auto", 480, (480, 480)):
-        check_size(kind.parse({"data": "x", "img_size": size}))
+    for pair in ((480, 640), "480,640"):
+        with pytest.raises(UserError, match=rf"^img_size = .*480.*640.*: {words}"):
+            kind.parse({"data": "x", "img_size": pair})
+    sizes = ("auto", 480, "480", (480, 480), "480,480")
+    assert [kind.parse({"data": "x", "img_size": size}).img_size for size in sizes] == ["auto", 480, 480, 480, 480]
+    shown = " ".join(make_parser(kind, "x", "y").format_help().split())
+    assert f"--img-size N|auto {words.partition(': the ')[2]}" in shown
 
 
 def test_a_cpu_gets_a_few_hundred_steps() -> None:

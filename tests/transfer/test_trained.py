@@ -93,7 +93,7 @@ def test_what_holds_no_trained_network_is_said(kind: str, name: str, tmp_path: P
 @pytest.mark.parametrize("kind", ["detect", "segment"])
 def test_height_and_width_are_refused_before_anything_is_read(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([kind, "train", "nowhere", "--img-size", "480,640"]) == 2
-    assert f"--img-size 480,640 is not for {kind}: give one number" in capsys.readouterr().err
+    assert f"--img-size = '480,640': {kind} takes one number: the " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "config"), [("detect", DetectConfig), ("segment", SegmentConfig)])

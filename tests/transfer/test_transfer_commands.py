@@ -223,8 +223,11 @@ def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
     data = make_coco(tmp_path / "boxes", train=3, val=2, side=40)
     for split in ("train", "val"):
         edit(data, split, lambda content: [entry.pop("segmentation") for entry in content["annotations"]])
-    found = detect_commands.train(detect_config(data, tmp_path / "run", steps=1, report=False)).data
+    free = {"evaluate_every": "auto", "report": False}
+    found = detect_commands.train(detect_config(data, tmp_path / "run", steps=1, **free)).data
     assert "box_ap" in found and "mask_ap" not in found
+    decided = {d["name"]: d["value"] for d in json.loads((tmp_path / "run" / "decisions.json").read_text())}
+    assert (decided["recipe"], decided["evaluate_every"]) == ("detect-small", 1)
     with pytest.raises(UserError, match="does not have a mask for every object"):
         detect_commands.train(detect_config(data, tmp_path / "other", masks=True))
 

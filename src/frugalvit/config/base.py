@@ -44,6 +44,11 @@ class Config(pydantic.BaseModel):
         except pydantic.ValidationError as error:
             raise UserError(_explain(cls, error)) from None
 
+    @classmethod
+    def own_recipes(cls) -> dict[str, dict[str, Any]]:
+        """What lies over the defaults where nothing is said: the values of each recipe that may be taken by itself."""
+        return {}
+
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
@@ -223,7 +228,8 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     name = next((n for n in sorted(known, key=len, reverse=True) if (location + ".").startswith(n + ".")), location)
     if first["type"] == "extra_forbidden":
         group = location.rpartition(".")[0]
-        here = [n for n in known if n.rpartition(".")[0] == group] or list(known)
+        groups = {n.rpartition(".")[0]: None for n in known if "." in n}
+        here = [n for n in (*known, *groups) if n.rpartition(".")[0] == group] or list(known)
         return f"There is no option '{location}'.{nearest(location, here) or nearest(location, known)}"
     if first["type"] == "missing" and location == name:
         return f"'{name}' is needed and was not given."

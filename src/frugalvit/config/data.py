@@ -122,5 +122,5 @@ class CacheConfig(Config):
         "auto", "keep decoded images on the device, in RAM, memory-mapped on disk, or not at all (workers decode)"
     )
     size: Count | Auto = option("auto", "pixels of a stored image's shorter side; auto: 256/224 of the input")
-    folder: str | None = option(None, "cache folder; default ~/.cache/frugalvit or FRUGALVIT_CACHE")
+    folder: str | None = option(None, "cache folder (default: FRUGALVIT_CACHE, or ~/.cache/frugalvit)")
     max_bad: Share = option(0.05, "share of unreadable images at which the run stops instead of skipping them")

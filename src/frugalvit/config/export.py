@@ -13,7 +13,9 @@ class ExportConfig(Config):
     to: Literal["timm", "hf", "onnx", "pt2"] = option(
         "timm", "timm: weights and config.json; hf: the same with a model card; onnx, pt2: a program"
     )
-    out: str | None = option(None, "folder to write; it must not exist yet (default: MODEL-FORMAT)", short="-o")
+    out: str | None = option(
+        None, "folder to write; it must not exist, or be empty (default: MODEL-FORMAT)", short="-o"
+    )
     output: Literal["auto", "logits", "features"] = option(
         "auto", "of onnx and pt2: logits, or features (pooled and grid); auto: logits where there is a classifier"
     )

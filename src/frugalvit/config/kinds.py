@@ -50,6 +50,10 @@ Label = Annotated[int, Field(ge=0, le=255)]
 LabelCount = Annotated[int, Field(ge=2, le=256)]
 
 
+ROOT = "where datasets with a name lie (default: FRUGALVIT_DATASETS, or datasets in the cache, ~/.cache/frugalvit)"
+"""What every command says of ``--root``; ``data/places.py`` has the rule."""
+
+
 class Opened(Config):
     """How data are opened by the commands that look at them rather than learn from them."""
 
@@ -59,7 +63,7 @@ class Opened(Config):
     seed: Seed = option(0, "decides which images a made val holds; train always uses 0")
     labels: Labelling = option("auto", "folders: folder names are classes; ignore: no labels")
     classes: str | None = option(None, "file with the classes to keep, one name per line")
-    root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")
+    root: str | None = option(None, ROOT)
 
 
 LABEL_PART = "share of each class's training labels to use (at least one image), or from 2 on how many of each class"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from frugalvit.config.base import Config, option
+from frugalvit.config.kinds import ROOT
 
 
 class ModelsConfig(Config):
@@ -11,7 +12,7 @@ class ModelsConfig(Config):
 
 class DatasetsConfig(Config):
     pattern: str = option("", "part of a name, with * and ?", positional=True)
-    root: str | None = option(None, "where datasets lie (default: FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets)")
+    root: str | None = option(None, ROOT)
 
 
 class RecipesConfig(Config):

@@ -10,6 +10,7 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.kinds import (
     LABEL_PART,
     MIRROR,
+    ROOT,
     Auto,
     Count,
     Device,
@@ -63,7 +64,7 @@ class EvalConfig(LookConfig):
 
     model: str = option(help="a run or an exported folder", positional=True)
     data: str = option(help="folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
-    root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
+    root: str | None = option(None, ROOT)
     classes: str | None = option(None, "keep only the images of the classes in this file, one name per line")
     split: Literal["auto", "all", "train", "val", "test"] = option(
         "auto", "which images; auto: test, else val, else all there are"
@@ -91,7 +92,7 @@ class ProbeConfig(FeaturesConfig):
 
     model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
     data: str = option(help="folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
-    root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
+    root: str | None = option(None, ROOT)
     labels: LabelPart = option(1.0, f"{LABEL_PART}; val's count among them, --seed decides which")
 
 
@@ -129,7 +130,7 @@ class SuiteConfig(ExtractConfig):
 
     model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
     against: str | None = option(None, "a second model: count the datasets on which the first one wins")
-    root: str | None = option(None, "where the datasets lie (default: FRUGALVIT_DATASETS)")
+    root: str | None = option(None, ROOT)
     datasets: list[str] = option([], "only these of the 18 (default: all that are present)")
     own: list[str] = option([], "further datasets: folders, tables or names")
     download: bool = option(False, "fetch the datasets that can be downloaded")
@@ -146,7 +147,7 @@ class EmbedConfig(FeaturesConfig):
     out: str | None = option(
         None, "features.npz or features.parquet; to_label.csv or duplicates.csv where those are asked for", short="-o"
     )
-    root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
+    root: str | None = option(None, ROOT)
     split: Literal["all", "train", "val", "test"] = option(
         "all",
         "which images; a val that is not there is the one that train makes by itself; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,16 +15,16 @@ from frugalvit.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What its file says: ``task``, ``summary``, ``command``, ``hardware``, ``cost``, ``expect`` and ``values``."""
+    """What its file says; of the user's own, ``task`` and ``values`` are enough."""
 
     name: str
     task: str
-    summary: str
-    command: str
-    hardware: str
-    cost: str
-    expect: str
     values: dict[str, Any]
+    summary: str = ""
+    command: str = ""
+    hardware: str = ""
+    cost: str = ""
+    expect: str = ""
 
 
 @cache  # every configuration asks
@@ -54,9 +54,13 @@ def is_file(name: str) -> bool:
 
 
 def _read(path: Path) -> RecipeFile:
-    values = read_yaml(path)
-    fields = ("task", "summary", "command", "hardware", "cost", "expect", "values")
-    missing = [field for field in fields if field not in values]
-    if missing:
-        raise UserError(f"{path} is no recipe: it lacks {', '.join(missing)}.")
-    return RecipeFile(path.stem, **{field: values[field] for field in fields})
+    said = read_yaml(path)
+    known = [field.name for field in fields(RecipeFile) if field.name != "name"]
+    for key in said:
+        if key not in known:
+            raise UserError(f"{path}: a recipe has no '{key}', and options stand below 'values'.{nearest(key, known)}")
+    if missing := [name for name in ("task", "values") if name not in said]:
+        raise UserError(f"{path} is no recipe: it lacks {' and '.join(missing)}.")
+    if not isinstance(said["values"], dict):
+        raise UserError(f"{path}: 'values' must hold options and their values, e.g. {{optimizer: {{warmup: 5}}}}.")
+    return RecipeFile(path.stem, **said)

@@ -22,7 +22,7 @@ from frugalvit.config.base import (
     with_file,
 )
 from frugalvit.config.data import CacheConfig
-from frugalvit.config.kinds import Auto, Device, Precision, Rate, Seed, Splitting, Whole
+from frugalvit.config.kinds import ROOT, Auto, Device, Precision, Rate, Seed, Splitting, Whole
 from frugalvit.config.recipes import is_file, recipe_values
 from frugalvit.errors import UserError
 from frugalvit.files import read_json
@@ -80,8 +80,8 @@ class RunConfig(Config):
     precision: Precision = option("auto", "auto: bf16 where the hardware has it")
     compile: bool | Literal["auto", "graphs"] = option(
         "auto",
-        "torch.compile; auto: on a GPU, for runs long enough to gain from it, supervised Swins with graphs; graphs: "
-        "replay as CUDA graphs, faster for small batches and images on one GPU, with more memory",
+        "torch.compile; auto: on a GPU, for runs long enough to gain from it, supervised Swins of ours (not timm's) "
+        "with graphs; graphs: replay as CUDA graphs, faster for small batches and images on one GPU, with more memory",
     )
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
@@ -89,9 +89,11 @@ class RunConfig(Config):
         "auto", "auto makes a missing val from train; given: none is made; train+val trains on both; remake splits anew"
     )
     stream: bool | Auto = option(
-        "auto", "read shards in passing, not kept; auto: where they lie elsewhere; false fetches and keeps them"
+        "auto",
+        "read shards in passing, not kept; auto: where they lie elsewhere or are larger than a terabyte; "
+        "false fetches and keeps them",
     )
-    root: str | None = option(None, "where datasets known by name lie")
+    root: str | None = option(None, ROOT)
     classes: str | None = option(None, "a file with the names of the classes to keep, one a line (ImageNet-100's list)")
     val_fraction: float = option(0.1, "share of train held out where there is no validation split", gt=0, lt=1)
     log_every: int = option(10, "steps between two lines of metrics", ge=1)
@@ -208,6 +210,12 @@ class RunConfig(Config):
     @classmethod
     def recipe_task(cls) -> str:
         return "train"
+
+    @classmethod
+    def own_recipes(cls) -> dict[str, dict[str, Any]]:
+        """With the usual one first; published weights make it another, where a command has one for them."""
+        names = dict.fromkeys(cls.default_recipe(values) for values in ({}, {"pretrained": True}))
+        return {name: recipe_values(name, cls.recipe_task()) for name in names}
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, option
+from frugalvit.config.base import Config, option, parted
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.kinds import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
@@ -65,6 +65,7 @@ class TransferConfig(RunConfig):
     }
     """Every run's options that these do not use, and why: not in --help, and refused rather than ignored."""
 
+    img_size: int | Auto = option("auto", "input size in pixels")  # type: ignore[assignment]
     pretrained: bool = option(False, "start from timm's published weights (needs a network)")
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, since sizes change from step to step")
@@ -74,6 +75,18 @@ class TransferConfig(RunConfig):
 
     def starts(self) -> dict[str, object]:
         return super().starts() | {"--pretrained": self.pretrained}
+
+    @pydantic.field_validator("img_size", mode="before")
+    @classmethod
+    def _height_and_width(cls, value: Any) -> Any:
+        """Both are for classifiers: here images keep their shape. Two that are alike are one number."""
+        sides = parted(value) if isinstance(value, str) and "," in value else value
+        if not isinstance(sides, list | tuple):
+            return value
+        if len({str(side) for side in sides}) != 1:
+            what = str(cls.model_fields["img_size"].description).partition(",")[0]
+            raise ValueError(f"{cls.recipe_task()} takes one number: the {what}")
+        return sides[0]
 
     @pydantic.model_validator(mode="after")
     def _only_what_is_used(self) -> Self:
@@ -107,10 +120,13 @@ class DetectorConfig(Config):
 
 
 class DetectConfig(TransferConfig):
-    """Mask R-CNN or Cascade Mask R-CNN on COCO-format data. --img-size is the short side of the images at test."""
+    """Mask R-CNN or Cascade Mask R-CNN on COCO-format data."""
 
     data: str | None = option(
         None, "a folder with COCO-format JSON files and images, or one JSON file", positional=True
+    )
+    img_size: int | Auto = option(  # type: ignore[assignment]
+        "auto", "short side of the images at test, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
     head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three that refine each other's boxes")
     masks: bool | Auto = option("auto", "predict masks; auto: where every object has one")
@@ -157,9 +173,12 @@ class TestConfig(Config):
 
 
 class SegmentConfig(TransferConfig):
-    """UperNet on images with a label for every pixel. --img-size is the side of the training crops."""
+    """UperNet on images with a label for every pixel."""
 
     data: str | None = option(None, "a folder of images and masks (also ADE20K, VOC and CamVid)", positional=True)
+    img_size: int | Auto = option(  # type: ignore[assignment]
+        "auto", "side of the training crops, in pixels; auto: the data's short side, at most 512 (128 on a CPU)"
+    )
     ignore_index: Label | Auto = option(
         "auto", "label that counts nowhere (255 never does); auto: a class called void, 11 in CamVid, 0 in ADE20K"
     )

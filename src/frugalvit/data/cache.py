@@ -62,6 +62,9 @@ def build_store(
     """Decode ``examples`` for inputs of ``size`` (height, width) and keep them where they serve ``device`` best.
 
     Args:
+        examples: encoded images: of folders, tables, shards or memory.
+        size: pixels of a network's input: one side, or height and width.
+        device: what the batches are for; the images themselves lie there if ``where`` says so.
         where: "auto" takes the device if the images fill less than 40 % of its free memory, else RAM (50 %), else a
             mapped file, else decodes in worker processes ("off") while training.
         stored: shorter side of a stored image; "auto" is 256/224 of the input, or the native size where all images

@@ -215,7 +215,7 @@ def _tables(data: dict[str, Any]) -> list[Table]:
         tables.append(Table(["what", "kind", "images"], kinds))
     if data["bad"]:
         listed = [[entry["name"], entry["reason"]] for entry in data["bad"][:200]]
-        tables.append(Table(["bad file", "reason"], listed, f"{len(data['bad']):,} bad files"))
+        tables.append(Table(["bad file", "reason"], listed, counted(len(data["bad"]), "bad file")))
     return tables
 
 
@@ -226,7 +226,7 @@ def _classes(data: dict[str, Any]) -> str:
 def _notes(data: dict[str, Any]) -> list[str]:
     notes = list(data["notes"])
     if len(data["bad"]) > 200:
-        notes.append(f"{len(data['bad']) - 200:,} more bad files: --json lists them all.")
+        notes.append(f"{counted(len(data['bad']) - 200, 'more bad file')}: --json lists them all.")
     empty = {split: facts["without_images"] for split, facts in data["splits"].items() if facts.get("without_images")}
     notes += [absence(split, names) for split, names in empty.items()]
     found = data["duplicates"]
@@ -247,7 +247,8 @@ def _notes(data: dict[str, Any]) -> list[str]:
         "sample": f"All headers and ends were read, {decoded['images']:,} images decoded (--decode all: every one)",
         "headers": "Only headers and ends were read",
     }[decoded["mode"]]
-    notes.append(f"{what}; {len(data['bad']) or 'no'} bad files. {data['seconds']:.1f} s.")
+    bad = counted(len(data["bad"]), "bad file") if data["bad"] else "no bad files"
+    notes.append(f"{what}; {bad}. {data['seconds']:.1f} s.")
     return notes
 
 

@@ -66,8 +66,12 @@ class Batches:
     """Training batches by step.
 
     Args:
+        store: the decoded images, with their labels where there are any.
         batch: images a step over all processes. With fewer images than that, all of them are one batch (said). An
             epoch's incomplete last batch is left out (other images every epoch).
+        seed: order, augmentation and mixing follow from it and the step.
+        augment: how the images of a step are varied.
+        mixing: mixup and cutmix, which need labels; None: images stay as they are.
         rank, world: this process and how many there are; each takes an equal, contiguous slice.
         balance: draw every class equally often: rare classes repeat, large ones are sampled, without replacement
             until a class is used up.
@@ -161,6 +165,7 @@ class Batches:
         return chosen.repeat(self.repeats)[: self.batch]
 
     def local_order(self, step: int) -> Tensor:
+        """The store positions of this process's part of a step's batch."""
         return self.order(step)[self.mine]
 
     def _draw_order(self, epoch: int) -> Tensor:

@@ -31,7 +31,7 @@ from frugalvit.data.sources import open_data
 from frugalvit.errors import UserError
 from frugalvit.files import remove_leftovers, working_folder
 from frugalvit.results import Result, Table
-from frugalvit.words import some
+from frugalvit.words import counted, some
 
 _ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "MPO": "jpg", "array": "png", "DIB": "bmp"}
 
@@ -261,7 +261,7 @@ def _result(source: DataSource, out: Path, index: dict[str, Any], notes: list[st
     tables = [Table(["split", "shards", "examples", "megabytes"], rows, str(out))]
     if bad:
         listed: list[list[object]] = [[entry["name"], entry["reason"]] for entry in bad[:200]]
-        tables.append(Table(["left out", "reason"], listed, f"{len(bad):,} bad files"))
+        tables.append(Table(["left out", "reason"], listed, counted(len(bad), "bad file")))
     data = {"out": str(out), "data": source.location, "splits": splits, "bad": bad, "seconds": round(seconds, 2)}
     data |= {"decoded": index.get("decoded", [])}
     verb = "train" if source.classes else "pretrain"

@@ -74,6 +74,7 @@ class ProjectionHead(nn.Module):
 
     @property
     def prototypes(self) -> int:
+        """K, how many numbers the head gives."""
         return self.last_layer.weight_v.shape[0]
 
     def project(self, features: Tensor) -> Tensor:

@@ -40,12 +40,12 @@ def localization_weight_at(
     epoch: float,
     weight: float,
     total: float,
-    schedule: Literal["constant", "ramped"] = "constant",
+    schedule: Literal["constant", "ramp"] = "constant",
     warmup: float = 20.0,
 ) -> float:
     """λ at an epoch (or step, when ``total`` and ``warmup`` are counted in steps).
 
-    ``constant`` is the paper's; ``ramped`` the released code's: from 0 up to λ over ``warmup``, then linearly to 0.
+    ``constant`` is the paper's; ``ramp`` the released code's: from 0 up to λ over ``warmup``, then linearly to 0.
     """
     if schedule == "constant":
         return weight

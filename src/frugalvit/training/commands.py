@@ -49,6 +49,7 @@ from frugalvit.training.recipes import (
     decide_heads,
     decide_training,
     evaluation_interval,
+    say_recipe,
 )
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
@@ -71,6 +72,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     examples, validation, test = _splits(config, source)
     assert source.classes is not None
     decisions = Decisions()
+    say_recipe(config, decisions)
     follow_init(config, decisions)
     facts = Facts(len(examples), len(source.classes), setup.median_side(examples.at_hand()), fabric.device.type)
     decide_common(config, facts, decisions)
@@ -80,6 +82,11 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     decide_training(config, facts.knowing(backbone), decisions)
     decide_heads(config, backbone, decisions)
     _check_grid(config, backbone)
+    # Without validation images the test images are only watched: they choose nothing.
+    watched = validation if validation is not None else test
+    assert watched is not None
+    plan = make_plan(config, len(examples), len(watched), fabric.world_size)
+    decisions.take(config, "evaluate_every", plan.evaluate_every, plan.looks())
     setup.say_decisions(source, decisions)
     source = _warned(source, validation)
     assert source.classes is not None
@@ -87,10 +94,6 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     if fabric.is_global_zero:
         console.say(f"run folder: {run.folder}")
 
-    # Without validation images the test images are only watched: they choose nothing.
-    watched = validation if validation is not None else test
-    assert watched is not None
-    plan = make_plan(config, len(examples), len(watched), fabric.world_size)
     setup.share_batch(config, plan, run, fabric)
     task = make_task(config, backbone, plan)
     batches = setup.make_batches(

@@ -89,7 +89,7 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
                 _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
     if not is_first(config.devices, config.nodes):  # one of several processes writes, and its answer is shown
         return Result({"run": str(folder)})
-    return write_comparison(folder, scores, config.metric, config.track)
+    return write_comparison(folder, scores, config.metric, config.track, config.report)
 
 
 def _plans_in(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
@@ -204,7 +204,9 @@ def _that_matters(question: dict[str, Any]) -> dict[str, Any]:
 # -- the tables
 
 
-def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[str] = ()) -> Result:
+def write_comparison(
+    folder: Path, scores: Scores, metric: str, track: Iterable[str] = (), report: bool = True
+) -> Result:
     """Tables of the means, of every run, and of each setting against the last, in four formats; and to trackers."""
     names = list(scores)
     values = {name: [float(summary[metric]) for summary in scores[name]] for name in names}
@@ -238,11 +240,13 @@ def write_comparison(folder: Path, scores: Scores, metric: str, track: Iterable[
     write_text(folder / "comparison.json", json.dumps(data, indent=1))
     table = Table(columns, rows, f"{metric} of {folder.name}")
     _show(folder, table, scores, metric, track)
-    from frugalvit.report.page import write_report
+    files = [f"comparison.{kind}" for kind in ("md", "csv", "tex", "png")]
+    if report:
+        from frugalvit.report.page import write_report
 
-    write_report([folder], folder / "report.html")
-    files = ", ".join(f"comparison.{kind}" for kind in ("md", "csv", "tex", "png"))
-    return Result(data, [Table(columns, rows)], [f"{folder}: {files}, report.html"])
+        write_report([folder], folder / "report.html")
+        files.append("report.html")
+    return Result(data, [Table(columns, rows)], [f"{folder}: {', '.join(files)}"])
 
 
 def _resolution(metric: str, summaries: list[dict[str, Any]]) -> float | None:

@@ -44,6 +44,7 @@ from frugalvit.training.recipes import (
     decide_heads,
     decide_pretraining,
     matching_width,
+    say_recipe,
 )
 from frugalvit.training.resuming import read_facts
 from frugalvit.training.runs import Run, find_run
@@ -91,6 +92,7 @@ def _went_on_with_all(config: PretrainConfig) -> bool:
 
 def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
     examples = _images(source, config.images)
+    say_recipe(config, decisions)
     follow_init(config, decisions)
     facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples.at_hand()), fabric.device.type)
     decide_common(config, facts, decisions)

@@ -70,6 +70,17 @@ class Decisions(list[Decision]):
             self.append(Decision(name, value, reason))
 
 
+def say_recipe(config: RunConfig, decisions: Decisions) -> None:
+    """The recipe was chosen when the options were read, since its values lie beneath them; here it is written down."""
+    inherited = any(decision.name == "recipe" for decision in decisions)  # of a run that is continued
+    if config.recipe != "auto" and config.given("recipe", "auto") == "auto" and not inherited:
+        reason = _WHY.get(config.recipe, "the usual one, fitted to the data")
+        decisions.append(Decision("recipe", config.recipe, reason))
+
+
+_WHY = {"scratch": "from random weights or a pre-training of ours", "finetune": "weights of elsewhere are moved gently"}
+
+
 def decide_common(config: RunConfig, facts: Facts, decisions: Decisions) -> None:
     """Backbone and input size."""
     backbone, reason = usual_backbone(facts.device)
@@ -79,6 +90,7 @@ def decide_common(config: RunConfig, facts: Facts, decisions: Decisions) -> None
 
 
 def usual_backbone(device: str) -> tuple[str, str]:
+    """The network, and why: the papers' where there is a GPU, else the smallest."""
     if device == "cpu":
         return "swin_nano", "no GPU here: a small model that two cores can train"
     return "swin_tiny_w7", "the papers' 28 M parameter Swin"
@@ -165,20 +177,12 @@ def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decision
     batch = settle_batch(config, facts.images, pretraining_batch(facts), decisions)
     _decide_length(config, decisions, *pretraining_epochs(facts, _side(config, facts)))
     lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
-    decisions.take(
-        config,
-        "lr",
-        lr,
-        f"the paper's 5e-4 a batch of 256, linear in the batch ({batch}, counted as at least 64)",
-    )
+    reason = f"the paper's 5e-4 a batch of 256, linear in the batch ({batch}, counted as at least 64)"
+    decisions.take(config, "lr", lr, reason)
     steps = total_steps(config, facts.images)
     count = 2 ** round(math.log2(min(65536, max(256, facts.images / 16))))
-    decisions.take(
-        config,
-        "matching.prototypes",
-        count,
-        f"one for about sixteen images ({facts.images:,}), 256 to the paper's 65,536: more stay empty on small data",
-    )
+    told = f"one for about sixteen images ({facts.images:,}), 256 to the paper's 65,536: more stay empty on small data"
+    decisions.take(config, "matching.prototypes", count, told)
     side = _side(config, facts)
     decisions.take(config, "matching.momentum", *teacher_momentum(steps, side))
     epochs = steps / steps_per_epoch(facts.images, batch)
@@ -219,6 +223,7 @@ def _decide_length(config: RunConfig, decisions: Decisions, epochs: int, reason:
 
 
 def pretraining_batch(facts: Facts) -> tuple[int, str]:
+    """A power of two that leaves about 32 steps an epoch, from 8 to 256 (32 on a CPU)."""
     most = 32 if facts.device == "cpu" else 256
     batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 32)))))
     return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps an epoch"
@@ -232,10 +237,8 @@ def pretraining_epochs(facts: Facts, side: int | None = None) -> tuple[int, str]
     """
     if facts.device == "cpu":
         epochs = max(2, min(100, 40_000 // facts.images))
-        return (
-            epochs,
-            f"{facts.images:,} images: about {epochs * facts.images:,} are seen, what a CPU does in reasonable time",
-        )
+        reason = f"about {epochs * facts.images:,} are seen, what a CPU does in reasonable time"
+        return epochs, f"{facts.images:,} images: {reason}"
     seen = 8_000_000 if (side or facts.side) <= SMALL_INPUT else 2_000_000
     epochs = max(100, min(800, seen // facts.images))
     return epochs, f"{facts.images:,} images: about {epochs * facts.images:,} are seen in all"
@@ -263,10 +266,8 @@ def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
         epochs = max(5, min(100, 3_000 // per_epoch))
         return epochs, f"about {epochs * per_epoch:,} steps: what a CPU does in reasonable time"
     epochs = max(100, min(500, 10_000 // per_epoch))
-    return (
-        epochs,
-        f"{per_epoch} steps an epoch: about 10,000 steps, at most 500 epochs, never fewer than the paper's 100",
-    )
+    reason = "about 10,000 steps, at most 500 epochs, never fewer than the paper's 100"
+    return epochs, f"{per_epoch} steps an epoch: {reason}"
 
 
 def supervised_lr(batch: int, parameters: int = 0, *, finetune: bool = False) -> tuple[float, str]:
@@ -328,6 +329,7 @@ def _from_scratch(config: TrainConfig) -> bool:
 
 
 def localization_weight(family: str) -> tuple[float, str]:
+    """λ as the paper has it for a family of networks; a careful one where it has none."""
     if family in LOCALIZATION_WEIGHTS:
         return LOCALIZATION_WEIGHTS[family], f"the paper's λ for {family}"
     return 0.1, f"the paper has no λ for {family or 'this family'}; the lower of its two usual values"
@@ -366,6 +368,7 @@ def decide_heads(config: TrainConfig | PretrainConfig, backbone: Backbone, decis
 
 
 def matching_width(dim: int) -> int:
+    """How wide the heads of pre-training are on a backbone of ``dim`` channels: the paper's 2,048 for 512 and more."""
     return min(2048, 4 * dim)
 
 

@@ -1,8 +1,10 @@
 """The folder a run lives in. Files are the truth: whatever a run knows can be read off its folder, at any moment.
 
 config.yaml       every value; re-runs the run. What "auto" decided from the data and the network stands there decided;
-                  "auto" stays where each machine chooses for itself (device, precision, compile, workers, cache) and
-                  where the value follows from the others (drop_path, evaluate_every, crops.local_size …)
+                  "auto" stays where each machine chooses for itself (device, precision, compile, workers, cache), for
+                  how data are read (split, stream, labels, ignore_index, label_count) and where the value follows from
+                  the others (drop_path, epochs beside steps, crops.local_size, matching.view_weight and chunked,
+                  test.window, all of a loss that is off)
 metrics.jsonl     one line per logged step
 checkpoints/      last.pt, previous.pt (the one before), best.pt
 model/            model.safetensors + config.json, for timm and for us

@@ -72,7 +72,7 @@ class Ramp:
     steps: int
 
     def at(self, step: int) -> float:
-        return localization_weight_at(step, self.peak, self.steps, "ramped", self.warmup)
+        return localization_weight_at(step, self.peak, self.steps, "ramp", self.warmup)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from frugalvit.training.recipes import equal_parts, in_equal_parts, steps_per_ep
 from frugalvit.training.recording import Recording
 from frugalvit.training.schedules import Constant, Schedule
 from frugalvit.training.task import Task
+from frugalvit.words import counted
 
 
 @dataclass
@@ -72,6 +73,11 @@ class Plan:
             save_every=config.save_every,
             patience_for_peers=config.peer_timeout,
         )
+
+    def looks(self) -> str:
+        """How often a run is evaluated, in words."""
+        count = -(-self.steps // self.evaluate_every)
+        return f"{counted(count, 'look')} in {counted(self.steps, 'step')}, of {self.steps_per_epoch:,} an epoch"
 
 
 def make_optimizer(task: Task, plan: Plan, fabric: Fabric) -> AdamW:

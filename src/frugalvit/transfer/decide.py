@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from frugalvit.config.transfer import DetectConfig, SegmentConfig, TransferConfig
-from frugalvit.errors import UserError
 from frugalvit.training.recipes import SMALL_NETWORK, Decisions, Facts, settle_batch, steps_per_epoch
 from frugalvit.transfer.pyramid import with_top
 
@@ -116,18 +115,7 @@ def decide_drop_path(config: TransferConfig, decisions: Decisions) -> None:
         decisions.take(config, "drop_path", 0.2, "the paper's")
 
 
-def check_size(config: TransferConfig) -> None:
-    """Height and width are for classifiers: here images keep their shape, and one number is the short side's."""
-    size = config.img_size
-    if isinstance(size, tuple) and len(set(size)) > 1:
-        what = "the short side of the images" if isinstance(config, DetectConfig) else "the side of the crops"
-        raise UserError(
-            f"--img-size {size[0]},{size[1]} is not for {config.recipe_task()}: give one number, {what}, such as "
-            f"--img-size {min(size)}."
-        )
-
-
 def short_side(config: TransferConfig) -> int:
-    """--img-size as one number of pixels."""
-    size = config.img_size
-    return size if isinstance(size, int) else min(int(part) for part in size)
+    """--img-size, decided."""
+    assert isinstance(config.img_size, int)
+    return config.img_size

@@ -25,12 +25,12 @@ from frugalvit.training import setup
 from frugalvit.training.evidence import decisions_table, finite, kept_weights, run_facts, summary_table
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.processes import in_step, together
-from frugalvit.training.recipes import Decisions, Facts
+from frugalvit.training.recipes import Decisions, Facts, say_recipe
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.session import follow_init, in_run_folder
 from frugalvit.training.used import LeftOut, write_used
-from frugalvit.transfer.decide import check_size, decide_drop_path, decide_input, decide_length, short_side
+from frugalvit.transfer.decide import decide_drop_path, decide_input, decide_length, short_side
 from frugalvit.transfer.feed import Feed, Pictures, worker_count
 
 
@@ -54,7 +54,6 @@ def train(config: Any, job: Job) -> Result:
     """Train on a backbone; the run folder holds everything afterwards."""
     if config.data is None and config.resume is None:
         raise UserError(f"What should be trained on? Give a folder: 'frugalvit {job.verb} train DATA'.")
-    check_size(config)
     body = functools.partial(_train, job)
     return in_run_folder(config, f"{job.verb} train", lambda settings, _: _open(job, settings), body, job.result)
 
@@ -71,17 +70,19 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     decisions = Decisions()
     side = int(statistics.median(min(item.height, item.width) for item in items))
     facts = Facts(len(items), len(data.classes), side, fabric.device.type)
+    say_recipe(config, decisions)
     decide_drop_path(config, decisions)
     torch.manual_seed(config.seed)  # the initial weights follow from it too
     backbone = make_backbone(config, facts, decisions)
     decide_length(config, facts.knowing(backbone), decisions)
     job.decide(config, data, backbone, decisions)
+    plan = make_plan(config, len(items), fabric.world_size, job)
+    decisions.take(config, "evaluate_every", plan.evaluate_every, plan.looks())
     if fabric.is_global_zero:
         for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
             console.say(note)
     truth = _listed(list(dict.fromkeys(item.truth for item in items))).fingerprint(times=False)
     setup.record(config, run, decisions, _listed([item.path for item in items]), data.classes, truth=truth)
-    plan = make_plan(config, len(items), fabric.world_size, job)
     setup.share_batch(config, plan, run, fabric)
     task = job.task(config, data, backbone)
     task.to(fabric.device)
