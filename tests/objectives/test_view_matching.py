@@ -99,6 +99,16 @@ def test_teacher_starts_as_the_student_and_follows_without_gradients(kind: Any) 
     torch.testing.assert_close(difference, torch.full_like(difference, 0.75))
 
 
+def test_prototypes_rest_with_their_lengths() -> None:
+    """Where lengths are learned they are the last layer's, too: with its vectors at rest, nothing of it moves."""
+    matching = ViewMatching(6, 11, hidden=8, bottleneck=5, norm_last=False)
+    matching(*two_and_two(), 0.04).backward()
+    last = dict(matching.student.last_layer.named_parameters())
+    assert last.keys() == {"weight_g", "weight_v"} and all(parameter.grad is not None for parameter in last.values())
+    matching.hold_last_layer()
+    assert all(parameter.grad is None for parameter in last.values())
+
+
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
 def test_centre_moves_after_the_loss_by_the_mean_logit(kind: Any) -> None:
     matching = small(kind)
