@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from frugalvit.probing.knn import knn_accuracy
 from frugalvit.training.health import Health, effective_rank, feature_deviation
+from frugalvit.training.monitor import FeatureMonitor
 
 K = 1024
 
@@ -192,3 +195,17 @@ def test_a_sample_uses_few_of_many_prototypes(used: float, raised: bool) -> None
         for alarm in health.look(step, {"teacher_entropy": 0.2, "prototypes_used": used, "loss": 5.0, "view_loss": 5.0})
     ]
     assert any(alarm.name.startswith("one-prototype collapse") for alarm in alarms) == raised
+
+
+@pytest.mark.parametrize("queries", [True, False])
+def test_twenty_neighbours_vote_while_training(queries: bool) -> None:
+    """The papers' number; on features that say nothing every other gives another share of right answers."""
+    generator = torch.Generator().manual_seed(0)
+    bank, asked = (
+        (torch.randn(900, 64, generator=generator), torch.randint(4, (900,), generator=generator)) for _ in range(2)
+    )
+    monitor: Any = FeatureMonitor(bank, asked if queries else None, 4, None)  # type: ignore[arg-type]
+    monitor._embed = lambda backbone, images: images
+    others = asked if queries else (None, None)
+    shares = {k: scores["top1"] for k, scores in knn_accuracy(*bank, *others, ks=(1, 10, 20, 40)).items()}
+    assert monitor.look(None)["knn"] == shares.pop(20) not in shares.values()

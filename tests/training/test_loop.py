@@ -63,6 +63,15 @@ def test_the_resumed_optimiser_has_its_moments(tmp_path: Path) -> None:
     torch.testing.assert_close(whole["optimizer"]["state"], parts["optimizer"]["state"], rtol=0, atol=0)
 
 
+def test_bad_steps_are_counted_across_an_interruption(tmp_path: Path) -> None:
+    """In all, and in a row: what ends a run must not begin anew with every resumption."""
+    spoilt = {1: "loss"} | dict.fromkeys(range(4, 20), "loss")
+    run_toy(tmp_path / "run", ToyTask(spoilt), steps=3)
+    assert run_toy(tmp_path / "run", ToyTask(spoilt), steps=6)["skipped"] == 3
+    with pytest.raises(UserError, match=r"5 steps in a row .* stopped at step 9"):
+        run_toy(tmp_path / "run", ToyTask(spoilt), log_every=1)
+
+
 def test_of_equal_scores_the_latest_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six validation images often score alike: the first of such steps has hardly learned."""
     scores = {2: 50.0, 4: 66.7, 6: 66.7, 8: 33.3}
