@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -139,6 +140,31 @@ def test_refining_by_the_wanted_offsets_lands_on_the_objects(stage: int) -> None
     refined = cascade._refine(stage, offsets, boxes, [(64, 64), (64, 64)])
     for found, goal in zip(refined, goals, strict=True):
         assert torch.allclose(found, goal, atol=1e-3)
+
+
+def test_each_stage_learns_from_the_boxes_of_the_one_before() -> None:
+    """Without a gradient through them, and weighed by 1, 1/2 and 1/4: equal logits cost ln 4 whatever is there."""
+    cascade = heads()
+    offset = torch.tensor([0.5, -0.5, 0.2, 0.1], requires_grad=True)
+    seen: list[list[torch.Tensor]] = []
+
+    def crop(features: Any, boxes: list[torch.Tensor], sizes: Any) -> torch.Tensor:
+        seen.append(boxes)
+        return torch.zeros(sum(map(len, boxes)), 1)
+
+    cascade.crop.forward = crop  # type: ignore[method-assign]
+    for stage in cascade.stages:
+        stage.forward = lambda crops: (torch.zeros(len(crops), 4), offset.expand(len(crops), 4))  # type: ignore[method-assign]
+    cascade.mask_parts = torch.nn.ModuleDict()
+    proposals = [torch.tensor([[3.0, 5, 25, 30], [8.0, 8, 40, 40]]), torch.tensor([[2.0, 2, 9, 9]])]
+    _, losses = cascade({}, proposals, SIZES, targets(masks=False))
+    costs = [losses[f"loss_classifier_{number}"].item() for number in (1, 2, 3)]
+    assert costs == pytest.approx([torch.log(torch.tensor(4.0)).item() * weight for weight in (1, 0.5, 0.25)])
+    for number, (before, after) in enumerate(pairwise(seen)):
+        refined = cascade._refine(number, offset.detach().expand(sum(map(len, before)), 4), before, SIZES)
+        assert all(torch.equal(found, wanted) for found, wanted in zip(after, refined, strict=True))
+        assert not any(torch.equal(found, old) for found, old in zip(after, before, strict=True))
+        assert not any(found.requires_grad for found in after)
 
 
 def test_cascade_averages_the_scores_of_its_stages() -> None:
