@@ -185,7 +185,8 @@ def test_splits_are_made_where_they_are_missing_and_do_not_overlap() -> None:
     again = three_splits({"train": embedded(60)}, 3, 0.2, seed=0)
     assert torch.equal(again.train.features, only.train.features)
     other = three_splits({"train": embedded(60)}, 3, 0.2, seed=5)
-    assert not torch.equal(other.train.features, only.train.features)
+    for one, drawn_otherwise in ((only.train, other.train), (only.val, other.val), (only.test, other.test)):
+        assert not torch.equal(one.features, drawn_otherwise.features)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.2, 0.3, 0.5])
