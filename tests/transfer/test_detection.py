@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FasterRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import MultiScaleRoIAlign
 
@@ -180,6 +181,44 @@ def test_cascade_averages_the_scores_of_its_stages() -> None:
     assert found["labels"][0] == 1 and torch.allclose(found["boxes"][0], torch.tensor([8.0, 8, 40, 40]), atol=1e-3)
 
 
+@pytest.mark.parametrize(("shared", "kept"), [(0.4, 2), (0.6, 1)])
+def test_near_duplicates_of_a_class_are_dropped(shared: float, kept: int) -> None:
+    """Those that overlap by more than a half: boxes of 30 × 30, of which one is narrower."""
+    boxes = torch.tensor([[0.0, 0, 30, 30], [0.0, 0, 30 * shared, 30]])
+    found = heads()._choose(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0, 0.8, 0]]))
+    assert found["labels"].tolist() == [2] * kept
+    assert len(heads()._choose(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0.8, 0, 0]]))["labels"]) == 2
+
+
+def test_settings_are_those_of_the_paper() -> None:
+    """torchvision's, but for as many proposals in training as at test."""
+    network: Any = torch.nn.Identity()
+    network.out_channels = 16
+    theirs = FasterRCNN(network, 4)
+    ours = Detector(Pyramid(create_backbone("swin_nano", img_size=64)), DetectorSpec(3, channels=16, hidden=32))
+    counts = {"training": 1000, "testing": 1000}
+    assert ours.rpn._pre_nms_top_n == theirs.rpn._pre_nms_top_n and ours.rpn._post_nms_top_n == counts
+    for mine, other in ((ours.rpn, theirs.rpn), (ours.heads, theirs.roi_heads)):
+        for name in ("batch_size_per_image", "positive_fraction"):
+            assert getattr(mine.fg_bg_sampler, name) == getattr(other.fg_bg_sampler, name)
+        for name in ("high_threshold", "low_threshold", "allow_low_quality_matches"):
+            assert getattr(mine.proposal_matcher, name) == getattr(other.proposal_matcher, name)
+        assert (mine.nms_thresh, mine.box_coder.weights) == (other.nms_thresh, other.box_coder.weights)
+    assert ours.heads.score_thresh == theirs.roi_heads.score_thresh
+    assert ours.heads.detections_per_img == theirs.roi_heads.detections_per_img
+    cascade = heads().sampler
+    assert (cascade.batch_size_per_image, cascade.positive_fraction) == (
+        32,
+        theirs.roi_heads.fg_bg_sampler.positive_fraction,
+    )
+
+
+def test_training_sizes_are_the_papers_eleven() -> None:
+    """Each as often as the others."""
+    view = View(800)
+    assert [view.side_for((place + 0.5) / 11) for place in range(11)] == list(range(480, 801, 32))
+
+
 @given(
     height=st.integers(20, 900), width=st.integers(20, 900), number=st.floats(0, 1, exclude_max=True)
 )  # fmt: skip
@@ -250,13 +289,28 @@ def test_crops_are_read_where_the_box_is(patch: int, size: tuple[int, int]) -> N
         assert torch.allclose(read, torch.tensor([y, x]), atol=1e-3), side
 
 
-def test_powers_of_two_are_torchvisions() -> None:
-    """Strides 4, 8, 16 and 32: anchors and crops are exactly those that torchvision makes of sizes alone."""
+def four_levels(anchors: float) -> Detector:
+    """Of strides 4, 8, 16 and 32."""
     torch.manual_seed(0)
     tiny = {"embed_dim": 16, "depths": [1] * 4, "num_heads": [1, 2, 4, 8], "patch_size": 4}
     backbone = create_backbone("swin_tiny_w7", img_size=128, **tiny)
-    spec = DetectorSpec(2, masks=False, channels=16, hidden=32, anchors=8)
-    net = Detector(Pyramid(backbone), spec).eval()
+    spec = DetectorSpec(2, masks=False, channels=16, hidden=32, anchors=anchors)
+    return Detector(Pyramid(backbone), spec).eval()
+
+
+@pytest.mark.parametrize("anchors", [2, 4, 8])
+def test_a_region_is_read_on_the_level_of_its_size(anchors: int) -> None:
+    """As the papers' 224 px on stride 16 with anchors of 8 strides, and as much less with smaller ones."""
+    net = four_levels(anchors)
+    sides = [28 * anchors * factor * 1.01 for factor in (0.1, 0.25, 0.5, 1, 1.9, 2, 9)]
+    boxes = [torch.tensor([[0, 0, side, side] for side in sides])]
+    assert net.heads.box_roi_pool.map_levels(boxes).tolist() == [0, 0, 1, 2, 2, 3, 3]
+
+
+def test_powers_of_two_are_torchvisions() -> None:
+    """Strides 4, 8, 16 and 32: anchors and crops are exactly those that torchvision makes of sizes alone."""
+    net = four_levels(8)
+    spec = net.spec
     assert net.features.strides == [4, 8, 16, 32, 64]
     images = torch.rand(2, 3, 128, 192)
     shapes = [(128, 192), (100, 150)]
