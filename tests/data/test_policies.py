@@ -113,6 +113,8 @@ def test_rand_augment_magnitudes() -> None:
     numbers = uniform(5000, 1, torch.Generator().manual_seed(0))[:, 0]
     normal = np.random.default_rng(0).normal(9, 0.5, 5000).clip(0, 10)
     assert ks_2samp(RandAugment(deviation=0.5).magnitudes(numbers), normal).pvalue > 1e-3
+    wide = RandAugment(deviation=5.0).magnitudes(numbers)
+    assert (wide.min(), wide.max()) == (0, 10)
     flat = RandAugment(deviation=math.inf).magnitudes(numbers)
     assert flat.min() < 0.05 and flat.max() > 8.95 and flat.mean() == pytest.approx(4.5, abs=0.1)
 
