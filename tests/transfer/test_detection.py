@@ -102,7 +102,9 @@ def test_only_masks_of_sure_objects_are_drawn_and_image_after_image(monkeypatch:
     whole = list(net.detect(images, SIZES, original))
     with torch.inference_mode():
         raw = net(images, SIZES)
-    for objects, seen, size in zip(whole, raw, original, strict=True):
+    for objects, seen, size, shape in zip(whole, raw, original, SIZES, strict=True):
+        scale = torch.tensor([size[1] / shape[1], size[0] / shape[0]] * 2)
+        torch.testing.assert_close(objects["boxes"], seen["boxes"] * scale)
         assert torch.equal(objects["masks"], paste_masks(seen["masks"], objects["boxes"], size))
     scores = torch.cat([objects["scores"] for objects in whole]).sort().values
     least = scores[len(scores) // 2].item()
