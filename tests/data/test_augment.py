@@ -78,6 +78,18 @@ def test_small_images_are_shifted_not_resized() -> None:
     assert any(torch.allclose(out[0], candidate) for candidate in candidates)
 
 
+def test_shifts_reach_both_ends_of_the_border() -> None:
+    """By nine steps of which each is as likely: four pixels to one side, none, four to the other."""
+    images = pictures(9, 32, 32)
+    augment = TrainAugment(quiet(), 32, mean=(0, 0, 0), std=(1, 1, 1))
+    numbers = torch.full((9, augment.columns), 0.5, dtype=torch.float64)
+    numbers[:, 0] = (torch.arange(9) + 0.5) / 9
+    out = augment.apply(images, sizes_of(images), numbers)
+    padded = functional.pad(images.float() / 255, [4])
+    for shift in range(9):
+        torch.testing.assert_close(out[shift], padded[shift, :, shift : shift + 32, 4:36])
+
+
 def test_larger_images_are_resized_before_they_are_shifted() -> None:
     images = pictures(2, 48, 64)
     out = TrainAugment(quiet(crop="padded", padding=0), 32, (0, 0, 0), (1, 1, 1))(
