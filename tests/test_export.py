@@ -370,3 +370,10 @@ def test_differences_are_found():
         assert exporting.largest_difference(network, lambda x: [network(x)], images) == 0
         assert exporting.largest_difference(network, lambda x: [network(x) + 0.25], images) == pytest.approx(0.25)
         assert np.isnan(exporting.largest_difference(network, lambda x: [network(x) * torch.nan], images))
+        for wrong in (1, 3):  # a program may be right for all images together, or for one alone
+            found = exporting.largest_difference(network, lambda x, n=wrong: [network(x) + (len(x) == n)], images)
+            assert found == pytest.approx(1.0)
+        network.forward = lambda x: (x, x)
+        assert exporting.largest_difference(network, lambda x: [x + 0.5, x], images) == pytest.approx(0.5)
+        with pytest.raises(ValueError, match="shorter"):
+            exporting.largest_difference(network, lambda x: [x], images)
