@@ -303,9 +303,10 @@ def test_nothing_is_overwritten_or_left_behind(tmp_path: Path, monkeypatch: pyte
     folder, _ = made(tmp_path, "resnet")
     with pytest.raises(UserError, match="already exists and is kept"):
         run(model=str(folder), out=str(folder))
-    monkeypatch.setattr(exporting, "largest_difference", lambda *_: float("nan"))
-    with pytest.raises(UserError, match="differs from torch by nan"):
-        run(model=str(folder), out=str(tmp_path / "out"))
+    for found, said in ((float("nan"), "nan"), (1.1e-3, r"0\.0011 \(allowed: 0\.001\)")):
+        monkeypatch.setattr(exporting, "largest_difference", lambda *_, found=found: found)
+        with pytest.raises(UserError, match=f"differs from torch by {said}"):
+            run(model=str(folder), out=str(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     monkeypatch.undo()
     left = tmp_path / "out" / ".out.abcd1234.partial"  # by an export that was killed
