@@ -202,6 +202,36 @@ def test_chance_follows_from_seed_step_and_process() -> None:
     assert len({tuple(one) for one in drawn}) == 4
 
 
+def test_every_step_has_chance_of_its_own() -> None:
+    """The same at a step that is taken again, another at each of the others."""
+    stepper = stepper_of(ToyTask(), toy_plan())
+    drawn: list[float] = []
+    stepper.task.before_optimizer = lambda step: drawn.append(torch.rand(()).item())  # type: ignore[method-assign]
+    for step in (0, 1, 2, 1):
+        stepper.step = step
+        stepper.one_step()
+    assert drawn[3] == drawn[1] and len(set(drawn)) == 3
+
+
+def test_the_average_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its features and its classifier: here they say 1 of every image, where the network that learns says 0."""
+    task = supervised("cvt_13", ema=0.9)
+    assert task.average is not None
+    for network, answer in ((task.backbone, 0), (task.average, 1)):
+        classifier: Any = network.model.get_classifier()  # type: ignore[operator]
+        nn.init.zeros_(classifier.weight)
+        classifier.bias.data = nn.functional.one_hot(torch.tensor(answer), 2).float()
+    images, seen = task.batch_at(0).images, []
+    for name in ("backbone", "average"):
+        getattr(task, name).register_forward_hook(lambda *_, name=name: seen.append(name))
+    monkeypatch.setattr(
+        "frugalvit.training.supervised.eval_batches", lambda *_, **__: [(images, torch.ones(4).long(), 0)]
+    )
+    task.fabric = Fabric(accelerator="cpu", devices=1)
+    scores = task.scores(SimpleNamespace(store=None, transform=None, batch=4, batches=1))
+    assert scores.summary()["top1"] == 100 and seen == ["average"]
+
+
 def localizing(dense: bool, weight: float, **settings: Any) -> tuple[SupervisedTask, Batch]:
     """A classifier with Drloc at its end or in every block, and images with what they were before they were mixed."""
     torch.manual_seed(0)
