@@ -12,13 +12,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from frugalvit import create_backbone
 from frugalvit.config.transfer import TestConfig
-from frugalvit.transfer import segment_task
+from frugalvit.training.models import load_model
+from frugalvit.transfer import running, segment_task
 from frugalvit.transfer.detect_commands import DetectJob
+from frugalvit.transfer.detect_task import DetectTask
 from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.scores import Confusion
 from frugalvit.transfer.segment_commands import SegmentJob
 from frugalvit.transfer.segment_task import SegmentTask
 from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
 
+from .samples import make_coco, make_scenes
 from .tiny import detect_config, segment_config
 
 
@@ -76,3 +80,40 @@ def test_a_short_run_does_not_warm_up_for_all_of_it(asked: int, taken: int) -> N
         config: Any = make(Path("x"), Path("y"), lr=1.0, optimizer={"warmup": asked})
         rates = [job.schedule(config, 100).at(step) for step in range(100)]
         assert rates[0] == pytest.approx(1e-3) and rates[taken - 1] < 1.0 and rates[taken] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("multi_scale", [True, False])
+def test_a_look_at_one_scale_is_scored_beside_several(multi_scale: bool) -> None:
+    """Right at several scales, half right at one: which number is whose."""
+    counts = {True: torch.tensor([[2, 0], [0, 2]]), False: torch.tensor([[1, 1], [1, 1]])}
+
+    def scores(dataset: Any, test: TestConfig) -> tuple[Confusion, list[Any]]:
+        confusion = Confusion(2)
+        confusion.counts += counts[test.multi_scale]
+        return confusion, []
+
+    task: Any = SimpleNamespace(test=TestConfig(multi_scale=multi_scale), scores=scores)
+    found = SegmentJob().score(task, None, None)  # type: ignore[arg-type]
+    assert found["miou"] == pytest.approx(1.0 if multi_scale else 1 / 3)
+    assert found.get("single_scale_miou") == (pytest.approx(1 / 3) if multi_scale else None)
+
+
+@pytest.mark.parametrize("verb", ["detect", "segment"])
+def test_the_best_weights_are_scored_and_kept(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that is best half-way: those of that step, and not the last ones."""
+    if verb == "detect":
+        data, make, job, kind = make_coco(tmp_path / "data", train=4, val=2), detect_config, DetectJob(), DetectTask
+    else:
+        data, make, job, kind = make_scenes(tmp_path / "data"), segment_config, SegmentJob(), SegmentTask
+    scores = {2: 1.0, 4: 0.0}
+    monkeypatch.setattr(kind, "evaluate", lambda self, step: {self.score: scores[step]})
+    summary = running.train(make(data, tmp_path / "run", report=False), job).data
+    assert summary["best_step"] == 2
+    best, last = (
+        torch.load(tmp_path / "run" / "checkpoints" / f"{name}.pt", weights_only=True)["task"]
+        for name in ("best", "last")
+    )
+    kept = load_model(str(tmp_path / "run")).backbone.state_dict()
+    places = {name: next(place for place in best if place.endswith(f"backbone.{name}")) for name in kept}
+    assert all(torch.equal(kept[name], best[place]) for name, place in places.items())
+    assert not all(torch.equal(kept[name], last[place]) for name, place in places.items())
