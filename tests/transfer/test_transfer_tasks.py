@@ -82,6 +82,16 @@ def test_a_short_run_does_not_warm_up_for_all_of_it(asked: int, taken: int) -> N
         assert rates[0] == pytest.approx(1e-3) and rates[taken - 1] < 1.0 and rates[taken] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("length", [{"steps": 100}, {"steps": None, "epochs": 50}])
+def test_rates_fall_at_shares_of_the_run(length: dict[str, int | None]) -> None:
+    """However its length was given."""
+    config: Any = detect_config(
+        Path("x"), Path("y"), lr=1.0, optimizer={"warmup": 0, "milestones": (0.6, 0.9)}, **length
+    )
+    rates = [DetectJob().schedule(config, 100).at(step) for step in (59, 60, 89, 90, 99)]
+    assert rates == pytest.approx([1.0, 0.1, 0.1, 0.01, 0.01])
+
+
 @pytest.mark.parametrize("multi_scale", [True, False])
 def test_a_look_at_one_scale_is_scored_beside_several(multi_scale: bool) -> None:
     """Right at several scales, half right at one: which number is whose."""
