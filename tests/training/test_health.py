@@ -209,3 +209,11 @@ def test_twenty_neighbours_vote_while_training(queries: bool) -> None:
     others = asked if queries else (None, None)
     shares = {k: scores["top1"] for k, scores in knn_accuracy(*bank, *others, ks=(1, 10, 20, 40)).items()}
     assert monitor.look(None)["knn"] == shares.pop(20) not in shares.values()
+
+
+@pytest.mark.parametrize(("rank", "deviation", "dead"), [(1.02, 0.001, True), (1.02, 0.5, False), (40.0, 0.001, False)])
+def test_dead_features_have_neither_rank_nor_deviation(rank: float, deviation: float, dead: bool) -> None:
+    """Two groups of images have a low rank, and features that lie close together a low deviation: both are alive."""
+    line = {"effective_rank": rank, "feature_deviation": deviation}
+    raised = feed(Health(K, 100, settled=0), [healthy(t / 10) | line for t in range(8)])
+    assert ("dead features" in raised) == dead
