@@ -192,6 +192,7 @@ def test_iou_by_hand() -> None:
     confusion.add(predicted, truth)
     assert confusion.counts.tolist() == [[1, 1, 0], [0, 2, 0], [1, 0, 2]]
     assert confusion.ious().tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3])
+    assert confusion.accuracies().tolist() == pytest.approx([1 / 2, 1, 2 / 3])  # not 1/2, 2/3 and 1, the precisions
     scores = confusion.summary()
     assert scores["miou"] == pytest.approx(5 / 9)
     assert scores["mean_accuracy"] == pytest.approx((1 / 2 + 1 + 2 / 3) / 3)

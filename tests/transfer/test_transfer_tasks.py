@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +19,10 @@ from frugalvit.transfer import running, segment_task
 from frugalvit.transfer.detect_commands import DetectJob
 from frugalvit.transfer.detect_task import DetectTask
 from frugalvit.transfer.pyramid import Pyramid
-from frugalvit.transfer.scores import Confusion
+from frugalvit.transfer.scores import IGNORED, Confusion
 from frugalvit.transfer.segment_commands import SegmentJob
-from frugalvit.transfer.segment_task import SegmentTask
-from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec
+from frugalvit.transfer.segment_task import SegmentTask, choose_crop
+from frugalvit.transfer.segmentation import Segmenter, SegmenterSpec, window_starts
 
 from .samples import make_coco, make_scenes
 from .tiny import detect_config, segment_config
@@ -71,6 +73,26 @@ def test_how_a_picture_is_looked_at(
     picture = torch.zeros(3, 48, 60, dtype=torch.uint8)
     assert task.predict([picture, picture], TestConfig(**test)).shape == (2, 48, 60)
     assert seen == looks and windows == {window}
+
+
+@pytest.mark.parametrize(("length", "window"), [(100, 30), (64, 32), (33, 32), (500, 512), (513, 512), (1000, 7)])
+def test_windows_are_two_thirds_of_their_side_apart(length: int, window: int) -> None:
+    """At most; they begin with the image and end with it."""
+    starts = window_starts(length, window)
+    assert starts[0] == 0 and starts[-1] == max(0, length - window)
+    gaps = [after - before for before, after in pairwise(starts)]
+    assert max(gaps, default=0) <= window * 2 / 3 + 1 and min(gaps, default=1) > 0
+    assert len(starts) == math.ceil(max(0, length - window) / (window * 2 // 3)) + 1
+
+
+def test_pixels_that_count_nowhere_fill_no_crop() -> None:
+    """Three classes of equal shares of the few pixels that count: the first place will do."""
+    labels = torch.full((20, 40), IGNORED, dtype=torch.uint8)
+    labels[:, ::10], labels[:, 1::10], labels[:, 2::10] = 0, 1, 2
+    numbers = [0.5, 0.0, *[0.25, 0.25], *[0.75, 0.75] * 9]
+    assert choose_crop(labels, 10, (1.0, 1.0), 0.75, numbers).left == 5
+    labels[:, :25] = IGNORED  # nothing counts at the first, and something at the others
+    assert choose_crop(labels, 10, (1.0, 1.0), 0.75, numbers).left == 15
 
 
 @pytest.mark.parametrize(("asked", "taken"), [(10, 10), (1500, 20)])
