@@ -147,6 +147,14 @@ def test_erasing_is_distributed_as_timms() -> None:
     assert (ours[:, 0] + ours[:, 2] <= 32).all() and (ours[:, 1] + ours[:, 3] <= 40).all()
 
 
+def test_an_image_is_never_erased_from_side_to_side() -> None:
+    """As timm has it: where every attempt would be, nothing is erased."""
+    numbers = uniform(50, geometry.ERASING_COLUMNS, torch.Generator().manual_seed(0))
+    assert not geometry.erasing_boxes(numbers, (20, 20), (1.0, 1.0), (1.0, 1.0))[:, 2].any()
+    wide = geometry.erasing_boxes(numbers, (20, 20), (0.5, 1.0), (0.5, 2.0))
+    assert wide[:, 2].max() == 19 and wide[wide[:, 2] > 0, 3].max() == 19
+
+
 @DEVICES
 def test_erasing_fills_the_box_with_noise(device: str) -> None:
     images = torch.zeros(3, 3, 20, 20, device=device)

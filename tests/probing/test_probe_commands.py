@@ -36,6 +36,15 @@ def test_knn_votes_with_all_images_but_the_scored(squares: Path) -> None:
     assert json.dumps(result.data, allow_nan=False)
 
 
+@pytest.mark.parametrize(("splits", "votes", "asked"), [({"test": 1, "val": 2}, 15, 3), ({"val": 2}, 9, 6)])
+def test_knn_scores_test_images_where_there_are_any(
+    splits: dict[str, int], votes: int, asked: int, tmp_path: Path
+) -> None:
+    folder = suite_layouts.folders(tmp_path, {"train": 3} | splits)
+    result = commands.knn(KnnConfig(data=str(folder), ks=[1], **TINY))
+    assert (result.data["train_images"], result.data["test_images"]) == (votes, asked)
+
+
 def test_knn_leaves_one_out_where_there_is_one_split_only(tmp_path: Path) -> None:
     folder = suite_layouts.folders(tmp_path, {"": 5})
     result = commands.knn(KnnConfig(data=str(folder), ks=[3], **TINY))

@@ -179,6 +179,8 @@ def test_effective_rank() -> None:
     assert effective_rank(constant) == pytest.approx(1.0, abs=1e-3)
     assert effective_rank(torch.zeros(64, 32)) == 1.0
     assert effective_rank(torch.eye(32)) == pytest.approx(32, rel=1e-4)
+    uneven = math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))  # the singular values' own shares, not squared
+    assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(uneven, rel=1e-6)
     flat = torch.randn(256, 4, generator=generator) @ torch.randn(4, 32, generator=generator)
     assert 3 < effective_rank(flat) < 4.01
     assert feature_deviation(constant) == pytest.approx(0, abs=1e-6)
