@@ -231,7 +231,7 @@ def longest_side(value: float) -> int:
     from frugalvit.backbones import create_backbone
     from frugalvit.transfer.detect_commands import DetectJob
 
-    sizes = {"masks": False, "detector": {"channels": 8, "hidden": 8, "anchors": 8}}
+    sizes = {"masks": False, "detector": {"channels": 8, "hidden": 8, "anchors": 8, "octaves": 1}}
     config = made(DetectConfig, "longest", value, sizes)
     backbone = create_backbone("swin_nano", img_size=SIDE)
     task = DetectJob().task(config, SimpleNamespace(classes=("a",)), backbone)  # type: ignore[arg-type]

@@ -250,3 +250,28 @@ def test_damaged_named_dataset(home: Path) -> None:
     (home / "dtd/dtd/labels/val1.txt").unlink()
     with pytest.raises(UserError, match=r"Describable Textures in .* cannot be read"):
         open_data("dtd")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_folder_that_holds_a_dataset_is_read_as_it_or_says_how(home: Path, name: str) -> None:
+    lay, expected, _ = LAYOUTS[name]
+    lay(home)
+    by_name, by_folder = open_data(f"{name}:{home}", split="given"), open_data(home, split="given")
+    assert by_folder.classes  # none is taken for a heap of images
+    if by_folder.kind != by_name.kind:
+        assert f"'{name}:{home}' has its makers' splits" in by_folder.notes[-1]
+    else:
+        assert by_folder.classes == by_name.classes and sizes(by_folder) == expected
+    assert open_data(home, split="given", labels="ignore").splits["train"]  # as images alone, too
+
+
+def test_arrays_of_a_folder_are_found_unless_more_lies_there(home: Path) -> None:
+    lay_fer2013(home)
+    assert open_data(home).name == "fer2013"
+    (home / "fer2013.zip").touch()  # what it was unpacked from
+    assert open_data(home, classes=["angry", "fear"]).classes == ("angry", "fear")
+    lay_hateful_memes(home)
+    with pytest.raises(UserError, match=f"several datasets: choose one of fer2013:{home}, hateful_memes:{home}"):
+        open_data(home)
+    fill(home, {"cats": 2, "dogs": 2})
+    assert open_data(home, split="given").kind == "class folders"

@@ -43,7 +43,7 @@ def test_detection(images: int, side: int, device: str, size: int, batch: int, e
 )
 def test_heads_follow_backbone_and_input(dim: int, size: int, channels: int, hidden: int, anchors: float) -> None:
     config = DetectConfig.parse({"data": "x", "img_size": size})
-    decide_detector(config, dim, True, Decisions())
+    decide_detector(config, dim, [4, 8, 16, 32], True, Decisions())
     found = config.detector
     assert (found.channels, found.hidden, found.anchors, config.masks) == (channels, hidden, anchors, True)
 

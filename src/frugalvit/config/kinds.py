@@ -35,6 +35,16 @@ Span = Annotated[tuple[Positive, Positive], BeforeValidator(parted), AfterValida
 Hue = Annotated[float, Field(ge=0, le=0.5)]
 Jitter = Annotated[tuple[Strength, Strength, Strength, Hue], BeforeValidator(parted)]
 
+
+def _share_or_number(labels: float) -> float:
+    if labels > 1 and labels != int(labels):
+        raise ValueError("a share of each class is at most 1, a number of images of each class is whole")
+    return labels
+
+
+# Of the labels of every class: a share, or from 2 on a number.
+LabelPart = Annotated[float, Field(gt=0), AfterValidator(_share_or_number)]
+
 # Masks hold one byte a pixel.
 Label = Annotated[int, Field(ge=0, le=255)]
 LabelCount = Annotated[int, Field(ge=2, le=256)]
@@ -51,6 +61,9 @@ class Opened(Config):
     classes: str | None = option(None, "file with the classes to keep, one name per line")
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS, or the cache)")
 
+
+LABEL_PART = "share of each class's training labels to use (at least one image), or from 2 on how many of each class"
+"""What ``train`` and the probes say of ``--labels``."""
 
 MIRROR = "answers are the means over an image and its mirror image, which takes twice as long"
 """What two commands say of ``--mirror``."""

@@ -7,7 +7,20 @@ from typing import Literal, Self
 import pydantic
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.kinds import MIRROR, Auto, Count, Device, Labelling, Positive, Precision, Seed, Side, Strength
+from frugalvit.config.kinds import (
+    LABEL_PART,
+    MIRROR,
+    Auto,
+    Count,
+    Device,
+    Labelling,
+    LabelPart,
+    Positive,
+    Precision,
+    Seed,
+    Side,
+    Strength,
+)
 
 # What the probes take where nothing is said, here and when they are called from Python.
 KS = (10, 20, 100, 200)
@@ -79,12 +92,13 @@ class ProbeConfig(FeaturesConfig):
     model: str = option(help="run folder, checkpoint, exported folder or model name", positional=True)
     data: str = option(help="folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
     root: str | None = option(None, "where datasets with a name lie (default: FRUGALVIT_DATASETS)")
+    labels: LabelPart = option(1.0, f"{LABEL_PART}; val's count among them, --seed decides which")
 
 
 class KnnConfig(ProbeConfig):
     """Weighted votes of the k nearest training images, or of train and val together where a test split is scored."""
 
-    seed: Seed = option(0, _WEIGHTS)
+    seed: Seed = option(0, f"{_WEIGHTS}, and which labels --labels takes")
     ks: list[Count] = option(list(KS), "numbers of neighbours, all from one pass")
     temperature: float = option(TEMPERATURE, "votes weigh exp(cosine / temperature)", gt=0)
 

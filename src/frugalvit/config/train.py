@@ -8,7 +8,7 @@ import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import AugmentConfig, MixingConfig
-from frugalvit.config.kinds import MIRROR, Auto, Count, Device, Rate
+from frugalvit.config.kinds import LABEL_PART, MIRROR, Auto, Count, Device, LabelPart, Rate
 from frugalvit.config.run import RunConfig
 
 
@@ -72,7 +72,7 @@ class LocalizationConfig(PairsConfig):
 class TrainConfig(RunConfig):
     """Supervised training: cross-entropy + λ · Drloc."""
 
-    labels: float = option(1.0, "share of each class's training labels to use (at least one image a class)", gt=0, le=1)
+    labels: LabelPart = option(1.0, LABEL_PART)
     balance: bool = option(False, "draw classes equally often")
     pretrained: bool = option(False, "start from timm's published weights (needs a network)")
     freeze: int = option(0, "leave the first N blocks (and the embedding) as they are", ge=0)

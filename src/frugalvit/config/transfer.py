@@ -96,7 +96,10 @@ class DetectorConfig(Config):
     )
     hidden: Count | Auto = option("auto", "width of the box heads; auto: four times the channels")
     anchors: Positive | Auto = option(
-        "auto", "anchor size in strides of its level; auto: 8 at 800 px, smaller with the input"
+        "auto", "smallest anchor in strides of its level; auto: 8 at 800 px, smaller with the input and coarse strides"
+    )
+    octaves: Count | Auto = option(
+        "auto", "anchor sizes on a level, doubling; auto: until they reach large objects; 1 where anchors is given"
     )
     proposals: int = option(1000, "regions proposed per image", ge=1)
     samples: int = option(512, "regions per image the box heads learn from", ge=4)

@@ -142,6 +142,24 @@ def dataset_status(name: str, root: str | Path | None = None) -> DatasetStatus:
     return DatasetStatus("downloadable", f"'frugalvit data {name}' downloads it to {home}")
 
 
+def datasets_in(folder: Path) -> list[str]:
+    """The datasets that a folder holds as their makers or torchvision lay them out; none where other folders lie there.
+
+    Beside folders of the person's own (``cats/``, ``dogs/``) a dataset is not what was meant. VOC is left out: people
+    have it for its boxes and masks, of several years.
+    """
+    found = [
+        name
+        for name, known in DATASETS.items()
+        if name != "voc2007" and all((folder / mark).exists() for mark in known.marks)
+    ]
+    if not found:  # the usual case costs a few questions, and no listing of a large folder
+        return []
+    own = {mark.split("/")[0] for name in found for mark in DATASETS[name].marks}
+    beside = (entry for entry in folder.iterdir() if entry.name not in own and not entry.name.startswith("."))
+    return [] if any(entry.is_dir() for entry in beside) else found
+
+
 def list_datasets(pattern: str = "", root: str | Path | None = None) -> list[DatasetInfo]:
     """Every dataset whose name or title contains ``pattern`` (``*`` and ``?`` work), with its state on this machine."""
     found = []

@@ -36,7 +36,8 @@ def open_data(
     Args:
         where: a folder of class folders (with or without train/val/test), a folder of unlabelled images, a CSV, TSV or
             JSONL of paths and labels, WebDataset shards (``"shards/{000..009}.tar"``), a dataset that torchvision
-            knows (``cifar100``, or ``cifar100:folder``), or one of Hugging Face's (``hf:name``, ``hf:name:config``).
+            knows (``cifar100``, ``cifar100:folder``, or that folder), or one of Hugging Face's (``hf:name``,
+            ``hf:name:config``).
         split: "auto" makes a missing val from train, "given" makes nothing, "train+val" trains on both, "remake" splits
             their union anew.
         seed: decides which examples a made val holds.
@@ -121,7 +122,7 @@ def _open(
 
 
 def _open_folder(path: Path, labels: str, classes: Sequence[str] | None, classes_from: Sequence[str]) -> DataSource:
-    from frugalvit.data import hub, shards
+    from frugalvit.data import catalog, hub, named, shards
 
     if hub.is_saved(path):
         return hub.open_saved(path)
@@ -130,9 +131,25 @@ def _open_folder(path: Path, labels: str, classes: Sequence[str] | None, classes
     lists = tables.find_lists(path)
     if lists is not None:
         return tables.open_lists(*lists, labels)
+    known = catalog.datasets_in(path) if labels != "folders" else []
+    if known and not _has_classes(str(path), labels, classes_from):
+        if len(known) > 1:
+            choices = ", ".join(f"{name}:{path}" for name in known)
+            raise UserError(f"{path} holds several datasets: choose one of {choices}.")
+        return named.open_named(known[0], path)
     if classes is not None:
         classes = _as_classes(classes, _class_folders(str(path), labels))
-    return folders.open_folder(str(path), labels, classes, classes_from)
+    source = folders.open_folder(str(path), labels, classes, classes_from)
+    splits = [f"Laid out as {catalog.DATASETS[name].title}: '{name}:{path}' has its makers' splits." for name in known]
+    return replace(source, notes=[*source.notes, *splits])
+
+
+def _has_classes(where: str, labels: str, classes_from: Sequence[str]) -> bool:
+    """Whether a folder has images in class folders: not where a dataset's arrays, or its list of labels, lie."""
+    try:
+        return bool(folders.open_folder(where, labels, None, classes_from).classes)
+    except UserError:  # no images; the dataset says what it lacks
+        return False
 
 
 def _class_folders(where: str, labels: str) -> list[str]:

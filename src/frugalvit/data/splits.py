@@ -54,6 +54,19 @@ def hold_out_files(
     return hold_out(keys, labels, fraction, seed, places)
 
 
+def part_of_each_class(labels: np.ndarray, part: float, seed: int) -> np.ndarray:
+    """Rows of a part of the labels: a share of every class (up to 1) or so many of each (from 2 on), at least one.
+
+    The same rows for a given seed.
+    """
+    chosen, random = [], np.random.default_rng(seed)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = round(part * len(members)) if part <= 1 else int(part)
+        chosen.append(random.permutation(members)[: max(1, count)])
+    return np.sort(np.concatenate(chosen))
+
+
 def split_examples(examples: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
     """The kept and the held-out part; both in their old order."""
     held = hold_out_files(examples.names, examples.keys, examples.labels, fraction, seed)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from frugalvit import console
@@ -20,6 +21,8 @@ from frugalvit.probing.linear import linear_probe
 from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.prepare import (
     as_part,
+    draw_labels,
+    drawn_from,
     embed_splits,
     fit_and_score,
     joined,
@@ -40,13 +43,20 @@ def knn(config: KnnConfig) -> Result:
     source = _open(config)
     model = open_model(config.model, config)
     parts = embed_splits(make_extractor(model, config, config.features, config.blocks), source)
-    asked = next((parts[name] for name in ("test", "val") if name in parts), None)
-    bank = joined(*(as_part(part) for part in parts.values() if part is not asked))
+    tested = next((parts.pop(name) for name in ("test", "val") if name in parts), None)
+    asked, bank = None if tested is None else as_part(tested), joined(*map(as_part, parts.values()))
+    notes = ["there is no test split: every image was asked of all the others"] if asked is None else []
+    if config.labels != 1:
+        known = draw_labels(bank, np.ones(len(bank), dtype=bool), config.labels, config.seed)
+        if asked is None:
+            asked, notes = bank.subset(~known), ["there is no test split: the images without a label were asked"]
+        notes.append(f"{known.sum():,} of {len(bank):,} labels are used")
+        bank = bank.subset(known)
     scores = knn_accuracy(
         bank.features,
         bank.targets,
         None if asked is None else asked.features,
-        None if asked is None else asked.labels,
+        None if asked is None else asked.targets,
         config.ks,
         config.temperature,
         len(source.classes or ()),
@@ -69,7 +79,6 @@ def knn(config: KnnConfig) -> Result:
         [[k, values["top1"], values["top5"], values["mean_per_class"]] for k, values in once.items()],
         f"k-NN on {source.name}: {data['train_images']:,} images vote on {data['test_images']:,}",
     )
-    notes = ["there is no test split: every image was asked of all the others"] if asked is None else []
     return Result(data, [table], [*source.notes, *notes])
 
 
@@ -82,12 +91,14 @@ def linear(config: LinearConfig) -> Result:
     parts = embed_splits(extractor, source)
     views = None
     if config.views:
+        learned = ["train"] if config.labels == 1 else drawn_from(parts)
         made = [
-            extractor(source.splits["train"], f"{source.name} train, view {view + 1}", view, config.seed).features
+            extractor(source.splits[name], f"{source.name} {name}, view {view + 1}", view, config.seed).features
             for view in range(config.views)
+            for name in learned
         ]
-        views = torch.stack(made)
-    prepared = three_splits(parts, len(source.classes or ()), config.val_fraction, config.seed, views)
+        views = torch.stack([torch.cat(made[i : i + len(learned)]) for i in range(0, len(made), len(learned))])
+    prepared = three_splits(parts, len(source.classes or ()), config.val_fraction, config.seed, views, config.labels)
     found = linear_probe(
         prepared.train.features,
         prepared.train.targets,
@@ -121,7 +132,7 @@ def logistic(config: LogisticConfig) -> Result:
     source = _open(config, several_labels=True)
     model = open_model(config.model, config)
     parts = embed_splits(make_extractor(model, config, config.features, config.blocks), source)
-    prepared = three_splits(parts, len(source.classes or ()), config.val_fraction, config.seed)
+    prepared = three_splits(parts, len(source.classes or ()), config.val_fraction, config.seed, labels=config.labels)
     scored = fit_and_score(prepared, "accuracy", probe_device(model), config.max_iterations)
     found = scored.found
     data: dict[str, Any] = {**scored.by_class, "val_top1": found.validation}
@@ -158,9 +169,13 @@ def _data(
     """The result with what it is a result of; a run keeps it in its folder, for reports and plots."""
     whole = {"probe": probe, "model": config.model, "data": source.name, "features": features} | data
     whole["seconds"] = round(time.monotonic() - began, 2)
+    name = f"{probe} {source.name}"
+    if config.labels != 1:
+        whole["labels"] = config.labels
+        name += f", labels {config.labels:g}, seed {config.seed}"
     run = Path(config.model)
     if (run / "config.yaml").exists():
-        kept = _kept(config) | {f"{probe} {source.name}": whole}
+        kept = _kept(config) | {name: whole}
         try:
             write_text(run / "probes.json", json.dumps(kept, indent=1, ensure_ascii=False))
         except OSError as error:  # another person's run, a disk that is full: the scores were the work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.config.probe import ExtractConfig, LookConfig
 from frugalvit.data import DataSource, open_data
-from frugalvit.data.splits import hold_out_files
+from frugalvit.data.splits import hold_out_files, part_of_each_class
 from frugalvit.data.tables import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.probing.extract import Embedded, Extractor, Kind
@@ -95,16 +96,38 @@ def embed_splits(extractor: Extractor, source: DataSource) -> dict[str, Embedded
     return {name: extractor(examples, f"{source.name} {name}") for name, examples in source.splits.items()}
 
 
+def drawn_from(splits: Collection[str]) -> list[str]:
+    """The splits that a part of the labels is drawn from: all but the one that is tested on."""
+    return ["train", "val"] if {"val", "test"} <= set(splits) else ["train"]
+
+
+def draw_labels(train: Part, left: np.ndarray, labels: float, seed: int) -> np.ndarray:
+    """Which of the images still left keep their labels where a part of them is asked for: bool (N,)."""
+    rows, chosen = np.flatnonzero(left), np.zeros(len(train), dtype=bool)
+    chosen[rows[part_of_each_class(train.targets.numpy()[rows], labels, seed)]] = True
+    return chosen
+
+
 def three_splits(
-    parts: dict[str, Embedded], classes: int, val_fraction: float, seed: int, views: Tensor | None = None
+    parts: dict[str, Embedded],
+    classes: int,
+    val_fraction: float,
+    seed: int,
+    views: Tensor | None = None,
+    labels: float = 1.0,
 ) -> ProbeData:
     """Train, validation and test from what is there.
 
     No test split: a given val is tested on (as ImageNet's), else a part of train is held out. No val split, or val is
     tested on: a part of train is held out. Both stratified and decided by the seed and the images' names alone.
-    ``views`` (V, N, D) are augmented features of the train split's images, and replace theirs for training.
+    ``views`` (V, N, D) are augmented features of the train split's images, and replace theirs for training. A part of
+    the ``labels`` is drawn from train and val together, and settings are chosen on some of it: others are not known.
     """
     notes: list[str] = []
+    if labels != 1:
+        chosen = drawn_from(parts)
+        whole = _join([parts[name] for name in chosen])
+        parts = {name: part for name, part in parts.items() if name not in chosen} | {"train": whole}
     whole = parts["train"]
     left, test, val = np.ones(len(whole), dtype=bool), parts.get("test"), parts.get("val")
     train = as_part(whole)
@@ -118,10 +141,21 @@ def three_splits(
         test_part = train.subset(held)
     else:
         test_part = as_part(test)
+    if labels != 1:
+        known, left = int(left.sum()), draw_labels(train, left, labels, seed)
+        notes.append(f"{left.sum():,} of {known:,} labels are used")
     learned, held_out = train if views is None else Part(views, train.targets), None
     if val is None:
         held = _hold(whole, left, val_fraction, seed)
-        notes.append(f"there is no val split: {held.sum():,} training images are held out to choose settings on")
+        if labels != 1 and not held.any():
+            raise UserError(
+                f"--labels {labels:g} leaves one image of each class and none to choose settings on: "
+                "take 2 or more of each, or 'frugalvit probe knn', which has nothing to choose."
+            )
+        if labels == 1:
+            notes.append(f"there is no val split: {held.sum():,} training images are held out to choose settings on")
+        else:
+            notes.append(f"settings are chosen on {held.sum():,} of these")
         left &= ~held
         val_part, held_out = train.subset(held), learned.subset(held)
     else:
@@ -129,6 +163,15 @@ def three_splits(
     if not left.any() or not len(test_part):
         raise UserError(f"{len(whole)} training images are too few to hold any out; add images or a test split.")
     return ProbeData(learned.subset(left), val_part, test_part, classes, notes, held_out)
+
+
+def _join(parts: Sequence[Embedded]) -> Embedded:
+    """Several splits with one label an image, one after the other."""
+    labels = [part.labels for part in parts if part.labels is not None]
+    if len(labels) < len(parts):
+        raise UserError("--labels is for data with one label an image.")
+    names, keys = [name for part in parts for name in part.names], [key for part in parts for key in part.keys]
+    return Embedded(torch.cat([part.features for part in parts]), torch.cat(labels), None, names, keys)
 
 
 def as_part(embedded: Embedded) -> Part:

@@ -32,21 +32,16 @@ _CLASSIFIED = "localization.weight=0.5 localization.variant=ce"
 _AS_PAPER = f"{_ON} batch=1024 lr=0.001 optimizer.warmup=20 ema=0 mixing.prob=1 augment.operations=2"
 _PAIR = {"with": _ON, "without": _OFF}
 _VARIED = {"mixing": {"prob": 1.0}, "augment": {"operations": 2}}  # as in the papers; "auto" does less, since measured
-_FLOWERS = _VARIED | {"split": "train+val", "epochs": 100, "batch": 128, "img_size": 224, "evaluate_every": 500}
-_FEW = _VARIED | {
-    "split": "train+val",
-    "labels": 0.1,
-    "steps": 1000,
-    "batch": 32,
-    "img_size": 224,
-    "evaluate_every": 500,
-}
+_LOOKED = _VARIED | {"split": "train+val", "img_size": 224, "evaluate_every": 500}
+_FLOWERS = _LOOKED | {"epochs": 100, "batch": 128}
+_FEW = _LOOKED | {"labels": 0.1, "steps": 1000, "batch": 32}
 _WIDE = "backbone_args.window_size=8"  # swin_mini's windows at 32 px when these settings were measured; now 4
 _PAPER_VIEWS = "crops.blur_sigma=0.1,2 crops.local_scale=0.05,0.4 crops.global_scale=0.4,1 matching.teacher_temp=0.07"
 _SMALL_VIEWS = (
     "crops.blur_sigma=0.1,0.3 crops.local_scale=0.2,0.5 crops.global_scale=0.5,1 matching.teacher_temp=0.04 batch=512"
 )
 _SLOW = f"{_SMALL_VIEWS} matching.momentum=0.996"
+_OF_ALL = f"{_SLOW} images=train+val matching.prototypes=2048 epochs=270"
 _CIFAR = _VARIED | {"split": "given", "batch": 256, "evaluate_every": 5000}
 _PUBLISHED = "epochs=300 batch=256 lr=0.001 optimizer.warmup=30 mixing.prob=0.5 mixing.mixup=1"  # for the Swin of 80.9
 _VARIETY = "drop_path=0.2 augment.crop=resized augment.scale=0.5,1"
@@ -256,8 +251,8 @@ _PRETRAINING = {
             "for small images, slow teacher": _SLOW,
             # The model alone, without its run's checkpoint: projection heads begin anew, as measured.
             "for small images, slow teacher, 300 epochs more": f"init={{shorter}}/model {_SLOW} epochs=300",
-            "for small images, slow teacher, 270 epochs more of all": f"init={{shorter}} {_SLOW} images=train+val"
-            " matching.prototypes=2048 epochs=270",
+            "for small images, slow teacher, 270 epochs more of all": f"init={{shorter}} {_OF_ALL}",
+            "for small images, slow teacher, 270 epochs more of all, twice": f"init={{once}}/model {_OF_ALL}",
             "for small images, slow teacher, 300 epochs in one go": f"{_SLOW} images=train+val epochs=300",
             "30 epochs, L_V": f"{_VIEWS_ONLY} {_SLOW} epochs=30",
             "30 epochs, L_V + L_R": f"{_SLOW} epochs=30",
@@ -265,7 +260,10 @@ _PRETRAINING = {
         },
         kind="pretrain",
         backbones=("swin_mini",),
-        starts={"shorter": ("esvit-cifar", "for small images, slow teacher")},
+        starts={
+            "shorter": ("esvit-cifar", "for small images, slow teacher"),
+            "once": ("esvit-cifar", "for small images, slow teacher, 270 epochs more of all"),
+        },
     ),
     "esvit-backbones": Recipe(
         "L_V against L_V + L_R with other multi-stage transformers (paper, Table 8)",
@@ -333,6 +331,7 @@ _USES = {
         {
             "EsViT in one go + Drloc, drop path 0.2": f"init={{steady}} {_ON} drop_path=0.2 epochs=299",
             "EsViT in one go + Drloc, drop path 0.3": f"init={{steady}} {_ON} drop_path=0.3 epochs=299",
+            "longest EsViT + Drloc, drop path": f"init={{longest}} {_ON} drop_path=0.2 epochs=360",
             "longer EsViT + Drloc, more variety": f"init={{longer}} {_ON} {_VARIETY} epochs=360",
             "longer EsViT + Drloc, layer decay": f"init={{longer}} {_ON} {_SPARING} epochs=360",
             "longer EsViT + Drloc, drop path": f"init={{longer}} {_ON} drop_path=0.2 epochs=360",
@@ -363,6 +362,7 @@ _USES = {
         starts={
             "esvit": ("esvit-cifar", "for small images, slow teacher"),
             "longer": ("esvit-cifar", "for small images, slow teacher, 300 epochs more"),
+            "longest": ("esvit-cifar", "for small images, slow teacher, 270 epochs more of all, twice"),
             "steady": ("esvit-cifar", "for small images, slow teacher, 300 epochs in one go"),
         },
     ),

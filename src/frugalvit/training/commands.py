@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import nn
@@ -19,7 +18,7 @@ from frugalvit.data.absent import absent_classes, only_class
 from frugalvit.data.augment import TrainAugment
 from frugalvit.data.examples import DataSource, Examples
 from frugalvit.data.mixing import Mixing
-from frugalvit.data.splits import check_trainable
+from frugalvit.data.splits import check_trainable, part_of_each_class
 from frugalvit.errors import UserError
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.results import Result, Table
@@ -288,10 +287,11 @@ def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples
         raise UserError(
             "There is nothing to score on: no val, no test. Use --split auto, which holds out a part of train."
         )
-    if config.labels < 1 and examples.streamed:
+    if config.labels != 1 and examples.streamed:
         raise UserError("Images that are read in passing cannot be chosen one by one: --labels needs --stream false.")
-    if config.labels < 1:
-        examples = examples.subset(_share_of_each_class(examples, config.labels, config.seed))
+    if config.labels != 1:
+        assert examples.labels is not None
+        examples = examples.subset(part_of_each_class(examples.labels, config.labels, config.seed))
     return examples, validation, test
 
 
@@ -306,16 +306,6 @@ def _warned(source: DataSource, validation: Examples | None) -> DataSource:
     )
     console.warn(note)
     return replace(source, notes=[*source.notes, note])
-
-
-def _share_of_each_class(examples: Examples, share: float, seed: int) -> np.ndarray:
-    """The same images for a given seed, at least one of every class."""
-    assert examples.labels is not None
-    chosen, random = [], np.random.default_rng(seed)
-    for label in np.unique(examples.labels):
-        members = np.flatnonzero(examples.labels == label)
-        chosen.append(random.permutation(members)[: max(1, round(share * len(members)))])
-    return np.sort(np.concatenate(chosen))
 
 
 def _check_grid(config: TrainConfig, backbone: Backbone) -> None:

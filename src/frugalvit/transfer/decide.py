@@ -7,6 +7,7 @@ import math
 from frugalvit.config.transfer import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.errors import UserError
 from frugalvit.training.recipes import SMALL_NETWORK, Decisions, Facts, settle_batch, steps_per_epoch
+from frugalvit.transfer.pyramid import with_top
 
 _STEPS_ON_CPU = 200
 
@@ -66,8 +67,10 @@ def transfer_epochs(facts: Facts, batch: int, detecting: bool) -> tuple[float, s
     return epochs, f"{per_epoch} steps an epoch: at least {least:,} steps or 200 epochs, never fewer than {published}"
 
 
-def decide_detector(config: DetectConfig, dim: int, has_masks: bool, decisions: Decisions) -> None:
-    """The sizes of the heads, from the backbone's width and the input's size."""
+def decide_detector(
+    config: DetectConfig, dim: int, strides: list[float], has_masks: bool, decisions: Decisions
+) -> None:
+    """The sizes of the heads, from the backbone's width, its pyramid's strides and the input's size."""
     words = "every object has one" if has_masks else "the data have boxes only"
     decisions.take(config, "masks", has_masks, words)
     channels = min(256, max(32, dim // 3 // 32 * 32))
@@ -75,9 +78,32 @@ def decide_detector(config: DetectConfig, dim: int, has_masks: bool, decisions: 
     assert isinstance(config.detector.channels, int)
     hidden = 4 * config.detector.channels
     decisions.take(config, "detector.hidden", hidden, "four times the pyramid's channels (1,024 at 256)")
-    side = short_side(config)
-    anchors = round(min(8.0, max(2.0, 8 * side / 800)), 1)
-    decisions.take(config, "detector.anchors", anchors, f"8 strides at 800 px, as much less at {side}; at least 2")
+    _decide_anchors(config, strides, decisions)
+
+
+def _decide_anchors(config: DetectConfig, strides: list[float], decisions: Decisions) -> None:
+    """Anchors from small objects to large ones, whatever strides the backbone has.
+
+    What is usual, strides of 4 to 64 px with anchors of 8 strides at 800 px, goes from 4 % of the short side to 64 %.
+    A finer first stride goes lower, a coarser one no higher: there the anchors are fewer of its strides. Anchors of
+    less than two strides pass by most objects, which lie between two of them, and three stages end too early: then
+    every level has anchors of several sizes. Coarser levels instead, each with one size, would have no more than a
+    handful of places in a small picture.
+    """
+    if config.detector.anchors != "auto":  # given, or of a run before there were octaves: one size on every level
+        decisions.take(config, "detector.octaves", 1, "the anchors are given")
+        return
+    side, (finest, *_, coarsest) = short_side(config), with_top(strides)
+    usual = min(8.0, max(2.0, 8 * side / 800))
+    anchors = round(usual * min(1.0, 4 / finest), 1)
+    words = f"8 strides at 800 px, as much less at {side}; at least 2"
+    words += f" of 4 px, and the finest has {finest:g}" if finest > 4 else ""
+    decisions.take(config, "detector.anchors", anchors, words)
+    largest = min(16 * anchors * finest, side)
+    more = math.ceil(max(0.0, math.log2(2 / anchors), math.log2(largest / (anchors * coarsest))))
+    reach = round(anchors * coarsest * 2**more)
+    words = f"strides of {finest:g} to {coarsest:g} px: anchors of {anchors * finest:.0f} to {reach} px"
+    decisions.take(config, "detector.octaves", 1 + more, words)
 
 
 def decide_segmenter(config: SegmentConfig, dim: int, decisions: Decisions) -> None:

@@ -31,7 +31,7 @@ from frugalvit.transfer.detection import Detector
 from frugalvit.transfer.feed import Pictures
 from frugalvit.transfer.parts import DetectorSpec
 from frugalvit.transfer.pictures import draw_objects, save_picture, side_by_side
-from frugalvit.transfer.pyramid import Pyramid
+from frugalvit.transfer.pyramid import Pyramid, pyramid_strides
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
 from frugalvit.transfer.using import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
 from frugalvit.words import counted
@@ -74,7 +74,7 @@ class DetectJob:
         return data
 
     def decide(self, config: DetectConfig, data: CocoData, backbone: Backbone, decisions: Decisions) -> None:
-        decide_detector(config, backbone.dim, data.has_masks(), decisions)
+        decide_detector(config, backbone.dim, pyramid_strides(backbone), data.has_masks(), decisions)
 
     def task(self, config: DetectConfig, data: CocoData, backbone: Backbone) -> DetectTask:
         sizes = config.detector
@@ -88,6 +88,7 @@ class DetectJob:
             sizes.proposals,
             sizes.samples,
             sizes.detections,
+            int(sizes.octaves),
         )
         return DetectTask(
             Detector(Pyramid(backbone), spec),

@@ -40,7 +40,7 @@ class Detector(nn.Module):
         super().__init__()
         self.spec = spec
         self.features = FeaturePyramid(pyramid, spec.channels)
-        sizes = tuple((spec.anchors * stride,) for stride in self.features.strides)
+        sizes = tuple(spec.anchor_sizes(stride) for stride in self.features.strides)
         anchors = FloatAnchors(sizes, self.features.strides)
         per_place = anchors.num_anchors_per_location()[0]
         kept = {"training": spec.proposals, "testing": spec.proposals}

@@ -37,10 +37,15 @@ class DetectorSpec:
     masks: bool = True
     channels: int = 256
     hidden: int = 1024
-    anchors: float = 8.0  # anchor size in strides
+    anchors: float = 8.0  # the smallest anchor of a level in its strides
     proposals: int = 1000
     samples: int = 512
     detections: int = 100
+    octaves: int = 1  # anchor sizes of a level, each twice the one before
+
+    def anchor_sizes(self, stride: float) -> tuple[float, ...]:
+        """The sides of the square anchors of a level, in pixels."""
+        return tuple(self.anchors * stride * 2**octave for octave in range(self.octaves))
 
 
 class FloatAnchors(AnchorGenerator):
@@ -88,9 +93,11 @@ class FloatMasks(MaskRCNNPredictor):
 def roi_align(spec: DetectorSpec, features: FeaturePyramid, side: int) -> MultiScaleRoIAlign:
     """Crops of ``side`` cells from the level that fits a region: 224 px on stride 16 with anchors of 8 strides.
 
+    The finest level is for regions of up to 3.5 times its anchors. Where it has several sizes, the smallest may be for
+    objects of a cell or two; regions of up to seven cells are still cut from it, since no crop needs fewer.
     torchvision would measure the scales at the first batch and round them to powers of two; they are known here.
     """
-    size = round(28 * spec.anchors)
+    size = round(28 * (spec.anchors if spec.octaves == 1 else max(2.0, spec.anchors)))
     crops = MultiScaleRoIAlign(features.names, side, sampling_ratio=2, canonical_scale=size)
     strides = features.strides[: len(features.names)]
     crops.scales = [1 / stride for stride in strides]

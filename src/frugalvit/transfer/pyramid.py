@@ -28,15 +28,14 @@ class Pyramid(nn.Module):
         sizes = _shapes(backbone)
         self.plain = len(sizes) == 1
         self.channels = [width for width, _ in sizes]
-        self.strides = [stride for _, stride in sizes]
+        self.strides = _strides(sizes)
         self.steps = nn.ModuleList()
         if self.plain:
-            width, stride = sizes[0]
+            width = sizes[0][0]
             self.steps = nn.ModuleList(
                 [_doubled(width, 2), _doubled(width, 1), nn.Identity(), nn.MaxPool2d(2, ceil_mode=True)]
             )
             self.channels = [width // 4, width // 2, width, width]
-            self.strides = [stride / 4, stride / 2, stride, stride * 2]
         self.norms = nn.ModuleList(MapNorm(width) for width in self.channels)
         self.frozen = freeze_unused(backbone)
 
@@ -54,11 +53,27 @@ class FeaturePyramid(nn.Module):
         super().__init__()
         self.pyramid = pyramid
         self.fpn = FeaturePyramidNetwork(pyramid.channels, channels, extra_blocks=LastLevelMaxPool())
-        self.strides = [*pyramid.strides, pyramid.strides[-1] * 2]
+        self.strides = with_top(pyramid.strides)
         self.names = [str(level) for level in range(len(pyramid.strides))]
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         return self.fpn(OrderedDict(zip(self.names, self.pyramid(images), strict=True)))
+
+
+def with_top(strides: list[float]) -> list[float]:
+    """A pyramid's strides, and that of the coarser level which detectors put on top."""
+    return [*strides, strides[-1] * 2]
+
+
+def pyramid_strides(backbone: Backbone) -> list[float]:
+    """The strides that a :class:`Pyramid` of this backbone has, without making one."""
+    return _strides(_shapes(backbone))
+
+
+def _strides(sizes: list[tuple[int, float]]) -> list[float]:
+    """From (channels, stride) of the stages; one stage becomes four levels."""
+    strides = [stride for _, stride in sizes]
+    return [strides[0] * factor for factor in (0.25, 0.5, 1, 2)] if len(strides) == 1 else strides
 
 
 def _doubled(width: int, times: int) -> nn.Module:
