@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,7 +17,6 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.config.transfer import DetectConfig
 from frugalvit.data.augment import MultiCrop, TrainAugment
-from frugalvit.training import commands
 from frugalvit.training.parameters import merged
 from frugalvit.training.recipes import (
     Decisions,
@@ -350,15 +348,3 @@ def test_who_gives_both_lengths_is_told_which_counts(kind: Any) -> None:
     config = kind.parse({"data": "x", "img_size": 32, "steps": 3, "epochs": 7})
     (decide_training if kind is TrainConfig else decide_pretraining)(config, Facts(500, 10, 64, "cpu"), decisions)
     assert "steps = 3: they count, and not --epochs 7" in [str(decision) for decision in decisions]
-
-
-@pytest.mark.parametrize(("share", "counts"), [(1.0, [10, 4, 1]), (0.5, [5, 2, 1]), (0.26, [3, 1, 1])])
-def test_which_labels_are_used(share: float, counts: list[int]) -> None:
-    """A share of every class, at least one image, the same for a seed."""
-    labels = np.repeat([0, 1, 2], [10, 4, 1])
-    first, again, other = (
-        commands._share_of_each_class(SimpleNamespace(labels=labels), share, seed).tolist()  # type: ignore[arg-type]
-        for seed in (0, 0, 1)
-    )
-    assert np.bincount(labels[first]).tolist() == counts and first == sorted(set(first))
-    assert again == first and (other == first) == (share == 1)

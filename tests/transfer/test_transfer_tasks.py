@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from frugalvit import create_backbone
 from frugalvit.config.transfer import TestConfig
 from frugalvit.training.models import load_model
+from frugalvit.training.recipes import Decisions
 from frugalvit.transfer import running, segment_task
 from frugalvit.transfer.detect_commands import DetectJob
 from frugalvit.transfer.detect_task import DetectTask
@@ -33,11 +34,11 @@ from .tiny import detect_config, segment_config
 def test_norms_of_a_network_that_has_learned_rest(verb: str, given: dict[str, str]) -> None:
     """Batches are small; statistics of random weights would be of nothing, and are learned."""
     make, job = (detect_config, DetectJob()) if verb == "detect" else (segment_config, SegmentJob())
-    config: Any = make(Path("x"), Path("y"), **given, **({"masks": False} if verb == "detect" else {}))
-    if verb == "detect":
-        config.detector.anchors = 2.0
+    config: Any = make(Path("x"), Path("y"), **given)
+    data: Any = SimpleNamespace(classes=("a", "b"), has_masks=lambda: False)
     backbone = create_backbone("resnet10t", img_size=64)
-    task: Any = job.task(config, SimpleNamespace(classes=("a", "b")), backbone)  # type: ignore[arg-type]
+    job.decide(config, data, backbone, Decisions())
+    task: Any = job.task(config, data, backbone)
     norms = [part for part in backbone.modules() if isinstance(part, _BatchNorm)]
     assert norms and {norm.training for norm in norms} == {True}
     task.train()
