@@ -303,9 +303,10 @@ def test_nothing_is_overwritten_or_left_behind(tmp_path: Path, monkeypatch: pyte
     folder, _ = made(tmp_path, "resnet")
     with pytest.raises(UserError, match="already exists and is kept"):
         run(model=str(folder), out=str(folder))
-    monkeypatch.setattr(exporting, "largest_difference", lambda *_: float("nan"))
-    with pytest.raises(UserError, match="differs from torch by nan"):
-        run(model=str(folder), out=str(tmp_path / "out"))
+    for found, said in ((float("nan"), "nan"), (1.1e-3, r"0\.0011 \(allowed: 0\.001\)")):
+        monkeypatch.setattr(exporting, "largest_difference", lambda *_, found=found: found)
+        with pytest.raises(UserError, match=f"differs from torch by {said}"):
+            run(model=str(folder), out=str(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     monkeypatch.undo()
     left = tmp_path / "out" / ".out.abcd1234.partial"  # by an export that was killed
@@ -370,3 +371,10 @@ def test_differences_are_found():
         assert exporting.largest_difference(network, lambda x: [network(x)], images) == 0
         assert exporting.largest_difference(network, lambda x: [network(x) + 0.25], images) == pytest.approx(0.25)
         assert np.isnan(exporting.largest_difference(network, lambda x: [network(x) * torch.nan], images))
+        for wrong in (1, 3):  # a program may be right for all images together, or for one alone
+            found = exporting.largest_difference(network, lambda x, n=wrong: [network(x) + (len(x) == n)], images)
+            assert found == pytest.approx(1.0)
+        network.forward = lambda x: (x, x)
+        assert exporting.largest_difference(network, lambda x: [x + 0.5, x], images) == pytest.approx(0.5)
+        with pytest.raises(ValueError, match="shorter"):
+            exporting.largest_difference(network, lambda x: [x], images)

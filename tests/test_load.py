@@ -60,6 +60,8 @@ def test_answers_are_the_same_in_any_mode_precision_and_part(tmp_path: Path, pho
     rough = fv.load(folder).bfloat16()
     assert rough.transform(paths[0]).dtype == torch.bfloat16
     assert dict(rough.predict(paths[0])[0]) == pytest.approx(dict(expected[0]), abs=0.1)
+    chances = [chance for _, chance in rough.predict(paths[0], top=1000)[0]]
+    assert sum(chances) == pytest.approx(1, abs=1e-5), "probabilities are not rounded"
 
 
 def test_a_photograph_is_seen_alike_by_its_name_in_memory_and_on_the_command_line(tmp_path: Path):

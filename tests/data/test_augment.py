@@ -78,6 +78,18 @@ def test_small_images_are_shifted_not_resized() -> None:
     assert any(torch.allclose(out[0], candidate) for candidate in candidates)
 
 
+def test_shifts_reach_both_ends_of_the_border() -> None:
+    """By nine steps of which each is as likely: four pixels to one side, none, four to the other."""
+    images = pictures(9, 32, 32)
+    augment = TrainAugment(quiet(), 32, mean=(0, 0, 0), std=(1, 1, 1))
+    numbers = torch.full((9, augment.columns), 0.5, dtype=torch.float64)
+    numbers[:, 0] = (torch.arange(9) + 0.5) / 9
+    out = augment.apply(images, sizes_of(images), numbers)
+    padded = functional.pad(images.float() / 255, [4])
+    for shift in range(9):
+        torch.testing.assert_close(out[shift], padded[shift, :, shift : shift + 32, 4:36])
+
+
 def test_larger_images_are_resized_before_they_are_shifted() -> None:
     images = pictures(2, 48, 64)
     out = TrainAugment(quiet(crop="padded", padding=0), 32, (0, 0, 0), (1, 1, 1))(
@@ -107,6 +119,45 @@ def test_center_crop_only_flips() -> None:
         images, sizes_of(images), torch.Generator()
     )
     torch.testing.assert_close(out, images.flip(-1).float() / 255)
+
+
+def test_erased_boxes_have_timms_shapes() -> None:
+    """Of a tenth of the image, 0.3 to 1 / 0.3 times as high as wide, and of all shapes between."""
+    images = torch.zeros(200, 3, 80, 80, dtype=torch.uint8)
+    augment = TrainAugment(quiet(crop="center", erasing=1.0, erasing_area=(0.1, 0.1)), 80, (0, 0, 0), (1, 1, 1))
+    erased = augment(images, sizes_of(images), torch.Generator().manual_seed(0)).any(1)
+    shapes = erased.any(2).sum(1) / erased.any(1).sum(1)
+    assert 0.29 < shapes.min() < 0.35 and 2.8 < shapes.max() < 3.45
+    assert shapes.log().abs().median() == pytest.approx(-np.log(0.3) / 2, abs=0.1)
+
+
+@pytest.mark.parametrize(("operation", "share"), [("translate_x", 0.45), ("translate_y", 0.45), ("shear_x", 0.15)])
+def test_what_an_operation_uncovers_is_the_mean(operation: str, share: float) -> None:
+    """Of which normalisation makes zero; black would be far from every image."""
+    images = torch.full((1, 3, 80, 80), 255, dtype=torch.uint8)
+    once = {"operations": 1, "operation_prob": 1.0, "magnitude": 10.0, "magnitude_std": 0.0}
+    augment = TrainAugment(quiet(crop="center", **once), 80, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    numbers = torch.full((1, augment.columns), 0.5, dtype=torch.float64)
+    drawn = augment.widths["box"] + augment.widths["flip"] + 1  # which operation
+    numbers[0, drawn] = (augment.rand.names.index(operation) + 0.5) / len(augment.rand.names)
+    out = augment.apply(images, sizes_of(images), numbers)
+    assert (out.abs() < 1e-6).float().mean() == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", ["train", "crops"])
+def test_a_strong_blur_is_a_whole_gaussian(kind: str) -> None:
+    """Three sigmas on either side: a kernel of the usual width would cut this one short."""
+    images = pictures(4, 60, 60)
+    plain = ((0, 0, 0), (1, 1, 1))
+    if kind == "train":
+        augment = TrainAugment(quiet(crop="center", blur=1.0, blur_sigma=(5.0, 5.0)), 60, *plain)
+        out = augment(images, sizes_of(images), torch.Generator())
+    else:
+        still = {"jitter_prob": 0.0, "grayscale": 0.0, "solarize": 0.0, "flip": 0.0, "local_crops": 0}
+        whole = {"global_scale": (1.0, 1.0), "ratio": (1.0, 1.0), "blur_first": 1.0, "blur_sigma": (5.0, 5.0)}
+        out = MultiCrop(CropsConfig(**still, **whole), 60, *plain)(images, sizes_of(images), torch.Generator())[0]
+    expected = functional.gaussian_blur(images.float() / 255, [31, 31], [5.0, 5.0])
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
 
 
 def test_normalisation() -> None:

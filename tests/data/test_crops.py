@@ -170,6 +170,24 @@ def test_boxes_are_distributed_as_torchvisions(
         assert ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("size", [(100, 200), (200, 100), (150, 150)])
+@pytest.mark.parametrize("out", [(32, 64), (64, 32), (48, 48)])
+def test_boxes_cover_the_share_they_should(size: tuple[int, int], out: tuple[int, int]) -> None:
+    """Of the image, or where boxes of the input's shape cover less of it than square ones, of as much less."""
+    height, width = size
+
+    def largest(shape: float) -> float:
+        """The share of the image that the largest box of this width to height covers."""
+        wider = width / height / shape
+        return min(wider, 1 / wider)
+
+    room = min(1.0, largest(out[1] / out[0]) / largest(1.0))
+    numbers = uniform(50, RANDOM_BOX_COLUMNS, torch.Generator().manual_seed(0))
+    boxes = boxes_from_uniform(torch.tensor([size] * 50), (0.2, 0.2), (1.0, 1.0), numbers, out)
+    assert (boxes[:, 2] * boxes[:, 3] / (height * width)).tolist() == pytest.approx([0.2 * room] * 50, rel=0.05)
+    assert (boxes[:, 3] / boxes[:, 2]).tolist() == pytest.approx([out[1] / out[0]] * 50, rel=0.05)
+
+
 def test_impossible_ratios_fall_back_to_the_centre() -> None:
     sizes = torch.tensor([[1000, 10], [10, 1000]])
     boxes = random_resized_boxes(sizes, (0.9, 1.0), (3 / 4, 4 / 3), torch.Generator().manual_seed(0))

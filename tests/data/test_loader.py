@@ -140,6 +140,14 @@ def test_balance_draws_classes_equally_often() -> None:
     assert Counter(seen.tolist()) == {0: 20, 1: 20, 2: 20}
 
 
+def test_what_classes_cannot_share_goes_now_to_one_now_to_another() -> None:
+    """Of 61 images for three classes one is left over in every epoch."""
+    labels, generator = torch.arange(60) % 3, torch.Generator().manual_seed(0)
+    counts = [Counter(labels[balanced_order(labels, 61, generator)].tolist()) for _ in range(12)]
+    assert all(sorted(count.values()) == [20, 20, 21] for count in counts)
+    assert {count.most_common(1)[0][0] for count in counts} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("together", [2, 4, 8])
 def test_steps_varied_together_are_those_varied_alone(mixed: bool, together: int) -> None:
@@ -180,6 +188,8 @@ def test_repeats_are_the_same_image_varied_differently() -> None:
     assert torch.equal(configured.batch_at(1).images, batch.images)
     epoch = torch.cat([loader.batch_at(step).index for step in range(loader.steps_per_epoch)])
     assert set(Counter(epoch.tolist()).values()) == {3}
+    uneven = batches(batch=8, repeats=3, mixed=False).batch_at(1)
+    assert sorted(Counter(uneven.index.tolist()).values()) == [2, 3, 3], "a batch is as large as asked for"
 
 
 @pytest.mark.parametrize("batch", [1, 7, 30, 64])

@@ -103,6 +103,8 @@ def test_switches() -> None:
     assert all(blend == Blend(1.0) for blend in draws(MixingConfig(mixup=0, cutmix=0), 50))
     assert all(blend.box is None for blend in draws(MixingConfig(cutmix=0), 50))
     assert all(blend.box is not None for blend in draws(MixingConfig(mixup=0), 50))
+    cut = sum(blend.box is not None for blend in draws(MixingConfig(switch_prob=0.2)))
+    assert cut == pytest.approx(400, abs=70)
     mixed = sum(blend.kept < 1 for blend in draws(MixingConfig(prob=0.4, cutmix=0)))
     assert mixed == pytest.approx(800, abs=90)
 

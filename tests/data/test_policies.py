@@ -113,6 +113,8 @@ def test_rand_augment_magnitudes() -> None:
     numbers = uniform(5000, 1, torch.Generator().manual_seed(0))[:, 0]
     normal = np.random.default_rng(0).normal(9, 0.5, 5000).clip(0, 10)
     assert ks_2samp(RandAugment(deviation=0.5).magnitudes(numbers), normal).pvalue > 1e-3
+    wide = RandAugment(deviation=5.0).magnitudes(numbers)
+    assert (wide.min(), wide.max()) == (0, 10)
     flat = RandAugment(deviation=math.inf).magnitudes(numbers)
     assert flat.min() < 0.05 and flat.max() > 8.95 and flat.mean() == pytest.approx(4.5, abs=0.1)
 
@@ -143,6 +145,14 @@ def test_erasing_is_distributed_as_timms() -> None:
     assert ks_2samp((ours[:, 2] * ours[:, 3]).numpy(), areas).pvalue > 1e-3
     assert ks_2samp(ours[:, 2].numpy(), heights).pvalue > 1e-3
     assert (ours[:, 0] + ours[:, 2] <= 32).all() and (ours[:, 1] + ours[:, 3] <= 40).all()
+
+
+def test_an_image_is_never_erased_from_side_to_side() -> None:
+    """As timm has it: where every attempt would be, nothing is erased."""
+    numbers = uniform(50, geometry.ERASING_COLUMNS, torch.Generator().manual_seed(0))
+    assert not geometry.erasing_boxes(numbers, (20, 20), (1.0, 1.0), (1.0, 1.0))[:, 2].any()
+    wide = geometry.erasing_boxes(numbers, (20, 20), (0.5, 1.0), (0.5, 2.0))
+    assert wide[:, 2].max() == 19 and wide[wide[:, 2] > 0, 3].max() == 19
 
 
 @DEVICES

@@ -41,6 +41,11 @@ def test_every_class_gives_its_share_in_any_order(labels: list[int], fraction: f
     np.testing.assert_array_equal(again, held[order])
 
 
+@pytest.mark.parametrize(("images", "held"), [(1, 0), (2, 1), (14, 1), (16, 2), (24, 2), (26, 3), (100, 10)])
+def test_a_tenth_is_rounded(images: int, held: int) -> None:
+    assert hold_out([f"{i}.jpg" for i in range(images)], None, 0.1, 0).sum() == held
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.floats(0.01, 0.99))
 def test_copies_of_an_image_stay_together(images: list[int], fraction: float) -> None:
     names, labels = [f"{image}.jpg" for image in images], np.array([image % 2 for image in images])

@@ -87,6 +87,13 @@ def test_a_pixel_asks_the_region_it_lies_in(side, stride, pads):
         assert asked == (row, row)
 
 
+def test_a_pixel_that_a_crop_cuts_lies_where_its_middle_does():
+    """A box that begins between two pixels: of the tenth, 0.4 lie in the first region and 0.6 in the second."""
+    regions = Regions((4, 4), (32, 32), (8, 8))
+    places = [lens.parse_query(f"{x},{x}", (40, 40), Box(2.4, 2.4, 32, 32), regions) for x in (9, 10, 17, 18)]
+    assert places == [(0, 0), (1, 1), (1, 1), (2, 2)]
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

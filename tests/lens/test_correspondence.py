@@ -53,10 +53,11 @@ def test_score_equals_brute_force(rows, columns, top, seed):
     # Half right: the mirrored grid with noise, so that hits and misses both occur.
     second = first.flip(3) + 0.8 * torch.randn(first.shape, generator=generator)
     off = SecondView().steps_off(whole_cells((rows, columns), (16, 32)))
-    hit, pixel, _ = lens.score_matches(first, second, off, (16, 32), top, (torch.Generator(), torch.Generator()))
+    hit, pixel, cells = lens.score_matches(first, second, off, (16, 32), top, (torch.Generator(), torch.Generator()))
     accuracy, error = brute_force(first.double(), second.double(), (16, 32), top)
     assert hit.double().mean().item() == pytest.approx(accuracy)
     assert pixel.mean().item() == pytest.approx(error)
+    assert cells.mean().item() == pytest.approx(brute_force(first.double(), second.double(), (1, 1), top)[1])
 
 
 @pytest.mark.parametrize("size", [(32, 32), (32, 64), (64, 24)])

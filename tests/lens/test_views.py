@@ -52,6 +52,32 @@ def test_second_view_mirrors_and_greys():
     assert (jittered - images).abs().mean() > 0.01
 
 
+def test_second_views_are_jittered_as_in_the_paper(monkeypatch):
+    """Four of five, by its ranges and in every order; grey is drawn for itself."""
+    calls = []
+
+    def recorded(name):
+        return lambda image, *strength, **_: calls[-1].append((name, *strength)) or image
+
+    for name in ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue", "rgb_to_grayscale"):
+        monkeypatch.setattr(views.functional, name, recorded(name))
+    generator, view = torch.Generator().manual_seed(0), views.SecondView(grey=0.5)
+    for _ in range(600):
+        calls.append([])
+        view(torch.rand(1, 3, 4, 4), generator)
+    orders, greys = zip(*([[c[0] for c in one if len(c) > 1], len(one) % 4] for one in calls), strict=True)
+    jittered = [len(order) == 4 for order in orders]
+    assert sum(jittered) / 600 == pytest.approx(0.8, abs=0.04)
+    assert len({tuple(order) for order in orders if order}) == 24
+    for wanted in (True, False):
+        shares = [grey for grey, moved in zip(greys, jittered, strict=True) if moved is wanted]
+        assert sum(shares) / len(shares) == pytest.approx(0.5, abs=0.12)
+    ranges = {"brightness": (0.6, 1.4), "contrast": (0.6, 1.4), "saturation": (0.8, 1.2), "hue": (-0.1, 0.1)}
+    for name, (low, high) in ranges.items():
+        drawn = [call[1] for one in calls for call in one if call[0] == f"adjust_{name}"]
+        assert (min(drawn), max(drawn)) == pytest.approx((low, high), abs=0.01)
+
+
 def test_the_right_match_is_the_mirror():
     regions = Regions((2, 3), (16, 24), (8, 8))
     down, across = views.SecondView().steps_off(regions)

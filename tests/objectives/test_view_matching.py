@@ -99,6 +99,16 @@ def test_teacher_starts_as_the_student_and_follows_without_gradients(kind: Any) 
     torch.testing.assert_close(difference, torch.full_like(difference, 0.75))
 
 
+def test_prototypes_rest_with_their_lengths() -> None:
+    """Where lengths are learned they are the last layer's, too: with its vectors at rest, nothing of it moves."""
+    matching = ViewMatching(6, 11, hidden=8, bottleneck=5, norm_last=False)
+    matching(*two_and_two(), 0.04).backward()
+    last = dict(matching.student.last_layer.named_parameters())
+    assert last.keys() == {"weight_g", "weight_v"} and all(parameter.grad is not None for parameter in last.values())
+    matching.hold_last_layer()
+    assert all(parameter.grad is None for parameter in last.values())
+
+
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
 def test_centre_moves_after_the_loss_by_the_mean_logit(kind: Any) -> None:
     matching = small(kind)
@@ -199,6 +209,21 @@ def test_health_tells_the_two_collapses_from_life() -> None:
     assert one["dominant"] == 1 and one["prototypes_used"] < 1.1
     uniform = health_of(axes, torch.ones(8, 8))
     assert uniform["teacher_kl"] == pytest.approx(0, abs=1e-5) and uniform["prototypes_used"] == pytest.approx(8)
+
+
+def test_health_by_hand() -> None:
+    """Two images and two crops each, all teacher rows sharp: which prototype each has, once the centre is taken off."""
+    matching: Any = small(ViewMatching)
+    student_features, teacher_features = two_and_two(batch=2)
+    own = torch.nn.functional.one_hot(torch.tensor([[0, 1], [2, 1]]), 11).float()
+    common = 1.5 * torch.nn.functional.one_hot(torch.tensor(3), 11)
+    answers = torch.nn.functional.one_hot(torch.tensor([[1, 0], [2, 2]]), 11).float()
+    matching.teacher.forward, matching.student.forward = lambda rows: own + common, lambda rows: answers
+    matching.center.copy_(common[None])
+    signs = {name: value.item() for name, value in matching.health(student_features[:2], teacher_features).items()}
+    used = math.exp(-2 * 0.25 * math.log(0.25) - 0.5 * math.log(0.5))  # shares of 1/4, 1/2 and 1/4
+    expected = {"prototypes_used": used, "dominant": 0.5, "agreement": 0.75, "teacher_entropy": 0.0}
+    assert signs == pytest.approx(expected | {"teacher_kl": math.log(11)}, abs=1e-4)
 
 
 def test_health_looks_at_a_sample_and_leaves_no_trace() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from frugalvit.config.probe import EvalConfig
 from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.data import open_data
 from frugalvit.errors import UserError
+from frugalvit.probing import evaluate as evaluation
 from frugalvit.probing.evaluate import evaluate
 from frugalvit.probing.extract import Extractor
 from frugalvit.probing.metrics import wilson_interval
@@ -63,6 +65,21 @@ def test_scores_are_those_of_the_run(whole: tuple[Path, Path, dict[str, Any]]) -
     assert 0 < found["top1"] < 100, "else nothing below says anything"
     assert sum(entry["right"] for entry in found["per_class"]) == round(found["top1"] * 15 / 100)
     assert sum(sum(entry["taken_for"].values()) for entry in found["per_class"]) == len(found["surest_mistakes"])
+
+
+def test_the_worst_comes_first() -> None:
+    """Of mistakes the surest; of classes the one most often missed, and of equals the larger."""
+    truth, predicted = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2]), torch.tensor([0, 1, 2, 1, 1, 2, 0, 0, 1])
+    chances = torch.full((9, 3), 0.1).scatter_(1, predicted[:, None], torch.linspace(0.5, 0.9, 9)[:, None])
+    found: Any = SimpleNamespace(names=[f"{number}.png" for number in range(9)])
+    mistakes = evaluation._mistakes(found, chances, predicted, truth, ("a", "b", "c"))
+    assert [one["image"] for one in mistakes] == ["8.png", "7.png", "6.png", "2.png", "1.png"]
+    assert mistakes[0] == {"image": "8.png", "class": "c", "predicted": "b", "probability": pytest.approx(0.9)}
+    missed = evaluation._per_class(predicted, truth, ("a", "b", "c"))
+    assert [(one["class"], one["right"], one["images"]) for one in missed] == [("c", 1, 4), ("a", 1, 3), ("b", 2, 2)]
+    assert [list(one["taken_for"].items()) for one in missed] == [[("a", 2), ("b", 1)], [("b", 1), ("c", 1)], []]
+    alike = evaluation._per_class(torch.tensor([1, 0, 0]), torch.tensor([0, 1, 1]), ("a", "b"))
+    assert [one["class"] for one in alike] == ["b", "a"]
 
 
 def test_a_val_that_the_run_made_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

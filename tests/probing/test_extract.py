@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.data import open_data
+from frugalvit.data.augment import EvalTransform
 from frugalvit.data.decode import decode
 from frugalvit.errors import UserError
 from frugalvit.probing import extract
@@ -64,6 +66,9 @@ def test_other_weights_images_and_settings_never_share_features(model: Model, sq
     assert not Extractor(model, kind="last_blocks", blocks=1)(examples).from_cache
     assert not Extractor(model)(examples, view=0).from_cache
     assert not Extractor(model)(examples.subset([1, 0])).from_cache
+    for changed in ({"resize_ratio": 1.5}, {"interpolation": "bilinear"}):
+        transform = EvalTransform(**model.transform.spec() | changed)
+        assert not Extractor(dataclasses.replace(model, transform=transform))(examples).from_cache
     assert Extractor(model, batch=3, workers=1)(examples).from_cache  # how it is computed does not matter
     assert torch.equal(Extractor(model)(examples).features, base.features)
 

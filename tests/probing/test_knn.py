@@ -95,6 +95,14 @@ def test_one_vote_names_one_class() -> None:
     assert found[1]["top5"] <= found[2]["top5"] < 35
 
 
+@pytest.mark.parametrize(("temperature", "answer"), [(0.07, 0), (1.0, 1)])
+def test_the_temperature_says_how_much_nearness_counts(temperature: float, answer: int) -> None:
+    """One image at a cosine of 1 against two at 0.9: exp(-0.1 / 0.07) is a quarter, exp(-0.1) nearly one."""
+    train = torch.tensor([[1.0, 0.0], [0.9, 0.19**0.5], [0.9, -(0.19**0.5)]])
+    ranked = knn_predict(train, torch.tensor([0, 1, 1]), train[:1], (3,), temperature)
+    assert ranked[3][0, 0] == answer
+
+
 def test_a_small_temperature_does_not_overflow() -> None:
     train = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
     ranked = knn_predict(train, torch.tensor([1, 0, 0]), train[:1], (3,), temperature=1e-4)

@@ -56,6 +56,14 @@ def test_all_settings_at_once_equal_each_alone(views: int) -> None:
         torch.testing.assert_close(fit.scores(features[0])[i], expected(features[0]).detach(), rtol=1e-4, atol=1e-5)
 
 
+def test_fewer_images_than_a_batch_are_one() -> None:
+    """And the learning rate is that of as many."""
+    features, labels = blobs(22)
+    fit = fit_linear(features, labels, 4, lrs=(4.0,), epochs=5, batch=256, seed=5)
+    expected = one_by_one(features[None], labels, 4, 4.0, 0.0, epochs=5, batch=22)
+    torch.testing.assert_close(fit.weight[:, 0].T, expected.weight.detach(), rtol=1e-4, atol=1e-6)
+
+
 def test_the_probe_learns_and_takes_the_best_on_validation() -> None:
     (train, train_labels), (val, val_labels), (test, test_labels) = blobs(80, 0), blobs(40, 1), blobs(40, 2)
     found = linear_probe(train, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), epochs=20, batch=16)

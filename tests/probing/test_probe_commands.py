@@ -36,6 +36,15 @@ def test_knn_votes_with_all_images_but_the_scored(squares: Path) -> None:
     assert json.dumps(result.data, allow_nan=False)
 
 
+@pytest.mark.parametrize(("splits", "votes", "asked"), [({"test": 1, "val": 2}, 15, 3), ({"val": 2}, 9, 6)])
+def test_knn_scores_test_images_where_there_are_any(
+    splits: dict[str, int], votes: int, asked: int, tmp_path: Path
+) -> None:
+    folder = suite_layouts.folders(tmp_path, {"train": 3} | splits)
+    result = commands.knn(KnnConfig(data=str(folder), ks=[1], **TINY))
+    assert (result.data["train_images"], result.data["test_images"]) == (votes, asked)
+
+
 def test_knn_leaves_one_out_where_there_is_one_split_only(tmp_path: Path) -> None:
     folder = suite_layouts.folders(tmp_path, {"": 5})
     result = commands.knn(KnnConfig(data=str(folder), ks=[3], **TINY))
@@ -185,7 +194,8 @@ def test_splits_are_made_where_they_are_missing_and_do_not_overlap() -> None:
     again = three_splits({"train": embedded(60)}, 3, 0.2, seed=0)
     assert torch.equal(again.train.features, only.train.features)
     other = three_splits({"train": embedded(60)}, 3, 0.2, seed=5)
-    assert not torch.equal(other.train.features, only.train.features)
+    for one, drawn_otherwise in ((only.train, other.train), (only.val, other.val), (only.test, other.test)):
+        assert not torch.equal(one.features, drawn_otherwise.features)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.2, 0.3, 0.5])

@@ -155,16 +155,33 @@ def test_own_data_are_called_by_the_metric_they_were_scored_with(tmp_path: Path)
     assert table.rows[0][:2] == ["mine", "11-point mAP"]
 
 
+def identity(
+    targets: np.ndarray | None = None,
+    images: str = "same",
+    metric: str = "map11",
+    weights: str = "w",
+    precision: str = "32",
+    ratio: float = 1.0,
+    **settings: Any,
+) -> str:
+    """What a result is kept under."""
+    examples = SimpleNamespace(fingerprint=lambda: images, targets=targets)
+    transform = SimpleNamespace(spec=lambda: {"resize_ratio": ratio})
+    source: Any = SimpleNamespace(splits={"train": examples})
+    entry: Any = SimpleNamespace(metric=metric)
+    extractor: Any = SimpleNamespace(weights=weights, precision=precision, model=SimpleNamespace(transform=transform))
+    return suite._identity(entry, source, extractor, SuiteConfig(model="x", **settings))
+
+
 def test_other_labels_of_the_same_images_are_another_dataset() -> None:
     """Corrected annotations of several labels per image, which no fingerprint of images knows."""
-    examples = SimpleNamespace(fingerprint=lambda: "same", targets=np.eye(3, dtype=np.int8))
-    source: Any = SimpleNamespace(splits={"train": examples})
-    entry: Any = SimpleNamespace(metric="mAP")
-    extractor: Any = SimpleNamespace(
-        weights="w", precision="32", model=SimpleNamespace(transform=SimpleNamespace(spec=dict))
-    )
-    identities = []
-    for targets in (np.eye(3, dtype=np.int8), np.eye(3, k=1, dtype=np.int8), None):
-        examples.targets = targets
-        identities.append(suite._identity(entry, source, extractor, SuiteConfig(model="x")))
-    assert len(set(identities)) == 3
+    labels = (np.eye(3, dtype=np.int8), np.eye(3, k=1, dtype=np.int8), None)
+    assert len({identity(targets) for targets in labels}) == 3
+
+
+def test_a_result_is_kept_for_what_it_follows_from() -> None:
+    """Whatever would give another number is another result; the rest finds it again."""
+    others: list[dict[str, Any]] = [{"images": "other"}, {"metric": "accuracy"}, {"weights": "v"}, {"ratio": 1.2}]
+    others += [{"precision": "bf16"}, {"val_fraction": 0.3}, {"seed": 1}, {"max_iterations": 7}]
+    assert len({identity(), *(identity(**other) for other in others)}) == 1 + len(others)
+    assert identity(batch=3, workers=1) == identity()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,7 @@ def test_adding_regions_keeps_views(views_only: Path) -> None:
     assert run(folder, "both.yaml", "both", "--continue", str(folder / "views"), "--save-every", "100") == 0
     old, first, last = state(folder, "views"), state(folder, "both", "previous.pt"), state(folder, "both")
     assert (old["step"], first["step"], last["step"]) == (4, 4, 8)
+    assert old["best_step"] == 4 and (first["best"], first["best_step"], first["window"]) == (-math.inf, -1, {})
     assert all(torch.equal(first["task"][name], value) for name, value in old["task"].items())
     fresh = {name.split(".")[0] for name in first["task"].keys() - old["task"].keys()}
     assert fresh == {"regions"}
@@ -199,7 +201,8 @@ def test_heads_of_released_files(views_only: Path, capsys: pytest.CaptureFixture
     write_config(folder / "still.yaml", PRETRAIN, steps=1, lr=1e-12, matching=still)
     assert run(folder, "still.yaml", "from_file", "--init", str(folder / "released.pth")) == 0
     new = state(folder, "from_file")["task"]
-    torch.testing.assert_close(new["views.student.mlp.0.weight"], task["views.teacher.mlp.0.weight"])
+    for who in ("student", "teacher"):
+        torch.testing.assert_close(new[f"views.{who}.mlp.0.weight"], task["views.teacher.mlp.0.weight"])
     assert torch.equal(new["views.center"], center)
     more = ["--init", str(folder / "released.pth"), "--matching.prototypes", "32"]
     assert run(folder, "still.yaml", "other_size", *more) == 2

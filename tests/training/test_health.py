@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from frugalvit.probing.knn import knn_accuracy
 from frugalvit.training.health import Health, effective_rank, feature_deviation
+from frugalvit.training.monitor import FeatureMonitor
 
 K = 1024
 
@@ -176,6 +179,8 @@ def test_effective_rank() -> None:
     assert effective_rank(constant) == pytest.approx(1.0, abs=1e-3)
     assert effective_rank(torch.zeros(64, 32)) == 1.0
     assert effective_rank(torch.eye(32)) == pytest.approx(32, rel=1e-4)
+    uneven = math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))  # the singular values' own shares, not squared
+    assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(uneven, rel=1e-6)
     flat = torch.randn(256, 4, generator=generator) @ torch.randn(4, 32, generator=generator)
     assert 3 < effective_rank(flat) < 4.01
     assert feature_deviation(constant) == pytest.approx(0, abs=1e-6)
@@ -192,3 +197,25 @@ def test_a_sample_uses_few_of_many_prototypes(used: float, raised: bool) -> None
         for alarm in health.look(step, {"teacher_entropy": 0.2, "prototypes_used": used, "loss": 5.0, "view_loss": 5.0})
     ]
     assert any(alarm.name.startswith("one-prototype collapse") for alarm in alarms) == raised
+
+
+@pytest.mark.parametrize("queries", [True, False])
+def test_twenty_neighbours_vote_while_training(queries: bool) -> None:
+    """The papers' number; on features that say nothing every other gives another share of right answers."""
+    generator = torch.Generator().manual_seed(0)
+    bank, asked = (
+        (torch.randn(900, 64, generator=generator), torch.randint(4, (900,), generator=generator)) for _ in range(2)
+    )
+    monitor: Any = FeatureMonitor(bank, asked if queries else None, 4, None)  # type: ignore[arg-type]
+    monitor._embed = lambda backbone, images: images
+    others = asked if queries else (None, None)
+    shares = {k: scores["top1"] for k, scores in knn_accuracy(*bank, *others, ks=(1, 10, 20, 40)).items()}
+    assert monitor.look(None)["knn"] == shares.pop(20) not in shares.values()
+
+
+@pytest.mark.parametrize(("rank", "deviation", "dead"), [(1.02, 0.001, True), (1.02, 0.5, False), (40.0, 0.001, False)])
+def test_dead_features_have_neither_rank_nor_deviation(rank: float, deviation: float, dead: bool) -> None:
+    """Two groups of images have a low rank, and features that lie close together a low deviation: both are alive."""
+    line = {"effective_rank": rank, "feature_deviation": deviation}
+    raised = feed(Health(K, 100, settled=0), [healthy(t / 10) | line for t in range(8)])
+    assert ("dead features" in raised) == dead

@@ -26,6 +26,7 @@ from frugalvit import cli
 from frugalvit.errors import UserError
 from frugalvit.training import loop, stepping
 from frugalvit.training.faults import is_out_of_memory
+from frugalvit.training.precision import make_precision
 from frugalvit.training.processes import mind_the_peers
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Cosine
@@ -61,6 +62,30 @@ def test_the_resumed_optimiser_has_its_moments(tmp_path: Path) -> None:
     )
     torch.testing.assert_close(whole["task"], parts["task"], rtol=0, atol=0)
     torch.testing.assert_close(whole["optimizer"]["state"], parts["optimizer"]["state"], rtol=0, atol=0)
+
+
+def test_bad_steps_are_counted_across_an_interruption(tmp_path: Path) -> None:
+    """In all, and in a row: what ends a run must not begin anew with every resumption."""
+    spoilt = {1: "loss"} | dict.fromkeys(range(4, 20), "loss")
+    run_toy(tmp_path / "run", ToyTask(spoilt), steps=3)
+    assert run_toy(tmp_path / "run", ToyTask(spoilt), steps=6)["skipped"] == 3
+    with pytest.raises(UserError, match=r"5 steps in a row .* stopped at step 9"):
+        run_toy(tmp_path / "run", ToyTask(spoilt), log_every=1)
+
+
+def test_a_resumed_scaler_has_its_scale(tmp_path: Path) -> None:
+    """One that fp16 has found; from the usual 65,536 it would look for it again, and skip steps."""
+    scales = []
+    for steps, start in ((2, 64.0), (4, 65536.0)):
+        precision: Any = make_precision("fp16", "cpu")
+        precision.scaler._init_scale = start
+        fabric = Fabric(accelerator="cpu", devices=1, plugins=[precision])
+        fabric.launch()
+        run = Run(tmp_path)
+        loop.fit(ToyTask(), toy_plan(images_per_step=8, steps=steps), run, fabric)
+        run.close()
+        scales.append(torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["scaler"]["scale"])
+    assert scales == [64.0, 64.0]
 
 
 def test_of_equal_scores_the_latest_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,17 @@ def test_a_run_is_planned_with_a_warm_up(verb: str) -> None:
     assert plan.lr.at(plan.steps) == pytest.approx(1e-5)
 
 
+def test_weight_decay_rises_from_the_first_step_on() -> None:
+    """It has no warm-up, in the paper neither; supervised it stays."""
+    values = {"data": "x", "steps": 100, "batch": 8, "optimizer": {"warmup": 2.0, "weight_decay": 0.04}}
+    plan = pretrain.make_plan(PretrainConfig.parse(PRETRAIN | values | {"weight_decay_end": 0.4}), images=80, world=1)
+    assert plan.weight_decay is not None
+    assert [plan.weight_decay.at(step) for step in (0, 50, 100)] == pytest.approx([0.04, 0.22, 0.4])
+    plan = commands.make_plan(TrainConfig.parse(TRAIN | values), images=80, watched=8, world=1)
+    assert plan.weight_decay is not None
+    assert [plan.weight_decay.at(step) for step in (0, 50, 100)] == [0.04] * 3
+
+
 def test_the_teacher_comes_to_rest_at_the_end() -> None:
     config = PretrainConfig.parse(PRETRAIN | {"data": "x"})
     config.localization.weight = 0.0

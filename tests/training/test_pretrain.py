@@ -22,6 +22,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment import MultiCrop
 from frugalvit.errors import UserError
 from frugalvit.training.commands import train
+from frugalvit.training.health import Health
 from frugalvit.training.models import load_model
 from frugalvit.training.pretrain import _check_crops, make_plan, pretrain
 from frugalvit.training.recipes import Decisions
@@ -73,6 +74,19 @@ def test_how_often_features_are_looked_at(every: float, epochs: int, steps: int)
         {"data": "x", "epochs": epochs, "batch": 10, "lr": 1e-3, "health": {"every": every}}
     )
     assert make_plan(settings, images=100, world=1).evaluate_every == steps
+
+
+def test_a_beginning_is_no_collapse(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs are flat at first in every run: for a fifth of it nothing is said of them."""
+    settled: list[int] = []
+
+    def noted(prototypes: int, steps: int, from_step: int, **more: bool) -> Health:
+        settled.append(from_step)
+        return Health(prototypes, steps, from_step, **more)
+
+    monkeypatch.setattr("frugalvit.training.pretrain.Health", noted)
+    pretrain(config(photos, tmp_path / "run", steps=20))
+    assert settled == [4]
 
 
 def test_a_report_compiles_nothing(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,13 @@ def test_any_length_works(steps: int) -> None:
         assert Constant(2.0).at(steps) == 2.0
 
 
+def test_a_power_comes_down_to_the_end() -> None:
+    """From the rate itself, which the warm-up has reached, to what is left, and no further."""
+    schedule = Polynomial(1.0, 12, power=2.0, end=0.2, warmup=2, warmup_from=0.1)
+    expected = {0: 0.1, 1: 0.55, 2: 1.0, 7: 0.2 + 0.8 / 4, 12: 0.2, 15: 0.2}
+    assert {step: schedule.at(step) for step in expected} == pytest.approx(expected)
+
+
 def test_milestones() -> None:
     schedule = Steps(1.0, (8, 11), warmup=2)
     assert [round(schedule.at(step), 4) for step in (0, 1, 2, 7, 8, 11)] == [0.0, 0.5, 1.0, 1.0, 0.1, 0.01]

@@ -18,10 +18,10 @@ from frugalvit.backbones import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch
-from frugalvit.objectives import RelativeLocalization, update_average
+from frugalvit.objectives import DenseLocalization, RelativeLocalization, update_average
 from frugalvit.objectives.heads import _move_unless
 from frugalvit.training import pretrain
-from frugalvit.training.schedules import Constant
+from frugalvit.training.schedules import Constant, Cosine, Linear
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer, seed_step
 from frugalvit.training.supervised import SupervisedTask
 
@@ -202,20 +202,113 @@ def test_chance_follows_from_seed_step_and_process() -> None:
     assert len({tuple(one) for one in drawn}) == 4
 
 
-@pytest.mark.parametrize("weight", [0.3, 2.0])
-def test_the_loss_is_the_sum_it_stands_for(weight: float) -> None:
-    """L_tot = L_ce + λ · L_drloc, of one forward pass."""
+def test_every_step_has_chance_of_its_own() -> None:
+    """The same at a step that is taken again, another at each of the others."""
+    stepper = stepper_of(ToyTask(), toy_plan())
+    drawn: list[float] = []
+    stepper.task.before_optimizer = lambda step: drawn.append(torch.rand(()).item())  # type: ignore[method-assign]
+    for step in (0, 1, 2, 1):
+        stepper.step = step
+        stepper.one_step()
+    assert drawn[3] == drawn[1] and len(set(drawn)) == 3
+
+
+def test_the_average_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its features and its classifier: here they say 1 of every image, where the network that learns says 0."""
+    task = supervised("cvt_13", ema=0.9)
+    assert task.average is not None
+    for network, answer in ((task.backbone, 0), (task.average, 1)):
+        classifier: Any = network.model.get_classifier()  # type: ignore[operator]
+        nn.init.zeros_(classifier.weight)
+        classifier.bias.data = nn.functional.one_hot(torch.tensor(answer), 2).float()
+    images, seen = task.batch_at(0).images, []
+    for name in ("backbone", "average"):
+        getattr(task, name).register_forward_hook(lambda *_, name=name: seen.append(name))
+    monkeypatch.setattr(
+        "frugalvit.training.supervised.eval_batches", lambda *_, **__: [(images, torch.ones(4).long(), 0)]
+    )
+    task.fabric = Fabric(accelerator="cpu", devices=1)
+    scores = task.scores(SimpleNamespace(store=None, transform=None, batch=4, batches=1))
+    assert scores.summary()["top1"] == 100 and seen == ["average"]
+
+
+def localizing(dense: bool, weight: float, **settings: Any) -> tuple[SupervisedTask, Batch]:
+    """A classifier with Drloc at its end or in every block, and images with what they were before they were mixed."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
     backbone = create_backbone("swin_nano", img_size=32, num_classes=2, **shape)
-    head = RelativeLocalization(backbone.dim, pairs=8, hidden=8)
-    task = SupervisedTask(backbone, head, LocalizationConfig(), Constant(weight)).train()
+    more: dict[str, Any] = {"pairs": 8, "hidden": 8}
+    head = DenseLocalization(backbone.block_dims(), **more) if dense else RelativeLocalization(backbone.dim, **more)
+    task = SupervisedTask(backbone, head, LocalizationConfig(**settings), Constant(weight)).train()
     labels = torch.tensor([0, 1, 0, 1])
-    batch = Batch(torch.randn(4, 3, 32, 32), labels, labels, torch.arange(4))
+    images, clean = torch.randn(2, 4, 3, 32, 32)
+    return task, Batch(images, labels, labels, torch.arange(4), clean=clean)
+
+
+@pytest.mark.parametrize("weight", [0.3, 2.0])
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_loss_is_the_sum_it_stands_for(dense: bool, weight: float) -> None:
+    """L_tot = L_ce + λ · L_drloc, of one forward pass; of all blocks in a second one."""
+    task, batch = localizing(dense, weight)
     seed_step(0, 0, 0)
     losses = task(batch, 0)
     seed_step(0, 0, 0)
-    logits = backbone.classify(backbone(batch.images).pooled)
-    torch.testing.assert_close(losses["cross_entropy"], nn.functional.cross_entropy(logits, labels))
+    logits = task.backbone.classify(task.backbone(batch.images).pooled)
+    torch.testing.assert_close(losses["cross_entropy"], nn.functional.cross_entropy(logits, batch.labels))
     assert losses["localization"] > 0
     torch.testing.assert_close(losses["loss"], losses["cross_entropy"] + weight * losses["localization"])
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_pairs_are_asked_about_in_clean_images_where_wished(dense: bool) -> None:
+    """What they cost there, while the classes are those of the mixed ones."""
+    found = {}
+    for name in ("mixed", "clean"):
+        task, batch = localizing(dense, 1.0, images=name)
+        found[name] = task.eval()(batch, 0)
+    alone = task.eval()(Batch(batch.clean, batch.targets, batch.labels, batch.index), 0)  # type: ignore[arg-type]
+    torch.testing.assert_close(found["clean"]["localization"], alone["localization"])
+    torch.testing.assert_close(found["clean"]["cross_entropy"], found["mixed"]["cross_entropy"])
+    assert found["clean"]["localization"] != found["mixed"]["localization"]
+
+
+def test_the_loss_of_views_regions_and_pairs() -> None:
+    """Each by a weight of its own, at this step's temperature; regions from their first step on."""
+    task = label_free("resnet10t")
+    head = RelativeLocalization(task.student.dim, pairs=8, hidden=8)
+    task.localization, task.weights = head, (0.3, 0.9, 0.2)
+    task.regions_from, task.teacher_temp = 3, Linear(0.04, 0.07, 5)
+    batch = task.batch_at(0)
+    before, losses = (task(batch, step) for step in (2, 3))
+    parts = [losses[name] for name in ("view_loss", "region_loss", "localization")]
+    torch.testing.assert_close(losses["loss"], 0.3 * parts[0] + 0.9 * parts[1] + 0.2 * parts[2])
+    assert "region_loss" not in before
+    torch.testing.assert_close(before["loss"], 0.3 * before["view_loss"] + 0.2 * before["localization"])
+    warm, at_three = (task.inputs(batch, step)[0].item() for step in (0, 3))
+    assert (warm, at_three) == pytest.approx((0.04, task.teacher_temp.at(3)))
+
+
+@pytest.mark.parametrize("step", [0, 5, 9])
+def test_a_teacher_follows_by_the_steps_momentum(step: int) -> None:
+    """Its backbone and both its heads."""
+    task = label_free("resnet10t")
+    task.momentum = Cosine(0.5, 1.0, 10)
+    pairs = [(task.teacher, task.student), (task.views.teacher, task.views.student)]
+    pairs.append((task.regions.teacher, task.regions.student))
+    with torch.no_grad():
+        for teacher, student in pairs:
+            for one, other in zip(teacher.parameters(), student.parameters(), strict=True):
+                one.fill_(1.0)
+                other.zero_()
+    task.after_step(step)
+    kept = {parameter.mean().item() for teacher, _ in pairs for parameter in teacher.parameters()}
+    assert list(kept) == pytest.approx([task.momentum.at(step)] * len(kept))
+
+
+def test_a_look_at_the_features_is_a_look_at_the_teachers() -> None:
+    """Whose weights a run leaves, in the mode in which they are used."""
+    task = label_free("resnet10t")
+    seen: list[Any] = []
+    task.monitor = SimpleNamespace(look=lambda backbone: seen.append((backbone, backbone.training)) or {"knn": 1.0})
+    assert task.evaluate(0) == {"knn": 1.0} and seen == [(task.teacher, False)]
+    assert task.training and task.teacher.training

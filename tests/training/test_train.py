@@ -181,6 +181,21 @@ def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(
     assert data["weights"] in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("ema", [0.9, 0.0])
+def test_the_best_weights_are_scored_and_kept(
+    ema: float, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that is best early on: those of that step, and not the last ones."""
+    monkeypatch.setattr(SupervisedTask, "evaluate", lambda self, step: {"top1": 100.0 / step})
+    assert train(config(photos, tmp_path / "run", ema=ema)).data["best_step"] == 4
+    best, last = (
+        torch.load(tmp_path / f"run/checkpoints/{name}.pt", weights_only=True)["task"] for name in ("best", "last")
+    )
+    kept, whose = load_model(str(tmp_path / "run")).backbone.state_dict(), "average" if ema else "backbone"
+    assert all(torch.equal(value, best[f"{whose}.{name}"]) for name, value in kept.items())
+    assert not all(torch.equal(value, last[f"{whose}.{name}"]) for name, value in kept.items())
+
+
 def test_the_best_weights_are_said_in_words(photos: Path, tmp_path: Path) -> None:
     data = train(config(photos, tmp_path / "run", steps=4)).data
     assert data["best_step"] == 4 and data["weights"] == "the best on val, of step 4"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FasterRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import MultiScaleRoIAlign
 
@@ -100,7 +102,9 @@ def test_only_masks_of_sure_objects_are_drawn_and_image_after_image(monkeypatch:
     whole = list(net.detect(images, SIZES, original))
     with torch.inference_mode():
         raw = net(images, SIZES)
-    for objects, seen, size in zip(whole, raw, original, strict=True):
+    for objects, seen, size, shape in zip(whole, raw, original, SIZES, strict=True):
+        scale = torch.tensor([size[1] / shape[1], size[0] / shape[0]] * 2)
+        torch.testing.assert_close(objects["boxes"], seen["boxes"] * scale)
         assert torch.equal(objects["masks"], paste_masks(seen["masks"], objects["boxes"], size))
     scores = torch.cat([objects["scores"] for objects in whole]).sort().values
     least = scores[len(scores) // 2].item()
@@ -141,6 +145,31 @@ def test_refining_by_the_wanted_offsets_lands_on_the_objects(stage: int) -> None
         assert torch.allclose(found, goal, atol=1e-3)
 
 
+def test_each_stage_learns_from_the_boxes_of_the_one_before() -> None:
+    """Without a gradient through them, and weighed by 1, 1/2 and 1/4: equal logits cost ln 4 whatever is there."""
+    cascade = heads()
+    offset = torch.tensor([0.5, -0.5, 0.2, 0.1], requires_grad=True)
+    seen: list[list[torch.Tensor]] = []
+
+    def crop(features: Any, boxes: list[torch.Tensor], sizes: Any) -> torch.Tensor:
+        seen.append(boxes)
+        return torch.zeros(sum(map(len, boxes)), 1)
+
+    cascade.crop.forward = crop  # type: ignore[method-assign]
+    for stage in cascade.stages:
+        stage.forward = lambda crops: (torch.zeros(len(crops), 4), offset.expand(len(crops), 4))  # type: ignore[method-assign]
+    cascade.mask_parts = torch.nn.ModuleDict()
+    proposals = [torch.tensor([[3.0, 5, 25, 30], [8.0, 8, 40, 40]]), torch.tensor([[2.0, 2, 9, 9]])]
+    _, losses = cascade({}, proposals, SIZES, targets(masks=False))
+    costs = [losses[f"loss_classifier_{number}"].item() for number in (1, 2, 3)]
+    assert costs == pytest.approx([torch.log(torch.tensor(4.0)).item() * weight for weight in (1, 0.5, 0.25)])
+    for number, (before, after) in enumerate(pairwise(seen)):
+        refined = cascade._refine(number, offset.detach().expand(sum(map(len, before)), 4), before, SIZES)
+        assert all(torch.equal(found, wanted) for found, wanted in zip(after, refined, strict=True))
+        assert not any(torch.equal(found, old) for found, old in zip(after, before, strict=True))
+        assert not any(found.requires_grad for found in after)
+
+
 def test_cascade_averages_the_scores_of_its_stages() -> None:
     """Boxes that no stage moves: the score is the mean of the three softmaxes, the box the proposal."""
     cascade = heads().eval()
@@ -152,6 +181,44 @@ def test_cascade_averages_the_scores_of_its_stages() -> None:
     wanted = torch.stack([value.softmax(1) for value in logits]).mean(0)[0, 1:]
     assert torch.allclose(found["scores"], wanted[found["labels"] - 1], atol=1e-6)
     assert found["labels"][0] == 1 and torch.allclose(found["boxes"][0], torch.tensor([8.0, 8, 40, 40]), atol=1e-3)
+
+
+@pytest.mark.parametrize(("shared", "kept"), [(0.4, 2), (0.6, 1)])
+def test_near_duplicates_of_a_class_are_dropped(shared: float, kept: int) -> None:
+    """Those that overlap by more than a half: boxes of 30 × 30, of which one is narrower."""
+    boxes = torch.tensor([[0.0, 0, 30, 30], [0.0, 0, 30 * shared, 30]])
+    found = heads()._choose(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0, 0.8, 0]]))
+    assert found["labels"].tolist() == [2] * kept
+    assert len(heads()._choose(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0.8, 0, 0]]))["labels"]) == 2
+
+
+def test_settings_are_those_of_the_paper() -> None:
+    """torchvision's, but for as many proposals in training as at test."""
+    network: Any = torch.nn.Identity()
+    network.out_channels = 16
+    theirs = FasterRCNN(network, 4)
+    ours = Detector(Pyramid(create_backbone("swin_nano", img_size=64)), DetectorSpec(3, channels=16, hidden=32))
+    counts = {"training": 1000, "testing": 1000}
+    assert ours.rpn._pre_nms_top_n == theirs.rpn._pre_nms_top_n and ours.rpn._post_nms_top_n == counts
+    for mine, other in ((ours.rpn, theirs.rpn), (ours.heads, theirs.roi_heads)):
+        for name in ("batch_size_per_image", "positive_fraction"):
+            assert getattr(mine.fg_bg_sampler, name) == getattr(other.fg_bg_sampler, name)
+        for name in ("high_threshold", "low_threshold", "allow_low_quality_matches"):
+            assert getattr(mine.proposal_matcher, name) == getattr(other.proposal_matcher, name)
+        assert (mine.nms_thresh, mine.box_coder.weights) == (other.nms_thresh, other.box_coder.weights)
+    assert ours.heads.score_thresh == theirs.roi_heads.score_thresh
+    assert ours.heads.detections_per_img == theirs.roi_heads.detections_per_img
+    cascade = heads().sampler
+    assert (cascade.batch_size_per_image, cascade.positive_fraction) == (
+        32,
+        theirs.roi_heads.fg_bg_sampler.positive_fraction,
+    )
+
+
+def test_training_sizes_are_the_papers_eleven() -> None:
+    """Each as often as the others."""
+    view = View(800)
+    assert [view.side_for((place + 0.5) / 11) for place in range(11)] == list(range(480, 801, 32))
 
 
 @given(
@@ -224,13 +291,28 @@ def test_crops_are_read_where_the_box_is(patch: int, size: tuple[int, int]) -> N
         assert torch.allclose(read, torch.tensor([y, x]), atol=1e-3), side
 
 
-def test_powers_of_two_are_torchvisions() -> None:
-    """Strides 4, 8, 16 and 32: anchors and crops are exactly those that torchvision makes of sizes alone."""
+def four_levels(anchors: float) -> Detector:
+    """Of strides 4, 8, 16 and 32."""
     torch.manual_seed(0)
     tiny = {"embed_dim": 16, "depths": [1] * 4, "num_heads": [1, 2, 4, 8], "patch_size": 4}
     backbone = create_backbone("swin_tiny_w7", img_size=128, **tiny)
-    spec = DetectorSpec(2, masks=False, channels=16, hidden=32, anchors=8)
-    net = Detector(Pyramid(backbone), spec).eval()
+    spec = DetectorSpec(2, masks=False, channels=16, hidden=32, anchors=anchors)
+    return Detector(Pyramid(backbone), spec).eval()
+
+
+@pytest.mark.parametrize("anchors", [2, 4, 8])
+def test_a_region_is_read_on_the_level_of_its_size(anchors: int) -> None:
+    """As the papers' 224 px on stride 16 with anchors of 8 strides, and as much less with smaller ones."""
+    net = four_levels(anchors)
+    sides = [28 * anchors * factor * 1.01 for factor in (0.1, 0.25, 0.5, 1, 1.9, 2, 9)]
+    boxes = [torch.tensor([[0, 0, side, side] for side in sides])]
+    assert net.heads.box_roi_pool.map_levels(boxes).tolist() == [0, 0, 1, 2, 2, 3, 3]
+
+
+def test_powers_of_two_are_torchvisions() -> None:
+    """Strides 4, 8, 16 and 32: anchors and crops are exactly those that torchvision makes of sizes alone."""
+    net = four_levels(8)
+    spec = net.spec
     assert net.features.strides == [4, 8, 16, 32, 64]
     images = torch.rand(2, 3, 128, 192)
     shapes = [(128, 192), (100, 150)]

@@ -18,7 +18,7 @@ from frugalvit.transfer.detect_commands import agreement
 from frugalvit.transfer.detect_data import ObjectPictures
 from frugalvit.transfer.detect_task import DetectTask, summary_of
 from frugalvit.transfer.feed import Pictures
-from frugalvit.transfer.scores import IGNORED, Confusion, average_precision
+from frugalvit.transfer.scores import IGNORED, Confusion, _curves, average_precision
 
 from .samples import edit, make_coco
 
@@ -45,6 +45,15 @@ def noisy(images: list[CocoImage], data: CocoData, noise: float, seed: int = 0) 
                 }
             )
     return found
+
+
+def test_curves_are_of_the_overlaps_they_name() -> None:
+    """A precision that is the overlap itself, of the classes that occur."""
+    overlaps = np.linspace(0.5, 0.95, 10)  # COCO's
+    precision = np.stack([np.tile(overlaps[:, None], 101), np.full((10, 101), -1.0)], 2)
+    curves = _curves(precision)
+    assert all(values == pytest.approx([float(name.removeprefix("IoU "))] * 101) for name, values in curves.items())
+    assert list(curves) == ["IoU 0.50", "IoU 0.75", "IoU 0.90"]
 
 
 @pytest.fixture
@@ -78,6 +87,7 @@ def test_ap_equals_faster_coco_eval_on_its_own(data: CocoData, tmp_path: Path, k
     assert 0.02 < ours.ap < 0.98
     assert np.mean(ours.classes) == pytest.approx(ours.ap)  # type: ignore[arg-type]
     assert np.mean(ours.curves["IoU 0.50"]) == pytest.approx(ours.ap50)
+    assert np.mean(ours.curves["IoU 0.75"]) == pytest.approx(ours.ap75)
 
 
 def test_ap_equals_torchmetrics(data: CocoData) -> None:
@@ -182,6 +192,7 @@ def test_iou_by_hand() -> None:
     confusion.add(predicted, truth)
     assert confusion.counts.tolist() == [[1, 1, 0], [0, 2, 0], [1, 0, 2]]
     assert confusion.ious().tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3])
+    assert confusion.accuracies().tolist() == pytest.approx([1 / 2, 1, 2 / 3])  # not 1/2, 2/3 and 1, the precisions
     scores = confusion.summary()
     assert scores["miou"] == pytest.approx(5 / 9)
     assert scores["mean_accuracy"] == pytest.approx((1 / 2 + 1 + 2 / 3) / 3)
