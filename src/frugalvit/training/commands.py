@@ -255,7 +255,7 @@ def _result(summary: dict[str, Any]) -> Result:
 def _hardly_localized(summary: dict[str, Any]) -> list[str]:
     """A word where Drloc's task was not learned. Its form is no advice: "auto" has chosen what measured best."""
     error, guess = summary.get("localization_error"), summary.get("constant_answer_error")
-    if error is None or guess is None or error < HARDLY * guess:
+    if error is None or guess is None or not error >= HARDLY * guess:  # nor where it is no number
         return []
     return [
         f"drloc       its task was hardly learned: an error of {error:.2f} grid cells, where the same answer for all "

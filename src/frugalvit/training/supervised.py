@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -166,11 +167,14 @@ class SupervisedTask(Task):
         return self.average if self.average is not None else self.backbone
 
     def evaluate(self, step: int) -> dict[str, float]:
-        return self.scores(self.evaluated).summary()
+        scores = self.scores(self.evaluated)
+        self.broken = scores.broken()
+        return scores.summary()
 
     def watch(self, step: int, metrics: dict[str, float]) -> bool:
         """Supervised runs have no collapse to watch for; how well pairs are localised is remembered."""
-        self.last_error = metrics.get("localization_error", self.last_error)
+        error = metrics.get("localization_error", math.nan)
+        self.last_error = error if math.isfinite(error) else self.last_error
         return False
 
     def localized(self) -> dict[str, float | str]:

@@ -17,7 +17,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.transfer import DetectConfig, DetectEvalConfig, DetectPredictConfig
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
-from frugalvit.results import Result, Table
+from frugalvit.results import Result, Table, to_json
 from frugalvit.training.evidence import run_result
 from frugalvit.training.given import Given
 from frugalvit.training.recipes import Decisions
@@ -125,7 +125,7 @@ class DetectJob:
                 "per_class": {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))},
                 **_pictures(dataset, found, folder),
             }
-            write_text(folder / "transfer_report.json", json.dumps(material, indent=1, ensure_ascii=False))
+            write_text(folder / "transfer_report.json", to_json(material, indent=1))
         return summary_of(scores)
 
     def facts(self, config: DetectConfig, data: CocoData, task: DetectTask) -> dict[str, Any]:
@@ -159,6 +159,7 @@ def evaluate(config: DetectEvalConfig) -> Result:
     task = load_task(config.model, facts, config.device, config.batch)
     dataset = ObjectPictures(seen, data, pictures, task.net.spec.masks)
     scores = DetectJob().score(task, dataset, folder)
+    task.refuse_broken(config.model)
     seconds = round(time.monotonic() - began, 2)
     summary = {
         "run": config.model,
@@ -192,6 +193,7 @@ def predict(config: DetectPredictConfig) -> Result:
     with kept_when_stopped(folder, images, len(given.paths), save):
         for part in given.batches(config.batch, "detecting"):
             found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part], config.threshold)
+            task.refuse_broken(config.model)
             for (place, path, image), kept in zip(part, found, strict=True):
                 number, picture = len(images) + 1, f"{names[place]}.jpg"
                 save_picture(draw_objects(image, kept, facts["classes"]), folder / picture)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from faster_coco_eval.core import mask as run_length
-from torch import Tensor
+from torch import Tensor, nn
 
 from frugalvit import console
+from frugalvit.transfer.cascade import BoxStage
 from frugalvit.transfer.detect_data import ObjectPictures, Objects, View, frame_of, lay_out, make_targets
 from frugalvit.transfer.detection import Detector
 from frugalvit.transfer.feed import Feed, share
-from frugalvit.transfer.parts import Target
+from frugalvit.transfer.parts import FloatPredictor, FloatProposals, Target
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scores import AveragePrecision, average_precision
 from frugalvit.transfer.tasks import TransferTask
@@ -39,10 +40,18 @@ class DetectTask(TransferTask):
     def __init__(self, net: Detector, view: View, **settings: Any) -> None:
         super().__init__(net.features.pyramid.backbone, **settings)
         self.net, self.view = net, view
+        for module in net.modules():  # boxes and scores that are no numbers are left out later on: here they are met
+            if isinstance(module, BoxStage | FloatPredictor | FloatProposals):
+                module.register_forward_hook(self._look_at)
 
     @property
     def pyramid(self) -> Pyramid:
         return self.net.features.pyramid
+
+    def _look_at(self, module: nn.Module, inputs: Any, outputs: tuple[Any, Any]) -> None:
+        if not self.training:
+            parts = [part for output in outputs for part in (output if isinstance(output, list) else [output])]
+            self.check_finite(torch.stack([part.sum() for part in parts]))
 
     # -- a step
 
@@ -75,7 +84,7 @@ class DetectTask(TransferTask):
         # Pictures of one frame side by side, so that batches stay full.
         places = sorted(share(len(dataset), self.fabric), key=lambda place: frame_of(self._fit(sizes[place])))
         found: list[dict[str, Any]] = []
-        was_training = self.training
+        was_training, self.broken = self.training, False
         self.eval()
         starts = range(0, len(places), self.eval_batch)
         for start in console.progress(starts, label="evaluating"):
@@ -83,6 +92,7 @@ class DetectTask(TransferTask):
             for place, objects in zip(part, self.detect([dataset.pictures.read(i) for i in part]), strict=True):
                 found += [{"image": place, **entry} for entry in objects]
         self.train(was_training)
+        self.agree_on_broken()
         return sorted(self.gather(found), key=lambda entry: entry["image"])
 
     def detect(self, pictures: list[Tensor], least: float = 0.0) -> list[list[dict[str, Any]]]:

@@ -194,7 +194,7 @@ class SegmentTask(TransferTask):
         assert self.fabric is not None
         confusion = Confusion(self.net.spec.classes, self.device)
         shares: list[tuple[int, float]] = []
-        was_training = self.training
+        was_training, self.broken = self.training, False
         self.eval()
         for places in console.progress(list(self._groups(dataset)), label="evaluating"):
             predicted = self.predict([dataset.pictures.read(place) for place in places], test)
@@ -204,6 +204,7 @@ class SegmentTask(TransferTask):
             right = ((predicted == truth) & counted).sum((1, 2)) / counted.sum((1, 2))
             shares += [(place, one) for place, one in zip(places, right.tolist(), strict=True) if not math.isnan(one)]
         self.train(was_training)
+        self.agree_on_broken()
         return confusion.reduced(self.fabric), sorted(self.gather(shares))
 
     def predict(self, pictures: list[Tensor], test: TestConfig) -> Tensor:
@@ -220,6 +221,7 @@ class SegmentTask(TransferTask):
                 look = torch.cat([_seen_at(pixels[None].float() / 255, wanted) for pixels in images])
                 kept = min(wanted, size, key=math.prod)  # classes of a large picture stay as small as they were seen
                 views.append(probabilities(self.net, self.normalize(look), kept, window=int(window), flip=flip))
+                self.check_finite(views[-1].sum())
             return torch.stack([most_probable([view[place] for view in views], size) for place in range(len(images))])
 
     def _groups(self, dataset: LabelledPictures) -> Iterator[list[int]]:
