@@ -110,7 +110,9 @@ class DetectConfig(TransferConfig):
         None, "a folder with COCO-format JSON files and images, or one JSON file", positional=True
     )
     head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three that refine each other's boxes")
-    masks: bool | Auto = option("auto", "predict masks; auto: where every object has one")
+    masks: bool | Auto = option(
+        "auto", "predict masks; auto: where at least 19 of 20 objects have one, and all others are left out"
+    )
     categories: Literal["own", "super", "one"] = option(
         "own", "learn the data's categories, their supercategories, or one, object: few images teach few names"
     )

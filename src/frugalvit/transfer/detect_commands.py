@@ -74,7 +74,7 @@ class DetectJob:
         return data
 
     def decide(self, config: DetectConfig, data: CocoData, backbone: Backbone, decisions: Decisions) -> None:
-        decide_detector(config, backbone.dim, data.has_masks(), decisions)
+        decide_detector(config, backbone.dim, data.has_masks(), decisions, data.about_masks())
 
     def task(self, config: DetectConfig, data: CocoData, backbone: Backbone) -> DetectTask:
         sizes = config.detector
