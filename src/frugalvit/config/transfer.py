@@ -160,7 +160,9 @@ class SegmentConfig(TransferConfig):
 
     data: str | None = option(None, "a folder of images and masks (also ADE20K, VOC and CamVid)", positional=True)
     ignore_index: Label | Auto = option(
-        "auto", "label that counts nowhere (255 never does); auto: a class called void, 11 in CamVid, 0 in ADE20K"
+        "auto",
+        "label that counts nowhere (255 never does); auto: a class called void, 0 in ADE20K, 11 in CamVid (where the "
+        "folder is called so, or has <split>annot/)",
     )
     label_count: LabelCount | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
     scales: Span = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")
