@@ -201,12 +201,13 @@ def _finish(
 ) -> Result:
     """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
     best = together(fabric, run.load_best)  # the first process wrote them: others may not see them yet, or never
-    if best is not None:
+    if best is not None and best["step"] != outcome["steps"]:
         task.load_state_dict(best["task"])
+        task.seen = None
     final = setup.eval_set(test, task.backbone, config, fabric) if test is not None else watched
     assert source.classes is not None
     with in_step(fabric, config.peer_timeout):
-        scores = task.scores(final)
+        scores = task.scored(final)
     summary: dict[str, Any] = {"run": str(run.folder), "task": "train", **scores.summary()}
     summary |= {
         "scored_on": "test" if test is not None else task.watched,

@@ -108,7 +108,7 @@ class DetectJob:
 
     def score(self, task: DetectTask, dataset: ObjectPictures, folder: Path | None) -> dict[str, Any]:
         """COCO's scores; with a folder also curves, the table of classes, and the best and worst pictures."""
-        found = task.find(dataset)
+        found = task.found_in(dataset)
         scores = task.scores(dataset, found)
         if folder is not None:
             make_folder(folder / "pictures")

@@ -57,6 +57,7 @@ class DetectTask(TransferTask):
 
     def batch_at(self, step: int) -> DetectionBatch:
         assert self.feeding is not None
+        self.seen = None
         items, numbers = self.feeding.at(step)
         pictures, objects = zip(*items, strict=True)
         before = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
@@ -73,9 +74,14 @@ class DetectTask(TransferTask):
 
     def evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluated is not None
-        found = summary_of(self.scores(self.evaluated, self.find(self.evaluated)))
+        self.seen = (self.evaluated, self.find(self.evaluated))
+        found = summary_of(self.scores(*self.seen))
         whole = {name: value for name, value in found.items() if name.endswith(("ap", "ap50", "ap75"))}
         return {name: value for name, value in whole.items() if value is not None}
+
+    def found_in(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
+        """As ``find``, which is not asked twice of the same weights."""
+        return self.seen[1] if self.seen is not None and self.seen[0] is dataset else self.find(dataset)
 
     def find(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
         """The detections of all images in their order, gathered over the processes; masks as run lengths."""

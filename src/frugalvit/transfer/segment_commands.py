@@ -97,10 +97,10 @@ class SegmentJob:
 
         With multi-scale testing ``miou`` is that, and ``single_scale_miou`` what one look gives.
         """
-        confusion, shares = task.scores(dataset, task.test)
+        confusion, shares = task.scored(dataset, task.test)
         scores = confusion.summary()
         if task.test.multi_scale:
-            scores["single_scale_miou"] = task.scores(dataset, TestConfig())[0].summary()["miou"]
+            scores["single_scale_miou"] = task.scored(dataset, TestConfig())[0].summary()["miou"]
         if folder is not None:
             make_folder(folder / "pictures")
             material = {

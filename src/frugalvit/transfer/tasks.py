@@ -46,6 +46,7 @@ class TransferTask(nn.Module):
         self.evaluated: Any = None
         self.watched = "val"
         self.eval_batch = 1
+        self.seen: tuple[Any, Any] | None = None  # what was scored since the last step, and what was found in it
         self.fabric: Fabric | None = None
 
     def feed(self, feeding: Feed[Any], evaluated: Any, watched: str, fabric: Fabric, batch: int) -> None:
