@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,11 +116,10 @@ def test_skipped_steps_are_said(tmp_path: Path, skipped: int, words: str | None)
 
 
 def test_an_error_that_is_no_number_is_not_remembered() -> None:
-    task = SupervisedTask.__new__(SupervisedTask)
-    task.__dict__["last_error"] = None
+    task: Any = SimpleNamespace(last_error=None)
     for error in (2.5, math.nan, math.inf):
-        task.watch(1, {"localization_error": error})
-    task.watch(2, {"top1": 3.0})
+        SupervisedTask.watch(task, 1, {"localization_error": error})
+    SupervisedTask.watch(task, 2, {"top1": 3.0})
     assert task.last_error == 2.5
     assert _hardly_localized({"localization_error": math.nan, "constant_answer_error": 1.0}) == []
     assert _hardly_localized({"localization_error": 0.9, "constant_answer_error": 1.0})

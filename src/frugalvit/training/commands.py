@@ -18,6 +18,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.absent import absent_classes, only_class
 from frugalvit.data.augment import TrainAugment
 from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.folders import only_layout
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.splits import check_trainable
 from frugalvit.errors import UserError
@@ -270,10 +271,27 @@ def _hardly_localized(summary: dict[str, Any]) -> list[str]:
 
 def _open(config: TrainConfig, fabric: Fabric) -> DataSource:
     source = setup.open_source(config, fabric, labelled=True)
+    _check_drawn(source)
     check_trainable(source)
     examples, *_ = _splits(config, source)  # what cannot be scored is said before there is a folder
     setup.check_enough(config, examples, PAIR)
     return replace(source, notes=[*source.notes, *absent_classes(source)])
+
+
+def _check_drawn(source: DataSource) -> None:
+    """Whoever has boxes or masks does have labels, for other commands."""
+    if source.classes is not None and not only_layout(source.classes):
+        return
+    from frugalvit.transfer.found import drawn_in
+
+    found = drawn_in(source.location, source.classes)
+    if found is not None:
+        place = console.shown(source.location)
+        raise UserError(
+            f"{source.location} has {found.words}, but no classes of whole images, which 'train' learns: 'frugalvit "
+            f"{found.verb} train {place}' learns these (after 'frugalvit pretrain' with --init RUN). A classifier "
+            "wants one folder per class, or a table with labels."
+        )
 
 
 def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples | None, Examples | None]:
