@@ -242,7 +242,7 @@ def print_json(data: Any) -> None:
     text = to_json(data)
     if not text.isprintable():
         text = "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
-    print(text if text == _encodable(text) else json.dumps(json.loads(text)))
+    print(text if text == _encodable(text) else to_json(data, ensure_ascii=True))
 
 
 def print_table(table: Table) -> None:

@@ -26,9 +26,9 @@ class Result:
     notes: list[str] = field(default_factory=list)
 
 
-def to_json(value: object, **options: Any) -> str:
+def to_json(value: object, *, ensure_ascii: bool = False, **options: Any) -> str:
     """JSON that every reader takes: numbers that are infinite or undefined, for which it has no word, become null."""
-    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, **options)
+    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=ensure_ascii, **options)
 
 
 def _finite(value: Any) -> Any:
