@@ -162,7 +162,7 @@ def _drawn(config: AdviseConfig, drawn: Drawn, facts: Facts) -> list[Proposal]:
     command = f"frugalvit {drawn.verb} train {shlex.quote(config.data)}"
     backbone = PUBLISHED["cpu" if facts.device == "cpu" else "gpu"]
     proposals = [
-        Proposal(command, f"the images have {drawn.words}: from random weights, the shortest way to a first score"),
+        Proposal(command, f"there are {drawn.words}: from random weights, the shortest way to a first score"),
         Proposal(f"{command} --backbone {backbone} --pretrained", "where a network can be reached: published weights"),
     ]
     if drawn.place is not None:

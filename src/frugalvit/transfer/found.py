@@ -67,7 +67,7 @@ def _masks(root: Path) -> Drawn:
         raise UserError(f"{root} has no images with masks.")
     return Drawn(
         "segment",
-        f"a mask for {'every one of its images' if count > 1 else 'its image'}",
+        f"masks of {counted(count, 'image')}",
         {split: len(paths) for split, paths in images.items()},
         _own_folder(images),
     )
