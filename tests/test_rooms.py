@@ -51,6 +51,7 @@ NOT_FOR = {
 HANDOVERS = {
     ("training", "report"),  # the report at the end of every run
     ("training", "probing"),  # the online k-NN while pre-training
+    ("training", "transfer"),  # what is no data for a classifier may be some for a detector
     ("transfer", "report"),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from frugalvit.training.health import Health
 from frugalvit.training.recipes import Decisions, Facts, decide_common, decide_pretraining, decide_training
 from frugalvit.training.stepbench import timed
 from frugalvit.training.stepping import Plan, Stepper, make_optimizer
+from frugalvit.transfer.found import Drawn, drawn_in
 from frugalvit.words import counted
 
 # A network with published weights that fits the machine: the papers' Swin, or on a CPU the smallest ViT of timm.
@@ -63,13 +64,20 @@ def advise(config: AdviseConfig) -> Result:
         raise UserError(f"{source.location} has no training images to advise on.")
     looked = inspect(source, decode="headers", duplicates=False).data
     facts = Facts(len(examples), len(source.classes or ()), setup.median_side(examples), device)
-    proposals = _labelled(config, source, facts) if source.classes else _unlabelled(config, source, facts)
-    notes = _warnings(looked, facts)
+    drawn = drawn_in(source.location, source.classes)
+    if drawn is not None:
+        facts = replace(facts, images=drawn.splits.get("train", facts.images), classes=0)
+        proposals = _drawn(config, drawn, facts)
+    else:
+        proposals = _labelled(config, source, facts) if source.classes else _unlabelled(config, source, facts)
+    notes = _warnings(looked, facts) if drawn is None else _warnings(looked | {"splits": {}, "notes": []}, facts)
+    splits = {name: len(part) for name, part in source.splits.items()}
     data = {
         "data": source.location,
-        "images": looked["images"],
-        "classes": looked["classes"],
-        "splits": {name: len(part) for name, part in source.splits.items()},
+        "images": looked["images"] if drawn is None else sum(drawn.splits.values()),
+        "classes": looked["classes"] if drawn is None else None,
+        "drawn": None if drawn is None else drawn.words,
+        "splits": splits if drawn is None else drawn.splits,
         "side": facts.side,
         "device": device,
         "proposals": [vars(p) | {"decisions": [vars(d) for d in p.decisions]} for p in proposals],
@@ -147,6 +155,31 @@ def _unlabelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[
             "frugalvit train LABELLED/ --init RUN", "or, with some images sorted into class folders, a classifier"
         ),
     ]
+
+
+def _drawn(config: AdviseConfig, drawn: Drawn, facts: Facts) -> list[Proposal]:
+    """Boxes and masks are labels of another kind. Features are learned first from images that nothing is scored on."""
+    command = f"frugalvit {drawn.verb} train {shlex.quote(config.data)}"
+    backbone = PUBLISHED["cpu" if facts.device == "cpu" else "gpu"]
+    proposals = [
+        Proposal(command, f"there are {drawn.words}: from random weights, the shortest way to a first score"),
+        Proposal(f"{command} --backbone {backbone} --pretrained", "where a network can be reached: published weights"),
+    ]
+    if drawn.place is not None:
+        asked = config.model_copy(update={"data": str(drawn.place)})
+        learned = _pretrain(asked, open_data(asked.data, split="given", labels="ignore"), facts)
+        learned.why = (
+            "without other people's weights: learn from the training images first (not from those that are scored on; "
+            "more of the kind beside them help)"
+        )
+    else:
+        learned = Proposal(
+            "frugalvit pretrain MORE_IMAGES/",
+            "without other people's weights: learn from other images of the kind first, or from a folder of the "
+            "training images alone (here they lie among those that are scored on)",
+        )
+    start = Proposal(f"{command} --init RUN", "then start from its folder (RUN) instead of chance")
+    return [*proposals, learned, start]
 
 
 def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[str, Any]) -> Proposal:
@@ -263,7 +296,7 @@ def _warnings(looked: dict[str, Any], facts: Facts) -> list[str]:
 
 
 def _tables(data: dict[str, Any], proposals: list[Proposal]) -> list[Table]:
-    labels = f"{data['classes']:,} classes" if data["classes"] else "no labels"
+    labels = data["drawn"] or (f"{data['classes']:,} classes" if data["classes"] else "no labels")
     parts = ", ".join(f"{name} {count:,}" for name, count in data["splits"].items())
     title = (
         f"{data['data']}: {data['images']:,} images ({parts}), {labels}, about {data['side']} px, on {data['device']}"

@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from frugalvit.results import Result, Table, as_text
+from frugalvit.results import Result, Table, as_text, to_json
 
 T = TypeVar("T")
 
@@ -239,10 +239,10 @@ def print_result(result: Result) -> None:
 
 def print_json(data: Any) -> None:
     """One line of JSON on standard output; what a terminal would obey, or cannot show, is written as JSON escapes."""
-    text = json.dumps(data, ensure_ascii=False)
+    text = to_json(data)
     if not text.isprintable():
         text = "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
-    print(text if text == _encodable(text) else json.dumps(data))
+    print(text if text == _encodable(text) else to_json(data, ensure_ascii=True))
 
 
 def print_table(table: Table) -> None:

@@ -31,6 +31,7 @@ from frugalvit.files import make_folder, read_json, remove_leftovers, working_fo
 from frugalvit.modelcard import in_pixels, without_scores, write_card
 from frugalvit.programs import Program, Run, write_onnx, write_pt2
 from frugalvit.results import Result, Table
+from frugalvit.training.classifier import not_finite
 from frugalvit.training.processors import tune_for_cpu, tuned_for
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class ReadyModel(nn.Module):
         with quietly(self):
             for first in range(0, len(given), batch):
                 logits = self(self.transform(given[first : first + batch])).float()
+                if not bool(logits.isfinite().all()):
+                    raise UserError(not_finite(self.name))
                 chances, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
                 for row in zip(best.tolist(), chances.tolist(), strict=True):
                     answers.append([(names[index], chance) for index, chance in zip(*row, strict=True)])
@@ -148,6 +151,9 @@ def export(config: ExportConfig) -> Result:
     if scored_at is not None:
         meta = without_scores(meta)  # whoever reads them would take them for this network's
     pictures, source = check_images(model, config.images, settings)
+    with torch.inference_mode():
+        if not bool(model(pictures).isfinite().all()):
+            raise UserError(not_finite(config.model))
     console.say(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
         if config.to in ("timm", "hf"):

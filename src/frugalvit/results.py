@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,19 @@ class Result:
     data: dict[str, Any]
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+def to_json(value: object, *, ensure_ascii: bool = False, **options: Any) -> str:
+    """JSON that every reader takes: numbers that are infinite or undefined, for which it has no word, become null."""
+    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=ensure_ascii, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def as_text(value: object) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pictures import LEVEL, pictures
 from PIL import Image
+from timm.data import create_transform
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
@@ -66,6 +67,29 @@ def test_crops_are_stretched_by_the_ratio_only_whatever_the_inputs_shape(out_siz
 
 def quiet(**changes: object) -> AugmentConfig:
     return AugmentConfig(**({"operations": 0, "erasing": 0.0, "flip": 0.0} | changes))
+
+
+@pytest.mark.parametrize("size", [32, 64, 224])
+@pytest.mark.parametrize("shape", [(248, 224), (213, 320)])
+def test_a_picture_is_seen_as_timm_sees_it(size: int, shape: tuple[int, int]) -> None:
+    """The same crop and filter: timm rounds to bytes after resizing; ours stores a smaller picture before."""
+    rows, columns = np.mgrid[: shape[0], : shape[1]]
+    waves = [np.sin(rows / 9 + phase) * np.cos(columns / 13 - phase) for phase in (0.0, 1.0, 2.0)]
+    pixels = (127.5 + 110 * np.stack(waves, 2)).astype(np.uint8)
+    ours = EvalTransform(size)
+    theirs = create_transform(
+        (3, size, size),
+        interpolation=ours.interpolation,
+        crop_pct=1 / ours.resize_ratio,
+        mean=ours.normalize.mean,
+        std=ours.normalize.std,
+    )
+    expected = theirs(Image.fromarray(pixels))
+    whole = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    once, twice = ours(whole, torch.tensor([shape]))[0], ours.image(pixels)[0]
+    assert (once - expected).abs().mean() < 0.5 * LEVEL / min(ours.normalize.std)
+    assert (once - expected).abs().max() < 2 * LEVEL / min(ours.normalize.std)
+    assert (twice - expected).abs().mean() < 0.06
 
 
 def test_small_images_are_shifted_not_resized() -> None:

@@ -25,6 +25,7 @@ class ToyTask(nn.Module):
     """A line through points; ``spoil`` names what goes wrong at which steps."""
 
     score, watched, recorded = "top1", "val", False
+    broken = hands_out_last = False
 
     def __init__(self, spoil: dict[int, str] | None = None) -> None:
         super().__init__()

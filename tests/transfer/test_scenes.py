@@ -155,6 +155,22 @@ def test_voc_reads_lists_and_palettes(tmp_path: Path) -> None:
     assert set(np.unique(read_labels(found.splits["train"][0].mask))) == {0, 1, 2, 255}
 
 
+@pytest.mark.parametrize(
+    ("place", "border", "more", "said"),
+    [
+        ("streets", 11, {}, True),
+        ("streets", 11, {"ignore": 11}, False),
+        ("streets", 11, {"count": 12}, False),
+        ("streets", 10, {}, False),
+        ("my_camvid", 11, {}, False),
+    ],
+)
+def test_what_may_be_camvid_is_said(tmp_path: Path, place: str, border: int, more: dict[str, int], said: bool) -> None:
+    data = make_scenes(tmp_path / place, train=2, val=1, border=border)
+    hints = [note for note in open_scenes(str(data), **more).notes if "--ignore-index 11" in note]
+    assert any("if this is CamVid" in note for note in hints) == said
+
+
 def test_segnets_camvid_folders(tmp_path: Path) -> None:
     made = make_scenes(tmp_path / "made", border=11)
     root = tmp_path / "segnet"

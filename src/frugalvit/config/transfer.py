@@ -129,7 +129,9 @@ class DetectConfig(TransferConfig):
         "auto", "short side of the images at test, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
     head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three that refine each other's boxes")
-    masks: bool | Auto = option("auto", "predict masks; auto: where every object has one")
+    masks: bool | Auto = option(
+        "auto", "predict masks; auto: where at least 19 of 20 objects have one, and all others are left out"
+    )
     categories: Literal["own", "super", "one"] = option(
         "own", "learn the data's categories, their supercategories, or one, object: few images teach few names"
     )
@@ -180,7 +182,9 @@ class SegmentConfig(TransferConfig):
         "auto", "side of the training crops, in pixels; auto: the data's short side, at most 512 (128 on a CPU)"
     )
     ignore_index: Label | Auto = option(
-        "auto", "label that counts nowhere (255 never does); auto: a class called void, 11 in CamVid, 0 in ADE20K"
+        "auto",
+        "label that counts nowhere (255 never does); auto: a class called void, 0 in ADE20K, 11 in CamVid (where the "
+        "folder is called so, or has <split>annot/)",
     )
     label_count: LabelCount | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
     scales: Span = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")

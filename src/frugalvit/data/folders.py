@@ -26,6 +26,12 @@ SPLIT_NAMES = {
 }  # fmt: skip
 _BESIDE_IMAGES = frozenset({"masks", "mask", "annotations", "labels", "segmentation", "segmentationclass", "bboxes"})
 _IMAGE_FOLDERS = frozenset({"images", "image", "img", "imgs", "jpegimages", "jpg"})
+_VOC_FOLDERS = frozenset({"JPEGImages", "SegmentationClass", "SegmentationObject"})
+
+
+def only_layout(classes: Sequence[str]) -> bool:
+    """Whether what looks like classes is nobody's: train2017 beside val2017 is COCO, JPEGImages beside others VOC."""
+    return _VOC_FOLDERS.issuperset(classes) or all(name.rstrip("0123456789") in SPLIT_NAMES for name in classes)
 
 
 @dataclass

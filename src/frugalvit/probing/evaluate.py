@@ -26,7 +26,7 @@ from frugalvit.probing.extract import Embedded
 from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
 from frugalvit.probing.prepare import make_extractor
 from frugalvit.results import Result, Table
-from frugalvit.training.classifier import chances, load_classifier
+from frugalvit.training.classifier import chances, load_classifier, not_finite
 from frugalvit.training.models import described_by
 from frugalvit.words import counted, some
 
@@ -54,6 +54,8 @@ def evaluate(config: EvalConfig) -> Result:
     seen = [view.features.to(extractor.device) for view in views]
     with torch.inference_mode():
         answers, plain = (chances(model.backbone, *looks).cpu() for looks in (seen, seen[:1]))
+    if not bool(answers.isfinite().all()):
+        raise UserError(not_finite(config.model))
     ranked = rank_classes(answers)
     scores = _scores(ranked, truth)
     summary: dict[str, Any] = {"model": config.model, "data": source.name, **scores}

@@ -32,6 +32,14 @@ def chances(backbone: Backbone, *views: Tensor) -> Tensor:
     return torch.stack(found).mean(0)
 
 
+def not_finite(where: str | Path) -> str:
+    """The line for a model whose answers are no numbers."""
+    return (
+        f"The answers of {where} are not finite: its training went wrong (numbers grew beyond all bounds), and nothing "
+        "follows from them. Train it again with a lower --lr or --precision 32."
+    )
+
+
 def _what_instead(where: str, task: object) -> str:
     """What to do with a model that was not trained to tell classes apart, by what it was trained for."""
     if not Path(where).exists():  # a name of 'frugalvit list models'

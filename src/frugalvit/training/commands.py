@@ -17,6 +17,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.absent import absent_classes, only_class
 from frugalvit.data.augment import TrainAugment
 from frugalvit.data.examples import DataSource, Examples
+from frugalvit.data.folders import only_layout
 from frugalvit.data.mixing import Mixing
 from frugalvit.data.splits import check_trainable, part_of_each_class
 from frugalvit.errors import UserError
@@ -203,12 +204,13 @@ def _finish(
 ) -> Result:
     """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
     best = together(fabric, run.load_best)  # the first process wrote them: others may not see them yet, or never
-    if best is not None:
+    if best is not None and best["step"] != outcome["steps"]:
         task.load_state_dict(best["task"])
+        task.seen = None
     final = setup.eval_set(test, task.backbone, config, fabric) if test is not None else watched
     assert source.classes is not None
     with in_step(fabric, config.peer_timeout):
-        scores = task.scores(final)
+        scores = task.scored(final)
     summary: dict[str, Any] = {"run": str(run.folder), "task": "train", **scores.summary()}
     summary |= {
         "scored_on": "test" if test is not None else task.watched,
@@ -257,7 +259,7 @@ def _result(summary: dict[str, Any]) -> Result:
 def _hardly_localized(summary: dict[str, Any]) -> list[str]:
     """A word where Drloc's task was not learned. Its form is no advice: "auto" has chosen what measured best."""
     error, guess = summary.get("localization_error"), summary.get("constant_answer_error")
-    if error is None or guess is None or error < HARDLY * guess:
+    if error is None or guess is None or not error >= HARDLY * guess:  # nor where it is no number
         return []
     return [
         f"drloc       its task was hardly learned: an error of {error:.2f} grid cells, where the same answer for all "
@@ -271,10 +273,27 @@ def _hardly_localized(summary: dict[str, Any]) -> list[str]:
 
 def _open(config: TrainConfig, fabric: Fabric) -> DataSource:
     source = setup.open_source(config, fabric, labelled=True)
+    _check_drawn(source)
     check_trainable(source)
     examples, *_ = _splits(config, source)  # what cannot be scored is said before there is a folder
     setup.check_enough(config, examples, PAIR)
     return replace(source, notes=[*source.notes, *absent_classes(source)])
+
+
+def _check_drawn(source: DataSource) -> None:
+    """Whoever has boxes or masks does have labels, for other commands."""
+    if source.classes is not None and not only_layout(source.classes):
+        return
+    from frugalvit.transfer.found import drawn_in
+
+    found = drawn_in(source.location, source.classes)
+    if found is not None:
+        place = console.shown(source.location)
+        raise UserError(
+            f"{source.location} has {found.words}, but no classes of whole images, which 'train' learns: 'frugalvit "
+            f"{found.verb} train {place}' learns these (after 'frugalvit pretrain' with --init RUN). A classifier "
+            "wants one folder per class, or a table with labels."
+        )
 
 
 def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples | None, Examples | None]:

@@ -161,6 +161,7 @@ def run_result(summary: dict[str, Any], table: Table, then: list[str], remarks: 
     folder = Path(summary["run"])
     notes = [f"run folder  {folder}"]
     notes += [f"weights     {summary['weights']}"] if summary.get("weights") else []
+    notes += _skipped(summary)
     notes += remarks
     notes += [f"report      {folder}/report.html"] if (folder / "report.html").exists() else []
     notes += [f"{'' if number else 'next':<12}{command}" for number, command in enumerate(then)]
@@ -168,11 +169,18 @@ def run_result(summary: dict[str, Any], table: Table, then: list[str], remarks: 
     return Result(shown, [table], notes)
 
 
+def _skipped(summary: Mapping[str, Any]) -> list[str]:
+    skipped, steps = summary.get("skipped_steps") or 0, summary.get("steps") or 0
+    were = "was" if skipped == 1 else "were"
+    return [f"skipped     {skipped:,} of {steps:,} steps {were} not finite, and left out"] if skipped else []
+
+
 def kept_weights(outcome: Mapping[str, Any], watched: str) -> dict[str, Any]:
     """Which weights a run hands out: where validation images chose none as the best, there is no best step."""
     step = int(outcome["best_step"])
     if step >= 0:
-        return {"best_step": step, "weights": f"the best on {watched}, of step {step:,}"}
+        worse = "; the last ones' answers are not finite" if outcome["broken"] else ""
+        return {"best_step": step, "weights": f"the best on {watched}, of step {step:,}{worse}"}
     reason = "no score on val" if watched == "val" else "no validation images"
     return {"best_step": None, "weights": f"those of the last step: {reason} to choose the best by"}
 

@@ -58,6 +58,7 @@ def fit(task: Task, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
         "seconds": loop.watch.seconds(),
         "seconds_per_step": statistics.median(paces) if (paces := loop.paces or loop.earlier_paces) else None,
         "skipped": loop.skipped(),
+        "broken": task.broken,
     }
 
 
@@ -89,7 +90,7 @@ class _Loop(Stepper):
                     meter.show(self.step, text if self.fabric.is_global_zero else "")
                 last = self.step == plan.steps or self.hopeless
                 if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
-                    self.evaluate()
+                    self.evaluate(last)
                     self.window_began = (time.monotonic(), self.step)
                 stop = self.agreed_stop()
                 if last or stop or self.hopeless or self.time_to_save():
@@ -155,9 +156,9 @@ class _Loop(Stepper):
         self.paces.append((now - began) / (self.step - at))
         return {"images_per_second": round(self.plan.images_per_step / self.paces[-1], 1)}
 
-    def evaluate(self) -> None:
+    def evaluate(self, last: bool = False) -> None:
         # Devices may round differently; what the first process saw decides for all.
-        scores = self.fabric.broadcast(self.task.evaluate(self.step))
+        scores, self.task.broken = self.fabric.broadcast((self.task.evaluate(self.step), self.task.broken))
         if not scores:
             return
         epoch = self.step / self.plan.steps_per_epoch
@@ -169,7 +170,9 @@ class _Loop(Stepper):
         self.hopeless |= self.task.watch(self.step, scores)
         score = scores.get(self.task.score)
         # Few validation images often score alike: of equals the later one has learned for longer.
-        if self.task.watched == "val" and score is not None and score >= self.best:
+        if self.task.broken:
+            self._meet_broken(last)
+        elif self.task.watched == "val" and score is not None and score >= self.best:
             self.best, self.best_step = score, self.step
             self.run.save_checkpoint({"step": self.step, "task": self.task.state_dict(), "scores": scores}, best=True)
 
@@ -275,17 +278,35 @@ class _Loop(Stepper):
 
     def _give_up(self, streak: int) -> None:
         """Several non-finite steps in a row: keep the evidence, leave the last good checkpoint alone, and say so."""
+        kept, culprit = self._keep_evidence()
+        raise UserError(
+            f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. "
+            f"{kept}, the last good checkpoint is intact. Lower --lr or use --precision 32."
+        )
+
+    def _meet_broken(self, last: bool) -> None:
+        """The network's answers are no numbers: never the best, and no result where there is nothing else."""
+        if not last or (self.best_step >= 0 and not self.task.hands_out_last):
+            if self.fabric.is_global_zero:
+                console.warn(f"at step {self.step} the network's answers are not finite: these weights are not kept")
+            return
+        kept, culprit = self._keep_evidence()
+        before = "the checkpoint before is intact" if self.run.has_checkpoint() else "no checkpoint was saved before"
+        raise UserError(
+            f"The run ends with weights whose answers are not finite{culprit}: {self.skipped():,} of {self.step:,} "
+            f"steps were skipped, and there is no model to hand out. {kept}, {before}. Lower --lr or use "
+            "--precision 32, and begin anew in another --out."
+        )
+
+    def _keep_evidence(self) -> tuple[str, str]:
+        """The last step's batch and state in the folder; what became of that, what was bad first."""
         step = self.step - 1
         plan, number = self.plan, step * self.plan.accumulate  # of the first part of the step
         parts = (self.task.batch_at(number + part) for part in range(plan.accumulate))  # one at a time on the device
         facts = {"step": step, "seed": plan.seed, "steps": plan.steps, "steps_per_epoch": plan.steps_per_epoch}
         facts |= {"log_every": plan.log_every, "kind": type(self.task).__name__}
         facts |= {"number": number, "world": self.fabric.world_size}
-        kept, culprit = keep_evidence(self.run.folder, self.task, parts, self.fabric.global_rank, facts)
-        raise UserError(
-            f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. "
-            f"{kept}, the last good checkpoint is intact. Lower --lr or use --precision 32."
-        )
+        return keep_evidence(self.run.folder, self.task, parts, self.fabric.global_rank, facts)
 
     def _note_signal(self, number: int, frame: object) -> None:
         # SLURM warns with SIGUSR1 before it sends SIGTERM, and a closed terminal sends SIGHUP beside others: neither

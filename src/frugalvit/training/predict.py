@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from frugalvit.config.train import PredictConfig
+from frugalvit.errors import UserError
 from frugalvit.results import Result, Table
-from frugalvit.training.classifier import chances, load_classifier
+from frugalvit.training.classifier import chances, load_classifier, not_finite
 from frugalvit.training.given import Given
 
 
@@ -25,6 +26,8 @@ def predict(config: PredictConfig) -> Result:
         with torch.inference_mode():
             views = [images, images.flip(-1)] if config.mirror else [images]
             found = chances(model.backbone, *(model.backbone(view).pooled for view in views))
+        if not bool(found.isfinite().all()):
+            raise UserError(not_finite(config.model))
         likely, best = found.topk(min(config.top, len(classes)), dim=1)
         for image, row_chances, row_best in zip(part, likely.tolist(), best.tolist(), strict=True):
             guesses = [{"class": classes[i], "probability": p} for i, p in zip(row_best, row_chances, strict=True)]

@@ -44,7 +44,7 @@ from frugalvit.files import (
     write_atomically,
     write_text,
 )
-from frugalvit.results import Table
+from frugalvit.results import Table, to_json
 from frugalvit.training.tracking import TensorBoard, Trackers
 from frugalvit.training.written import OF_RUN, check_free_for_run
 
@@ -115,7 +115,7 @@ class Run:
         self._write("config.yaml", old.sub(lambda _: entry, text, count=1))
 
     def save_json(self, name: str, value: object) -> None:
-        self._write(name, json.dumps(value, indent=1, ensure_ascii=False))
+        self._write(name, to_json(value, indent=1))
 
     def _write(self, name: str, text: str) -> None:
         if not self.writer:
@@ -141,7 +141,7 @@ class Run:
         try:
             if self._metrics is None:
                 self._metrics = (self.folder / "metrics.jsonl").open("a", encoding="utf-8")
-            self._metrics.write(json.dumps({"step": step, **values}, ensure_ascii=False) + "\n")
+            self._metrics.write(to_json({"step": step, **values}) + "\n")
             self._metrics.flush()
             self._tensorboard().log(step, values)
         except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
@@ -13,9 +15,11 @@ class ClassificationScores:
     def __init__(self, classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
         self.top5 = torch.zeros((), dtype=torch.int64, device=device)
+        self.no_numbers = torch.zeros((), dtype=torch.int64, device=device)  # images whose answers are not finite
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         classes = len(self.confusion)
+        self.no_numbers += (~logits.isfinite()).any(1).sum()
         best = logits.topk(min(5, classes), dim=1).indices
         self.top5 += (best == labels[:, None]).any(1).sum()
         cells = labels * classes + best[:, 0]
@@ -24,10 +28,14 @@ class ClassificationScores:
     def reduced(self, fabric: Fabric) -> ClassificationScores:
         """The sum over all processes."""
         if fabric.world_size > 1:
-            confusion, top5 = (fabric.all_reduce(counts, reduce_op="sum") for counts in (self.confusion, self.top5))
-            assert isinstance(confusion, Tensor) and isinstance(top5, Tensor)
-            self.confusion, self.top5 = confusion, top5
+            counts = (self.confusion, self.top5, self.no_numbers)
+            summed: Any = [fabric.all_reduce(count, reduce_op="sum") for count in counts]
+            self.confusion, self.top5, self.no_numbers = summed
         return self
+
+    def broken(self) -> bool:
+        """Whether the network has given answers that are no numbers: what it is scored with is chance."""
+        return bool(self.no_numbers)
 
     def summary(self) -> dict[str, float]:
         """Percentages. Mean per class leaves out classes that have no image here."""

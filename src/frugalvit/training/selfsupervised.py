@@ -5,6 +5,7 @@ The student sees every crop, the teacher the global ones. Drloc can be a third o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ class PretrainTask(Task):
     """Student, teacher, their heads and what they are compared on."""
 
     score = "knn"
+    hands_out_last = True
     watched = "val"
 
     def __init__(
@@ -219,6 +221,7 @@ class PretrainTask(Task):
         was_training = self.training
         self.eval()
         scores = self.monitor.look(self.teacher)
+        self.broken = not math.isfinite(scores.get("effective_rank", 0.0))
         self.train(was_training)
         return scores
 

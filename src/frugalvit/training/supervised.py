@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class SupervisedTask(Task):
         self.evaluated: Any = None
         self.watched = "val"
         self.last_error: float | None = None  # of the localisation task, in grid cells
+        self.seen: tuple[Any, ClassificationScores] | None = None  # what was scored since the last step, and how
         self.fabric: Fabric | None = None
         self.share = Share()
 
@@ -71,6 +73,7 @@ class SupervisedTask(Task):
 
     def batch_at(self, step: int) -> Batch:
         assert self.batches is not None
+        self.seen = None
         return self.batches.batch_at(step)
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
@@ -166,11 +169,18 @@ class SupervisedTask(Task):
         return self.average if self.average is not None else self.backbone
 
     def evaluate(self, step: int) -> dict[str, float]:
-        return self.scores(self.evaluated).summary()
+        scores = self.scores(self.evaluated)
+        self.broken, self.seen = scores.broken(), (self.evaluated, scores)
+        return scores.summary()
+
+    def scored(self, dataset: Any) -> ClassificationScores:
+        """As ``scores``, which are not made twice of the same weights."""
+        return self.seen[1] if self.seen is not None and self.seen[0] is dataset else self.scores(dataset)
 
     def watch(self, step: int, metrics: dict[str, float]) -> bool:
         """Supervised runs have no collapse to watch for; how well pairs are localised is remembered."""
-        self.last_error = metrics.get("localization_error", self.last_error)
+        error = metrics.get("localization_error", math.nan)
+        self.last_error = error if math.isfinite(error) else self.last_error
         return False
 
     def localized(self) -> dict[str, float | str]:

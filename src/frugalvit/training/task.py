@@ -17,6 +17,8 @@ class Task(nn.Module, ABC):
     score: str  # the metric whose highest value, of equal ones the last, marks the best checkpoint
     watched: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
     batches: Any  # where batch_at() takes its batches from
+    broken = False  # whether the weights that evaluate() saw last give answers that are no numbers
+    hands_out_last = False  # whether the last weights are the result, whichever scored best
     recorded = False  # whether its gradients are replayed as a CUDA graph; such a task has inputs() and judge()
 
     @property

@@ -18,14 +18,12 @@ from faster_coco_eval.core import mask as run_length
 
 from frugalvit.errors import UserError
 from frugalvit.training.used import LeftOut
-from frugalvit.transfer.coco_check import check_runs, has_mask, is_polygon
+from frugalvit.transfer.coco_check import LEAST, check_runs, count_bare, is_polygon, mostly_boxes
 from frugalvit.transfer.coco_files import find_annotations, read
 from frugalvit.transfer.places import Seen, arrange, find_folder, look_at_images, note_turned, turned_by_exif
 from frugalvit.words import counted
 
-_FEW_BARE = 0.05  # objects without a mask that are a slip, and left out; more of them are boxes that were meant
 _MASKLESS = "without a usable mask"
-_LEAST = 1e-3  # pixels that a box must be wide and high
 
 
 @dataclass
@@ -55,6 +53,7 @@ class CocoData:
     notes: list[str]
     bad: list[LeftOut] = field(default_factory=list)
     maskless: int = 0  # objects left out for want of a mask
+    bare: tuple[int, int] = (0, 0)  # objects of all files that have a box alone, of how many
 
     def class_of(self) -> dict[int, int]:
         return {identity: number for number, identity in enumerate(self.category_ids, 1)}
@@ -63,6 +62,13 @@ class CocoData:
         """Whether every object of every split has one; a file of boxes beside one of masks leaves boxes to learn."""
         objects = [entry for images in self.splits.values() for image in images for entry in image.objects]
         return bool(objects) and all("segmentation" in entry for entry in objects)
+
+    def about_masks(self) -> str:
+        """Why masks are learnt, or are not."""
+        if self.has_masks():
+            return "every object has one"
+        bare, count = self.bare
+        return f"{bare:,} of {count:,} objects have none" if 0 < bare < count else "the data have boxes only"
 
 
 def open_coco(
@@ -97,7 +103,9 @@ def open_coco(
     other, named = files[first].name, _categories(contents[first], files[first])
     if known and categories == "own":
         other, named = known
-    boxed = {name: _mostly_boxes(content, files[name], notes) for name, content in contents.items()}
+    bare = {name: count_bare(content, files[name], notes) for name, content in contents.items()}
+    boxed = {name: mostly_boxes(*counts) for name, counts in bare.items()}
+    without, objects = (sum(part) for part in zip(*bare.values(), strict=True))
     splits, maskless = {}, 0
     for name, content in contents.items():
         numbers = _numbers(content, files[name], named, other, notes)
@@ -109,7 +117,9 @@ def open_coco(
         named = _merge(splits, _groups(contents[first], files[first], categories), known)
     root = Path(where) if Path(where).is_dir() else Path(where).parent
     splits = arrange(splits, split, val_fraction, notes)
-    return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes, bad, maskless)
+    return CocoData(
+        root.resolve().name, tuple(named.values()), tuple(named), splits, notes, bad, maskless, (without, objects)
+    )
 
 
 def rle(entry: dict[str, Any], height: int, width: int) -> dict[str, Any]:
@@ -234,17 +244,6 @@ def _merge(
             )
         entry["category_id"] = numbers[group]
     return {number: name for name, number in numbers.items()}
-
-
-def _mostly_boxes(content: dict[str, Any], path: Path, notes: list[str]) -> bool:
-    """Whether so many objects have no mask that boxes were meant; said where others have one."""
-    count = len(content["annotations"])
-    bare = sum(not has_mask(entry.get("segmentation")) for entry in content["annotations"])
-    if bare <= _FEW_BARE * count:
-        return False
-    if bare < count:
-        notes.append(f"{path.name}: {bare:,} of {count:,} objects have boxes alone: no masks to learn")
-    return True
 
 
 def _images(
@@ -372,11 +371,11 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
     left, top, width, height = (float(value) for value in box)
     if width < 0 or height < 0:
         return None, "with a box of negative width or height"
-    if width < _LEAST or height < _LEAST:
+    if width < LEAST or height < LEAST:
         return None, "with a box without area"
     right, bottom = min(left + width, image.width), min(top + height, image.height)
     left, top = max(left, 0.0), max(top, 0.0)
-    if right - left < _LEAST or bottom - top < _LEAST:
+    if right - left < LEAST or bottom - top < LEAST:
         return None, "with a box outside the image"
     if masks and not segmentation:
         return None, _MASKLESS

@@ -67,11 +67,15 @@ def transfer_epochs(facts: Facts, batch: int, detecting: bool) -> tuple[float, s
 
 
 def decide_detector(
-    config: DetectConfig, dim: int, strides: list[float], has_masks: bool, decisions: Decisions
+    config: DetectConfig,
+    dim: int,
+    strides: list[float],
+    has_masks: bool,
+    decisions: Decisions,
+    about_masks: str = "the data's",
 ) -> None:
     """The sizes of the heads, from the backbone's width, its pyramid's strides and the input's size."""
-    words = "every object has one" if has_masks else "the data have boxes only"
-    decisions.take(config, "masks", has_masks, words)
+    decisions.take(config, "masks", has_masks, about_masks)
     channels = min(256, max(32, dim // 3 // 32 * 32))
     decisions.take(config, "detector.channels", channels, f"a third of the backbone's {dim}, at most 256")
     assert isinstance(config.detector.channels, int)

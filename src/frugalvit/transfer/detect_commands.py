@@ -17,7 +17,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.transfer import DetectConfig, DetectEvalConfig, DetectPredictConfig
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
-from frugalvit.results import Result, Table
+from frugalvit.results import Result, Table, to_json
 from frugalvit.training.evidence import run_result
 from frugalvit.training.given import Given
 from frugalvit.training.recipes import Decisions
@@ -74,7 +74,8 @@ class DetectJob:
         return data
 
     def decide(self, config: DetectConfig, data: CocoData, backbone: Backbone, decisions: Decisions) -> None:
-        decide_detector(config, backbone.dim, pyramid_strides(backbone), data.has_masks(), decisions)
+        strides = pyramid_strides(backbone)
+        decide_detector(config, backbone.dim, strides, data.has_masks(), decisions, data.about_masks())
 
     def task(self, config: DetectConfig, data: CocoData, backbone: Backbone) -> DetectTask:
         sizes = config.detector
@@ -109,7 +110,7 @@ class DetectJob:
 
     def score(self, task: DetectTask, dataset: ObjectPictures, folder: Path | None) -> dict[str, Any]:
         """COCO's scores; with a folder also curves, the table of classes, and the best and worst pictures."""
-        found = task.find(dataset)
+        found = task.found_in(dataset)
         scores = task.scores(dataset, found)
         if folder is not None:
             make_folder(folder / "pictures")
@@ -126,7 +127,7 @@ class DetectJob:
                 "per_class": {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))},
                 **_pictures(dataset, found, folder),
             }
-            write_text(folder / "transfer_report.json", json.dumps(material, indent=1, ensure_ascii=False))
+            write_text(folder / "transfer_report.json", to_json(material, indent=1))
         return summary_of(scores)
 
     def facts(self, config: DetectConfig, data: CocoData, task: DetectTask) -> dict[str, Any]:
@@ -160,6 +161,7 @@ def evaluate(config: DetectEvalConfig) -> Result:
     task = load_task(config.model, facts, config.device, config.batch)
     dataset = ObjectPictures(seen, data, pictures, task.net.spec.masks)
     scores = DetectJob().score(task, dataset, folder)
+    task.refuse_broken(config.model)
     seconds = round(time.monotonic() - began, 2)
     summary = {
         "run": config.model,
@@ -193,6 +195,7 @@ def predict(config: DetectPredictConfig) -> Result:
     with kept_when_stopped(folder, images, len(given.paths), save):
         for part in given.batches(config.batch, "detecting"):
             found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part], config.threshold)
+            task.refuse_broken(config.model)
             for (place, path, image), kept in zip(part, found, strict=True):
                 number, picture = len(images) + 1, f"{names[place]}.jpg"
                 save_picture(draw_objects(image, kept, facts["classes"]), folder / picture)

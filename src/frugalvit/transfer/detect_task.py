@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from faster_coco_eval.core import mask as run_length
-from torch import Tensor
+from torch import Tensor, nn
 
 from frugalvit import console
+from frugalvit.transfer.cascade import BoxStage
 from frugalvit.transfer.detect_data import ObjectPictures, Objects, View, frame_of, lay_out, make_targets
 from frugalvit.transfer.detection import Detector
 from frugalvit.transfer.feed import Feed, share
-from frugalvit.transfer.parts import Target
+from frugalvit.transfer.parts import FloatPredictor, FloatProposals, Target
 from frugalvit.transfer.pyramid import Pyramid
 from frugalvit.transfer.scores import AveragePrecision, average_precision
 from frugalvit.transfer.tasks import TransferTask
@@ -39,15 +40,24 @@ class DetectTask(TransferTask):
     def __init__(self, net: Detector, view: View, **settings: Any) -> None:
         super().__init__(net.features.pyramid.backbone, **settings)
         self.net, self.view = net, view
+        for module in net.modules():  # boxes and scores that are no numbers are left out later on: here they are met
+            if isinstance(module, BoxStage | FloatPredictor | FloatProposals):
+                module.register_forward_hook(self._look_at)
 
     @property
     def pyramid(self) -> Pyramid:
         return self.net.features.pyramid
 
+    def _look_at(self, module: nn.Module, inputs: Any, outputs: tuple[Any, Any]) -> None:
+        if not self.training:
+            parts = [part for output in outputs for part in (output if isinstance(output, list) else [output])]
+            self.check_finite(torch.stack([part.sum() for part in parts]))
+
     # -- a step
 
     def batch_at(self, step: int) -> DetectionBatch:
         assert self.feeding is not None
+        self.seen = None
         items, numbers = self.feeding.at(step)
         pictures, objects = zip(*items, strict=True)
         before = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
@@ -64,9 +74,14 @@ class DetectTask(TransferTask):
 
     def evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluated is not None
-        found = summary_of(self.scores(self.evaluated, self.find(self.evaluated)))
+        self.seen = (self.evaluated, self.find(self.evaluated))
+        found = summary_of(self.scores(*self.seen))
         whole = {name: value for name, value in found.items() if name.endswith(("ap", "ap50", "ap75"))}
         return {name: value for name, value in whole.items() if value is not None}
+
+    def found_in(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
+        """As ``find``, which is not asked twice of the same weights."""
+        return self.seen[1] if self.seen is not None and self.seen[0] is dataset else self.find(dataset)
 
     def find(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
         """The detections of all images in their order, gathered over the processes; masks as run lengths."""
@@ -75,7 +90,7 @@ class DetectTask(TransferTask):
         # Pictures of one frame side by side, so that batches stay full.
         places = sorted(share(len(dataset), self.fabric), key=lambda place: frame_of(self._fit(sizes[place])))
         found: list[dict[str, Any]] = []
-        was_training = self.training
+        was_training, self.broken = self.training, False
         self.eval()
         starts = range(0, len(places), self.eval_batch)
         for start in console.progress(starts, label="evaluating"):
@@ -83,6 +98,7 @@ class DetectTask(TransferTask):
             for place, objects in zip(part, self.detect([dataset.pictures.read(i) for i in part]), strict=True):
                 found += [{"image": place, **entry} for entry in objects]
         self.train(was_training)
+        self.agree_on_broken()
         return sorted(self.gather(found), key=lambda entry: entry["image"])
 
     def detect(self, pictures: list[Tensor], least: float = 0.0) -> list[list[dict[str, Any]]]:

@@ -217,8 +217,9 @@ def _finish(
     from frugalvit.transfer.trained import save_trained
 
     best = together(fabric, run.load_best)  # the first process wrote them: others may not see them yet, or never
-    if best is not None:
+    if best is not None and best["step"] != outcome["steps"]:
         task.load_state_dict(best["task"])
+        task.seen = None
     with in_step(fabric, config.peer_timeout):
         scores = job.score(task, final, run.folder if run.writer else None)
     summary: dict[str, Any] = {"run": str(run.folder), "task": job.verb, **scores}

@@ -6,7 +6,7 @@
 
 A mask is a PNG whose grey values or palette indices are labels. Labels become classes 0, 1, … in order, without those
 that count nowhere: 255 always, and one more (``--ignore-index``), which "auto" takes from a class called void, from
-CamVid (11) and from ADE20K (0, "reduce zero label").
+CamVid (11; its folder has that name or <split>annot/ in it) and from ADE20K (0, "reduce zero label").
 """
 
 from __future__ import annotations
@@ -146,6 +146,10 @@ def open_scenes(
     table[labels] = np.arange(len(labels))
     shown = tuple(name_of(label, kept_names) for label in labels)
     notes += _never_seen(labels, shown, present, bool(kept_names) or count != "auto") if only is None else []
+    if labels == [*range(len(_CAMVID) + 1)] and known is None and not kept_names and (ignore, count) == ("auto",) * 2:
+        notes.append(
+            f"labels are 0 to {len(_CAMVID)}, without names: if this is CamVid, give --ignore-index 11, its void"
+        )
     splits = arrange(splits, split, val_fraction, notes)
     return SceneData(root.resolve().name, shown, table, ignored, splits, notes, bad)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.transfer import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
 from frugalvit.errors import UserError
 from frugalvit.files import make_folder, write_text
-from frugalvit.results import Result, Table
+from frugalvit.results import Result, Table, to_json
 from frugalvit.training.evidence import run_result
 from frugalvit.training.given import Given
 from frugalvit.training.recipes import Decisions
@@ -98,10 +97,10 @@ class SegmentJob:
 
         With multi-scale testing ``miou`` is that, and ``single_scale_miou`` what one look gives.
         """
-        confusion, shares = task.scores(dataset, task.test)
+        confusion, shares = task.scored(dataset, task.test)
         scores = confusion.summary()
         if task.test.multi_scale:
-            scores["single_scale_miou"] = task.scores(dataset, TestConfig())[0].summary()["miou"]
+            scores["single_scale_miou"] = task.scored(dataset, TestConfig())[0].summary()["miou"]
         if folder is not None:
             make_folder(folder / "pictures")
             material = {
@@ -109,7 +108,7 @@ class SegmentJob:
                 "colours": colours_of(dataset.data.classes),
                 **_pictures(task, dataset, shares, folder),
             }
-            write_text(folder / "transfer_report.json", json.dumps(material, indent=1, ensure_ascii=False))
+            write_text(folder / "transfer_report.json", to_json(material, indent=1))
         return scores
 
     def facts(self, config: SegmentConfig, data: SceneData, task: SegmentTask) -> dict[str, Any]:
@@ -147,6 +146,7 @@ def evaluate(config: SegmentEvalConfig) -> Result:
     task = load_task(config.model, facts, config.device, config.batch, config.test)
     dataset = LabelledPictures(seen, data, pictures)
     scores = SegmentJob().score(task, dataset, folder)
+    task.refuse_broken(config.model)
     seconds = round(time.monotonic() - began, 2)
     summary = {
         "run": config.model,
@@ -177,6 +177,7 @@ def predict(config: SegmentPredictConfig) -> Result:
     with kept_when_stopped(folder, rows, len(given.paths)):
         for group in groups:
             predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
+            task.refuse_broken(config.model)
             for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
                 mask, picture = (folder / f"{names[place]}{kind}" for kind in (".png", ".jpg"))
                 save_picture(Image.fromarray(labels[found]), mask)

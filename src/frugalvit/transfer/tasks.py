@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from frugalvit.backbones import Backbone
 from frugalvit.data.color import luma
 from frugalvit.errors import UserError
+from frugalvit.training.classifier import not_finite
 from frugalvit.training.parameters import decay_groups, layer_groups, spared_in
 from frugalvit.transfer.feed import Feed
 
@@ -23,7 +24,7 @@ class TransferTask(nn.Module):
     """
 
     score: str
-    recorded = False  # as in training.task.Task
+    recorded = broken = hands_out_last = False  # as in training.task.Task
     net: Any  # the network: Detector or Segmenter
     mean: Tensor
     std: Tensor
@@ -45,6 +46,7 @@ class TransferTask(nn.Module):
         self.evaluated: Any = None
         self.watched = "val"
         self.eval_batch = 1
+        self.seen: tuple[Any, Any] | None = None  # what was scored since the last step, and what was found in it
         self.fabric: Fabric | None = None
 
     def feed(self, feeding: Feed[Any], evaluated: Any, watched: str, fabric: Fabric, batch: int) -> None:
@@ -103,6 +105,19 @@ class TransferTask(nn.Module):
         return False
 
     # -- for evaluation
+
+    def check_finite(self, answers: Tensor) -> None:
+        """Note it where the network's answers are no numbers: what follows from them is chance, or nothing."""
+        self.broken = self.broken or not bool(answers.isfinite().all())
+
+    def agree_on_broken(self) -> None:
+        """What any process has met is everybody's."""
+        self.broken = any(self.gather([self.broken]))
+
+    def refuse_broken(self, where: str) -> None:
+        """One line instead of results that mean nothing."""
+        if self.broken:
+            raise UserError(not_finite(where))
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self.fabric.autocast() if self.fabric is not None else nullcontext()
