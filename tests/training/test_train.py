@@ -45,14 +45,8 @@ def config(photos: Path, out: Path, **values: object) -> TrainConfig:
 def test_a_run_leaves_everything_behind(photos: Path, tmp_path: Path) -> None:
     result = train(config(photos, tmp_path / "run", steps=30, report=True))
     assert {"run", "top1", "top5", "mean_per_class", "seconds"} <= set(result.data)
-    for name in (
-        "config.yaml",
-        "metrics.jsonl",
-        "summary.json",
-        "report.html",
-        "checkpoints/last.pt",
-        "model/config.json",
-    ):
+    files = ("config.yaml", "metrics.jsonl", "summary.json", "report.html", "checkpoints/last.pt", "model/config.json")
+    for name in files:
         assert (tmp_path / "run" / name).exists(), name
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["classes"] == ["cat", "dog"]
     errors = [line["localization_error"] for line in read_metrics(tmp_path / "run") if "localization_error" in line]
