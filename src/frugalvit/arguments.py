@@ -89,6 +89,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
     parser._negative_number_matcher = re.compile(r"-\.?\d")  # --query -1,0 has a value, too
     arguments = parser.add_argument_group("arguments")
     groups: dict[str, Any] = {}
+    places: list[str] = []
     unused = getattr(model, "unused", {})  # options of a shared ground that this command would refuse
     recipes = {recipe: flatten(values) for recipe, values in model.own_recipes().items()}
     for name, field in flat_fields(model).items():
@@ -103,7 +104,9 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
         many = typing.get_origin(_plain(field.annotation)) in (list, tuple)
         if extra.get("positional"):
             nargs = ("+" if field.is_required() else "*") if many else (None if field.is_required() else "?")
-            arguments.add_argument(name, nargs=nargs, help=text, metavar=name.upper().replace("_", "-"))
+            action = arguments.add_argument(name, nargs=nargs, help=text, metavar=name.upper().replace("_", "-"))
+            if text is not argparse.SUPPRESS:
+                places.append(_place(action))
             continue
         flags = [f"--{_dashes(name)}"]
         if extra.get("short"):
@@ -112,6 +115,8 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
             add(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text)
         else:
             add(*flags, dest=name, nargs="+" if many else None, metavar=_metavar(field.annotation), help=text)
+    # Said now: argparse hides how many values arguments take while it reads flags among them, --help for one.
+    parser.usage = " ".join([prog, *places, "[options]"])
     common = parser.add_argument_group("everywhere")
     common.add_argument("-h", "--help", action="help", help="this text")
     common.add_argument("--config", metavar="FILE", help="read options from a YAML file; flags win over it")
@@ -127,8 +132,7 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34)
 
     def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
-        words = [_place(a) for a in actions if not a.option_strings and a.help != argparse.SUPPRESS]
-        return f"usage: {' '.join([self._prog, *words, '[options]'])}\n\n"
+        return f"usage: {usage}\n\n"
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:

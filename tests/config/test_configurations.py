@@ -297,8 +297,11 @@ def test_help_shows_what_a_plain_command_takes(kind: type[RunConfig], told: dict
         (TrainConfig, "x [DATA] [options]"),
     ],
 )
-def test_usage_says_what_may_be_left_out(kind: type[Config], usage: str) -> None:
+def test_usage_says_what_may_be_left_out(kind: type[Config], usage: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert make_parser(kind, "x", "y").format_usage() == f"usage: {usage}\n"
+    with pytest.raises(SystemExit):
+        parse(kind, ["--help"], "x", "y")
+    assert capsys.readouterr().out.startswith(f"usage: {usage}\n\ny\n")
 
 
 def test_where_named_datasets_lie_is_said_once() -> None:
