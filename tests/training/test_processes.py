@@ -60,12 +60,12 @@ def test_all_score_the_best_weights_of_the_first(command: str, tmp_path: Path) -
         def score(*_: Any) -> None:
             raise Enough
 
-        task: Any = SimpleNamespace(load_state_dict=taken.append, scores=score, backbone=None)
+        task: Any = SimpleNamespace(load_state_dict=taken.append, scores=score, scored=score, backbone=None)
         config, data = TrainConfig(), SimpleNamespace(classes=("a", "b"))
-        job, decisions = SimpleNamespace(score=score), Decisions()
+        job, decisions, outcome = SimpleNamespace(score=score), Decisions(), {"steps": 9}
         arguments = {
-            "train": (config, data, run, fabric, task, {}, None, None, decisions),
-            "segment": (config, job, data, run, fabric, task, {}, None, "val", decisions),
+            "train": (config, data, run, fabric, task, outcome, None, None, decisions),
+            "segment": (config, job, data, run, fabric, task, outcome, None, "val", decisions),
         }
         end: Any = {"train": commands._finish, "segment": running._finish}[command]
         with pytest.raises(Enough):

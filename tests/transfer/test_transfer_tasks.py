@@ -35,7 +35,7 @@ def test_norms_of_a_network_that_has_learned_rest(verb: str, given: dict[str, st
     """Batches are small; statistics of random weights would be of nothing, and are learned."""
     make, job = (detect_config, DetectJob()) if verb == "detect" else (segment_config, SegmentJob())
     config: Any = make(Path("x"), Path("y"), **given)
-    data: Any = SimpleNamespace(classes=("a", "b"), has_masks=lambda: False)
+    data: Any = SimpleNamespace(classes=("a", "b"), has_masks=lambda: False, about_masks=lambda: "boxes")
     backbone = create_backbone("resnet10t", img_size=64)
     job.decide(config, data, backbone, Decisions())
     task: Any = job.task(config, data, backbone)
@@ -125,7 +125,7 @@ def test_a_look_at_one_scale_is_scored_beside_several(multi_scale: bool) -> None
         confusion.counts += counts[test.multi_scale]
         return confusion, []
 
-    task: Any = SimpleNamespace(test=TestConfig(multi_scale=multi_scale), scores=scores)
+    task: Any = SimpleNamespace(test=TestConfig(multi_scale=multi_scale), scored=scores)
     found = SegmentJob().score(task, None, None)  # type: ignore[arg-type]
     assert found["miou"] == pytest.approx(1.0 if multi_scale else 1 / 3)
     assert found.get("single_scale_miou") == (pytest.approx(1 / 3) if multi_scale else None)
