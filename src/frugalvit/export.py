@@ -28,10 +28,11 @@ from frugalvit.data.given import listed
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.files import make_folder, read_json, remove_leftovers, working_folder, write_text
-from frugalvit.modelcard import in_pixels, without_scores, write_card
+from frugalvit.modelcard import in_pixels, write_card
 from frugalvit.programs import Program, Run, write_onnx, write_pt2
 from frugalvit.results import Result, Table
 from frugalvit.training.classifier import not_finite
+from frugalvit.training.models import described_by, without_scores
 from frugalvit.training.processors import tune_for_cpu, tuned_for
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def _output(config: ExportConfig, model: ReadyModel) -> str:
 
 def _settings(model: str) -> dict[str, Any]:
     """config.yaml of a run; empty for anything that is no run."""
-    config = Path(model) / "config.yaml"
+    config = (described_by(Path(model)) or Path(model)) / "config.yaml"
     return read_yaml(config) if config.is_file() else {}
 
 

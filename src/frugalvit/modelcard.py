@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import yaml
 from frugalvit import __version__
 from frugalvit.files import write_text
 from frugalvit.formats import as_markdown, markdown_text
+from frugalvit.training.models import without_scores
 
 if TYPE_CHECKING:
     from frugalvit.export import ReadyModel
@@ -56,11 +56,6 @@ def card(
         "## Licence\n\n" + _licence(licence),
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def without_scores(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The same facts of a model without how well it does."""
-    return {name: value for name, value in known.items() if name not in _SCORES and name != "knn"}
 
 
 def in_pixels(size: tuple[int, int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_PLURALS = {"class": "classes", "exact copy": "exact copies"}
+_PLURALS = {"category": "categories", "class": "classes", "exact copy": "exact copies"}
 
 
 def counted(count: int, noun: str) -> str:

@@ -257,9 +257,8 @@ def test_a_folder_that_holds_a_dataset_is_read_as_it_or_says_how(home: Path, nam
     lay, expected, _ = LAYOUTS[name]
     lay(home)
     by_name, by_folder = open_data(f"{name}:{home}", split="given"), open_data(home, split="given")
-    assert by_folder.classes  # none is taken for a heap of images
     if by_folder.kind != by_name.kind:
-        assert f"'{name}:{home}' has its makers' splits" in by_folder.notes[-1]
+        assert f"'{name}:{home}' has its makers' labels and splits" in by_folder.notes[0]
     else:
         assert by_folder.classes == by_name.classes and sizes(by_folder) == expected
     assert open_data(home, split="given", labels="ignore").splits["train"]  # as images alone, too
@@ -270,8 +269,17 @@ def test_arrays_of_a_folder_are_found_unless_more_lies_there(home: Path) -> None
     assert open_data(home).name == "fer2013"
     (home / "fer2013.zip").touch()  # what it was unpacked from
     assert open_data(home, classes=["angry", "fear"]).classes == ("angry", "fear")
-    lay_hateful_memes(home)
-    with pytest.raises(UserError, match=f"several datasets: choose one of fer2013:{home}, hateful_memes:{home}"):
+    (home / "cifar-10-batches-py").mkdir()
+    with pytest.raises(UserError, match=f"several datasets: choose one of cifar10:{home}, fer2013:{home}"):
         open_data(home)
     fill(home, {"cats": 2, "dogs": 2})
     assert open_data(home, split="given").kind == "class folders"
+
+
+def test_images_with_a_list_of_labels_stay_images_and_the_way_to_their_labels_is_said(home: Path) -> None:
+    """As before there were datasets in folders: runs begun then go on, and a list that is incomplete does no harm."""
+    lay_pets(home)
+    source = open_data(home, split="given")
+    assert source.classes is None and len(source.splits["train"]) == 3
+    with pytest.raises(UserError, match=f"no labels .laid out as Oxford-IIIT Pets: 'oxford_pets:{home}' has its maker"):
+        check_trainable(source)

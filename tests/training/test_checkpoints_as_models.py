@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,7 +54,8 @@ def test_the_weights_that_were_exported_give_the_runs_model(runs: Path, file: st
 def test_the_last_weights_are_those_of_their_average(runs: Path) -> None:
     state = torch.load(runs / "run/checkpoints/last.pt", weights_only=True)["task"]
     model, classes = load_classifier(str(runs / "run/checkpoints/last.pt"), "cpu")
-    assert classes == ("cat", "dog") and model.name == "run/last"
+    assert classes == ("cat", "dog") and model.name == "run-last"
+    assert "top1" in load_model(str(runs / "run")).meta and "top1" not in model.meta  # that is of the exported weights
     kept = {name.partition("average.")[2]: tensor for name, tensor in state.items() if name.startswith("average.")}
     found = model.backbone.model.state_dict()
     assert kept and all(torch.equal(found[name.removeprefix("model.")], kept[name]) for name in kept)
@@ -93,3 +96,22 @@ def test_what_cannot_be_read_is_said(runs: Path, tmp_path: Path, spoil: Callable
 def test_another_network_is_refused(runs: Path) -> None:
     with pytest.raises(UserError, match="says so itself"):
         load_model(str(runs / "run/checkpoints/last.pt"), architecture="resnet18")
+
+
+def test_another_programs_weights_beside_them_are_no_checkpoint_of_the_run(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "run", tmp_path / "run")
+    backbone = load_model(str(runs / "run")).backbone
+    torch.save({"model": backbone.model.state_dict()}, tmp_path / "run/checkpoints/epoch3.pth")
+    found = load_model(str(tmp_path / "run/checkpoints/epoch3.pth"), architecture="swin_nano", img_size=16)
+    assert torch.equal(found.backbone.model.state_dict()["norm.weight"], backbone.model.state_dict()["norm.weight"])
+
+
+def test_an_export_of_a_checkpoint_lies_beside_the_run_and_has_no_scores_of_others(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", str(runs / "run/checkpoints/last.pt"), "--to", "hf", "--json", "--quiet"]) == 0
+    assert "noise" not in json.loads(capsys.readouterr().out)["checked_on"]  # the run's own images are known
+    assert [path.name for path in tmp_path.iterdir()] == ["run-last-hf"]
+    meta = json.loads((tmp_path / "run-last-hf/config.json").read_text())["frugalvit"]["meta"]
+    assert "top1" not in meta and "accuracy" not in (tmp_path / "run-last-hf/README.md").read_text().split("---")[1]

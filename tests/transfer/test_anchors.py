@@ -18,7 +18,9 @@ from torchvision.ops import MultiScaleRoIAlign, box_iou
 from frugalvit import create_backbone
 from frugalvit.config.base import read_yaml
 from frugalvit.config.transfer import DetectConfig
+from frugalvit.training.compare import asked_otherwise
 from frugalvit.training.recipes import Decisions
+from frugalvit.training.written import ASKED
 from frugalvit.transfer import detect_commands
 from frugalvit.transfer.decide import decide_detector
 from frugalvit.transfer.detection import Detector
@@ -250,3 +252,17 @@ def test_a_new_run_writes_down_its_octaves(shapes: Path, tmp_path: Path) -> None
     stored = read_yaml(tmp_path / "run" / "config.yaml")["detector"]
     spec = json.loads((tmp_path / "run" / "transfer.json").read_text())["spec"]
     assert (stored["anchors"], stored["octaves"]) == (spec["anchors"], spec["octaves"]) == (1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [({}, {}, False), ({"anchors": 2.0}, {"anchors": 2.0}, True), ({}, {"octaves": 1}, True)],
+    ids=["auto means more now", "given anchors", "one size, as then"],
+)
+def test_a_comparison_begun_before_is_not_gone_on_with_other_anchors(
+    before: dict[str, Any], now: dict[str, Any], same: bool, tmp_path: Path
+) -> None:
+    asked = DetectConfig.parse({"data": "x", "detector": before}).model_dump(mode="json")
+    del asked["detector"]["octaves"]
+    (tmp_path / ASKED).write_text(json.dumps(asked))
+    assert (asked_otherwise(tmp_path, DetectConfig.parse({"data": "x", "detector": now})) == "") is same

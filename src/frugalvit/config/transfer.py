@@ -83,7 +83,7 @@ class TransferConfig(RunConfig):
         sides = parted(value) if isinstance(value, str) and "," in value else value
         if not isinstance(sides, list | tuple):
             return value
-        if len({str(side) for side in sides}) != 1:
+        if len(sides) != 2 or str(sides[0]) != str(sides[1]):
             what = str(cls.model_fields["img_size"].description).partition(",")[0]
             raise ValueError(f"{cls.recipe_task()} takes one number: the {what}")
         return sides[0]

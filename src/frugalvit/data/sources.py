@@ -132,7 +132,7 @@ def _open_folder(path: Path, labels: str, classes: Sequence[str] | None, classes
     if lists is not None:
         return tables.open_lists(*lists, labels)
     known = catalog.datasets_in(path) if labels != "folders" else []
-    if known and not _has_classes(str(path), labels, classes_from):
+    if known and not _has_images(str(path)):
         if len(known) > 1:
             choices = ", ".join(f"{name}:{path}" for name in known)
             raise UserError(f"{path} holds several datasets: choose one of {choices}.")
@@ -140,15 +140,16 @@ def _open_folder(path: Path, labels: str, classes: Sequence[str] | None, classes
     if classes is not None:
         classes = _as_classes(classes, _class_folders(str(path), labels))
     source = folders.open_folder(str(path), labels, classes, classes_from)
-    splits = [f"Laid out as {catalog.DATASETS[name].title}: '{name}:{path}' has its makers' splits." for name in known]
-    return replace(source, notes=[*source.notes, *splits])
+    titles = {name: catalog.DATASETS[name].title for name in known}
+    ways = [f"laid out as {title}: '{name}:{path}' has its makers' labels and splits" for name, title in titles.items()]
+    return replace(source, notes=[*ways, *source.notes])
 
 
-def _has_classes(where: str, labels: str, classes_from: Sequence[str]) -> bool:
-    """Whether a folder has images in class folders: not where a dataset's arrays, or its list of labels, lie."""
+def _has_images(where: str) -> bool:
+    """Whether a folder has image files, in class folders or loose; a dataset's arrays are none."""
     try:
-        return bool(folders.open_folder(where, labels, None, classes_from).classes)
-    except UserError:  # no images; the dataset says what it lacks
+        return any(map(len, folders.open_folder(where, "ignore", None, ("train",)).splits.values()))
+    except UserError:
         return False
 
 

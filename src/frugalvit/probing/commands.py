@@ -48,7 +48,7 @@ def knn(config: KnnConfig) -> Result:
     notes = ["there is no test split: every image was asked of all the others"] if asked is None else []
     if config.labels != 1:
         known = draw_labels(bank, np.ones(len(bank), dtype=bool), config.labels, config.seed)
-        if asked is None:
+        if asked is None and not known.all():
             asked, notes = bank.subset(~known), ["there is no test split: the images without a label were asked"]
         notes.append(f"{known.sum():,} of {len(bank):,} labels are used")
         bank = bank.subset(known)

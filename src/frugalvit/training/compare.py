@@ -166,8 +166,10 @@ def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
     stored = read_json(folder / ASKED, dict)
     if not stored:
         return ""
-    # An option that came after the question was written had its default then.
+    # An option that came after the question was written had its default then, or what was done before there was one.
     defaults = type(wanted).model_construct().model_dump(mode="json")
+    if "detector" in defaults:
+        defaults["detector"]["octaves"] = 1
     asked = _that_matters(_question(merge(defaults, stored)))
     question = _that_matters(_question(wanted.model_dump(mode="json")))
     for name, value in asked.items():
@@ -191,6 +193,9 @@ def _that_matters(question: dict[str, Any]) -> dict[str, Any]:
     if isinstance(matching, dict) and matching.get("view_weight") == "auto":
         weight = MatchingConfig(region_weight=matching["region_weight"]).weights()[0]
         question = question | {"matching": matching | {"view_weight": weight}}
+    detector = question.get("detector")
+    if isinstance(detector, dict) and detector["anchors"] != "auto" and detector["octaves"] == "auto":
+        question = question | {"detector": detector | {"octaves": 1}}
     localization = question.get("localization")
     if not isinstance(localization, dict):
         return question

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,15 @@ from frugalvit.backbones.weights import WEIGHT_FILES, LoadReport, load_weights
 from frugalvit.data.augment import EvalTransform
 from frugalvit.errors import UserError, nearest
 from frugalvit.training.resuming import verb_of
+from frugalvit.training.runs import CHECKPOINTS
 from frugalvit.training.unfinished import backbone_weights
 
 _MODELS = "give a run's folder, a checkpoint or an exported folder"
 _HOW = f"{_MODELS[0].upper()}{_MODELS[1:]}, or a name of 'frugalvit list models'."
+
+
+SCORES = ("top1", "top5", "mean_per_class", "knn")
+"""What a model folder says of how well its weights do."""
 
 
 @dataclass
@@ -66,7 +72,7 @@ def load_model(
         name = path.resolve().name
         if checkpoint is not None:
             load_weights(backbone, backbone_weights(checkpoint), strict=True)
-            name = f"{name}/{checkpoint.stem}"
+            name, meta = f"{name}-{checkpoint.stem}", without_scores(meta)  # which are of the weights in the folder
     elif path.is_file():
         if architecture is None:
             way = "say it with --backbone NAME"
@@ -97,7 +103,13 @@ def described_by(path: Path) -> Path | None:
     if path.name in WEIGHT_FILES and (path.parent / "config.json").is_file():
         return path.parent
     run = path.parent.parent
-    return run if path.parent.name == "checkpoints" and (run / "model" / "config.json").is_file() else None
+    own = path.parent.name == "checkpoints" and path.name in CHECKPOINTS
+    return run if own and (run / "model" / "config.json").is_file() else None
+
+
+def without_scores(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The same facts of a model without how well it does."""
+    return {name: value for name, value in known.items() if name not in SCORES}
 
 
 def _from_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -> Backbone:

@@ -48,6 +48,8 @@ from frugalvit.results import Table, to_json
 from frugalvit.training.tracking import TensorBoard, Trackers
 from frugalvit.training.written import OF_RUN, check_free_for_run
 
+CHECKPOINTS = ("best.pt", "last.pt", "previous.pt")
+
 
 def new_run_folder(out: str | None, *words: str, names: Iterable[str] = OF_RUN) -> Path:
     """The folder asked for, or ``runs/DATE_words``; never one that already holds a run.

@@ -46,7 +46,7 @@ def _boxes(root: Path) -> Drawn:
     categories = {entry.get("name") for content in contents.values() for entry in content["categories"]}
     masks = sum(has_mask(entry.get("segmentation")) for entry in objects)
     what = "boxes" if not masks else "boxes and masks"
-    words = f"{what} of {counted(len(objects), 'object')} in {len(categories):,} categories"
+    words = f"{what} of {counted(len(objects), 'object')} in {counted(len(categories), 'category')}"
     images = {split: _image_paths(root, files[split], content) for split, content in contents.items()}
     return Drawn("detect", words, {split: len(paths) for split, paths in images.items()}, _own_folder(images))
 
