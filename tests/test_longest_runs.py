@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from statistics import mean, stdev
 
-from kept import DOCS, PROSE
+from kept import DOCS, PROSE, TEXT, scores
 
 
 def test_changes_of_the_longest_fine_tuning() -> None:
@@ -64,3 +66,24 @@ def test_pretraining_that_keeps_its_heads() -> None:
     last = [json.loads(line) for line in kept.with_suffix(".jsonl").read_text().splitlines()]
     used = [line["prototypes_used"] for line in last if "prototypes_used" in line][-1]
     assert f"its 2,048 prototypes ({used:.0f} in use)" in PROSE
+
+
+def test_what_labels_are_worth() -> None:
+    """Probes of frozen features with some labels of each class."""
+    rows = [json.loads(line) for line in (DOCS / "results" / "labels-cifar.jsonl").read_text().splitlines()]
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for row in rows:
+        for probe in ("knn", "logistic"):
+            found[probe, row["of_each_class"]] += [row[probe]] if probe in row else []
+    for number in sorted({row["of_each_class"] for row in rows}):
+        cells = [
+            f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else "".join(f"{one:.2f}" for one in values)
+            for values in (found["knn", number], found["logistic", number])
+        ]
+        line = " | ".join([str(number), *cells, str(len(found["knn", number]))])
+        assert f"| {line} |".replace("|  |", "| |") in TEXT
+    start = "for small images, slow teacher, 270 epochs more of all"
+    (near,), (fitted,) = (scores("esvit-cifar", start, probe) for probe in ("knn", "logistic"))
+    assert f"| 500 (all) | {near:.2f} | {fitted:.2f} | 1 |" in TEXT
+    tenth, fiftieth = (mean(found["logistic", number]) / fitted for number in (50, 10))
+    assert f"gives {100 * fiftieth:.0f} % of what all of them give, a tenth {100 * tenth:.0f} %" in PROSE
