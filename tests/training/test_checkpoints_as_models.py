@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from tiny import write_images
 
 from frugalvit import cli
 from frugalvit.errors import UserError
@@ -23,14 +22,8 @@ HEADS = ["--matching.prototypes", "16", "--matching.hidden", "8", "--matching.bo
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, random = tmp_path_factory.mktemp("runs"), np.random.default_rng(0)
-    for split, count in (("train", 6), ("val", 3)):
-        for label in ("cat", "dog"):
-            (folder / "photos" / split / label).mkdir(parents=True)
-            for number in range(count):
-                pixels = random.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / "photos" / split / label / f"{number}.png")
-    photos = str(folder / "photos")
+    folder = tmp_path_factory.mktemp("runs")
+    photos = str(write_images(folder / "photos"))
     assert (
         cli.main(["train", photos, "--out", str(folder / "run"), *TINY, "--steps", "4", "--evaluate-every", "2"]) == 0
     )
