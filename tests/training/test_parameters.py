@@ -78,11 +78,15 @@ def _stage(model: Any, number: int) -> list[nn.Parameter]:
     return list(stage.parameters())
 
 
-@pytest.mark.parametrize("name", ["levit_128s", "repvit_m0_9", "pit_ti_224"])
-def test_a_network_whose_blocks_cannot_be_told_apart_is_refused(name: str) -> None:
-    """What these say of their layers fits none of them, or they say nothing: all would learn at one rate in silence."""
+FITTING_NOTHING = {"stem": r"^nothing", "blocks": [(r"^blocks_under_another_name\.(\d+)", None)]}
+
+
+@pytest.mark.parametrize("matcher", [None, lambda coarse: FITTING_NOTHING], ids=["says nothing", "fits nothing"])
+def test_a_network_whose_blocks_cannot_be_told_apart_is_refused(matcher: Any) -> None:
+    """As timm's LeViT and RepViT were until 1.0.30: all layers would learn at one rate in silence."""
     with torch.device("meta"):
-        model = timm.create_model(name, num_classes=2)
+        model = timm.create_model("resnet10t", num_classes=2)
+    model.group_matcher = matcher
     for ask in (lambda: layer_groups(model, 0.1, 0.7), lambda: freeze_first(model, 1)):
         with pytest.raises(UserError, match="does not say how its layers are ordered"):
             ask()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from frugalvit.backbones import internals
-from frugalvit.backbones.layout import Size, cell_sides, kept_cells, to_grid
+from frugalvit.backbones.layout import SeveralGrids, Size, cell_sides, kept_cells, to_grid
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
@@ -298,8 +298,8 @@ class Backbone(nn.Module):
             return
         try:
             self._look(self.img_size)
-        except UserError:
-            if not can_ask:
+        except UserError as error:
+            if not can_ask or isinstance(error, SeveralGrids):
                 raise
             self._ask_intermediates = True
 

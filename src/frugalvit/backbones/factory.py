@@ -6,6 +6,7 @@ import fnmatch
 import inspect
 import operator
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,7 +181,7 @@ def build_timm(
                 del optional[unknown[1]]
                 continue
             if unknown and unknown[1] in keywords:
-                raise UserError(_no_such_keyword(name, unknown[1])) from error
+                raise UserError(_no_such_keyword(name, unknown[1], _keywords_in(architecture, str(error)))) from error
             if twice := re.search(r"multiple values for keyword argument '(\w+)'", str(error)):
                 raise UserError(f"timm fixes {twice[1]!r} for {name}; leave it out") from error
             raise UserError(f"{name} cannot be built with {_shown(keywords)}: {first_line(error)}") from error
@@ -354,6 +355,14 @@ def _keywords_of(model: nn.Module) -> set[str]:
         if "__init__" in vars(kind):
             names |= set(inspect.signature(kind.__init__).parameters)
     return names - {"self", "args", "kwargs", "keywords"}
+
+
+def _keywords_in(architecture: str, complaint: str) -> set[str]:
+    """The keywords of the class that refused one (``SwinTransformer.__init__() got an unexpected …``)."""
+    refusing = complaint.partition(".__init__()")[0]
+    module = sys.modules[timm.models.model_entrypoint(architecture.partition(".")[0]).__module__]
+    kind = getattr(module, refusing, None)
+    return set(inspect.signature(kind).parameters) if inspect.isclass(kind) else set()
 
 
 def _no_such_keyword(name: str, keyword: str, known: set[str] | None = None) -> str:

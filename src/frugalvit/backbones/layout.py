@@ -51,6 +51,10 @@ def kept_cells(grid: Size, image: Size, padded: Size) -> Size:
     return -(-image[0] * grid[0] // padded[0]), -(-image[1] * grid[1] // padded[1])
 
 
+class SeveralGrids(UserError):
+    """A network that ends in several maps (CoaT, CrossViT): any one of them would be but a part of what it learned."""
+
+
 def to_grid(output: object, model: nn.Module, image: Size, channels: int | None = None) -> Tensor:
     """``output`` of ``forward_features`` (or of a block) as (B, C, h, w); UserError where it holds no grid.
 
@@ -61,7 +65,8 @@ def to_grid(output: object, model: nn.Module, image: Size, channels: int | None 
         if len(output) == 1 + len(sizes):  # (tokens, (h, w)), as MViT's blocks give
             return _tokens_to_grid(output[0], model, image, channels, tuple(sizes[0]) if sizes else None)
     if not isinstance(output, Tensor) or output.dim() not in (3, 4):
-        raise UserError(f"{_name(model)} gives no single grid of tokens; choose a network that ends in one feature map")
+        kind = SeveralGrids if isinstance(output, list) else UserError
+        raise kind(f"{_name(model)} gives no single grid of tokens; choose a network that ends in one feature map")
     if output.dim() == 3:
         return _tokens_to_grid(output, model, image, channels, None)
     if _is_channels_last(output, model, channels):
