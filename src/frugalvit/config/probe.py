@@ -62,7 +62,7 @@ class ExtractConfig(LookConfig):
 class EvalConfig(LookConfig):
     """How often a trained classifier is right on labelled images, and what it takes for what."""
 
-    model: str = option(help="a run or an exported folder", positional=True)
+    model: str = option(help="a run, one of its checkpoints, or an exported folder", positional=True)
     data: str = option(help="folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
     root: str | None = option(None, ROOT)
     classes: str | None = option(None, "keep only the images of the classes in this file, one name per line")

@@ -95,7 +95,7 @@ class TrainConfig(RunConfig):
 class PredictConfig(Config):
     """The classes of images, with the preprocessing and names the model was trained with."""
 
-    model: str = option(help="a run or an exported folder", positional=True)
+    model: str = option(help="a run, one of its checkpoints, or an exported folder", positional=True)
     images: list[str] = option(help="image files or folders", positional=True)
     top: int = option(5, "how many classes to name", ge=1)
     format: Literal["table", "csv"] = option("table", "how to print (or use --json)")

@@ -204,7 +204,7 @@ def _finish(
 ) -> Result:
     """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
     best = together(fabric, run.load_best)  # the first process wrote them: others may not see them yet, or never
-    if best is not None and best["step"] != outcome["steps"]:
+    if best is not None and best["step"] != outcome["steps"]:  # else they are those at hand, and may be scored already
         task.load_state_dict(best["task"])
         task.seen = None
     final = setup.eval_set(test, task.backbone, config, fabric) if test is not None else watched

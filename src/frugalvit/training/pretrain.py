@@ -199,14 +199,13 @@ def make_task(
     weight, (view_weight, region_weight) = config.localization.weight, matching.weights()
     assert isinstance(weight, float)
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
+    grid = student.grid_size(student.img_size)  # of the global crops, the largest there is
     return kind(
         student,
         make_twin(student),
         views=ViewMatching(student.pooled_dim, **heads) if view_weight > 0 else None,
         regions=RegionMatching(student.dim, **heads) if region_weight > 0 else None,
-        localization=make_head(config.localization, student.dim, student.grid_size(student.img_size))
-        if weight > 0
-        else None,
+        localization=make_head(config.localization, student.dim, grid) if weight > 0 else None,
         weights=(view_weight, region_weight, weight),
         teacher_temp=Linear(matching.teacher_temp_start, matching.teacher_temp, warm),
         momentum=Cosine(matching.momentum, 1.0, plan.steps),

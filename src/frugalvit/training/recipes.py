@@ -70,15 +70,15 @@ class Decisions(list[Decision]):
             self.append(Decision(name, value, reason))
 
 
+_WHY = {"scratch": "from random weights or a pre-training of ours", "finetune": "weights of elsewhere are moved gently"}
+
+
 def say_recipe(config: RunConfig, decisions: Decisions) -> None:
     """The recipe was chosen when the options were read, since its values lie beneath them; here it is written down."""
     inherited = any(decision.name == "recipe" for decision in decisions)  # of a run that is continued
     if config.recipe != "auto" and config.given("recipe", "auto") == "auto" and not inherited:
         reason = _WHY.get(config.recipe, "the usual one, fitted to the data")
         decisions.append(Decision("recipe", config.recipe, reason))
-
-
-_WHY = {"scratch": "from random weights or a pre-training of ours", "finetune": "weights of elsewhere are moved gently"}
 
 
 def decide_common(config: RunConfig, facts: Facts, decisions: Decisions) -> None:
