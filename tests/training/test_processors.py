@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,45 +21,52 @@ def _as_before() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd {more}\nCPU part\t: 0xd0c\n"
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN to leave out")
-@pytest.mark.parametrize(("with_it", "without", "kept"), [(40.0, 1.0, False), (1.2, 1.0, True), (0.5, 1.0, True)])
-def test_onednn_is_left_out_where_it_is_much_slower(
-    with_it: float, without: float, kept: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("machine", "features", "kept"),
+    [
+        ("aarch64", {"asimd"}, False),
+        ("aarch64", {"asimd", "sve"}, True),
+        ("arm64", set(), True),
+        ("x86_64", {"x"}, True),
+    ],
+)
+def test_onednn_is_left_out_where_it_has_no_kernels_of_its_own(
+    machine: str,
+    features: set[str],
+    kept: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    torch.backends.mkldnn.enabled = True
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr(processors, "_seconds", lambda: with_it if torch.backends.mkldnn.enabled else without)
-    processors.tune_for_cpu()
-    assert torch.backends.mkldnn.enabled == kept
-    assert ("oneDNN is left out" in capsys.readouterr().err) != kept
-
-
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN to leave out")
-def test_a_second_run_of_a_process_finds_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the two, ``fv.train`` gave the caller oneDNN back."""
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    measured = iter([40.0, 1.0])
-    monkeypatch.setattr(processors, "_seconds", lambda: next(measured))
-    for _ in range(2):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(processors, "_arm_features", lambda: features)
+    for _ in range(2):  # between two runs of a process ``fv.train`` gave the caller oneDNN back
         torch.backends.mkldnn.enabled = True
         processors.tune_for_cpu()
-        assert not torch.backends.mkldnn.enabled
+        assert torch.backends.mkldnn.enabled == kept
+    assert capsys.readouterr().err.count("oneDNN is left out") == (0 if kept else 1)
 
 
-def test_other_processors_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    measured: list[int] = []
-    monkeypatch.setattr(processors, "_seconds", lambda: measured.append(1) or 1.0)
-    before = torch.backends.mkldnn.enabled
-    processors.tune_for_cpu()
-    assert not measured
-    assert torch.backends.mkldnn.enabled == before
+def test_what_linux_says_of_a_processor(tmp_path: Path) -> None:
+    said = tmp_path / "cpuinfo"
+    assert processors._arm_features(said) == set(), "another system"
+    said.write_text(ARM.format(more="sve") * 2)
+    assert processors._arm_features(said) == {"fp", "asimd", "sve"}
+    said.write_text("flags\t\t: fpu avx2\n")
+    assert processors._arm_features(said) == set()
 
 
-def test_the_measurement_leaves_the_threads_alone() -> None:
-    torch.set_num_threads(2)
-    assert processors._seconds() > 0
-    assert torch.get_num_threads() == 2
+def test_a_busy_machine_does_not_change_how_products_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it was decided by a measurement, which now and then came out the other way: resumed runs had other bits."""
+    monkeypatch.setattr("time.perf_counter", lambda: pytest.fail("a clock was asked"))
+    decided = set()
+    for _ in range(3):
+        processors._onednn_is_slow.cache_clear()
+        decided.add(processors._onednn_is_slow())
+    assert len(decided) == 1
 
 
 def test_a_gpu_is_queued_for_by_one_thread() -> None:

@@ -1,18 +1,16 @@
-"""Settings of PyTorch that the hardware wants: known, or measured once a process."""
+"""Settings of PyTorch that the hardware wants."""
 
 from __future__ import annotations
 
 import functools
 import platform
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from frugalvit import console, onednn
-
-_MUCH = 3.0
 
 
 def tune_for_gpu() -> None:
@@ -26,8 +24,8 @@ def tune_for_gpu() -> None:
 
 
 def tune_for_cpu() -> None:
-    """Leave oneDNN out where it is much slower at attention's products than the processor's own library."""
-    if platform.machine() in ("aarch64", "arm64") and torch.backends.mkldnn.is_available() and _onednn_is_slow():
+    """Leave oneDNN out where the processor's own library of products is faster."""
+    if torch.backends.mkldnn.is_available() and _onednn_is_slow():
         torch.backends.mkldnn.enabled = False
 
 
@@ -47,21 +45,25 @@ def tuned_for(device: torch.device) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _onednn_is_slow() -> bool:
-    """Whether attention's products take many times as long with oneDNN.
+    """Whether this is an ARM processor without SVE, the vectors that oneDNN's own kernels are written for.
 
-    Some builds of PyTorch for ARM carry a oneDNN without kernels for a batched product with a transposed factor, q kᵀ,
-    and fall back to a loop that takes forty times as long: half of a small transformer's training. The two differ so
-    much that the measurement decides the same way every time, as exact resuming needs.
+    There oneDNN multiplies a batch of matrices one by one, and brings each into another order before: attention's q kᵀ
+    took five to forty times as long, and a step of training was slower with each of the networks tried. This is looked
+    up, never measured: products differ in their last bits with and without oneDNN, so a run that is resumed on a busy
+    machine must decide as it did when it began.
     """
-    was = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = True
-    with_it = _seconds()
-    torch.backends.mkldnn.enabled = False
-    slow = with_it >= _MUCH * _seconds()
-    torch.backends.mkldnn.enabled = was
+    slow = platform.machine() in ("aarch64", "arm64") and bool(found := _arm_features()) and "sve" not in found
     if slow:
-        console.say("oneDNN is left out: on this processor attention takes many times as long with it")
+        console.say("oneDNN is left out: this processor has no SVE, without which attention is slower with it")
     return slow
+
+
+def _arm_features(path: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """What Linux says an ARM processor can do; nothing on other systems."""
+    if not path.exists():
+        return set()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return {word for line in lines if line.startswith("Features") for word in line.partition(":")[2].split()}
 
 
 @contextmanager
@@ -73,16 +75,3 @@ def as_pytorch_comes() -> Iterator[None]:
         yield
     finally:
         torch.backends.mkldnn.enabled = was
-
-
-def _seconds() -> float:
-    """The quickest of a few products q kᵀ on one thread: several would measure how busy the machine is."""
-    query, key = torch.ones(32, 64, 32), torch.ones(32, 64, 32)
-    threads, times = torch.get_num_threads(), []
-    torch.set_num_threads(1)
-    for _ in range(5):
-        began = time.perf_counter()
-        torch.bmm(query, key.transpose(1, 2))
-        times.append(time.perf_counter() - began)
-    torch.set_num_threads(threads)
-    return min(times)
