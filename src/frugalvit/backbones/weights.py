@@ -17,6 +17,7 @@ from frugalvit.backbones.checkpoint import read_checkpoint, read_with_metadata
 from frugalvit.backbones.fitting import Fitted, fit
 from frugalvit.backbones.resample import quiet_tables
 from frugalvit.errors import UserError
+from frugalvit.words import some
 
 __all__ = ["Heads", "LoadReport", "load_weights", "read_checkpoint", "read_heads", "read_localization"]
 
@@ -202,4 +203,4 @@ def _name(backbone: nn.Module) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") or "nothing"
+    return some(names, 4) or "nothing"

@@ -13,7 +13,7 @@ import numpy as np
 from frugalvit.data.examples import DataSource, Examples, join
 from frugalvit.data.tables import WANTED_COLUMN
 from frugalvit.errors import UserError
-from frugalvit.words import counted
+from frugalvit.words import counted, some
 
 MODES = ("auto", "given", "train+val", "remake")
 
@@ -146,7 +146,7 @@ def check_trainable(source: DataSource) -> None:
     counts = np.bincount(train.labels, minlength=len(source.classes))
     empty = [source.classes[i] for i in np.flatnonzero(counts == 0)]
     if empty:
-        shown = ", ".join(f"'{name}'" for name in empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        shown = some([f"'{name}'" for name in empty])
         which = "class has" if len(empty) == 1 else "classes have"
         raise UserError(f"{len(empty)} {which} no training image: {shown}. Add images, or remove the empty folders.")
 

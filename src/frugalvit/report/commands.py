@@ -27,6 +27,7 @@ from frugalvit.report.records import find_runs, is_run
 from frugalvit.results import Result, Table
 from frugalvit.training.devices import pick_device
 from frugalvit.training.models import Model, load_model
+from frugalvit.words import some
 
 _LONGEST_NAME, _LONGEST_STEM = 230, 160
 """Bytes of a file's name, and of what we take of an image's: most systems allow 255, a temporary name is longer."""
@@ -145,7 +146,7 @@ def explore(config: ExploreConfig) -> Result:
             console.warn(f"{model.name} is evaluated on another crop; here it looks at that of {models[0].name}")
     data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed, keep=keep)
     path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
-    write_text(path, page.explorer(data, f"{models[0].name}: {', '.join(picture.name for picture in pictures)}"))
+    write_text(path, page.explorer(data, f"{models[0].name}: {some([picture.name for picture in pictures], 3)}"))
     summary = {"page": str(path), "models": [model.name for model in models], "images": len(data["images"])}
     return Result(summary | {"bytes": path.stat().st_size}, [], [f"page    {path}"])
 

@@ -43,6 +43,7 @@ from frugalvit.errors import UserError
 from frugalvit.files import write_text
 from frugalvit.report import charts, dataset, sections, transfer
 from frugalvit.report.records import Record, find_runs, name_apart, read_comparison, read_run
+from frugalvit.words import some
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 GENERATOR = '<meta name="generator" content="frugalvit">'
 _EXAMPLES_SHOWN = 2
-_DATA_NAMED = 3
+_NAMED = 3
 _HEAVIEST_LENS = 6_000_000
 """Bytes of similarities and attention in one report."""
 
@@ -251,8 +252,7 @@ def _about(records: list[Record]) -> str:
     words = [values[0] if all(value == values[0] for value in values) else None for values in (tasks, backbones, data)]
     if words[2] is None:
         names = [name for name in dict.fromkeys(sections.data_names(records)) if name]
-        more = len(names) - _DATA_NAMED
-        words[2] = ", ".join(names[:_DATA_NAMED]) + (f" and {more} more" if more > 0 else "")
+        words[2] = some(names, _NAMED)
     if len(set(lengths)) == 1:
         words.append(lengths[0])
     return " · ".join(str(word) for word in words if word)

@@ -20,6 +20,7 @@ from frugalvit.report import charts
 from frugalvit.report.records import Record, distinct, finite
 from frugalvit.results import as_text
 from frugalvit.training.statistics import Difference, Spread
+from frugalvit.words import some
 
 _LARGEST_TABLE = 30
 """Above so many classes a confusion matrix is a picture, not a table."""
@@ -60,7 +61,7 @@ def legend(records: list[Record]) -> str:
     items = []
     for style, kind in enumerate(kinds):
         names = [record.name for record in records if record.kind() == kind]
-        text = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        text = some(names, 1)
         swatch = f'<svg viewBox="0 0 34 8" aria-hidden="true">{charts.swatch(style, 34)}</svg>'
         items.append(f"<li>{swatch}{escape(text)}</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'

@@ -18,6 +18,7 @@ from frugalvit.errors import UserError, nearest
 from frugalvit.training.resuming import verb_of
 from frugalvit.training.runs import CHECKPOINTS
 from frugalvit.training.unfinished import backbone_weights
+from frugalvit.words import some
 
 _MODELS = "give a run's folder, a checkpoint or an exported folder"
 _HOW = f"{_MODELS[0].upper()}{_MODELS[1:]}, or a name of 'frugalvit list models'."
@@ -143,8 +144,7 @@ def _from_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -
 def _say_report(path: Path, report: LoadReport) -> None:
     odd = [name for name in report.left_over if classifier_part(name) is None]
     if odd:
-        more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
-        console.warn(f"{path}: {', '.join(odd[:4])}{more} found no place in the network; is it the right --backbone?")
+        console.warn(f"{path}: {some(odd, 4)} found no place in the network; is it the right --backbone?")
     if report.notes:
         console.say(f"{path}: {'; '.join(report.notes)}")
 
