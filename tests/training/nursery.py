@@ -1,8 +1,9 @@
 """Real processes of the command, started in milliseconds: one process imports everything, then forks a child per run.
 
 ``Nursery.start`` runs ``frugalvit ARGV`` in a child that can be sent any signal. ``kill_at`` lets the child kill itself
-with SIGKILL at its n-th operation on files of a folder (open to write, rename, link, remove, make a folder), which
-reaches moments that no timer hits: between a file and its rename, between two renames.
+with SIGKILL, or send itself other signals, at its n-th operation on files whose path begins with ``inside`` (open to
+write, rename, link, remove, make a folder). That reaches moments that no timer hits, between a file and its rename,
+between two renames, and the same one on a busy machine as on an idle one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -78,12 +80,19 @@ class Nursery:
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
 
-    def start(self, *argv: str, kill_at: int | None = None, inside: Path | None = None, **variables: str) -> Child:
+    def start(
+        self,
+        *argv: str,
+        kill_at: int | None = None,
+        inside: Path | None = None,
+        signals: Sequence[int] = (signal.SIGKILL,),
+        **variables: str,
+    ) -> Child:
         self.count += 1
         log = self.folder / f"log_{self.count}.txt"
         variables = {"FRUGALVIT_CACHE": str(self.folder / "cache")} | variables
         order = {"argv": argv, "log": str(log), "cwd": str(self.folder), "variables": variables}
-        order |= {"kill_at": kill_at, "inside": str(inside or self.folder)}
+        order |= {"kill_at": kill_at, "inside": str(inside or self.folder), "signals": list(signals)}
         return Child(self.ask(order)["pid"], log, self)
 
     def run(self, *argv: str, **more: Any) -> tuple[int, str]:
@@ -147,7 +156,7 @@ def _live(order: dict[str, Any]) -> None:
         os.chdir(order["cwd"])
         os.environ.update(order["variables"])
         if order["kill_at"] is not None:
-            _kill_self_at(order["kill_at"], order["inside"])
+            _kill_self_at(order["kill_at"], order["inside"], order["signals"])
         from frugalvit import cli
 
         sys.argv = ["frugalvit", *order["argv"]]
@@ -158,7 +167,7 @@ def _live(order: dict[str, Any]) -> None:
         os._exit(status)
 
 
-def _kill_self_at(number: int, inside: str) -> None:
+def _kill_self_at(number: int, inside: str, signals: list[int]) -> None:
     left = number
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -168,8 +177,9 @@ def _kill_self_at(number: int, inside: str) -> None:
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
             return
         left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if left == -1:
+            for which in signals:
+                os.kill(os.getpid(), which)
 
     sys.addaudithook(watch)
 

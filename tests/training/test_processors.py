@@ -17,6 +17,7 @@ def _as_before() -> Iterator[None]:
     processors._onednn_is_slow.cache_clear()
     yield
     processors._onednn_is_slow.cache_clear()
+    processors.tune_for_cpu()  # says its line here, not in the midst of the next test
     torch.backends.mkldnn.enabled = enabled
     torch.set_num_threads(threads)
 

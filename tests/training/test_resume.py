@@ -17,6 +17,7 @@ from nursery import Nursery
 from tiny import PRETRAIN, TRAIN, differences, write_config, write_images
 
 from frugalvit.training import loop
+from frugalvit.training.runs import Run
 
 VERBS = ("train", "pretrain")
 
@@ -42,6 +43,12 @@ class Bench:
         status, said = self.nursery.run(*self.words(verb, out))
         assert status == 0, said
         return said
+
+    def while_saving(self, which: int, verb: str, out: Path, number: signal.Signals, *more: str) -> tuple[int, str]:
+        """A new run that sends itself a signal as it begins to write its first, second … ``last.pt``."""
+        at = 3 * (which - 1)  # each is opened under another name, renamed, and the other name removed
+        inside = out / "checkpoints" / ".last.pt"
+        return self.nursery.run(*self.words(verb, out), *more, kill_at=at, inside=inside, signals=[number])
 
     def reference(self, verb: str) -> Path:
         out = self.folder / f"{verb}_reference"
@@ -137,13 +144,11 @@ def test_a_signal_saves_and_leaves(bench: Bench, verb: str, number: signal.Signa
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip(f"{number.name} is ignored here (nohup), and so it is by a run")
     out = bench.folder / f"{verb}_{number.name}"
-    child = bench.nursery.start(*bench.words(verb, out))
-    child.wait_for(out / "metrics.jsonl")
-    child.send(number)
-    assert child.wait() == 3, child.said()
-    assert f"{number.name}: saved; continue with 'frugalvit {verb} --resume {out}'" in child.said()
+    status, said = bench.while_saving(2, verb, out, number)
+    assert status == 3, said
+    assert f"{number.name}: saved; continue with 'frugalvit {verb} --resume {out}'" in said
     step = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["step"]
-    assert 0 < step < 10 and f"at step {step} of 10" in bench.finish(verb, out)
+    assert step == 7 and f"at step {step} of 10" in bench.finish(verb, out)
     bench.check(verb, out)
 
 
@@ -155,6 +160,31 @@ def test_the_second_signal_leaves_at_once(bench: Bench) -> None:
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         child.send(number)
     assert child.wait() == 130 and "stopped." in child.said() and "Traceback" not in child.said()
+
+
+def test_the_second_signal_waits_for_a_whole_checkpoint(bench: Bench) -> None:
+    """An exception from the midst of torch.save was swallowed there, or ended the run as a fault of the disk."""
+    out = bench.folder / "twice_while_saving"
+    both = {"kill_at": 0, "inside": out / "checkpoints" / ".last.pt", "signals": [signal.SIGINT, signal.SIGTERM]}
+    status, said = bench.nursery.run(*bench.words("train", out), **both)
+    assert status == 130 and "stopped." in said and "Could not save" not in said, said
+    assert torch.load(out / "checkpoints" / "last.pt", weights_only=True)["step"] == 3
+    bench.finish("train", out)
+    bench.check("train", out)
+
+
+def test_a_third_signal_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's writer, left half-way, raises an error of its own on top of the signal's."""
+
+    def left_half_way(state: object, handle: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("unexpected pos 114496 vs 114392")
+
+    monkeypatch.setattr(torch, "save", left_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path / "run").save_checkpoint({"step": 1})
 
 
 def test_a_warning_before_the_end_is_no_second_signal(bench: Bench) -> None:
@@ -183,10 +213,7 @@ def test_the_same_words_begin_go_on_and_end(bench: Bench, verb: str) -> None:
     """What a queue needs: one command, whatever has become of the run."""
     out = bench.folder / f"{verb}_auto"
     words = [*bench.words(verb, out), "--resume", "auto"]
-    child = bench.nursery.start(*words)
-    child.wait_for(out / "checkpoints" / "last.pt")
-    child.send(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
+    assert bench.while_saving(2, verb, out, signal.SIGKILL, "--resume", "auto")[0] == -signal.SIGKILL
     status, said = bench.nursery.run(*words)
     assert status == 0 and "resuming" in said, said
     bench.check(verb, out)
@@ -213,10 +240,7 @@ def test_a_second_process_is_refused(bench: Bench) -> None:
 )
 def test_a_damaged_checkpoint_falls_back(bench: Bench, fault: str) -> None:
     out = bench.folder / f"damaged_{fault}"
-    child = bench.nursery.start(*bench.words("train", out))
-    child.wait_for(out / "checkpoints" / "previous.pt")
-    child.send(signal.SIGKILL)
-    child.wait()
+    assert bench.while_saving(3, "train", out, signal.SIGKILL)[0] == -signal.SIGKILL
     last = out / "checkpoints" / "last.pt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 0x10
@@ -228,10 +252,7 @@ def test_a_damaged_checkpoint_falls_back(bench: Bench, fault: str) -> None:
 
 def test_no_whole_checkpoint_is_said(bench: Bench) -> None:
     out = bench.folder / "hopeless"
-    child = bench.nursery.start(*bench.words("train", out))
-    child.wait_for(out / "checkpoints" / "previous.pt")
-    child.send(signal.SIGKILL)
-    child.wait()
+    assert bench.while_saving(3, "train", out, signal.SIGKILL)[0] == -signal.SIGKILL
     for name in ("last.pt", "previous.pt"):
         (out / "checkpoints" / name).write_bytes(b"nothing")
     metrics = (out / "metrics.jsonl").read_bytes()

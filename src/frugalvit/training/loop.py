@@ -110,7 +110,7 @@ class _Loop(Stepper):
         epoch = self.step / self.plan.steps_per_epoch
         lr = self.plan.lr.at(self.step - 1)  # the schedule's: groups of parameters scale it
         pace = self._pace()
-        with self._a_whole_line():
+        with self._to_the_end():
             self.run.log(
                 self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace
             )
@@ -162,7 +162,7 @@ class _Loop(Stepper):
         if not scores:
             return
         epoch = self.step / self.plan.steps_per_epoch
-        with self._a_whole_line():
+        with self._to_the_end():
             self.run.log(self.step, split=self.task.watched, epoch=round(epoch, 4), **_finite(scores))
         words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
         if self.fabric.is_global_zero:
@@ -174,7 +174,7 @@ class _Loop(Stepper):
             self._meet_broken(last)
         elif self.task.watched == "val" and score is not None and score >= self.best:
             self.best, self.best_step = score, self.step
-            self.run.save_checkpoint({"step": self.step, "task": self.task.state_dict(), "scores": scores}, best=True)
+            self._write({"step": self.step, "task": self.task.state_dict(), "scores": scores}, best=True)
 
     # -- state
 
@@ -203,7 +203,7 @@ class _Loop(Stepper):
         self.saved_at = time.monotonic()
         window = self._everywhere()
         self._take_window(window)  # as whoever resumes here does: the means to come are the same to the bit
-        self.run.save_checkpoint(
+        self._write(
             {
                 "format": _FORMAT,
                 "step": self.step,
@@ -217,6 +217,10 @@ class _Loop(Stepper):
                 "guard": self.guard,
             }
         )
+
+    def _write(self, state: dict[str, Any], *, best: bool = False) -> None:
+        with self._to_the_end():
+            self.run.save_checkpoint(state, best=best)
 
     def resume(self) -> None:
         self.fabric.barrier()
@@ -312,7 +316,7 @@ class _Loop(Stepper):
         # SLURM warns with SIGUSR1 before it sends SIGTERM, and a closed terminal sends SIGHUP beside others: neither
         # is somebody who has lost patience.
         if self.stop_signal in _PRESSING and number in _PRESSING:
-            if self.writing and not self.impatient:  # whoever asks a third time does not wait for a tracker either
+            if self.writing and not self.impatient:  # whoever asks a third time does not wait for a disk either
                 self.impatient = True
                 return
             raise KeyboardInterrupt
@@ -322,8 +326,12 @@ class _Loop(Stepper):
             self.stop_signal = number
 
     @contextmanager
-    def _a_whole_line(self) -> Iterator[None]:
-        """Nobody leaves meanwhile: TensorBoard's thread sleeps half a minute after a queue that was left half-way."""
+    def _to_the_end(self) -> Iterator[None]:
+        """What is written here becomes whole before a second signal leaves.
+
+        TensorBoard's thread sleeps half a minute after a queue that was left half-way, and an exception from a signal
+        may be swallowed in the midst of ``torch.save``, or look like a fault of the disk.
+        """
         self.writing = True
         try:
             yield

@@ -92,7 +92,7 @@ def _take(
 def _evidence(path: Path) -> Path:
     """The file itself, or the newest one of a run."""
     if path.is_dir():
-        found = sorted((path / "fault").glob("*.pt"), key=lambda file: file.stat().st_mtime)
+        found = sorted((path / "fault").glob("*.pt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
         if not found:
             raise UserError(f"{path} holds no failed step (no fault/*.pt in it).")
         return found[-1]

@@ -195,6 +195,8 @@ class Run:
         try:
             write_atomically(target, lambda handle: torch.save(state, handle), keep=keep)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its writer
+            if isinstance(error.__context__, KeyboardInterrupt):  # its writer was left half-way, and minds
+                raise KeyboardInterrupt from error
             raise UserError(self._not_written(target.name, error)) from error
         if not best:
             self._saved_step = state["step"]
