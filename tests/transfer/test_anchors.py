@@ -202,11 +202,15 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def forget(path: Path) -> None:
-    """A file as it was before there were octaves."""
+    """A file as it was before there were octaves, and classes without masks."""
     text = path.read_text(encoding="utf-8")
-    lines = text.splitlines(keepends=True)
-    kept = "".join(line for line in lines if '"octaves"' not in line and line.strip() != "octaves: 1")
-    path.write_text(kept.replace('"detections": 100,\n', '"detections": 100\n'), encoding="utf-8")
+    if path.suffix == ".json":
+        facts = json.loads(text)
+        del facts["spec"]["octaves"], facts["spec"]["maskless"]
+        kept = json.dumps(facts)
+    else:
+        kept = "".join(line for line in text.splitlines(keepends=True) if line.strip() != "octaves: 1")
+    path.write_text(kept, encoding="utf-8")
     assert kept != text
 
 

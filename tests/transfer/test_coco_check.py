@@ -41,36 +41,3 @@ def test_parts_of_a_mask_that_are_no_polygon_are_said(tmp_path: Path, part: Any,
     ]
     assert found.splits == whole.splits, "the rest of the mask is kept"
     assert open_coco(str(data), masks=False).notes == [], "nobody will look at them"
-
-
-OTHER_HALF = [[5.0, 5.0, 9.0]]
-
-
-@pytest.mark.parametrize("spoilt", ["without area", "in place"])
-def test_few_objects_without_a_mask_are_counted_among_those_that_stay(tmp_path: Path, spoilt: str) -> None:
-    """Two of 34 would turn masks off; one of them has no area, and is no object at all."""
-    data = make_coco(tmp_path / "shapes", train=17, val=1)
-
-    def spoil(content: dict[str, Any]) -> None:
-        first, second = content["annotations"][:2]
-        first["segmentation"], second["segmentation"] = [], OTHER_HALF
-        if spoilt == "without area":
-            first["bbox"][2] = 0
-
-    edit(data, "train", spoil)
-    found = open_coco(str(data))
-    if spoilt == "without area":
-        assert found.has_masks() and found.about_masks() == "every object has one" and found.bare == (1, 35)
-        assert any("1 object without a usable mask left out" in note for note in found.notes)
-        return
-    assert not found.has_masks() and found.about_masks() == "2 of 36 objects have none"
-    assert "instances_train.json: 2 of 34 objects have boxes alone: no masks to learn" in found.notes
-    (mend,) = (note for note in found.notes if "no polygon" in note)
-    assert "1 of them with an outline that is no polygon (annotation 2 has 3 numbers; three corners are six)" in mend
-
-
-def test_boxes_alone_are_called_so(tmp_path: Path) -> None:
-    data = make_coco(tmp_path / "shapes", train=2, val=1)
-    for split in ("train", "val"):
-        edit(data, split, lambda content: [entry.pop("segmentation") for entry in content["annotations"]])
-    assert open_coco(str(data)).about_masks() == "the data have boxes only"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from frugalvit.transfer.masks import cut_masks, mask_loss, paste_masks
+from frugalvit.transfer.masks import cut_masks, mask_loss, on_masks, paste_masks
 
 
 def slowly_pasted(mask: Tensor, box: list[float], size: tuple[int, int]) -> Tensor:
@@ -118,6 +118,97 @@ def test_masks_are_learnt_as_the_plain_formula_has_it(counts: list[int], side: i
         slow = slow - (cells * share.log() + (1 - cells) * (1 - share).log()).sum() / (len(labels) * side * side)
     assert torch.allclose(loss, slow, atol=1e-5)
     assert torch.allclose(*(torch.autograd.grad(part, logits)[0] for part in (loss, slow)), atol=1e-5)
+
+
+CASES = st.lists(st.lists(st.booleans(), max_size=4), min_size=1, max_size=4)
+"""For every image which of its objects have a mask."""
+
+
+def some_objects(
+    cases: list[list[bool]], random: torch.Generator
+) -> tuple[list[dict[str, Tensor]], list[Tensor], list[Tensor]]:
+    """Targets, and three regions an object with their owners."""
+    targets, regions, owners = [], [], []
+    for known in cases:
+        count, flags = len(known), torch.tensor(known, dtype=torch.bool)
+        low = torch.rand(3 * count, 2, generator=random) * 6
+        regions.append(torch.cat([low, low + 0.2 + torch.rand(3 * count, 2, generator=random) * 2.8], 1))
+        owners.append(torch.randint(0, max(1, count), (3 * count,), generator=random))
+        targets.append(
+            {
+                "labels": torch.randint(1, 4, (count,), generator=random),
+                "masks": torch.randint(0, 2, (int(flags.sum()), 9, 12), generator=random, dtype=torch.uint8),
+                "mask_of": torch.where(flags, flags.cumsum(0) - 1, -1),
+            }
+        )
+    return targets, regions, owners
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases=CASES, side=st.integers(1, 3), seed=st.integers(0, 10_000))
+def test_only_regions_of_objects_with_a_mask_learn(cases: list[list[bool]], side: int, seed: int) -> None:
+    """The loss and its gradients are those of a loop over them; the others have none at all."""
+    random = torch.Generator().manual_seed(seed)
+    targets, regions, owners = some_objects(cases, random)
+    weights = torch.randn(4, 4 * side * side, generator=random, requires_grad=True)
+    inputs = [part.clone().requires_grad_() for part in regions]
+
+    def head(boxes: Tensor) -> Tensor:
+        return (boxes @ weights / 5).view(-1, 4, side, side)
+
+    kept, shown = on_masks(inputs, owners, targets)
+    loss = mask_loss(head(torch.cat(kept)), [part.detach() for part in kept], shown, targets)
+    terms = []
+    for target, boxes, given_boxes, owner, known in zip(targets, inputs, regions, owners, cases, strict=True):
+        for region, box, one in zip(boxes, given_boxes.tolist(), owner.tolist(), strict=True):
+            if known[one]:
+                cells = slowly_cut(target["masks"][sum(known[:one])].float(), box, side)
+                logit = head(region[None])[0, target["labels"][one]]
+                terms.append(-(cells * F.logsigmoid(logit) + (1 - cells) * F.logsigmoid(-logit)).mean())
+    slow = torch.stack(terms).mean() if terms else weights.sum() * 0
+    assert torch.allclose(loss, slow, atol=1e-5)
+    if not inputs or not sum(map(len, inputs)):
+        return
+    fast, loop = (
+        torch.autograd.grad(part, [weights, *inputs], allow_unused=True, materialize_grads=True)
+        for part in (loss, slow)
+    )
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(fast, loop, strict=True))
+    for gradient, owner, known in zip(fast[1:], owners, cases, strict=True):
+        without = [not known[one] for one in owner.tolist()]
+        assert not gradient[torch.tensor(without, dtype=torch.bool)].any()
+
+
+def loss_before(
+    logits: Tensor, regions: list[Tensor], owners: list[Tensor], targets: list[dict[str, Tensor]]
+) -> Tensor:
+    """As it was when every object had a mask."""
+    if not len(logits):
+        return logits.sum() * 0
+    labels = torch.cat([target["labels"][owner] for target, owner in zip(targets, owners, strict=True)])
+    wanted = torch.cat(
+        [
+            cut_masks(target["masks"], owner, region, logits.shape[-1])
+            for target, owner, region in zip(targets, owners, regions, strict=True)
+        ]
+    )
+    return F.binary_cross_entropy_with_logits(logits[torch.arange(len(labels)), labels], wanted)
+
+
+@settings(deadline=None, max_examples=20)
+@given(counts=st.lists(st.integers(0, 4), min_size=1, max_size=4), told=st.booleans(), seed=st.integers(0, 10_000))
+def test_where_all_have_masks_nothing_has_changed(counts: list[int], told: bool, seed: int) -> None:
+    """To the bit, whether it is told or not that they have."""
+    random = torch.Generator().manual_seed(seed)
+    targets, regions, owners = some_objects([[True] * count for count in counts], random)
+    if not told:
+        targets = [{name: value for name, value in target.items() if name != "mask_of"} for target in targets]
+    kept, shown = on_masks(regions, owners, targets)
+    assert all(torch.equal(*pair) for pair in zip([*kept, *shown], [*regions, *owners], strict=True))
+    logits = torch.randn(3 * sum(counts), 4, 5, 5, generator=random, requires_grad=True)
+    found = [loss(logits, kept, shown, targets) for loss in (mask_loss, loss_before)]
+    assert torch.equal(*found)
+    assert torch.equal(*(torch.autograd.grad(one, logits)[0] for one in found))
 
 
 @pytest.mark.parametrize("box", [(30, 20, 54, 44), (0, 0, 28, 28), (7, 5, 91, 61)])

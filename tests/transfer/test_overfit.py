@@ -9,15 +9,18 @@ import pytest
 from frugalvit.config.transfer import DetectConfig, SegmentConfig
 from frugalvit.transfer import detect_commands, segment_commands
 
-from .samples import make_coco, make_scenes
+from .samples import edit, make_coco, make_scenes
 
 SMALL = {"embed_dim": 24, "depths": [2, 2, 2], "num_heads": [2, 4, 8]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
-def test_detector_learns_eight_images_by_heart(tmp_path: Path, head: str) -> None:
+@pytest.mark.parametrize(("head", "bare"), [("mask-rcnn", 0), ("cascade", 0), ("mask-rcnn", 8)])
+def test_detector_learns_eight_images_by_heart(tmp_path: Path, head: str, bare: int) -> None:
+    """Also where half of the objects have no mask to learn from: their kind has, and all are scored."""
     data = make_coco(tmp_path / "data", train=8, val=1)
+    whole = (data / "instances_train.json").read_text()
+    edit(data, "train", lambda content: [entry.pop("segmentation") for entry in content["annotations"][:bare]])
     config = DetectConfig.parse(
         {
             "data": str(data), "head": head, "backbone": "swin_nano", "backbone_args": SMALL, "img_size": 64,
@@ -27,6 +30,7 @@ def test_detector_learns_eight_images_by_heart(tmp_path: Path, head: str) -> Non
         }
     )  # fmt: skip
     detect_commands.train(config)
+    (data / "instances_train.json").write_text(whole)
     learnt = detect_commands.evaluate(
         detect_commands.DetectEvalConfig(model=str(tmp_path / "run"), data=str(data), split="train", device="cpu")
     ).data

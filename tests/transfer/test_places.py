@@ -12,7 +12,8 @@ from PIL import Image
 
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
-from frugalvit.transfer.coco import CocoData, open_coco
+from frugalvit.transfer.coco import open_coco
+from frugalvit.transfer.coco_data import CocoData
 from frugalvit.transfer.places import arrange
 from frugalvit.transfer.scenes import SceneData, open_scenes
 

@@ -13,11 +13,12 @@ import torch
 from faster_coco_eval import COCO, COCOeval_faster
 from faster_coco_eval.core import mask as run_length
 
-from frugalvit.transfer.coco import CocoData, CocoImage, masks_of, open_coco
-from frugalvit.transfer.detect_commands import agreement
+from frugalvit.transfer.coco import masks_of, open_coco
+from frugalvit.transfer.coco_data import CocoData, CocoImage
 from frugalvit.transfer.detect_data import ObjectPictures
 from frugalvit.transfer.detect_task import DetectTask, summary_of
 from frugalvit.transfer.feed import Pictures
+from frugalvit.transfer.matching import agreement
 from frugalvit.transfer.scores import IGNORED, Confusion, _curves, average_precision
 
 from .samples import edit, make_coco

@@ -228,18 +228,20 @@ def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
     assert "box_ap" in found and "mask_ap" not in found
     decided = {d["name"]: d["value"] for d in json.loads((tmp_path / "run" / "decisions.json").read_text())}
     assert (decided["recipe"], decided["evaluate_every"]) == ("detect-small", 1)
-    with pytest.raises(UserError, match="does not have a mask for every object"):
+    with pytest.raises(UserError, match="no object with a usable mask in its training images: leave out --masks"):
         detect_commands.train(detect_config(data, tmp_path / "other", masks=True))
 
 
-def test_boxes_whose_masks_are_all_empty_are_offered(tmp_path: Path) -> None:
+def test_boxes_whose_masks_are_all_empty_are_learnt(tmp_path: Path) -> None:
     data = make_coco(tmp_path / "empty", train=3, val=2, side=40)
     outside = [[-9.0, -9, -5, -9, -5, -5]]
     edit(data, "train", lambda content: [entry.update(segmentation=outside) for entry in content["annotations"]])
-    with pytest.raises(UserError, match=r"no objects with a usable mask .* give --masks false to learn their boxes"):
-        detect_commands.train(detect_config(data, tmp_path / "run"))
     job = detect_commands.DetectJob()
-    assert job.open(detect_config(data, tmp_path / "run", masks=False)).splits["train"][0].learnable()
+    found = job.open(detect_config(data, tmp_path / "run"))
+    assert found.splits["train"][0].learnable() and not found.has_masks()
+    assert any("6 of them with a mask that holds no pixel of the image" in note for note in found.notes)
+    with pytest.raises(UserError, match=r"no object with a usable mask .* leave out --masks to learn their boxes"):
+        job.open(detect_config(data, tmp_path / "run", masks=True))
     edit(data, "train", lambda content: content.update(annotations=[]))
     with pytest.raises(UserError, match=r"no objects to learn from in its training images\.$"):
         job.open(detect_config(data, tmp_path / "run"))

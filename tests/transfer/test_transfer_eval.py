@@ -138,37 +138,6 @@ def test_supercategories_are_scored_by_name_too(shapes: Path, tmp_path: Path) ->
         score(run, data / "instances_val.json")
 
 
-@pytest.mark.slow
-def test_objects_without_masks_count_where_nobody_asks_for_masks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One object of 24 is a slip for who learns masks; for boxes it is an object like any other."""
-
-    def slip(content: dict[str, Any]) -> None:
-        content["annotations"] = [entry | {"id": n} for n, entry in enumerate(4 * content["annotations"])]
-        content["annotations"][0].update(segmentation=[])
-
-    data = make_coco(tmp_path / "data", train=3, val=3, side=40)
-    for split in ("train", "val"):
-        edit(data, split, slip)
-    counted: list[int] = []
-    original = detect_commands.DetectTask.scores
-
-    def scores(self: Any, dataset: Any, found: Any) -> Any:
-        counted.append(sum(len(image.objects) for image in dataset.images))
-        return original(self, dataset, found)
-
-    monkeypatch.setattr(detect_commands.DetectTask, "scores", scores)
-    for masks, objects in ((False, 24), (True, 23)):
-        settings = detect_config(data, tmp_path / f"masks_{masks}", masks=masks, steps=1, report=False)
-        opened = detect_commands.DetectJob().open(settings)
-        assert [sum(len(image.objects) for image in opened.splits[split]) for split in opened.splits] == [objects] * 2
-    run = tmp_path / "run"
-    trained = detect_commands.train(detect_config(data, run, masks=False, steps=1, report=False)).data
-    assert "mask_ap" not in trained and "mask_ap" not in score(run, data)
-    assert len(counted) >= 2 and set(counted) == {24}
-
-
 @pytest.mark.parametrize("kind", ["detect", "segment"])
 def test_only_the_scored_split_is_read(
     kind: str, detector: Path, segmenter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

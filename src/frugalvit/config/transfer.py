@@ -130,7 +130,7 @@ class DetectConfig(TransferConfig):
     )
     head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three that refine each other's boxes")
     masks: bool | Auto = option(
-        "auto", "predict masks; auto: where at least 19 of 20 objects have one, and all others are left out"
+        "auto", "predict masks; auto: where 10 training objects have one, or half of them; others teach boxes alone"
     )
     categories: Literal["own", "super", "one"] = option(
         "own", "learn the data's categories, their supercategories, or one, object: few images teach few names"

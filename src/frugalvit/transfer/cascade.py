@@ -16,7 +16,7 @@ from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.roi_heads import maskrcnn_inference
 from torchvision.ops import batched_nms, clip_boxes_to_image, remove_small_boxes
 
-from frugalvit.transfer.masks import mask_loss
+from frugalvit.transfer.masks import mask_loss, on_masks
 from frugalvit.transfer.parts import LEAST_SCORE, DetectorSpec, mask_parts, roi_align
 from frugalvit.transfer.pyramid import FeaturePyramid
 from frugalvit.transfer.regions import (
@@ -90,7 +90,7 @@ class CascadeHeads(nn.Module):
             if number == 0:  # a fixed number of regions an image, a quarter of them objects; later heads keep them all
                 boxes, owners, labels, positives = choose(boxes, owners, labels, self.sampler)
                 if self.mask_parts:
-                    regions, shown = on_objects(boxes, owners, labels, positives)
+                    regions, shown = on_masks(*on_objects(boxes, owners, labels, positives), targets)
                     losses["loss_mask"] = mask_loss(self._masks(features, regions, sizes), regions, shown, targets)
             logits, offsets = stage(self.crop(features, boxes, sizes))
             goals = goals_of(owners, objects)

@@ -2,14 +2,13 @@
 
 What a file may hold and how it is met: category ids with holes (classes are numbered 1, 2, … in the order of their
 ids), images without objects (they teach what is not there), crowds (not learnt from; scored as COCO scores them), boxes
-without area or outside their image and objects without a usable mask (left out, said), boxes over the border (clipped),
-files that are no image (left out with their objects, named).
+without area or outside their image (left out, said), objects without a usable mask (their boxes count, said), boxes
+over the border (clipped), files that are no image (left out with their objects, named).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,57 +17,11 @@ from faster_coco_eval.core import mask as run_length
 
 from frugalvit.errors import UserError
 from frugalvit.training.used import LeftOut
-from frugalvit.transfer.coco_check import LEAST, check_runs, count_bare, is_polygon, mostly_boxes
+from frugalvit.transfer.coco_check import LEAST, check_runs, has_mask, is_polygon, say_bare
+from frugalvit.transfer.coco_data import CocoData, CocoImage
 from frugalvit.transfer.coco_files import find_annotations, read
 from frugalvit.transfer.places import Seen, arrange, find_folder, look_at_images, note_turned, turned_by_exif
 from frugalvit.words import counted
-
-_MASKLESS = "without a usable mask"
-
-
-@dataclass
-class CocoImage:
-    """One image and its objects, as annotated; ``objects`` are cleaned annotations of the JSON file ``truth``."""
-
-    id: Any
-    path: Path
-    height: int
-    width: int
-    truth: Path
-    objects: list[dict[str, Any]] = field(default_factory=list)
-
-    def learnable(self) -> list[dict[str, Any]]:
-        """The objects a detector learns from: everything but crowds."""
-        return [entry for entry in self.objects if not entry["iscrowd"]]
-
-
-@dataclass
-class CocoData:
-    """Images by split. Class k = 1, 2, … (0 is the background) stands for ``category_ids[k - 1]``."""
-
-    name: str
-    classes: tuple[str, ...]
-    category_ids: tuple[int, ...]
-    splits: dict[str, list[CocoImage]]
-    notes: list[str]
-    bad: list[LeftOut] = field(default_factory=list)
-    maskless: int = 0  # objects left out for want of a mask
-    bare: tuple[int, int] = (0, 0)  # objects of all files that have a box alone, of how many
-
-    def class_of(self) -> dict[int, int]:
-        return {identity: number for number, identity in enumerate(self.category_ids, 1)}
-
-    def has_masks(self) -> bool:
-        """Whether every object of every split has one; a file of boxes beside one of masks leaves boxes to learn."""
-        objects = [entry for images in self.splits.values() for image in images for entry in image.objects]
-        return bool(objects) and all("segmentation" in entry for entry in objects)
-
-    def about_masks(self) -> str:
-        """Why masks are learnt, or are not."""
-        if self.has_masks():
-            return "every object has one"
-        bare, count = self.bare
-        return f"{bare:,} of {count:,} objects have none" if 0 < bare < count else "the data have boxes only"
 
 
 def open_coco(
@@ -77,7 +30,7 @@ def open_coco(
     val_fraction: float = 0.1,
     categories: str = "own",
     *,
-    masks: bool | str = "auto",
+    masks: bool = True,
     known: tuple[str, dict[int, str]] | None = None,
     only: str | None = None,
     max_bad: float = 0.05,
@@ -85,8 +38,7 @@ def open_coco(
     """Read a dataset, check it, and make what splits are missing; every mistake is one line before training.
 
     categories: "own"; "super" learns the supercategories instead; "one" calls everything an object.
-    masks: "auto" wants them if no file has many objects without one; True asks this of each file for itself; False
-        where nobody will look at them. Where they are wanted objects without one are left out, else all are kept.
+    masks: whether to say what is wrong with them; False where nobody will look at them.
     known: a model's name and its categories by id, which the files' are taken for by their names.
     only: the split of a folder that is wanted; nothing of the others is read.
     max_bad: the share of a file's images that may be none.
@@ -103,23 +55,22 @@ def open_coco(
     other, named = files[first].name, _categories(contents[first], files[first])
     if known and categories == "own":
         other, named = known
-    bare = {name: count_bare(content, files[name], notes) for name, content in contents.items()}
-    boxed = {name: mostly_boxes(*counts) for name, counts in bare.items()}
-    without, objects = (sum(part) for part in zip(*bare.values(), strict=True))
-    splits, maskless = {}, 0
+    splits, bare = {}, {}
     for name, content in contents.items():
         numbers = _numbers(content, files[name], named, other, notes)
-        drawn = masks is not False and not (any(boxed.values()) if masks == "auto" else boxed[name])
         images = _images(name, files[name], Path(where), content, max_bad, notes, bad)
-        maskless += _add_objects(files[name], content, images, numbers, notes, drawn)
+        bare[name] = _add_objects(files[name], content, images, numbers, notes, masks)
         splits[name] = [image for image in images.values() if image is not None]
+    drawn = any(image.drawn() for images in splits.values() for image in images)
+    meant = any(has_mask(entry.get("segmentation")) for entries in bare.values() for entry in entries)
+    if masks and (drawn or meant):  # else these are boxes alone, and there is nothing to say of them
+        for name, images in splits.items():
+            notes += say_bare(files[name], bare[name], sum(len(image.learnable()) for image in images))
     if categories != "own":
         named = _merge(splits, _groups(contents[first], files[first], categories), known)
     root = Path(where) if Path(where).is_dir() else Path(where).parent
     splits = arrange(splits, split, val_fraction, notes)
-    return CocoData(
-        root.resolve().name, tuple(named.values()), tuple(named), splits, notes, bad, maskless, (without, objects)
-    )
+    return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes, bad)
 
 
 def rle(entry: dict[str, Any], height: int, width: int) -> dict[str, Any]:
@@ -292,13 +243,14 @@ def _add_objects(
     numbers: dict[int, int],
     notes: list[str],
     masks: bool,
-) -> int:
+) -> list[dict[str, Any]]:
     """Give the images their objects; those that cannot be used are counted by their reasons, and the first named.
 
-    Returns how many were left out for want of a mask.
+    Returns the annotations of those to learn from that have no usable mask.
     """
     left_out: dict[str, list[Any]] = {}
     spoilt: list[Any] = []
+    bare: list[dict[str, Any]] = []
     for entry in content["annotations"]:
         if entry.get("image_id") not in images:
             raise UserError(
@@ -312,12 +264,14 @@ def _add_objects(
         image = images[entry["image_id"]]
         if image is None:
             continue
-        cleaned, reason = _clean(entry, image, path, masks)
+        cleaned, reason = _clean(entry, image, path)
         if cleaned is None:
             left_out.setdefault(reason, []).append(entry.get("id"))
         else:
             image.objects.append(cleaned | {"category_id": numbers[entry["category_id"]]})
-            if masks and len(cleaned["segmentation"]) < len(entry["segmentation"]):
+            if "segmentation" not in cleaned:
+                bare += [] if cleaned["iscrowd"] else [entry]
+            elif masks and len(cleaned["segmentation"]) < len(entry["segmentation"]):
                 spoilt.append(entry.get("id"))
     for reason, ids in left_out.items():
         notes.append(f"{path.name}: {counted(len(ids), 'object')} {reason} left out ({_first_of(ids)})")
@@ -326,7 +280,7 @@ def _add_objects(
             f"{path.name}: {counted(len(spoilt), 'object')} without those parts of the mask that are no polygon "
             f"({_first_of(spoilt)})"
         )
-    return len(left_out.get(_MASKLESS, ()))
+    return bare
 
 
 def _first_of(ids: list[Any]) -> str:
@@ -344,8 +298,8 @@ def _plainly_seen(segmentation: Any, image: CocoImage) -> bool:
     return False
 
 
-def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> tuple[dict[str, Any] | None, str]:
-    """An annotation with a box inside its image and a usable mask; or None and what it lacks."""
+def _clean(entry: dict[str, Any], image: CocoImage, path: Path) -> tuple[dict[str, Any] | None, str]:
+    """An annotation with a box inside its image, and its mask if that is usable; or None and what it lacks."""
     segmentation = entry.get("segmentation") or []
     if isinstance(segmentation, list):
         segmentation = [part for part in segmentation if is_polygon(part, image.height, image.width)]
@@ -365,7 +319,7 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
         elif not box:
             box = run_length.toBbox(mask).tolist()
     if not box and not segmentation and entry.get("segmentation"):
-        return None, _MASKLESS
+        return None, "without a box and a usable mask"
     if not isinstance(box, list) or len(box) != 4:
         raise UserError(f"{path.name}: annotation {entry.get('id')} has no bbox [left, top, width, height].")
     left, top, width, height = (float(value) for value in box)
@@ -377,8 +331,6 @@ def _clean(entry: dict[str, Any], image: CocoImage, path: Path, masks: bool) -> 
     left, top = max(left, 0.0), max(top, 0.0)
     if right - left < LEAST or bottom - top < LEAST:
         return None, "with a box outside the image"
-    if masks and not segmentation:
-        return None, _MASKLESS
     area = entry.get("area") or 0.0
     if area <= 0:  # not said, or no area; COCO's is the mask's
         mask = rle({"segmentation": segmentation}, image.height, image.width) if segmentation else None

@@ -10,9 +10,9 @@ from typing import Any
 from faster_coco_eval.core import mask as run_length
 
 from frugalvit.errors import UserError
+from frugalvit.words import counted
 
 LEAST = 1e-3  # pixels that a box must be wide and high
-_FEW_BARE = 0.05  # objects without a mask that are a slip, and left out; more of them are boxes that were meant
 Check = tuple[Callable[[Any], bool], str]
 
 
@@ -78,40 +78,27 @@ def has_mask(segmentation: Any) -> bool:
     return bool(segmentation)
 
 
-def count_bare(content: dict[str, Any], path: Path, notes: list[str]) -> tuple[int, int]:
-    """How many objects have a box alone, and how many there are; said where others have masks that will not be learnt.
-
-    A box without area counts nowhere: it is left out in any case.
-    """
-    staying = [entry for entry in content["annotations"] if _has_area(entry)]
-    bare = [entry for entry in staying if not has_mask(entry.get("segmentation"))]
-    if mostly_boxes(len(bare), len(staying)) and len(bare) < len(staying):
-        notes.append(f"{path.name}: {len(bare):,} of {len(staying):,} objects have boxes alone: no masks to learn")
-        notes += _no_polygons(bare, path)
-    return len(bare), len(staying)
-
-
-def mostly_boxes(bare: int, count: int) -> bool:
-    """Whether so many of a file's objects have no mask that boxes were meant."""
-    return bare > _FEW_BARE * count
-
-
-def _has_area(entry: dict[str, Any]) -> bool:
-    box = entry.get("bbox") or []
-    return len(box) != 4 or (box[2] >= LEAST and box[3] >= LEAST)
-
-
-def _no_polygons(bare: list[dict[str, Any]], path: Path) -> list[str]:
-    """A note on outlines that somebody has drawn, but that are none: they can be mended."""
-    odd = [(entry.get("id"), part) for entry in bare for part in entry.get("segmentation") or [] if part]
-    if not odd:
+def say_bare(path: Path, bare: list[dict[str, Any]], count: int) -> list[str]:
+    """Notes on those of a file's ``count`` objects that have no usable mask; what somebody has drawn can be mended."""
+    if not bare:
         return []
-    first, part = odd[0]
-    what = f"{len(part)} numbers" if isinstance(part, list) else "no list of numbers"
-    return [
-        f"{path.name}: {len({number for number, _ in odd}):,} of them with an outline that is no polygon (annotation "
-        f"{first} has {what}; three corners are six): mended, they are masks"
+    notes = [f"{path.name}: {len(bare):,} of {counted(count, 'object')} without a mask: their boxes alone count"]
+    outlines = [
+        (entry.get("id"), entry["segmentation"]) for entry in bare if isinstance(entry.get("segmentation"), list)
     ]
+    odd = [(number, part) for number, parts in outlines for part in parts if part and not _has_corners(part)]
+    if odd:
+        first, part = odd[0]
+        what = f"{len(part)} numbers" if isinstance(part, list) else "no list of numbers"
+        notes.append(
+            f"{path.name}: {len({number for number, _ in odd}):,} of them with an outline that is no polygon "
+            f"(annotation {first} has {what}; three corners are six): mended, they are masks"
+        )
+    empty = [entry.get("id") for entry in bare if has_mask(entry.get("segmentation"))]
+    if empty:
+        first = f"annotation {empty[0]}" + (" is the first" if len(empty) > 1 else "")
+        notes.append(f"{path.name}: {len(empty):,} of them with a mask that holds no pixel of the image ({first})")
+    return notes
 
 
 def _has_corners(part: Any) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from faster_coco_eval.core import mask as run_length
-from torchvision.ops import box_convert, box_iou
 
 from frugalvit import console
 from frugalvit.backbones import Backbone
@@ -23,18 +22,20 @@ from frugalvit.training.given import Given
 from frugalvit.training.recipes import Decisions
 from frugalvit.training.schedules import Schedule, Steps
 from frugalvit.transfer import running
-from frugalvit.transfer.coco import CocoData, CocoImage, open_coco, rle
+from frugalvit.transfer.coco import open_coco, rle
+from frugalvit.transfer.coco_data import CocoData, CocoImage
 from frugalvit.transfer.decide import decide_detector, short_side
 from frugalvit.transfer.detect_data import ObjectPictures, View
 from frugalvit.transfer.detect_task import DetectTask, summary_of
 from frugalvit.transfer.detection import Detector
 from frugalvit.transfer.feed import Pictures
+from frugalvit.transfer.matching import agreement
 from frugalvit.transfer.parts import DetectorSpec
 from frugalvit.transfer.pictures import draw_objects, save_picture, side_by_side
 from frugalvit.transfer.pyramid import Pyramid, pyramid_strides
 from frugalvit.transfer.trained import fill, read_facts, rebuild_backbone
 from frugalvit.transfer.using import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
-from frugalvit.words import counted
+from frugalvit.words import counted, some
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -59,23 +60,25 @@ class DetectJob:
             config.split,
             config.val_fraction,
             config.categories,
-            masks=config.masks,
+            masks=config.masks is not False,
             max_bad=config.cache.max_bad,
         )
-        if config.masks is True and not data.has_masks():
-            raise UserError(f"{config.data} does not have a mask for every object of every split; leave out --masks.")
-        if not any(image.learnable() for image in data.splits.get("train", [])):
-            if data.maskless and config.masks is not False:
-                raise UserError(
-                    f"{config.data} has no objects with a usable mask in its training images; give --masks false to "
-                    "learn their boxes."
-                )
+        drawn, count = data.masks()
+        if not count:
             raise UserError(f"{config.data} has no objects to learn from in its training images.")
+        if config.masks is True and not drawn:
+            raise UserError(
+                f"{config.data} has no object with a usable mask in its training images: leave out --masks to learn "
+                "their boxes."
+            )
         return data
 
     def decide(self, config: DetectConfig, data: CocoData, backbone: Backbone, decisions: Decisions) -> None:
         strides = pyramid_strides(backbone)
         decide_detector(config, backbone.dim, strides, data.has_masks(), decisions, data.about_masks())
+        if config.masks and (maskless := data.maskless()):
+            names = some([data.classes[label - 1] for label in maskless])
+            data.notes.append(f"no masks will be predicted of {names}: no training object of these has one")
 
     def task(self, config: DetectConfig, data: CocoData, backbone: Backbone) -> DetectTask:
         sizes = config.detector
@@ -90,6 +93,7 @@ class DetectJob:
             sizes.samples,
             sizes.detections,
             int(sizes.octaves),
+            data.maskless() if config.masks else (),
         )
         return DetectTask(
             Detector(Pyramid(backbone), spec),
@@ -287,24 +291,6 @@ def _with_rle(entry: dict[str, Any], image: CocoImage) -> dict[str, Any]:
     if "segmentation" not in entry:
         return entry
     return {**entry, "segmentation": rle(entry, image.height, image.width)}
-
-
-def agreement(truth: list[dict[str, Any]], found: list[dict[str, Any]]) -> float:
-    """F1 of detections against objects: the surest detection first takes the object of its class it overlaps most."""
-    if not truth or not found:
-        return 0.0
-    guesses, objects = (
-        box_convert(torch.tensor([entry["bbox"] for entry in part]).float(), "xywh", "xyxy") for part in (found, truth)
-    )
-    overlaps = box_iou(guesses, objects).tolist()
-    free, hits = set(range(len(truth))), 0
-    for place in sorted(range(len(found)), key=lambda place: -found[place]["score"]):
-        same = [other for other in free if truth[other]["label"] == found[place]["label"]]
-        best = max(same, key=lambda other: overlaps[place][other], default=None)
-        if best is not None and overlaps[place][best] >= 0.5:
-            free.remove(best)
-            hits += 1
-    return 2 * hits / (len(truth) + len(found))
 
 
 def _tables(summary: dict[str, Any]) -> list[Table]:

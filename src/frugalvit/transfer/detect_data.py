@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frugalvit.data.color import luma
-from frugalvit.transfer.coco import CocoData, CocoImage, masks_of
+from frugalvit.transfer.coco import masks_of
+from frugalvit.transfer.coco_data import CocoData, CocoImage
 from frugalvit.transfer.feed import Pictures, send
 from frugalvit.transfer.parts import Target
 
@@ -47,11 +48,15 @@ class View:
 
 @dataclass(frozen=True)
 class Objects:
-    """The n objects of a picture: boxes (n, 4), labels (n,), and n masks of the picture's size as bits."""
+    """The n objects of a picture: boxes (n, 4), labels (n,), and masks of the picture's size as bits.
+
+    mask_of: (n,) which of the masks is an object's, -1 for none; None where each has its own
+    """
 
     boxes: Tensor
     labels: Tensor
     bits: Tensor | None
+    mask_of: Tensor | None = None
 
 
 class ObjectPictures:
@@ -63,7 +68,7 @@ class ObjectPictures:
     def __init__(self, images: list[CocoImage], data: CocoData, pictures: Pictures, masks: bool) -> None:
         self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
         self._classes = data.class_of()
-        bits = sum(image.height * image.width * len(image.learnable()) for image in images) if masks else 0
+        bits = sum(image.height * image.width * len(image.drawn()) for image in images) if masks else 0
         self._keeps = pictures.keeps and bits // 8 <= pictures.room
         self._kept: dict[int, Objects] = {}
 
@@ -84,8 +89,14 @@ class ObjectPictures:
         boxes = torch.tensor([entry["bbox"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         labels = torch.tensor([self._classes[entry["category_id"]] for entry in entries], dtype=torch.int64)
-        bits = torch.from_numpy(np.packbits(masks_of(entries, image.height, image.width))) if self.masks else None
-        return Objects(boxes, labels, bits)
+        if not self.masks:
+            return Objects(boxes, labels, None)
+        drawn = image.drawn()
+        bits = torch.from_numpy(np.packbits(masks_of(drawn, image.height, image.width)))
+        if len(drawn) == len(entries):
+            return Objects(boxes, labels, bits)
+        known = torch.tensor(["segmentation" in entry for entry in entries])
+        return Objects(boxes, labels, bits, torch.where(known, known.cumsum(0) - 1, -1))
 
 
 def unpack(bits: Tensor) -> Tensor:
@@ -151,10 +162,15 @@ def make_targets(
     targets = [{"boxes": box, "labels": label} for box, label in pairs]
     bits = [part.bits for part in objects if part.bits is not None]
     if bits:
+        whose = [torch.arange(len(o.labels)) if o.mask_of is None else o.mask_of for o in objects]
+        drawn = [int((places >= 0).sum()) for places in whose]
         pixels = unpack(send(bits, device)).split([8 * len(part) for part in bits])
-        for target, part, count, old, new, flip in zip(targets, pixels, counts, before, after, flips, strict=True):
+        for target, part, count, old, new, flip in zip(targets, pixels, drawn, before, after, flips, strict=True):
             masks = part[: count * old[0] * old[1]].view(count, *old)  # the last byte may be longer than the masks
             target["masks"] = resize_masks(masks, new, flip)
+        if drawn != counts:
+            for target, places in zip(targets, send(whose, device).split(counts), strict=True):
+                target["mask_of"] = places
     return targets
 
 

@@ -104,7 +104,7 @@ class DetectTask(TransferTask):
     def detect(self, pictures: list[Tensor], least: float = 0.0) -> list[list[dict[str, Any]]]:
         """The objects of pictures (3, H, W) that score at least so much, as dicts; the same together and one by one.
 
-        label, score, bbox (left, top, width, height), and mask as run lengths
+        label, score, bbox (left, top, width, height), and mask as run lengths, but of classes without one to learn from
         """
         original = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
         sizes = [self._fit(size) for size in original]
@@ -119,7 +119,7 @@ class DetectTask(TransferTask):
                 images = lay_out(seen, fitted, [False] * len(places), self.mean, self.std, frame)
                 part = self.net.detect(images, fitted, [original[place] for place in places], least)
                 for place, objects in zip(places, part, strict=True):
-                    found[place] = _entries(objects)
+                    found[place] = _entries(objects, self.net.spec.maskless)
         return found
 
     def _fit(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -127,8 +127,8 @@ class DetectTask(TransferTask):
         return self.view.fit(*size, self.view.side)
 
     def scores(self, dataset: ObjectPictures, found: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
-        """COCO's scores of boxes, and of masks where both the detector and the data have them."""
-        drawn = all("segmentation" in entry for image in dataset.images for entry in image.objects)
+        """COCO's scores of boxes, and of masks where both the detector and the data have some."""
+        drawn = any(image.drawn() for image in dataset.images)
         kinds = ("bbox", "segm") if self.net.spec.masks and drawn else ("bbox",)
         return {kind: average_precision(dataset.images, dataset.data, found, kind) for kind in kinds}
 
@@ -141,7 +141,7 @@ def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float | None]:
     return {f"{words[kind]}_{key}": getattr(ap, part) for kind, ap in scores.items() for part, key in parts}
 
 
-def _entries(objects: Target) -> list[dict[str, Any]]:
+def _entries(objects: Target, maskless: tuple[int, ...] = ()) -> list[dict[str, Any]]:
     boxes = objects["boxes"].float().cpu()
     sides = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
     entries = [
@@ -150,6 +150,8 @@ def _entries(objects: Target) -> list[dict[str, Any]]:
     ]
     if "masks" in objects:
         for entry, inside in zip(entries, objects["masks"], strict=True):
+            if entry["label"] in maskless:
+                continue
             encoded = run_length.encode(np.asfortranarray(inside.cpu().numpy().astype(np.uint8)))
             counts = encoded["counts"]
             text = counts.decode() if isinstance(counts, bytes) else counts

@@ -21,19 +21,40 @@ def mask_loss(
 ) -> Tensor:
     """He et al. 2017, §3: the mean binary cross-entropy of the masks of the regions' classes.
 
-    logits (R, classes + 1, m, m) of all images' regions (r, 4), whose objects are ``owners`` (r,) in ``targets``.
+    logits (R, classes + 1, m, m) of all images' regions (r, 4), whose objects are ``owners`` (r,) in ``targets``; each
+    of these has a mask (see ``on_masks``).
     """
     if not len(logits):  # a mean of nothing is undefined
         return logits.sum() * 0
     labels = torch.cat([target["labels"][owner] for target, owner in zip(targets, owners, strict=True)])
     wanted = torch.cat(
         [
-            cut_masks(target["masks"], owner, region, logits.shape[-1])
+            cut_masks(target["masks"], _places(target, owner), region, logits.shape[-1])
             for target, owner, region in zip(targets, owners, regions, strict=True)
         ]
     )
     places = torch.arange(len(labels), device=labels.device)
     return F.binary_cross_entropy_with_logits(logits[places, labels], wanted)
+
+
+def on_masks(
+    regions: Sequence[Tensor], owners: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Of the regions (r, 4) and their objects (r,) those whose object has a mask: the others teach boxes alone.
+
+    They are left out before the mask head, so that they cost it nothing, and the mean is over masks that are known.
+    """
+    if "mask_of" not in targets[0]:
+        return list(regions), list(owners)
+    known = [_places(target, owner) >= 0 for target, owner in zip(targets, owners, strict=True)]
+    counts = torch.stack([part.sum() for part in known]).tolist()
+    places = torch.where(torch.cat(known))[0]
+    return tuple(list(torch.cat(list(part))[places].split(counts)) for part in (regions, owners))  # type: ignore[return-value]
+
+
+def _places(target: dict[str, Tensor], owners: Tensor) -> Tensor:
+    """Where among an image's masks those of these objects are, -1 for none."""
+    return target["mask_of"][owners] if "mask_of" in target else owners
 
 
 def cut_masks(masks: Tensor, owners: Tensor, boxes: Tensor, side: int) -> Tensor:

@@ -22,7 +22,9 @@ from torchvision.ops.poolers import initLevelMapper
 from frugalvit.transfer.pyramid import FeaturePyramid
 
 Target = dict[str, Tensor]
-"""boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class; masks (n, H, W) where there are any."""
+"""boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class; where masks are learnt, masks (k, H, W),
+and mask_of (n,), which of them is an object's, -1 for none. Without mask_of each object has its own: k = n.
+"""
 
 LEAST_SCORE = 0.05
 """What is less certain is no detection; the number that COCO's scores are usually computed with."""
@@ -42,6 +44,10 @@ class DetectorSpec:
     samples: int = 512
     detections: int = 100
     octaves: int = 1  # anchor sizes of a level, each twice the one before
+    maskless: tuple[int, ...] = ()  # labels of classes no mask was learnt of: what the head draws for them is chance
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "maskless", tuple(self.maskless))  # files have lists
 
     def anchor_sizes(self, stride: float) -> tuple[float, ...]:
         """The sides of the square anchors of a level, in pixels."""

@@ -20,7 +20,7 @@ from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import batched_nms, nms
 
-from frugalvit.transfer.masks import mask_loss
+from frugalvit.transfer.masks import mask_loss, on_masks
 
 _MOST_OVERLAPS = {"cuda": 2**24}
 """Overlaps of objects with anchors held at once. A CPU gains nothing from images side by side: one at a time."""
@@ -119,7 +119,7 @@ class Heads(RoIHeads):
         class_loss, box_loss = fastrcnn_loss(logits, offsets, labels, wanted)
         losses = {"loss_classifier": class_loss, "loss_box_reg": box_loss}
         if self.has_mask():
-            regions, shown = on_objects(proposals, owners, labels, positives)
+            regions, shown = on_masks(*on_objects(proposals, owners, labels, positives), targets)
             crops = self.mask_roi_pool(features, regions, image_shapes)  # type: ignore[misc]
             masks = self.mask_predictor(self.mask_head(crops))  # type: ignore[misc]
             losses["loss_mask"] = mask_loss(masks, regions, shown, targets)

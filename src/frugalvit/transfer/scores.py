@@ -12,7 +12,9 @@ import torch
 from faster_coco_eval import COCO, COCOeval_faster
 from torch import Tensor
 
-from frugalvit.transfer.coco import CocoData, CocoImage, ground_truth
+from frugalvit.transfer.coco import ground_truth
+from frugalvit.transfer.coco_data import CocoData, CocoImage
+from frugalvit.transfer.countable import countable
 
 IGNORED = 255
 """The label of pixels that count nowhere, after a dataset's own labels have been translated."""
@@ -43,8 +45,11 @@ def average_precision(
 ) -> AveragePrecision:
     """AP of detections: dicts of ``image`` (place in ``images``), ``label``, ``score``, ``bbox``, ``segmentation``.
 
-    kind: "bbox" or "segm". faster-coco-eval does the counting; an image's place is its id, so any id in the file works.
+    kind: "bbox" or "segm", of what can be counted. faster-coco-eval does the counting; an image's place is its id, so
+        any id in the file works.
     """
+    if kind == "segm":
+        images, found = countable(images, data, found)
     results = [
         {
             "image_id": entry["image"] + 1,
