@@ -15,9 +15,9 @@ from sklearn.multiclass import OneVsRestClassifier
 from torch import Tensor
 
 from frugalvit.errors import UserError
-from frugalvit.probing import logistic
+from frugalvit.probing import lbfgs
 from frugalvit.probing.lbfgs import principal_axes
-from frugalvit.probing.logistic import LogisticRegression, logistic_probe, search_strength
+from frugalvit.probing.logistic import TOLERANCE, LogisticRegression, logistic_probe, search_strength
 
 
 def blobs(images: int, width: int, classes: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def test_strengths_together_equal_strengths_alone(seed: int, images: int, width:
     together = problem.fit(strengths, tolerance=1e-6)
     assert all(together.converged)
     for i, strength in enumerate(strengths):
-        alone = problem.fit([strength], start=together.one(1.0), tolerance=1e-6)
+        alone = problem.fit([strength], start=problem.fit([1.0]), tolerance=1e-6)
         torch.testing.assert_close(together.weight[i], alone.weight[0], rtol=1e-3, atol=1e-4)
 
 
@@ -109,14 +109,90 @@ def test_single_precision_reaches_the_minimum_too(strength: float) -> None:
     assert found <= lowest * (1 + 2e-3)
 
 
-def test_memory_bounds_how_many_are_fitted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, labels = blobs(30, 5, 3, noise=1.0)
-    problem = LogisticRegression(features, labels)
-    whole = problem.fit([0.1, 1.0, 10.0], tolerance=1e-7)
-    monkeypatch.setitem(logistic.CELLS, "cpu", 2 * 30 * 3)
-    parts = problem.fit([0.1, 1.0, 10.0], tolerance=1e-7)
-    torch.testing.assert_close(whole.weight, parts.weight, rtol=1e-4, atol=1e-6)
-    assert parts.strengths == whole.strengths and len(parts.iterations) == 3
+def few(images: int, width: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Fewer images than dimensions, of many classes: any labels of them can be told apart without a mistake."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.arange(1, width + 1) ** -0.5
+    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(images) % classes
+    return (centres[labels] + 2.5 * torch.randn(images, width, generator=generator)) * scale, labels
+
+
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
+@pytest.mark.parametrize(("strength", "size"), [(1e-4, 1e-2), (1e-4, 1.0), (1e-4, 1e2), (1e-6, 1e-2), (1e-6, 1.0)])
+def test_weak_strengths_of_separable_images_are_soon_found(strength: float, size: float) -> None:
+    """They ended in numbers that are none, or far from the minimum, after up to a thousand iterations."""
+    features, labels = few(100, 384, 100)
+    features = size * features
+    found = LogisticRegression(features, labels).fit([strength])
+    assert found.converged == [True] and found.iterations[0] < 60
+    spanned = torch.linalg.qr(features.double().T)[1].T  # the same images in their own dimensions: quicker for theirs
+    theirs = Theirs(C=1 / strength, tol=0.01 * strength, max_iter=20000, solver="newton-cg").fit(spanned, labels)
+    weight, bias = torch.from_numpy(theirs.coef_.T), torch.from_numpy(theirs.intercept_)
+    lowest = objective(spanned, labels, weight, bias, strength)
+    ours = objective(features.double(), labels, found.weight[0].double(), found.bias[0].double(), strength)
+    assert ours <= lowest * (1 + 1e-3)
+
+
+def test_few_labels_take_few_iterations_and_end_where_convergence_does() -> None:
+    """200 labels of 100 classes against the minimum itself, in doubles and each from zero."""
+    (train, labels), (val, answers), (test, truth) = (
+        few(count, 384, 100, i) for i, count in enumerate((200, 400, 500))
+    )
+    counted: list[int] = []
+    with pytest.MonkeyPatch.context() as patched:
+        step = lbfgs._Going.step
+        patched.setattr(lbfgs._Going, "step", lambda going: (counted.append(1), step(going)))
+        found = logistic_probe(train, labels, val, answers, test)
+    assert found.converged and len(counted) < 250, "it was a thousand and more for the weakest alone"
+
+    def right(scores: Tensor, wanted: Tensor) -> int:
+        return int((scores.argmax(1) == wanted).sum())
+
+    alone = LogisticRegression(train.double(), labels)
+    exact = {}
+    for strength in (1e-6, 1e-4, 1e-2, 1.0):
+        fit = alone._fit_one(strength, None, 5000, 1e-5)
+        exact[strength] = right(fit.scores(val)[0], answers)
+        assert fit.converged == [True] and abs(found.tried[strength] / 100 * len(val) - exact[strength]) <= 2
+    assert found.validation / 100 * len(val) >= max(exact.values()) - 1
+    both = LogisticRegression(torch.cat([train, val]).double(), torch.cat([labels, answers]))
+    final = both._fit_one(found.strength, None, 5000, 1e-5)
+    assert abs(right(found.scores, truth) - right(final.scores(test)[0], truth)) <= 3
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3])
+def test_a_search_along_a_line_that_ends_early_goes_downhill(trials: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no length that it has not tried; where it finds none it says so."""
+    monkeypatch.setattr(lbfgs, "TRIALS", trials)
+    features, labels = few(60, 96, 30)
+    features = 100 * features.double()
+    problem, start = LogisticRegression(features, labels), torch.zeros(96, 30).double()
+    values = [objective(features, labels, start, start[0], 1e-4)]
+    for limit in range(1, 12):
+        fit = problem._fit_one(1e-4, None, limit, TOLERANCE)
+        values.append(objective(features, labels, fit.weight[0], fit.bias[0], 1e-4))
+        assert values[-1] <= values[-2] * (1 + 1e-9) and not fit.converged[0]
+
+
+def test_strengths_between_lead_to_those_asked_for() -> None:
+    """Neither their order nor what is known before changes where they end."""
+    features, labels = few(60, 96, 30)
+    problem = LogisticRegression(features.double(), labels)
+    whole = problem.fit([1e-6, 1e2, 1e-2], tolerance=1e-6)
+    again = problem.fit([1e-6, 1e2, 1e-2], start=problem.fit([1e4, 1e-1]), tolerance=1e-6)
+    assert whole.strengths == again.strengths == [1e-6, 1e2, 1e-2]
+    torch.testing.assert_close(whole.weight, again.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_line_through_two_strengths() -> None:
+    features, labels = blobs(60, 5, 3, noise=1.0)
+    fit = LogisticRegression(features, labels).fit([1.0, 1e-2])
+    (stronger, weaker), line = fit.weight, lambda strength: fit.leading_to(strength)[0][0]
+    torch.testing.assert_close(line(1e-1), (stronger + weaker) / 2)
+    torch.testing.assert_close(line(1e-4), 2 * weaker - stronger)
+    torch.testing.assert_close(line(1e-9), 2 * weaker - stronger)  # as far again, no further
+    torch.testing.assert_close(line(1.0), stronger)
 
 
 def test_a_limit_of_iterations_is_kept_and_said() -> None:

@@ -106,13 +106,14 @@ def create_backbone(
         with torch.device(device):
             return make()
 
-    if keywords or rate is not None:
-        _refuse_unknown(name, keywords if rate is None else {**keywords, "drop_path_rate": rate}, build)
-    extra, notes = adapt(name, size, keywords, build)
-    resolved = {**keywords, **extra}
-    if keep_shape and extra:
-        resolved = {**keywords, "keep_shape": True}
-        extra, notes = {}, kept_shape(name, size, build)
+    with torch.random.fork_rng(devices=[]):  # some are tried with weights: those drawn then follow from the seed alone
+        if keywords or rate is not None:
+            _refuse_unknown(name, keywords if rate is None else {**keywords, "drop_path_rate": rate}, build)
+        extra, notes = adapt(name, size, keywords, build)
+        resolved = {**keywords, **extra}
+        if keep_shape and extra:
+            resolved = {**keywords, "keep_shape": True}
+            extra, notes = {}, kept_shape(name, size, build)
     if pretrained:
         check_within_reach(name, getattr(build(extra), "pretrained_cfg", None) or {}, keywords.get("cache_dir"))
     model = build(extra, device="cpu", weights=pretrained)

@@ -25,7 +25,7 @@ from torch import Tensor
 HISTORY = 10
 # Curvature condition of the line search: |f'(t)| <= 0.1 |f'(0)|; trials are cheap, so it is tighter than the usual 0.9.
 CURVATURE = 0.1
-TRIALS = 20
+TRIALS = 40  # halving a bracket so often leaves 1e-12 of it, where a step begins far too long
 # Units of rounding left in a gradient whose terms cancel; below them it says nothing.
 PRECISION = 16
 
@@ -77,7 +77,9 @@ class Minimum:
     bias: Tensor
     iterations: Tensor  # (R,)
     gradient: Tensor  # (R,), |gradient|
-    converged: Tensor  # (R,), whether it ended by its gradient rather than by the limit of iterations
+    converged: (
+        Tensor  # (R,), whether it ended by its gradient, not by the limit of iterations or for want of a way down
+    )
 
 
 @torch.no_grad()
@@ -112,18 +114,17 @@ def minimise(
         norm = going.gradient.flatten(1).norm(dim=1)
         pull = going.penalty * going.parameters[:, :-1].flatten(1).norm(dim=1)
         arrived = (norm <= torch.maximum(tolerance * pull, going.noise())) | going.stalled
-        if iteration == max_iterations:
-            result.converged[going.strength[~arrived].cpu()] = False
-            arrived = torch.ones_like(arrived)
-        if bool(arrived.any()):
-            where = going.strength[arrived]
-            result.weight[where] = going.parameters[arrived, :-1]
-            result.bias[where] = going.parameters[arrived, -1]
-            result.gradient[where] = norm[arrived]
+        ended = torch.ones_like(arrived) if iteration == max_iterations else arrived | going.lost
+        if bool(ended.any()):
+            where = going.strength[ended]
+            result.weight[where] = going.parameters[ended, :-1]
+            result.bias[where] = going.parameters[ended, -1]
+            result.gradient[where] = norm[ended]
             result.iterations[where.cpu()] = iteration
-            if bool(arrived.all()):
+            result.converged[where.cpu()] = arrived[ended].cpu()
+            if bool(ended.all()):
                 break
-            going.keep(~arrived)
+            going.keep(~ended)
         going.step()
     return result
 
@@ -136,9 +137,11 @@ class _Going:
         self.known = (targets >= 0).to(axes.rows) if bool((targets < 0).any()) else None
         self.targets = targets.clamp_min(0).to(axes.rows)
         self.others = 1 - self.targets
+        self.steepest = self.spectrum.sum().clamp_min(torch.finfo(start.dtype).tiny)
         self.penalty, self.parameters = strengths, start
         self.strength = torch.arange(len(strengths), device=start.device)
-        self.stalled = torch.zeros_like(self.strength, dtype=torch.bool)
+        self.stalled = torch.zeros_like(self.strength, dtype=torch.bool)  # no way down is left in these numbers
+        self.lost = self.stalled  # no way down was found
         self.logits = self.forward(start)
         self.residual = self.miss(self.logits)
         self.gradient = self.slope()
@@ -151,7 +154,7 @@ class _Going:
 
     def keep(self, rows: Tensor) -> None:
         """Let the strengths go that have arrived."""
-        for name in ("penalty", "parameters", "strength", "stalled", "logits", "residual", "gradient"):
+        for name in ("penalty", "parameters", "strength", "stalled", "lost", "logits", "residual", "gradient"):
             setattr(self, name, getattr(self, name)[rows])
         self.pairs = [(step[rows], change[rows], inverse[rows]) for step, change, inverse in self.pairs]
 
@@ -202,7 +205,9 @@ class _Going:
     def direction(self) -> Tensor:
         """-H gradient by the two loops of L-BFGS, H_0 the inverse of h * spectrum + λ (h * N for the bias)."""
         missed = self.residual.abs()
-        h = (missed - missed.square()).mean(dim=(1, 2)).clamp_min(torch.finfo(missed.dtype).tiny)
+        # Images that are all told apart, or hopelessly mistaken, show no curvature; the bias has no λ to fall back on.
+        least = (self.penalty / self.steepest).clamp_max(torch.finfo(missed.dtype).eps)
+        h = (missed - missed.square()).mean(dim=(1, 2)).maximum(least)
         curvature = h[:, None] * torch.cat([self.spectrum, self.spectrum.new_tensor([len(self.rows)])])
         curvature[:, :-1] += self.penalty[:, None]
         inverse = (1 / curvature)[:, :, None]
@@ -230,7 +235,7 @@ class _Going:
         start = _dot(self.gradient, direction)
         low, high = torch.zeros_like(start), torch.full_like(start, torch.inf)
         slope_low, slope_high = start, torch.full_like(start, torch.inf)
-        length = torch.ones_like(start)
+        length, done = torch.ones_like(start), start >= 0
         for _ in range(TRIALS):
             self.residual = self.miss(self.logits + length * toward)
             slope = _dot(self.residual, toward) + linear + length * quadratic
@@ -246,6 +251,12 @@ class _Going:
             beyond = length * (start / (start - slope)).clamp(2, 10)
             beyond = torch.where(slope <= start, 10 * length, beyond)
             length = torch.where(done, length, torch.where(high.isinf(), beyond, inside))
+        else:  # the bracket is still wide: up to its lower end f falls, beyond it nothing is known
+            length = torch.where(done, length, low)
+            self.residual = self.miss(self.logits + length * toward)
+            nowhere = ~done & (low == 0)  # then from H_0; if that is where the direction came from, this is the end
+            self.lost = self.lost | (nowhere & (sum(pair[2] for pair in self.pairs) == 0)).flatten()
+            self.pairs = [(step, change, inverse * ~nowhere) for step, change, inverse in self.pairs]
         self.stalled = self.stalled | (start >= 0).flatten()
         return length
 

@@ -7,7 +7,8 @@ as scikit-learn does. Several labels per image (VOC2007): one logistic output pe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,8 +25,7 @@ from frugalvit.probing.metrics import Metric, require_finite, score
 TOLERANCE = 1e-2
 STEPS_PER_DECADE = 8
 DECADES = 6  # λ from 1e-6 to 1e6
-# Logits of all strengths held at a time (five such tensors live at once); more strengths are fitted in turns.
-CELLS = {"cuda": 1 << 30, "cpu": 1 << 28}
+STRIDE = 100.0  # from one λ to the next on the way to a weak one
 
 
 @dataclass
@@ -52,20 +52,22 @@ class LogisticFit:
         full[:, :, self.present] = logits
         return full
 
-    def one(self, strength: float) -> LogisticFit:
-        """The classifier of one strength."""
-        i = self.strengths.index(strength)
-        keep = slice(i, i + 1)
-        return LogisticFit(
-            self.weight[keep],
-            self.bias[keep],
-            [strength],
-            self.present,
-            self.classes,
-            self.several_labels,
-            self.iterations[keep],
-            self.converged[keep],
-        )
+    def leading_to(self, strength: float) -> tuple[Tensor, Tensor]:
+        """Weight (1, D, K) and bias (1, K) for another strength, on the line through the two nearest over log λ.
+
+        Images that are told apart without a mistake have weights that grow with log 1/λ in one direction (Soudry et
+        al. 2018): the line leads on to the next. It is followed as far again as those two lie apart, no further.
+        """
+        away = [abs(math.log(other / strength)) for other in self.strengths]
+        near, *others = sorted(range(len(away)), key=away.__getitem__)
+        weight, bias = self.weight[near : near + 1], self.bias[near : near + 1]
+        apart = [i for i in others if self.strengths[i] != self.strengths[near]]
+        if not apart or away[near] == 0:
+            return weight, bias
+        next_to_it = apart[0]
+        gap = math.log(self.strengths[next_to_it] / self.strengths[near])
+        share = max(-1.0, min(1.0, math.log(strength / self.strengths[near]) / gap))
+        return weight + share * (self.weight[next_to_it] - weight), bias + share * (self.bias[next_to_it] - bias)
 
 
 class LogisticRegression:
@@ -103,45 +105,55 @@ class LogisticRegression:
         max_iterations: int = MAX_ITERATIONS,
         tolerance: float = TOLERANCE,
     ) -> LogisticFit:
-        """Fit every strength, as many at once as memory allows; each starts from the nearest strength of ``start``."""
+        """Fit every strength, from strong to weak, each from where the ones before it and those of ``start`` lead to.
+
+        Few images can be told apart without a mistake. From zero the first step to a weak λ then overshoots to where no
+        curvature is left to go by, and the way back is long; the line through two stronger ones ends near the minimum.
+        """
         if start is not None and not torch.equal(start.present, self.present):
             start = None  # other classes: nothing to start from
-        rows, outputs = self.axes.rows, self.targets.shape[1]
-        together = max(1, CELLS.get(rows.device.type, CELLS["cpu"]) // (len(rows) * outputs))
-        weights, biases, iterations, converged = [], [], [], []
-        for first in range(0, len(strengths), together):
-            some = strengths[first : first + together]
-            weight = bias = None
-            if start is not None:
-                near = [_nearest(start.strengths, strength) for strength in some]
-                weight, bias = self.axes.into(start.weight[near], start.bias[near])
-            found = minimise(
-                self.axes,
-                self.targets,
-                rows.new_tensor(some),
-                several_labels=self.several_labels or outputs == 1,
-                weight=weight,
-                bias=bias,
-                max_iterations=max_iterations,
-                tolerance=tolerance,
-            )
-            weight, bias = self.axes.back(found.weight, found.bias)
-            if outputs > 1 and not self.several_labels:
-                bias = bias - bias.mean(dim=1, keepdim=True)  # softmax ignores a common shift: zero mean, as is usual
-            weights.append(weight)
-            biases.append(bias)
-            iterations += found.iterations.tolist()
-            converged += found.converged.tolist()
-        return LogisticFit(
-            torch.cat(weights),
-            torch.cat(biases),
-            list(strengths),
-            self.present,
-            self.classes,
-            self.several_labels,
-            iterations,
-            converged,
+        found: dict[float, LogisticFit] = {}
+        known = start
+        for strength in sorted(set(strengths), reverse=True):
+            for between in self._way(known, strength):
+                loose = max(tolerance, TOLERANCE)
+                known = _after(known, self._fit_one(between, known, max_iterations, loose))
+            found[strength] = self._fit_one(strength, known, max_iterations, tolerance)
+            known = _after(known, found[strength])
+        return _joined([found[strength] for strength in strengths])
+
+    def _way(self, known: LogisticFit | None, strength: float) -> Iterator[float]:
+        """Strengths to fit first, where the next stronger one known is far; from the loss's own curvature on, if none.
+
+        The curvature of the softmax at zero is at most 1/4 of the spectrum: a stronger λ has its minimum next to zero.
+        """
+        stronger = [other for other in known.strengths if other >= strength] if known is not None else []
+        last = min(stronger, default=float(self.axes.spectrum.max()) / 4 if len(self.axes.spectrum) else 0.0)
+        while last > 1.01 * STRIDE * strength:
+            last /= STRIDE
+            yield last
+
+    def _fit_one(
+        self, strength: float, known: LogisticFit | None, max_iterations: int, tolerance: float
+    ) -> LogisticFit:
+        weight, bias = (None, None) if known is None else self.axes.into(*known.leading_to(strength))
+        outputs = self.targets.shape[1]
+        found = minimise(
+            self.axes,
+            self.targets,
+            self.axes.rows.new_tensor([strength]),
+            several_labels=self.several_labels or outputs == 1,
+            weight=weight,
+            bias=bias,
+            max_iterations=max_iterations,
+            tolerance=tolerance,
         )
+        weight, bias = self.axes.back(found.weight, found.bias)
+        if outputs > 1 and not self.several_labels:
+            bias = bias - bias.mean(dim=1, keepdim=True)  # softmax ignores a common shift: zero mean, as is usual
+        converged = found.converged.tolist()
+        shared = (self.present, self.classes, self.several_labels)
+        return LogisticFit(weight, bias, [strength], *shared, found.iterations.tolist(), converged)
 
 
 def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[float, dict[float, float]]:
@@ -206,14 +218,13 @@ def logistic_probe(
     fits: list[LogisticFit] = []
 
     def evaluate(strengths: list[float]) -> list[float]:
-        fits.append(problem.fit(strengths, _join(fits), max_iterations, tolerance))
+        fits.append(problem.fit(strengths, _joined(fits) if fits else None, max_iterations, tolerance))
         return [score(metric, scores, val_targets.to(device)) for scores in fits[-1].scores(val)]
 
     strength, tried = search_strength(evaluate)
-    best = _join(fits)
-    assert best is not None
     both = LogisticRegression(torch.cat([train.to(device), val]), _cat(train_targets, val_targets), classes, device)
-    final = both.fit([strength], best.one(strength), max_iterations, tolerance)
+    # Not from the fit without the validation images: a weak λ is so sure of its answers that mistakes mend slowly.
+    final = both.fit([strength], None, max_iterations, tolerance)
     return LogisticResult(
         final.scores(test.to(device))[0],
         strength,
@@ -225,10 +236,8 @@ def logistic_probe(
     )
 
 
-def _join(fits: list[LogisticFit]) -> LogisticFit | None:
-    """All strengths fitted so far as one, to start from."""
-    if not fits:
-        return None
+def _joined(fits: Sequence[LogisticFit]) -> LogisticFit:
+    """The strengths of all as one."""
     return LogisticFit(
         torch.cat([fit.weight for fit in fits]),
         torch.cat([fit.bias for fit in fits]),
@@ -241,14 +250,13 @@ def _join(fits: list[LogisticFit]) -> LogisticFit | None:
     )
 
 
+def _after(known: LogisticFit | None, fit: LogisticFit) -> LogisticFit:
+    return fit if known is None else _joined([known, fit])
+
+
 def _cat(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([first, second.to(first.device)])
 
 
 def _strength(step: int) -> float:
     return 10.0 ** (step / STEPS_PER_DECADE)
-
-
-def _nearest(strengths: list[float], wanted: float) -> int:
-    """The index of the strength closest on a logarithmic scale."""
-    return min(range(len(strengths)), key=lambda i: max(strengths[i] / wanted, wanted / strengths[i]))

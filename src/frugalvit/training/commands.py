@@ -91,7 +91,7 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
     setup.say_decisions(source, decisions)
     source = _warned(source, validation)
     assert source.classes is not None
-    setup.record(config, run, decisions, examples, source.classes)
+    setup.record(config, run, decisions, examples, source.classes, backbone)
     if fabric.is_global_zero:
         console.say(f"run folder: {run.folder}")
 

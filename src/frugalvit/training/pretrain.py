@@ -104,7 +104,7 @@ def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, 
     setup.say_decisions(source, decisions)
     if config.continue_from and not config.resume and (differing := unlike_continued(config)):
         console.say(differing)
-    setup.record(config, run, decisions, examples, source.classes or ())
+    setup.record(config, run, decisions, examples, source.classes or (), student)
     if fabric.is_global_zero:
         console.say(f"run folder: {run.folder}")
 

@@ -103,7 +103,8 @@ def _rebuild(run: Path, evidence: dict[str, Any]) -> tuple[Any, Any]:
     """The task as the run had it, without its data."""
     plan = Plan(evidence["steps"], evidence["steps_per_epoch"], Constant(0.0), log_every=evidence["log_every"])
     kind = PretrainConfig if evidence["kind"] == "PretrainTask" else TrainConfig
-    stored: Any = kind.stored(run / "config.yaml").model_copy(update={"init": None})
+    # As if it went on: with the network that it was begun with.
+    stored: Any = kind.stored(run / "config.yaml").model_copy(update={"init": None, "resume": str(run)})
     if isinstance(stored, PretrainConfig):
         task: Any = pretrain.make_task(stored, pretrain.make_network(stored), plan)
         task.batches = SimpleNamespace(augment=SimpleNamespace(config=stored.crops))

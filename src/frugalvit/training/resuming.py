@@ -109,6 +109,16 @@ def verb_of(folder: Path) -> str | None:
     return next((verb for verb, kind in kinds.items() if options <= set(kind.model_fields)), None)
 
 
+def network_keywords(config: RunConfig) -> dict[str, Any]:
+    """The keywords of a run's network; of a run that goes on, with all that was chosen for it when it began.
+
+    What small images want is a matter of measuring: a later version may choose otherwise, and its network would not
+    take the run's weights. Runs of versions that did not write it down are made as new ones are.
+    """
+    begun = read_facts(config.resume).get("network", {}) if config.resume else {}
+    return config.backbone_args | begun
+
+
 def read_facts(folder: str | Path) -> dict[str, Any]:
     """What a run wrote down about its data; nothing where it was killed before that."""
     return read_json(Path(folder) / "data.json", dict) or {}

@@ -39,7 +39,7 @@ from frugalvit.training.devices import pick_device
 from frugalvit.training.precision import make_precision
 from frugalvit.training.processors import tune_for_gpu
 from frugalvit.training.recipes import PAIR, Decision, Decisions, decide_stream
-from frugalvit.training.resuming import read_facts, stored_config
+from frugalvit.training.resuming import network_keywords, read_facts, stored_config
 from frugalvit.training.runs import Run, find_run, has_checkpoint, new_run_folder
 from frugalvit.training.stepping import Plan
 from frugalvit.training.tracking import make_trackers
@@ -118,6 +118,7 @@ def record(
     decisions: Decisions,
     examples: Examples,
     classes: tuple[str, ...],
+    backbone: Backbone,
     truth: str | None = None,
 ) -> None:
     """Write down what was decided and learned from; a resumed run keeps what it wrote, and looks what has changed.
@@ -126,7 +127,7 @@ def record(
     """
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
-    facts: dict[str, Any] = {"images": len(examples), "classes": list(classes)}
+    facts: dict[str, Any] = {"images": len(examples), "classes": list(classes), "network": backbone.lasting_keywords()}
     asked = config.given("batch", config.batch)  # as it was typed
     facts["batch"] = int(asked) if str(asked).isdigit() else asked
     facts["content"] = examples.fingerprint(times=False)  # data is often copied anew for every part of a run
@@ -222,7 +223,7 @@ def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: A
         config.backbone,
         img_size=config.img_size,  # type: ignore[arg-type]
         num_classes=classes if isinstance(classes, int) else len(classes),
-        **config.backbone_args | keywords,
+        **network_keywords(config) | keywords,
     )
     return made_ready(backbone, config, () if isinstance(classes, int) else classes)
 

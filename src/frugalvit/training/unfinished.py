@@ -41,7 +41,8 @@ def network_of(run: str | Path) -> Backbone:
     if verb_of(Path(run)) not in ("train", "pretrain"):  # there it is a short side, or both sides of what is shown
         size = size if isinstance(size, int) else min(size)
     size = tuple(size) if isinstance(size, list) else size
-    return create_backbone(values["backbone"], img_size=size, **values["backbone_args"])
+    keywords = values["backbone_args"] | read_facts(run).get("network", {})
+    return create_backbone(values["backbone"], img_size=size, **keywords)
 
 
 def weights_of(run: str | Path) -> Weights:

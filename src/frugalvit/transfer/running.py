@@ -26,6 +26,7 @@ from frugalvit.training.evidence import decisions_table, finite, kept_weights, r
 from frugalvit.training.loop import Plan, fit
 from frugalvit.training.processes import in_step, together
 from frugalvit.training.recipes import Decisions, Facts, say_recipe
+from frugalvit.training.resuming import network_keywords
 from frugalvit.training.runs import Run
 from frugalvit.training.schedules import Schedule
 from frugalvit.training.session import follow_init, in_run_folder
@@ -82,7 +83,8 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
         for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
             console.say(note)
     truth = _listed(list(dict.fromkeys(item.truth for item in items))).fingerprint(times=False)
-    setup.record(config, run, decisions, _listed([item.path for item in items]), data.classes, truth=truth)
+    listed = _listed([item.path for item in items])
+    setup.record(config, run, decisions, listed, data.classes, backbone, truth=truth)
     setup.share_batch(config, plan, run, fabric)
     task = job.task(config, data, backbone)
     task.to(fabric.device)
@@ -153,7 +155,7 @@ def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) ->
         config.backbone,
         img_size=short_side(config),
         pretrained=config.pretrained and setup.begins_anew(config),
-        **config.backbone_args | keywords,
+        **network_keywords(config) | keywords,
     )
     return setup.made_ready(backbone, config)
 
