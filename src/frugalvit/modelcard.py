@@ -138,7 +138,7 @@ def _use(model: ReadyModel) -> str:
     ours = "" if stock else "import frugalvit  # adds this architecture to timm\n"
     # Without a classifier a folder's names follow timm's loader, which transformers goes around.
     theirs = (
-        "With transformers:\n\n```python\n"
+        "With transformers (4.53 or newer):\n\n```python\n"
         "from transformers import pipeline\n\n"
         'classify = pipeline("image-classification", model="FOLDER")\n```\n\n'
         if stock and model.backbone.num_classes

@@ -82,12 +82,15 @@ def test_features_that_get_better_are_no_stagnation(knn: float, rank: float, sai
         ({"region_loss": 0.7 * math.log(K)}, []),
         ({"feature_deviation": 0.8}, []),
         ({"feature_deviation": 0.4}, ["uniform collapse (views)"]),
+        ({"feature_deviation": 0.8, "teacher_entropy": math.log(K)}, ["uniform collapse (views)"]),
+        ({"region_loss": 0.7 * math.log(K), "teacher_entropy": math.log(K) - 0.02}, []),
     ],
 )
 def test_what_still_tells_images_apart_has_not_collapsed(more: dict[str, float], said: list[str]) -> None:
-    """One level at ln K is no collapse while the other, or the features, tell images apart."""
+    """One level near ln K is no collapse while the other, or the features, tell images apart; one at ln K is."""
     health = Health(K, steps=500, settled=50)
-    assert feed(health, [SIGNS["uniform collapse (views)"](t / 50) | more for t in range(50)]) == said
+    signs = [SIGNS["uniform collapse (views)"](t / 50) | {"teacher_entropy": 0.99 * math.log(K)} for t in range(50)]
+    assert feed(health, [line | more for line in signs]) == said
     assert all("view loss 6.93" in str(alarm) for alarm in health.raised.values())
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from frugalvit.backbones import internals
+from frugalvit.backbones.exporting import is_exporting
 from frugalvit.backbones.layout import SeveralGrids, Size, cell_sides, kept_cells, to_grid
 from frugalvit.errors import UserError
 from frugalvit.features import Features
@@ -350,9 +351,12 @@ class Backbone(nn.Module):
 
     def _fit(self, size: Size) -> Size:
         """The size images of ``size`` are padded to (bottom and right) so that the network takes them."""
-        if torch.compiler.is_exporting():  # nothing can be tried out while a program is recorded
+        if is_exporting():  # nothing can be tried out while a program is recorded
             return self._fits.get(size, size)
-        return self._tried((operator.index(size[0]), operator.index(size[1])))  # a compiled graph is for one size
+        height, width = self._tried(
+            (operator.index(size[0]), operator.index(size[1]))
+        )  # a compiled graph is for one size
+        return height, width  # two numbers to the compiler of PyTorch 2.11, too, which compares no constant tuple
 
     @torch.compiler.assume_constant_result
     def _tried(self, size: Size) -> Size:
