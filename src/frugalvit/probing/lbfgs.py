@@ -98,6 +98,7 @@ def minimise(
 
     targets: (N, C), 0/1 or one-hot; -1 marks a label to ignore. At the minimum the gradients of loss and penalty
     cancel; the criterion is the share that is left. f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|².
+    That says little of the bias where λ is strong and W small: it has a criterion of its own (``balanced``).
     """
     count, classes = len(strengths), targets.shape[1]
     weight = axes.rows.new_zeros(count, axes.rows.shape[1], classes) if weight is None else weight
@@ -113,7 +114,7 @@ def minimise(
     for iteration in range(max_iterations + 1):
         norm = going.gradient.flatten(1).norm(dim=1)
         pull = going.penalty * going.parameters[:, :-1].flatten(1).norm(dim=1)
-        arrived = (norm <= torch.maximum(tolerance * pull, going.noise())) | going.stalled
+        arrived = (norm <= torch.maximum(tolerance * pull, going.noise())) & going.balanced(tolerance) | going.stalled
         ended = torch.ones_like(arrived) if iteration == max_iterations else arrived | going.lost
         if bool(ended.any()):
             where = going.strength[ended]
@@ -151,6 +152,22 @@ class _Going:
         """What rounding leaves of a gradient that should be zero: a few units of the sum |x||residual|."""
         unit = PRECISION * torch.finfo(self.rows.dtype).eps
         return unit * (self.spectrum.sum() + len(self.rows)).sqrt() * self.residual.flatten(1).norm(dim=1)
+
+    def balanced(self, tolerance: float) -> Tensor:
+        """Whether what is left to go for the bias is small beside what the images differ by, or lost in rounding."""
+        slope = self.gradient[:, -1].norm(dim=1)
+        apart = (self.logits - self.parameters[:, -1:]).flatten(1).norm(dim=1) / len(self.rows) ** 0.5
+        return slope <= torch.maximum(tolerance * self.curvature()[:, -1] * apart, self.noise())
+
+    def curvature(self) -> Tensor:
+        """h * spectrum + λ, and h * N for the bias: (A, K + 1)."""
+        missed = self.residual.abs()
+        # Images that are all told apart, or hopelessly mistaken, show no curvature; the bias has no λ to fall back on.
+        least = (self.penalty / self.steepest).clamp_max(torch.finfo(missed.dtype).eps)
+        h = (missed - missed.square()).mean(dim=(1, 2)).maximum(least)
+        curvature = h[:, None] * torch.cat([self.spectrum, self.spectrum.new_tensor([len(self.rows)])])
+        curvature[:, :-1] += self.penalty[:, None]
+        return curvature
 
     def keep(self, rows: Tensor) -> None:
         """Let the strengths go that have arrived."""
@@ -204,13 +221,7 @@ class _Going:
 
     def direction(self) -> Tensor:
         """-H gradient by the two loops of L-BFGS, H_0 the inverse of h * spectrum + λ (h * N for the bias)."""
-        missed = self.residual.abs()
-        # Images that are all told apart, or hopelessly mistaken, show no curvature; the bias has no λ to fall back on.
-        least = (self.penalty / self.steepest).clamp_max(torch.finfo(missed.dtype).eps)
-        h = (missed - missed.square()).mean(dim=(1, 2)).maximum(least)
-        curvature = h[:, None] * torch.cat([self.spectrum, self.spectrum.new_tensor([len(self.rows)])])
-        curvature[:, :-1] += self.penalty[:, None]
-        inverse = (1 / curvature)[:, :, None]
+        inverse = (1 / self.curvature())[:, :, None]
         result, taken = self.gradient, []
         for step, change, reciprocal in reversed(self.pairs):
             share = reciprocal * _dot(step, result)
