@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _own_numbers() -> None:
     """What a test draws does not depend on the tests before it."""
     torch.manual_seed(0)
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
+    """Nor does what several tests share."""
+    if fixturedef.scope != "function":
+        torch.manual_seed(zlib.crc32(fixturedef.argname.encode()))
 
 
 @pytest.fixture(autouse=True)
