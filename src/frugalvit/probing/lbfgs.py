@@ -1,4 +1,4 @@
-"""L-BFGS for many linear classifiers at once: one per regularisation strength, one matrix product for all.
+"""L-BFGS for linear classifiers, one per regularisation strength; several share one matrix product.
 
 Minimises, for every strength λ_r of a batch,
 
@@ -48,7 +48,7 @@ class Axes:
         return weight, bias - torch.einsum("d,rdc->rc", self.mean, weight)
 
     def into(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """The inverse of ``back``, for a warm start from weights found on other rows."""
+        """The inverse of ``back``, for a warm start."""
         return self.basis.T @ weight, bias + torch.einsum("d,rdc->rc", self.mean, weight)
 
 

@@ -342,7 +342,7 @@ class _Loop(Stepper):
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
-        """The first signal finishes the step, saves and leaves; a second Ctrl-C or SIGTERM leaves at once."""
+        """The first signal finishes the step, saves and leaves; a second Ctrl-C or SIGTERM leaves (``_to_the_end``)."""
         try:
             before = {number: signal.signal(number, self._note_signal) for number in stop_signals()}
         except ValueError:  # not the main thread: whoever runs us there handles signals

@@ -110,13 +110,19 @@ def verb_of(folder: Path) -> str | None:
 
 
 def network_keywords(config: RunConfig) -> dict[str, Any]:
-    """The keywords of a run's network; of a run that goes on, with all that was chosen for it when it began.
+    """The keywords of a run's network; of one that goes on or is continued, with all that was chosen when it began.
 
     What small images want is a matter of measuring: a later version may choose otherwise, and its network would not
     take the run's weights. Runs of versions that did not write it down are made as new ones are.
     """
-    begun = read_facts(config.resume).get("network", {}) if config.resume else {}
-    return config.backbone_args | begun
+    if config.resume:
+        return config.backbone_args | read_facts(config.resume).get("network", {})
+    if isinstance(config, PretrainConfig) and config.continue_from:
+        folder = find_run(config.continue_from)
+        theirs = PretrainConfig.stored(folder / "config.yaml")
+        if (config.backbone, config.img_size) == (theirs.backbone, theirs.img_size):
+            return read_facts(folder).get("network", {}) | config.backbone_args
+    return config.backbone_args
 
 
 def read_facts(folder: str | Path) -> dict[str, Any]:
