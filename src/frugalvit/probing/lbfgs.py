@@ -77,9 +77,7 @@ class Minimum:
     bias: Tensor
     iterations: Tensor  # (R,)
     gradient: Tensor  # (R,), |gradient|
-    converged: (
-        Tensor  # (R,), whether it ended by its gradient, not by the limit of iterations or for want of a way down
-    )
+    converged: Tensor  # (R,), whether it ended by its gradient, not at the limit or for want of a way down
 
 
 @torch.no_grad()
@@ -114,7 +112,10 @@ def minimise(
     for iteration in range(max_iterations + 1):
         norm = going.gradient.flatten(1).norm(dim=1)
         pull = going.penalty * going.parameters[:, :-1].flatten(1).norm(dim=1)
-        arrived = (norm <= torch.maximum(tolerance * pull, going.noise())) & going.balanced(tolerance) | going.stalled
+        near = norm <= torch.maximum(tolerance * pull, going.noise())
+        if bool(near.any()):  # looking at the bias costs as much as a trial of the line search
+            near = near & going.balanced(tolerance)
+        arrived = near | going.stalled
         ended = torch.ones_like(arrived) if iteration == max_iterations else arrived | going.lost
         if bool(ended.any()):
             where = going.strength[ended]
