@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from statistics import mean, stdev
 
+from frugalvit.reproduce.running import folder_name
 from kept import DOCS, PROSE, TEXT, scores
 
 
@@ -26,9 +27,41 @@ def test_changes_of_the_longest_fine_tuning() -> None:
     )
     assert f"until epoch 155 ({spared:.2f} to {plain:.2f})" in PROSE
     best, epoch = max((line["top1"], round(line["epoch"])) for run in looks.values() for line in run)
-    assert f"{best:.2f} after {epoch} epochs with the second seed (of seven looks at each of five runs)" in PROSE
+    assert f"{best:.2f} after {epoch} epochs with the second seed, of seven looks at each of five runs)" in PROSE
     assert {len(run) for run in looks.values()} == {7} and len(looks) == 5
-    assert f"the best is {max(run[-1]['top1'] for run in looks.values()):.2f}, the published" in PROSE
+    assert f"with the last weights {max(run[-1]['top1'] for run in looks.values()):.2f}." in PROSE
+
+
+def test_longest_pretraining() -> None:
+    """What is told of 640 epochs of EsViT in three parts, and of the two fine-tunings after it."""
+    runs = DOCS / "results" / "best-cifar" / "swin_mini" / "longest_EsViT+Drloc,_drop_path"
+    looks = [
+        [line for line in map(json.loads, log.read_text().splitlines()) if line["split"] == "test"]
+        for log in sorted(runs.glob("seed_*.jsonl"))
+    ]
+    first, second = (run[-1]["top1"] for run in looks)
+    assert f"it is {first:.2f} and {second:.2f} with the last weights" in PROSE
+    best, epoch = max((line["top1"], round(line["epoch"])) for run in looks for line in run)
+    assert f"{best:.2f} after {epoch} epochs, of seven looks at each of two runs" in PROSE
+    assert [len(run) for run in looks] == [7, 7]
+    speeds = [json.loads(path.read_text())["seconds_per_step"] for path in runs.glob("seed_*.json")]
+    assert f"{round(2 * 512 / mean(speeds), -2):,.0f} images a second in all; both begin" in PROSE
+    start = "for small images, slow teacher, 270 epochs more of all"
+    before, after = (
+        {probe: scores("esvit-cifar", name, probe)[0] for probe in ("knn", "linear", "logistic")}
+        for name in (start, f"{start}, twice")
+    )
+    more = [after[probe] - before[probe] for probe in before]
+    assert f"has {min(more):.1f} to {max(more):.1f} points more in every probe of classes" in PROSE
+    assert f"k-NN by {more[0]:.1f} points ({before['knn']:.1f} to {after['knn']:.1f}, below)" in PROSE
+    (shorter,) = scores("best-cifar", "longer EsViT + Drloc, drop path", "top1")
+    assert f"the fine-tuned network by {mean([first, second]) - shorter:.1f}, which" in PROSE
+    log = DOCS / "results" / "esvit-cifar" / "swin_mini" / folder_name(f"{start}, twice") / "seed_0.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert f"({[line['prototypes_used'] for line in lines if 'prototypes_used' in line][-1]:.0f} prototypes in" in PROSE
+    at = {round(line["epoch"]): line["knn"] for line in lines if "knn" in line}
+    told = f"is {at[5]:.1f} after 5 epochs, {at[32]:.1f} after 32, {at[140]:.1f} after 140 and {at[270]:.1f} at the end"
+    assert told in PROSE
 
 
 def test_pretraining_in_one_go() -> None:
