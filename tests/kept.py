@@ -8,7 +8,7 @@ from pathlib import Path
 from frugalvit.reproduce.running import folder_name
 
 DOCS = Path(__file__).parent.parent / "docs"
-TEXT = (DOCS / "RESULTS.md").read_text(encoding="utf-8")
+TEXT = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("RESULTS.md", "SPEED.md"))
 PROSE = " ".join(TEXT.split())
 
 

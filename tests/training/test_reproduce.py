@@ -18,9 +18,9 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.config.transfer import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.errors import UserError
 from frugalvit.reproduce import TABLES, reproduce, running
+from frugalvit.reproduce.recipe import Recipe
 from frugalvit.reproduce.running import folder_name
 from frugalvit.reproduce.scoring import probe_scores
-from frugalvit.reproduce.tables import Recipe
 
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, tuple[Any, Any]] = {
@@ -47,6 +47,16 @@ def test_every_table_is_a_valid_configuration(name: str, tmp_path: Path) -> None
     made = compared.parse(recipe.common | {"data": "x", "settings": texts, "metric": recipe.metric})
     for values in made.named_settings().values():
         assert one.parse(made.run_values(values, 0, str(tmp_path))).data == "x"
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in TABLES.items() if recipe.kind == "pretrain"])
+def test_pretraining_says_what_auto_decided_otherwise_since_or_elsewhere(name: str) -> None:
+    """The batch depends on the device; on small images the teacher's momentum was chosen anew by these tables."""
+    recipe = TABLES[name]
+    for setting, values in recipe.settings.items():
+        given = recipe.common | assignments(values.split())
+        assert isinstance(given["batch"], int) or str(given["batch"]).isdigit()
+        assert given["img_size"] > 32 or "momentum" in given.get("matching", {}), setting
 
 
 def test_a_table_that_begins_from_another_one_runs_and_goes_on(

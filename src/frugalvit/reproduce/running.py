@@ -14,8 +14,9 @@ from frugalvit.config.transfer import DetectCompareConfig, DetectConfig, Segment
 from frugalvit.errors import UserError, nearest
 from frugalvit.files import write_text
 from frugalvit.formats import as_markdown
+from frugalvit.reproduce.recipe import Recipe
 from frugalvit.reproduce.scoring import probe_scores
-from frugalvit.reproduce.tables import TABLES, Recipe
+from frugalvit.reproduce.tables import TABLES
 from frugalvit.results import Result, Table
 
 
