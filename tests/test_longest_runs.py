@@ -45,7 +45,7 @@ def test_longest_pretraining() -> None:
     assert f"{best:.2f} after {epoch} epochs, of seven looks at each of two runs" in PROSE
     assert [len(run) for run in looks] == [7, 7]
     speeds = [json.loads(path.read_text())["seconds_per_step"] for path in runs.glob("seed_*.json")]
-    assert f"{round(2 * 512 / mean(speeds), -2):,.0f} images a second in all; both begin" in PROSE
+    assert f"{round(2 * 512 / mean(speeds), -2):,.0f} images a second in all):" in PROSE
     start = "for small images, slow teacher, 270 epochs more of all"
     before, after = (
         {probe: scores("esvit-cifar", name, probe)[0] for probe in ("knn", "linear", "logistic")}
