@@ -15,7 +15,7 @@ def _rows() -> list[list[str]]:
 
 
 def _points(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+    return f"{value:+.1f}".replace("-", "−") if abs(value) >= 0.05 else "0.0"
 
 
 @pytest.mark.parametrize("row", _rows(), ids=lambda row: row[1])
