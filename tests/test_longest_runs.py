@@ -64,6 +64,18 @@ def test_longest_pretraining() -> None:
     assert told in PROSE
 
 
+def test_answers_of_mirror_images() -> None:
+    rows = [json.loads(line) for line in (DOCS / "results" / "mirror-cifar.jsonl").read_text().splitlines()]
+    with_it, without = ([row["top1"] for row in rows if row["mirror"] is mirror] for mirror in (True, False))
+    gains = {f"{one - other:.1f}" for one, other in zip(with_it, without, strict=True)}
+    assert gains == {"0.4"} and "**Answers of mirror images add 0.4**" in PROSE
+    told = "the two have {:.2f} and {:.2f} instead of {:.2f} and {:.2f} (two ARM cores"
+    assert told.format(*with_it, *without) in PROSE
+    trained = scores("best-cifar", rows[0]["setting"], "top1")
+    above = [here - there for here, there in zip(without, trained, strict=True)]
+    assert "is {:.2f} and {:.2f} above the bf16 of training".format(*above) in PROSE
+
+
 def test_pretraining_in_one_go() -> None:
     """What is told of 300 epochs of EsViT under one schedule, against 100 and 300 more."""
     runs = DOCS / "results" / "best-cifar" / "swin_mini"
