@@ -265,10 +265,10 @@ def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypa
     """One has room in RAM and the other has not; one cannot read an image that the other can."""
     places: list[str] = []
 
-    def build(*_: Any, agree: Any, **__: Any) -> range:
+    def build(*_: Any, agree: Any, **__: Any) -> Any:
         rank = ranks.own
         places.append(agree(("ram", "off")[rank]))
-        return range(lengths[rank])
+        return SimpleNamespace(readable=lengths[rank])
 
     ranks = threading.local()
     monkeypatch.setattr(setup, "build_store", build)
@@ -276,7 +276,7 @@ def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypa
 
     def keep(fabric: Any) -> int:
         ranks.own = fabric.global_rank
-        return len(setup._build(examples, (8, 8), TrainConfig(), fabric.device, fabric))
+        return setup._build(examples, (8, 8), TrainConfig(), fabric.device, fabric).readable
 
     found = gather(2, keep)
     assert places == ["off", "off"]

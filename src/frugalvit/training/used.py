@@ -26,11 +26,18 @@ class LeftOut(NamedTuple):
 def note_used(run: Run, notes: Sequence[str], parts: Mapping[str, Store | Batches | StreamedBatches]) -> None:
     """Write down what was said when the data were read, how many images each part has, and which it could not read.
 
-    Images that are decoded while training are found to be unreadable only then, so this is said again at the end.
+    Images that are decoded while training are found to be unreadable only then, so this is said again at the end; and a
+    resumed run may not meet again what it had met before.
     """
     held = {name: part.store if isinstance(part, Batches) else part for name, part in parts.items()}
     bad = [LeftOut(name, *entry) for name, part in held.items() for entry in part.bad]
-    used = {name: _count(part) for name, part in held.items() if not isinstance(part, StreamedBatches)}
+    used = {name: part.readable for name, part in held.items() if not isinstance(part, StreamedBatches)}
+    met = {(part, storable(file)) for part, file, _ in bad}
+    for entry in run.read_json("data.json").get("left_out", {}).get("files", []):
+        part, file = entry["split"], entry["name"]
+        if isinstance(held.get(part), LazyStore) and (part, file) not in met:
+            bad.append(LeftOut(part, file, entry["reason"]))
+            used[part] -= 1
     write_used(run, notes, used, bad)
 
 
@@ -44,8 +51,3 @@ def write_used(run: Run, notes: Sequence[str], used: Mapping[str, int], bad: Seq
     left_out = {"count": len(bad), "files": named}
     facts = {"notes": [storable(note) for note in notes], "used": dict(used), "left_out": left_out}
     run.save_json("data.json", run.read_json("data.json") | facts)
-
-
-def _count(store: Store) -> int:
-    """Images that can be read; a store that decodes while training counts the others too."""
-    return len(store) - len(store.bad) if isinstance(store, LazyStore) else len(store)
