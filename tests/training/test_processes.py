@@ -289,13 +289,16 @@ def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypa
 def test_all_learn_to_detect_from_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = threading.local()
     monkeypatch.setattr(running, "readable", lambda items, *_: (items[ranks.own :], None))
+    bad = SimpleNamespace(find_bad=lambda *_: range(ranks.own))
+    monkeypatch.setattr(running, "open_pictures", lambda *_: bad)
+    for made in (running._scored, running._learned):
 
-    def open_them(fabric: Any) -> None:
-        ranks.own = fabric.global_rank
-        running._dataset(Mock(), [1, 2, 3], None, DetectConfig(), None, fabric)
+        def open_them(fabric: Any, made: Any = made) -> None:
+            ranks.own = fabric.global_rank
+            made(Mock(), [1, 2, 3], None, DetectConfig(), None, fabric)
 
-    found = gather(2, open_them)
-    assert [str(one).partition("(")[2].partition(")")[0] for one in found] == ["this one 3 of 3", "this one 2 of 3"]
+        found = gather(2, open_them)
+        assert [str(one).partition("(")[2].partition(")")[0] for one in found] == ["this one 3 of 3", "this one 2 of 3"]
 
 
 def test_time_counts_in_the_steps_only(waits: list[float]) -> None:
