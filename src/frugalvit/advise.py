@@ -67,10 +67,11 @@ def advise(config: AdviseConfig) -> Result:
     drawn = drawn_in(source.location, source.classes)
     if drawn is not None:
         facts = replace(facts, images=drawn.splits.get("train", facts.images), classes=0)
+        looked |= {"splits": {}, "notes": [drawn.masks] if drawn.masks else []}
         proposals = _drawn(config, drawn, facts)
     else:
         proposals = _labelled(config, source, facts) if source.classes else _unlabelled(config, source, facts)
-    notes = _warnings(looked, facts) if drawn is None else _warnings(looked | {"splits": {}, "notes": []}, facts)
+    notes = _warnings(looked, facts)
     splits = {name: len(part) for name, part in source.splits.items()}
     data = {
         "data": source.location,

@@ -135,9 +135,12 @@ def test_bad_images_are_left_out_by_name(tmp_path: Path, capsys: pytest.CaptureF
     examples = write_images(tmp_path, count=10, bad=(0, 4, 9))
     store = store_of(examples, max_bad=0.3)
     good = [1, 2, 3, 5, 6, 7, 8]
-    assert store.kept.tolist() == good and len(store) == 7
+    assert store.kept.tolist() == good and (len(store), store.readable) == (10, 7)
     assert torch.equal(store.images, arrays(examples.subset(good)))
-    assert store.labels.tolist() == [i % 3 for i in good] and store.names == [examples.names[i] for i in good]
+    assert store.labels.tolist() == [i % 3 for i in range(10)] and store.names == examples.names
+    fetched = store.fetcher(lambda _: torch.arange(10)).at(0)
+    assert fetched.index.tolist() == [3, 1, 2, 3, 7, 5, 6, 7, 8, 3], "others of their class stand in for them"
+    assert torch.equal(fetched.images, arrays(examples.subset(fetched.index.numpy())))
     assert [Path(name).name for name, _ in store.bad] == ["000.png", "004.png", "009.png"]
     assert "004.png" in capsys.readouterr().err
 
@@ -149,7 +152,7 @@ def test_too_many_bad_images_stop(tmp_path: Path) -> None:
         build_store(write_images(tmp_path / "b", count=3, bad=(0, 1, 2)), 32, max_bad=1.0)
     with pytest.raises(UserError, match="cannot be read"):
         build_store(write_images(tmp_path / "c", count=3, bad=(1,)), 32, max_bad=0.0)
-    assert len(build_store(write_images(tmp_path / "d", count=3, bad=(1,)), 32)) == 2, "one is always allowed"
+    assert build_store(write_images(tmp_path / "d", count=3, bad=(1,)), 32).readable == 2, "one is always allowed"
     with pytest.raises(UserError, match="no images"):
         build_store(FileExamples([], None), 32)
 
@@ -344,10 +347,10 @@ def test_workers_give_what_the_cache_gives(tmp_path: Path) -> None:
 
 
 def test_lazy_stores_replace_bad_images(tmp_path: Path) -> None:
-    """In training its neighbour stands in for an unreadable image; an evaluation leaves it out, as others do."""
+    """In training the next of its class stands in for an unreadable image; an evaluation leaves it out."""
     examples = write_images(tmp_path / "a", count=6, bad=(2,))
     store = lazy(examples, max_bad=0.2)
-    assert store.fetcher(lambda _: torch.arange(6)).at(0).index.tolist() == [0, 1, 3, 3, 4, 5]
+    assert store.fetcher(lambda _: torch.arange(6)).at(0).index.tolist() == [0, 1, 5, 3, 4, 5]
     assert [Path(name).name for name, _ in store.bad] == ["002.png"]
     rounds = list(eval_batches(store, EvalTransform(36), 3))
     assert [index.tolist() for _, _, index in rounds] == [[0, 1], [3, 4, 5]]

@@ -265,10 +265,10 @@ def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypa
     """One has room in RAM and the other has not; one cannot read an image that the other can."""
     places: list[str] = []
 
-    def build(*_: Any, agree: Any, **__: Any) -> range:
+    def build(*_: Any, agree: Any, **__: Any) -> Any:
         rank = ranks.own
         places.append(agree(("ram", "off")[rank]))
-        return range(lengths[rank])
+        return SimpleNamespace(readable=lengths[rank])
 
     ranks = threading.local()
     monkeypatch.setattr(setup, "build_store", build)
@@ -276,7 +276,7 @@ def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypa
 
     def keep(fabric: Any) -> int:
         ranks.own = fabric.global_rank
-        return len(setup._build(examples, (8, 8), TrainConfig(), fabric.device, fabric))
+        return setup._build(examples, (8, 8), TrainConfig(), fabric.device, fabric).readable
 
     found = gather(2, keep)
     assert places == ["off", "off"]
@@ -289,13 +289,16 @@ def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypa
 def test_all_learn_to_detect_from_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = threading.local()
     monkeypatch.setattr(running, "readable", lambda items, *_: (items[ranks.own :], None))
+    bad = SimpleNamespace(find_bad=lambda *_: range(ranks.own))
+    monkeypatch.setattr(running, "open_pictures", lambda *_: bad)
+    for made in (running._scored, running._learned):
 
-    def open_them(fabric: Any) -> None:
-        ranks.own = fabric.global_rank
-        running._dataset(Mock(), [1, 2, 3], None, DetectConfig(), None, fabric)
+        def open_them(fabric: Any, made: Any = made) -> None:
+            ranks.own = fabric.global_rank
+            made(Mock(), [1, 2, 3], None, DetectConfig(), None, fabric)
 
-    found = gather(2, open_them)
-    assert [str(one).partition("(")[2].partition(")")[0] for one in found] == ["this one 3 of 3", "this one 2 of 3"]
+        found = gather(2, open_them)
+        assert [str(one).partition("(")[2].partition(")")[0] for one in found] == ["this one 3 of 3", "this one 2 of 3"]
 
 
 def test_time_counts_in_the_steps_only(waits: list[float]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -11,9 +12,10 @@ from PIL import Image
 from frugalvit import cli
 from frugalvit.advise import advise
 from frugalvit.config.product import AdviseConfig
+from frugalvit.transfer.coco import open_coco
 from frugalvit.transfer.found import drawn_in
 
-from .samples import make_coco, make_scenes
+from .samples import edit, make_coco, make_scenes
 
 
 def official(root: Path) -> Path:
@@ -78,3 +80,50 @@ def test_other_folders_are_left_to_their_classes(tmp_path: Path) -> None:
     plain.mkdir()
     (plain / "about.json").write_text("{}")
     assert drawn_in(plain) is None
+
+
+@pytest.mark.parametrize(
+    ("drawn", "title", "note"),
+    [
+        (20, "boxes and masks of 24 objects in 2 categories", "Masks: every training object has one."),
+        (
+            12,
+            "boxes of 24 objects in 2 categories, masks of 16 of them",
+            "Masks: 12 of 20 training objects have one: masks are learned from these, boxes from all.",
+        ),
+        (
+            1,
+            "boxes of 24 objects in 2 categories, masks of 5 of them",
+            "Masks: 1 of 20 training objects has one: too few to learn from, unless --masks true asks for it.",
+        ),
+        (
+            0,
+            "boxes of 24 objects in 2 categories, masks of 4 of them",
+            "Masks: no training object has one.",
+        ),
+    ],
+)
+def test_how_many_objects_have_masks_is_said(drawn: int, title: str, note: str, tmp_path: Path) -> None:
+    """Of those to learn from, and what a detector makes of it, in one line; crowds teach nothing."""
+    data = make_coco(tmp_path / "data", train=10, val=2, side=48)
+
+    def without(content: Any) -> None:
+        for entry in content["annotations"][drawn:]:
+            entry["segmentation"] = [[]]
+        assert len(content["annotations"]) == 20
+
+    edit(data, "train", without)
+    result = advise(AdviseConfig(data=str(data), trial=0, device="cpu"))
+    assert f"{title}, about 48 px" in result.tables[0].title
+    assert [line for line in result.data["notes"] if "ask" in line] == [note]
+    learned = open_coco(str(data))
+    assert learned.masks() == (drawn, 20) and learned.about_masks() in note
+    if drawn == 12:
+        edit(data, "train", lambda content: content["annotations"][0].update(iscrowd=1))
+        found = drawn_in(data)
+        assert found is not None and found.masks.startswith("Masks: 11 of 19 training objects")
+
+
+def test_a_folder_of_masks_has_none_of_boxes(tmp_path: Path) -> None:
+    found = drawn_in(make_scenes(tmp_path / "data", train=2, val=1))
+    assert found is not None and found.masks == ""

@@ -123,4 +123,6 @@ class CacheConfig(Config):
     )
     size: Count | Auto = option("auto", "pixels of a stored image's shorter side; auto: 256/224 of the input")
     folder: str | None = option(None, "cache folder (default: FRUGALVIT_CACHE, or ~/.cache/frugalvit)")
-    max_bad: Share = option(0.05, "share of unreadable images at which the run stops instead of skipping them")
+    max_bad: Share = option(
+        0.05, "share of unreadable images at which the run stops; below it others are learned from in their turn"
+    )

@@ -1,8 +1,9 @@
 """Decode once, keep as uint8: on the device, in RAM, or mapped from a file that later runs and other processes share.
 
 ``build_store`` decides where ("auto" by size and free memory, said in one line), decodes in threads and leaves
-unreadable images out by name. Images whose decoding takes long are written to the cache folder under the examples'
-fingerprint, so a changed source is decoded anew and an unchanged one never again.
+unreadable images out by name. What a run learns from, and in which order, is the same at every place. Images whose
+decoding takes long are written to the cache folder under the examples' fingerprint, so a changed source is decoded anew
+and an unchanged one never again.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def build_store(
         stored: shorter side of a stored image; "auto" is 256/224 of the input, or the native size where all images
             have the same, not much larger one.
         cache_dir: default ~/.cache/frugalvit, or FRUGALVIT_CACHE.
-        max_bad: share of unreadable images (at least one) that are left out before it is an error.
+        max_bad: share of unreadable images (at least one) that are left out before it is an error; with "off" they
+            are met, and counted, while training.
         workers: decoding threads at most (processes for "off"); auto: one for each core of this process.
         agree: what "auto" comes to where several processes have chosen, each for itself.
     """
@@ -79,7 +81,7 @@ def build_store(
     device = torch.device(device)
     workers = cores() if workers == "auto" else workers
     size = (size, size) if isinstance(size, int) else size
-    packed = packed_images(examples, size, stored) if where != "off" else None
+    packed = packed_images(examples, size, stored)
     if packed is not None:
         rectangle, seconds = (packed.images.shape[-2], packed.images.shape[-1]), 0.0
     else:
@@ -97,6 +99,7 @@ def build_store(
         return LazyStore(examples, rectangle, device, workers, limit)
 
     if packed is not None:
+        packed = packed if examples.split_rows is None else _these_rows(packed, examples)
         check_bad(packed.bad, limit, len(examples))
     if packed is not None and (place != "disk" or packed.mapped):
         found = packed
@@ -121,7 +124,10 @@ def _in_memory(examples: Examples, rectangle: tuple[int, int], threads: int, lim
 def packed_images(
     examples: Examples, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
 ) -> cachefile.Decoded | None:
-    """The decoded images that came with a packed dataset, where there are some for inputs of ``size``."""
+    """The decoded images that came with a packed dataset, where there are some for inputs of ``size``.
+
+    Those of the whole split, of which ``examples`` may be a part.
+    """
     if examples.decoded is None:
         return None
     paths = examples.decoded.for_input(target_of(size, stored))
@@ -132,7 +138,7 @@ def packed_images(
             continue
         if found is not None:
             console.say(f"decoded images came with the dataset: {path}")
-            return found if examples.split_rows is None else _these_rows(found, examples)
+            return found
     what = "other shards" if paths else "other sizes"
     console.say(f"the decoded images beside the shards are of {what}: decoding anew")
     return None
@@ -149,6 +155,8 @@ def _these_rows(found: cachefile.Decoded, examples: Examples) -> cachefile.Decod
     reasons = dict(found.bad)
     gone = [examples.names[i] for i in (there < 0).nonzero()[:, 0].tolist()]
     bad = [(name, reasons.get(name, "unreadable when it was packed")) for name in gone]
+    if not len(kept):
+        raise UserError(f"None of the {len(examples)} images can be read; the first: {': '.join(bad[0])}.")
     return cachefile.Decoded(found.images[there[kept]], found.sizes[there[kept]], kept, bad)
 
 
@@ -345,15 +353,14 @@ def _as_store(examples: Examples, found: cachefile.Decoded, place: str, device: 
         images = _to_device(images, device)
     elif place == "ram" and found.mapped:
         images = images.clone()
-    labels = None if examples.labels is None else torch.from_numpy(examples.labels)[kept]
+    labels = None if examples.labels is None else torch.from_numpy(examples.labels)
     for name, reason in found.bad[:20]:
         console.warn(f"left out: {name}: {reason}")
     if len(found.bad) > 20:
         console.warn(f"left out: {len(found.bad) - 20} further unreadable images")
-    names = [examples.names[i] for i in kept.tolist()]
     if len(images) and (dark := almost_black(int(images[:: max(1, len(images) // 256)].max()))):
-        console.warn(f"{names[0]} and those beside it: {dark}")
-    return ImageStore(images, found.sizes, labels, names, device, place, found.bad, kept)
+        console.warn(f"{examples.names[int(kept[0])]} and those beside it: {dark}")
+    return ImageStore(images, found.sizes, labels, examples.names, kept, device, place, found.bad)
 
 
 def _to_device(images: Tensor, device: torch.device, block: int = 1024) -> Tensor:

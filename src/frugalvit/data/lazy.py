@@ -15,6 +15,7 @@ from torch import Tensor, multiprocessing  # torch's sends tensors through share
 from frugalvit import console
 from frugalvit.data.decode import BadImage
 from frugalvit.data.examples import Examples
+from frugalvit.data.standins import candidates
 from frugalvit.data.store import Fetched
 from frugalvit.data.workers import begin_worker, gone, may_start_others
 from frugalvit.errors import UserError
@@ -23,18 +24,22 @@ _READY = 8  # batches, at most, that wait decoded while every process works on o
 
 
 class Decoded(NamedTuple):
-    """A worker's answer: uint8 (B, 3, S, S'), sizes (B, 2), the positions really read (B,), and the bad ones met."""
+    """A worker's answer: uint8 (B, 3, S, S'), sizes (B, 2), the positions really read (B,), and the bad ones met.
+
+    bad: by position, with the name and the reason
+    """
 
     images: Tensor
     sizes: Tensor
     index: Tensor
-    bad: list[tuple[str, str]]
+    bad: dict[int, tuple[str, str]]
 
 
 class LazyStore:
     """A store that decodes when asked. Same interface as ``ImageStore``, but for ``images``.
 
-    An unreadable image is replaced by the next readable one, label and all, and listed in ``bad``.
+    An unreadable image gives way to another, label and all (``standins.py``), and is listed in ``bad``: more than
+    ``limit`` of them end the run.
     """
 
     where = "off"
@@ -47,14 +52,19 @@ class LazyStore:
         self.names = examples.names
         self.labels = None if examples.labels is None else torch.from_numpy(examples.labels)
         self.sizes = torch.empty(0, 2)  # known once an image is decoded: they come with the images
-        self.kept = torch.arange(len(examples))
         self.bad: list[tuple[str, str]] = []
-        self.decoder = Decoder(examples, rectangle)
+        self.known: set[int] = set()  # their positions
+        self.decoder = Decoder(examples, rectangle, limit)
         self.answered = False  # whether a process has ever given images
         self._pool: Executor | None = None
 
     def __len__(self) -> int:
         return len(self.examples)
+
+    @property
+    def readable(self) -> int:
+        """As far as is known: those that were not met yet count."""
+        return len(self) - len(self.bad)
 
     def fetcher(self, order: Callable[[int], Tensor]) -> WorkerFetcher:
         return WorkerFetcher(self, order)
@@ -79,11 +89,11 @@ class LazyStore:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = None
 
-    def note_bad(self, found: list[tuple[str, str]]) -> None:
-        known = {name for name, _ in self.bad}
-        for name, reason in found:
-            if name not in known:
+    def note_bad(self, found: dict[int, tuple[str, str]]) -> None:
+        for position, (name, reason) in found.items():
+            if position not in self.known:
                 console.warn(f"left out: {name}: {reason}")
+                self.known.add(position)
                 self.bad.append((name, reason))
         if len(self.bad) > self.limit:
             shown = "; ".join(f"{name}: {reason}" for name, reason in self.bad[:3])
@@ -102,7 +112,7 @@ class WorkerFetcher:
         images, sizes, index, bad = self._decoded(step) if store.workers else store.decoder(self.order(step).tolist())
         store.note_bad(bad)
         if bool((index < 0).any()):
-            raise UserError(f"{len(bad)} images in a row cannot be read, from {bad[0][0]} on: {bad[0][1]}.")
+            raise UserError(f"None of the {len(store)} images can be read; the first: {': '.join(bad[min(bad)])}.")
         if store.device.type == "cuda":
             images = images.pin_memory()
         return Fetched(images.to(store.device, non_blocking=True), sizes, index)
@@ -127,13 +137,16 @@ class WorkerFetcher:
 
 
 class Decoder:
-    """Positions -> decoded, squeezed images. An unreadable one gives way to the next readable one after it."""
+    """Positions -> decoded, squeezed images, with others for those that are unreadable.
 
-    def __init__(self, examples: Examples, rectangle: tuple[int, int]) -> None:
-        self.examples, self.rectangle = examples, rectangle
+    Where more than ``limit`` are, none is looked for any more: the run ends, and must not search a whole disk first.
+    """
+
+    def __init__(self, examples: Examples, rectangle: tuple[int, int], limit: int) -> None:
+        self.examples, self.rectangle, self.limit = examples, rectangle, limit
 
     def __call__(self, positions: list[int]) -> Decoded:
-        bad: list[tuple[str, str]] = []
+        bad: dict[int, tuple[str, str]] = {}
         images = torch.zeros((len(positions), 3, *self.rectangle), dtype=torch.uint8)
         sizes, index = [], []
         for slot, position in enumerate(positions):
@@ -144,14 +157,16 @@ class Decoder:
                 images[slot] = torch.from_numpy(squeeze(pixels, self.rectangle)).permute(2, 0, 1)
         return Decoded(images, torch.tensor(sizes), torch.tensor(index), bad)
 
-    def _readable(self, position: int, bad: list[tuple[str, str]]) -> tuple[int, np.ndarray | None]:
-        count = len(self.examples)
-        for attempt in range(min(count, 100)):
-            here = (position + attempt) % count
+    def _readable(self, position: int, bad: dict[int, tuple[str, str]]) -> tuple[int, np.ndarray | None]:
+        for here in candidates(position, len(self.examples), self.examples.labels):
+            if len(bad) > self.limit:
+                break
+            if here in bad:
+                continue
             try:
                 return here, self.examples.read(here, at_least=self.rectangle)
             except BadImage as error:
-                bad.append((error.name, error.reason))
+                bad[here] = error.name, error.reason
         return -1, None  # the main process says it
 
 

@@ -29,7 +29,11 @@ MOST_TOGETHER, PIXELS_TOGETHER = 8, 2**23
 
 
 class Store(Protocol):
-    """What the loader needs of a store: ``ImageStore``, or ``LazyStore`` for images that are decoded on the fly."""
+    """What the loader needs of a store: ``ImageStore``, or ``LazyStore`` for images that are decoded on the fly.
+
+    It is as long as there are images, those among them that cannot be read: which these are may show only when they
+    are fetched, and then others stand in for them, so the order of a run does not depend on where images are kept.
+    """
 
     sizes: Tensor
     labels: Tensor | None
@@ -38,6 +42,8 @@ class Store(Protocol):
     bad: list[tuple[str, str]]
 
     def __len__(self) -> int: ...
+    @property
+    def readable(self) -> int: ...
     def fetcher(self, order: Callable[[int], Tensor]) -> Any: ...
     def close(self) -> None: ...
 
@@ -49,7 +55,7 @@ class Batch:
     images:  (B, C, h, w), or a list of them (multi-crop, global crops first), normalised, on the device.
     targets: (B, K) soft targets with mixing, (B,) class numbers without, None without labels.
     labels:  (B,) class numbers before mixing, or None.
-    index:   (B,) positions in the store, on the CPU.
+    index:   (B,) positions in the store, on the CPU; those of stand-ins for unreadable images.
     clean:   the images before mixing, where they were mixed and the loader was asked to keep them.
     number:  which of the run's batches it is; a step takes several where gradients are accumulated.
     """
@@ -153,7 +159,7 @@ class Batches:
         return uniform(self.batch, self.augment.columns, generator_for(self.seed, "augment", step))[self.mine]
 
     def order(self, step: int) -> Tensor:
-        """The store positions of a step's global batch."""
+        """The store positions of a step's global batch, readable or not."""
         epoch, place = divmod(step, self.steps_per_epoch)
         indices = self._epoch_order(epoch)
         if self.repeats == 1:
@@ -231,7 +237,7 @@ def eval_batches(
     fetcher = store.fetcher(lambda turn: everything[rank * batch + turn * apart :][:batch])
     for turn, start in enumerate(range(rank * batch, len(store), apart)):
         images, sizes, index = fetcher.at(turn)
-        # One that is decoded on the fly and turns out unreadable has been replaced by its neighbour: not to be scored.
+        # One that is unreadable has been replaced by another, which is not to be scored in its place.
         itself = index == everything[start : start + batch]
         if not itself.all():
             images, sizes, index = images[itself.to(images.device)], sizes[itself], index[itself]

@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from frugalvit.data.randomness import ship
+from frugalvit.data.standins import rows_for
 
 
 class Fetched(NamedTuple):
-    """Raw images of a batch: uint8 (B, 3, S, S') on the device, original sizes (B, 2) and positions (B,) on the CPU."""
+    """Raw images of a batch: uint8 (B, 3, S, S') on the device, original sizes (B, 2) and positions (B,) on the CPU.
+
+    The positions are those of the images that came, which for an unreadable one is that of its stand-in.
+    """
 
     images: Tensor
     sizes: Tensor
@@ -29,8 +33,8 @@ class Fetcher:
         self.store, self.order = store, order
 
     def at(self, step: int) -> Fetched:
-        index = self.order(step)
-        return Fetched(self.store.fetch(index), self.store.sizes[index], index)
+        rows = self.store.rows[self.order(step)]
+        return Fetched(self.store.fetch(rows), self.store.sizes[rows], self.store.kept[rows])
 
 
 class AheadFetcher(Fetcher):
@@ -42,33 +46,39 @@ class AheadFetcher(Fetcher):
         self.waiting: dict[int, Future[Tensor]] = {}
 
     def at(self, step: int) -> Fetched:
-        index = self.order(step)
+        rows = self.store.rows[self.order(step)]
         ahead = self.waiting.pop(step, None)
-        host = ahead.result() if ahead is not None else self.store.gather(index)
+        host = ahead.result() if ahead is not None else self.store.gather(rows)
         self.waiting = {step + 1: self.pool.submit(self._gather_step, step + 1)}
-        return Fetched(host.to(self.store.device, non_blocking=True), self.store.sizes[index], index)
+        images = host.to(self.store.device, non_blocking=True)
+        return Fetched(images, self.store.sizes[rows], self.store.kept[rows])
 
     def _gather_step(self, step: int) -> Tensor:
-        return self.store.gather(self.order(step))
+        return self.store.gather(self.store.rows[self.order(step)])
 
 
 @dataclass
 class ImageStore:
-    """All images of a split as one uint8 tensor (N, 3, S, S').
+    """All images of a split that can be read, as one uint8 tensor (M, 3, S, S').
 
-    Every image is squeezed to the same rectangle; ``sizes`` (N, 2) remembers the height and width it was decoded at,
-    in which crops are drawn. ``kept`` are the positions in the examples the store was made from; unreadable images
-    are left out and listed in ``bad``.
+    Every image is squeezed to the same rectangle; ``sizes`` (M, 2) remembers the height and width it was decoded at,
+    in which crops are drawn. ``labels`` and ``names`` are those of all N images of the split, in whose positions a
+    fetcher is asked; ``kept`` (M,) are the positions of the images, ``rows`` (N,) says which of them each position
+    gets. Unreadable images are listed in ``bad``, and others stand in for them (``standins.py``).
     """
 
     images: Tensor
     sizes: Tensor
     labels: Tensor | None
     names: list[str]
+    kept: Tensor
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     where: str = "ram"
     bad: list[tuple[str, str]] = field(default_factory=list)
-    kept: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        labels = None if self.labels is None else self.labels.numpy(force=True)
+        self.rows = torch.from_numpy(rows_for(self.kept.numpy(), len(self.names), labels))
 
     @classmethod
     def from_arrays(
@@ -82,22 +92,26 @@ class ImageStore:
         names = [str(i) for i in range(len(tensor))]
         numbers = None if labels is None else torch.as_tensor(labels).long()
         device = torch.device(device)
-        return cls(tensor.to(device), sizes, numbers, names, device, kept=torch.arange(len(tensor)))
+        return cls(tensor.to(device), sizes, numbers, names, torch.arange(len(tensor)), device)
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def fetch(self, index: Tensor) -> Tensor:
-        """The images at these positions (B,), on the device."""
-        if self.images.device.type == self.device.type:
-            return self.images.index_select(0, ship([index], self.images.device)[0])
-        return self.gather(index).to(self.device, non_blocking=True)
+    @property
+    def readable(self) -> int:
+        return len(self.kept)
 
-    def gather(self, index: Tensor) -> Tensor:
-        """The images at these positions in (pinned) host memory."""
+    def fetch(self, rows: Tensor) -> Tensor:
+        """These of the images (B,), on the device."""
+        if self.images.device.type == self.device.type:
+            return self.images.index_select(0, ship([rows], self.images.device)[0])
+        return self.gather(rows).to(self.device, non_blocking=True)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """These of the images in (pinned) host memory."""
         pinned = self.device.type == "cuda"
-        batch = torch.empty((len(index), *self.images.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
-        return torch.index_select(self.images, 0, index, out=batch)
+        batch = torch.empty((len(rows), *self.images.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
+        return torch.index_select(self.images, 0, rows, out=batch)
 
     def fetcher(self, order: Callable[[int], Tensor]) -> Fetcher:
         """Whatever brings batches to the device without making it wait."""

@@ -365,7 +365,7 @@ def _build(
     examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device, fabric: Fabric | None
 ) -> Store:
     def agree(place: Where) -> Where:
-        """The slowest place that any process needs: those that decode while training leave out other images."""
+        """The slowest place that any process needs: where all look at the images first, they can compare notes."""
         return place if fabric is None else PLACES[processes.largest(fabric, PLACES.index(place))]
 
     store = build_store(
@@ -380,12 +380,12 @@ def _build(
         agree=agree,
     )
     if fabric is not None:
-        check_same_images(fabric, len(store), len(examples), config)
+        check_same_images(fabric, store.readable, len(examples), config)
     return store
 
 
 def check_same_images(fabric: Fabric, found: int, given: int, config: RunConfig) -> None:
-    """All processes must have as many: each draws its part of a batch from the same numbers."""
+    """All processes must have as many: else a machine that lacks images would learn from others unnoticed."""
     if not processes.same_everywhere(fabric, found):
         raise UserError(
             f"The processes can read different images of {config.data} (this one {found:,} of {given:,}): see that "

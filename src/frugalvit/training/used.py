@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from frugalvit.data.lazy import LazyStore
@@ -26,26 +26,34 @@ class LeftOut(NamedTuple):
 def note_used(run: Run, notes: Sequence[str], parts: Mapping[str, Store | Batches | StreamedBatches]) -> None:
     """Write down what was said when the data were read, how many images each part has, and which it could not read.
 
-    Images that are decoded while training are found to be unreadable only then, so this is said again at the end.
+    Images that are decoded while training are found to be unreadable only then, so this is said again at the end; and a
+    resumed run may not meet again what it had met before.
     """
     held = {name: part.store if isinstance(part, Batches) else part for name, part in parts.items()}
     bad = [LeftOut(name, *entry) for name, part in held.items() for entry in part.bad]
-    used = {name: _count(part) for name, part in held.items() if not isinstance(part, StreamedBatches)}
-    write_used(run, notes, used, bad)
+    used = {name: part.readable for name, part in held.items() if not isinstance(part, StreamedBatches)}
+    write_used(run, notes, used, bad, [name for name, part in held.items() if isinstance(part, LazyStore)])
 
 
-def write_used(run: Run, notes: Sequence[str], used: Mapping[str, int], bad: Sequence[LeftOut]) -> None:
-    """The same of data that lie in no store: the images of each part that can be read, and the files that cannot."""
+def write_used(
+    run: Run, notes: Sequence[str], used: Mapping[str, int], bad: Sequence[LeftOut], under_way: Collection[str] = ()
+) -> None:
+    """The same of data that lie in no store: the images of each part that can be read, and the files that cannot.
+
+    under_way: the parts whose unreadable files are met while training
+    """
     if not run.writer:
         return
+    used, bad = dict(used), list(bad)
+    met = {(part, storable(file)) for part, file, _ in bad}
+    for entry in run.read_json("data.json").get("left_out", {}).get("files", []):
+        part, file = entry["split"], entry["name"]
+        if part in under_way and (part, file) not in met:
+            bad.append(LeftOut(part, file, entry["reason"]))
+            used[part] -= 1
     named = [
         {"name": storable(file), "split": part, "reason": storable(reason)} for part, file, reason in bad[:MOST_NAMED]
     ]
     left_out = {"count": len(bad), "files": named}
-    facts = {"notes": [storable(note) for note in notes], "used": dict(used), "left_out": left_out}
+    facts = {"notes": [storable(note) for note in notes], "used": used, "left_out": left_out}
     run.save_json("data.json", run.read_json("data.json") | facts)
-
-
-def _count(store: Store) -> int:
-    """Images that can be read; a store that decodes while training counts the others too."""
-    return len(store) - len(store.bad) if isinstance(store, LazyStore) else len(store)

@@ -54,16 +54,11 @@ class CocoData:
 
     def has_masks(self) -> bool:
         """Whether so many of them do that masks are worth learning."""
-        drawn, count = self.masks()
-        return 0 < drawn >= min(_ENOUGH_MASKS, count / 2)
+        return are_enough(*self.masks())
 
     def about_masks(self) -> str:
         """Why masks are learnt, or are not."""
-        drawn, count = self.masks()
-        if drawn in (0, count):
-            return "every training object has one" if drawn else "no training object has one"
-        words = f"{drawn:,} of {count:,} training objects {'has' if drawn == 1 else 'have'} one"
-        return words if self.has_masks() else f"{words}: too few to learn from, unless --masks true asks for it"
+        return about_masks(*self.masks())
 
     def maskless(self) -> tuple[int, ...]:
         """The classes to learn that have no object with a mask."""
@@ -73,3 +68,16 @@ class CocoData:
             for part in (CocoImage.learnable, CocoImage.drawn)
         )
         return tuple(sorted(known - drawn))
+
+
+def are_enough(drawn: int, count: int) -> bool:
+    """Whether masks are worth learning, where ``drawn`` of ``count`` training objects have one."""
+    return 0 < drawn >= min(_ENOUGH_MASKS, count / 2)
+
+
+def about_masks(drawn: int, count: int) -> str:
+    """Why they are learnt then, or are not."""
+    if drawn in (0, count):
+        return "every training object has one" if drawn else "no training object has one"
+    words = f"{drawn:,} of {count:,} training objects {'has' if drawn == 1 else 'have'} one"
+    return words if are_enough(drawn, count) else f"{words}: too few to learn from, unless --masks true asks for it"

@@ -76,12 +76,14 @@ class ObjectPictures:
         return len(self.images)
 
     def load(self, index: int) -> tuple[Tensor, Objects]:
+        """To learn from: the next one where this picture cannot be read."""
+        index, pixels = self.pictures.to_learn(index)
         objects = self._kept.get(index)
         if objects is None:
             objects = self._read(index)
             if self._keeps:
                 self._kept[index] = objects
-        return self.pictures.read(index), objects
+        return pixels, objects
 
     def _read(self, index: int) -> Objects:
         image = self.images[index]

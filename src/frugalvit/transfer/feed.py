@@ -6,8 +6,10 @@ at random for the whole global batch is cut per process; the next step is prepar
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +23,9 @@ from frugalvit.data.cache import memory_share
 from frugalvit.data.decode import BadImage, decode, read_header
 from frugalvit.data.machine import cores
 from frugalvit.data.randomness import generator_for, uniform
+from frugalvit.data.standins import candidates
 from frugalvit.errors import UserError
-from frugalvit.transfer.places import name_bad
+from frugalvit.transfer.places import check_bad, name_bad
 
 T = TypeVar("T")
 _SHARE_OF_MEMORY = 0.25
@@ -32,8 +35,9 @@ _SHARE_OF_MEMORY = 0.25
 class Pictures:
     """Decoded pictures, uint8 (3, H, W), kept in memory where they fit.
 
-    room: bytes that are left then for what belongs to them
-    bad:  files that were asked for beside them and cannot be read, and why
+    room:   bytes that are left then for what belongs to them
+    bad:    files that were asked for and cannot be read, and why
+    faults: which of these pictures they are, as far as is known
     """
 
     def __init__(
@@ -46,9 +50,32 @@ class Pictures:
         self.device = device if where == "device" else None
         self._kept: dict[int, Tensor] = {}
         self.bad: list[tuple[str, str]] = []
+        self.faults: dict[int, BadImage] = {}
+        self.max_bad = 1.0
+        self._noting = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def to_learn(self, index: int) -> tuple[int, Tensor]:
+        """A picture to learn from and its place: the next one, where this cannot be read (``data/standins.py``)."""
+        for place in candidates(index, len(self), None):
+            if place not in self.faults:
+                try:
+                    return place, self.read(place)
+                except BadImage as fault:
+                    self._note(place, fault)
+        raise UserError(f"None of the {len(self)} images can be read.")
+
+    def _note(self, place: int, fault: BadImage) -> None:
+        """One that is met while training: it is named, and if they are too many now, the run ends."""
+        with self._noting:  # threads load the pictures of a step
+            if place in self.faults:
+                return
+            self.faults[place] = fault
+            self.bad.append((fault.name, fault.reason))
+            console.warn(f"{fault} (left out)")
+            check_bad(list(self.faults.values()), len(self), self.max_bad)
 
     def read(self, index: int) -> Tensor:
         kept = self._kept.get(index)
@@ -59,26 +86,34 @@ class Pictures:
             self._kept[index] = pixels = pixels if self.device is None else pixels.to(self.device)
         return pixels
 
-    def find_bad(self, workers: int, max_bad: float) -> list[int]:
+    def find_bad(self, workers: int, max_bad: float, *, decode: bool = False) -> list[int]:
         """The places of unreadable pictures, before training, or an error when they are many.
 
-        What is kept is decoded for it; of what is not, headers and ends are looked at.
+        What is kept is decoded for it; of what is not, headers and ends are looked at, unless ``decode`` wants to know
+        of every one.
         """
-        bad: list[tuple[int, BadImage]] = []
+        decode = decode or self.keeps
         with ThreadPoolExecutor(workers) as pool:
-            found = pool.map(self._fault, range(len(self)))
-            for index, fault in enumerate(
-                console.progress(found, total=len(self), label="decoding images" if self.keeps else "looking at images")
-            ):
-                if fault is not None:
-                    bad.append((index, fault))
-        name_bad([fault for _, fault in bad], len(self), max_bad)
-        self.bad = [(fault.name, fault.reason) for _, fault in bad]
-        return [index for index, _ in bad]
+            found = pool.map(lambda index: self._fault(index, decode), range(len(self)))
+            label = "decoding images" if decode else "looking at images"
+            faults = enumerate(console.progress(found, total=len(self), label=label))
+            self.faults = {index: fault for index, fault in faults if fault is not None}
+        name_bad(list(self.faults.values()), len(self), max_bad)
+        self.bad, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
+        return list(self.faults)
 
-    def _fault(self, index: int) -> BadImage | None:
+    def without_bad(self) -> Pictures:
+        """The others, with what is kept of them."""
+        whole = [place for place in range(len(self)) if place not in self.faults]
+        others = copy.copy(self)
+        others.paths, others.sizes = [self.paths[place] for place in whole], [self.sizes[place] for place in whole]
+        others._kept = {new: self._kept[old] for new, old in enumerate(whole) if old in self._kept}
+        others.faults = {}
+        return others
+
+    def _fault(self, index: int, decode: bool) -> BadImage | None:
         try:
-            if self.keeps:
+            if decode:
                 self.read(index)
             else:
                 read_header(self.paths[index], whole=True)

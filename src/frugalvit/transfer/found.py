@@ -10,6 +10,7 @@ from typing import Any
 from frugalvit.data.folders import only_layout
 from frugalvit.errors import UserError
 from frugalvit.transfer.coco_check import has_mask
+from frugalvit.transfer.coco_data import about_masks, are_enough
 from frugalvit.transfer.coco_files import find_annotations, read
 from frugalvit.transfer.places import find_folder
 from frugalvit.transfer.scenes import find_pairs
@@ -24,6 +25,7 @@ class Drawn:
     words: str
     splits: dict[str, int]  # images of each
     place: Path | None  # a folder with the training images and none of the others', where there is one
+    masks: str = ""  # what of the boxes' masks is learned
 
 
 def drawn_in(where: str | Path, classes: Sequence[str] | None = None) -> Drawn | None:
@@ -45,10 +47,23 @@ def _boxes(root: Path) -> Drawn:
     objects = [entry for content in contents.values() for entry in content["annotations"]]
     categories = {entry.get("name") for content in contents.values() for entry in content["categories"]}
     masks = sum(has_mask(entry.get("segmentation")) for entry in objects)
-    what = "boxes" if not masks else "boxes and masks"
+    what = "boxes and masks" if masks == len(objects) > 0 else "boxes"
     words = f"{what} of {counted(len(objects), 'object')} in {counted(len(categories), 'category')}"
+    words += f", masks of {masks:,} of them" if 0 < masks < len(objects) else ""
     images = {split: _image_paths(root, files[split], content) for split, content in contents.items()}
-    return Drawn("detect", words, {split: len(paths) for split, paths in images.items()}, _own_folder(images))
+    splits = {split: len(paths) for split, paths in images.items()}
+    return Drawn("detect", words, splits, _own_folder(images), _learned_masks(contents.get("train")))
+
+
+def _learned_masks(content: dict[str, Any] | None) -> str:
+    """How many of the objects to learn from have a mask, and what a detector makes of it; nothing without such."""
+    objects = [entry for entry in content["annotations"] if not entry.get("iscrowd")] if content else []
+    if not objects:
+        return ""
+    drawn, count = sum(has_mask(entry.get("segmentation")) for entry in objects), len(objects)
+    if 0 < drawn < count and are_enough(drawn, count):
+        return f"Masks: {about_masks(drawn, count)}: masks are learned from these, boxes from all."
+    return f"Masks: {about_masks(drawn, count)}."
 
 
 def _image_paths(root: Path, path: Path, content: dict[str, Any]) -> list[Path]:

@@ -81,6 +81,15 @@ def look_at_masks(paths: Sequence[Path]) -> list[Seen]:
 
 def name_bad(faults: Sequence[BadImage], count: int, max_bad: float) -> None:
     """Say which of ``count`` images cannot be read and are left out; more than this share of them is an error."""
+    check_bad(faults, count, max_bad)
+    for fault in faults[:_NAMED]:
+        console.warn(f"{fault} (left out)")
+    if len(faults) > _NAMED:
+        console.warn(f"left out likewise: {counted(len(faults) - _NAMED, 'image')} more")
+
+
+def check_bad(faults: Sequence[BadImage], count: int, max_bad: float) -> None:
+    """Raise UserError where more than this share of ``count`` images cannot be read, or none can."""
     if not faults:
         return
     first = f"{faults[0].name} ({faults[0].reason})"
@@ -91,10 +100,6 @@ def name_bad(faults: Sequence[BadImage], count: int, max_bad: float) -> None:
         raise UserError(
             f"{len(faults)} of {count} images cannot be read, {which}; mend or remove {them}, or raise --cache.max-bad."
         )
-    for fault in faults[:_NAMED]:
-        console.warn(f"{fault} (left out)")
-    if len(faults) > _NAMED:
-        console.warn(f"left out likewise: {counted(len(faults) - _NAMED, 'image')} more")
 
 
 def _look_at_all(paths: Sequence[Path]) -> list[Seen | BadImage]:

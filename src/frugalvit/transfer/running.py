@@ -88,8 +88,8 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     setup.share_batch(config, plan, run, fabric)
     task = job.task(config, data, backbone)
     task.to(fabric.device)
-    dataset = _dataset(job, items, data, config, task, fabric)
-    watch_set = _dataset(job, watched, data, config, task, fabric)
+    dataset = _learned(job, items, data, config, task, fabric)
+    watch_set = _scored(job, watched, data, config, task, fabric)
     feeding = Feed(
         len(dataset),
         plan.images_per_step // plan.accumulate,
@@ -107,7 +107,7 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     if config.compile is True:
         task.pyramid.compile(dynamic=True)
     outcome = fit(task, plan, run, fabric)
-    final = _dataset(job, unseen, data, config, task, fabric) if unseen is not None else watch_set
+    final = _scored(job, unseen, data, config, task, fabric) if unseen is not None else watch_set
     scored_on = "test" if unseen is not None else split
     _note_used(run, data, used | {scored_on: final})
     return _finish(config, job, data, run, fabric, task, outcome, final, scored_on, decisions)
@@ -116,7 +116,9 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
 def _note_used(run: Run, data: Any, parts: dict[str, Any]) -> None:
     """Keep what was said of the data, how many images each part has, and which were no pictures or cut short."""
     short = [LeftOut(name, *entry) for name, part in parts.items() for entry in part.pictures.bad]
-    write_used(run, data.notes, {name: len(part) for name, part in parts.items()}, [*data.bad, *short])
+    used = {name: len(part) - len(part.pictures.faults) for name, part in parts.items()}
+    under_way = ["train"] if not parts["train"].pictures.keeps else []
+    write_used(run, data.notes, used, [*data.bad, *short], under_way)
 
 
 def _listed(paths: list[Path]) -> FileExamples:
@@ -160,8 +162,20 @@ def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) ->
     return setup.made_ready(backbone, config)
 
 
-def _dataset(job: Job, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
-    """The images of a split, decoded where they are kept; the unreadable ones named and left out."""
+def _learned(job: Job, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
+    """The images to learn from, decoded where they are kept; others stand in for the unreadable ones.
+
+    Those that are not kept are not decoded twice: which cannot be shows in their turn, and their order is all images'
+    wherever they are kept.
+    """
+    pictures = open_pictures(items, config.cache.where, fabric.device)
+    bad = pictures.find_bad(worker_count(config.workers), config.cache.max_bad)
+    setup.check_same_images(fabric, len(items) - len(bad), len(items), config)
+    return job.dataset(items, data, pictures, task)
+
+
+def _scored(job: Job, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
+    """The images to score on; the unreadable ones named and left out, with what is marked in them."""
     whole, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.where, fabric.device)
     setup.check_same_images(fabric, len(whole), len(items), config)
     return job.dataset(whole, data, pictures, task)
@@ -174,15 +188,13 @@ def readable(
     where: str = "auto",
     device: torch.device | None = None,
 ) -> tuple[list[Any], Pictures]:
-    """The items whose pictures can be read, and these; the others are named, and too many of them an error."""
+    """The items whose pictures can be read, and these; the others are named, and too many of them an error.
+
+    All are decoded for it: a score must not depend on whether there is memory to keep them.
+    """
     pictures = open_pictures(items, where, device)
-    bad = set(pictures.find_bad(worker_count(workers), max_bad))
-    if not bad:
-        return items, pictures
-    items = [item for place, item in enumerate(items) if place not in bad]
-    whole = open_pictures(items, where, device)
-    whole.bad = pictures.bad
-    return items, whole
+    bad = set(pictures.find_bad(worker_count(workers), max_bad, decode=True))
+    return [item for place, item in enumerate(items) if place not in bad], pictures.without_bad()
 
 
 def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> Pictures:

@@ -52,7 +52,9 @@ class LabelledPictures:
         return len(self.scenes)
 
     def load(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.pictures.read(index), self.labels(index)
+        """To learn from: the next one where this picture cannot be read."""
+        index, pixels = self.pictures.to_learn(index)
+        return pixels, self.labels(index)
 
     def labels(self, index: int) -> Tensor:
         kept = self._kept.get(index)
