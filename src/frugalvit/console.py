@@ -85,10 +85,21 @@ def complain(message: str) -> None:
 
 
 def _tell(text: str) -> None:
-    """On standard error, in letters that it knows. Words are not worth a run: a terminal may have been closed."""
-    with contextlib.suppress(OSError):
+    """On standard error, in letters that it knows. Words are not worth a run: a terminal may have been closed.
+
+    A program without a window has no standard error at all, or one of its own making.
+    """
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(_spelled(text, sys.stderr, "backslashreplace"))
         sys.stderr.flush()
+
+
+def _is_terminal(stream: Any) -> bool:
+    with contextlib.suppress(AttributeError, ValueError):
+        return bool(stream.isatty())
+    return False
 
 
 def printable(text: str) -> str:
@@ -126,7 +137,7 @@ class Meter:
 
     def __init__(self, total: int | None, label: str = "", start: int = 0) -> None:
         self.total, self.label, self.start = total, printable(label), start
-        self.live = sys.stderr.isatty() and not _silent()
+        self.live = _is_terminal(sys.stderr) and not _silent()
         self.began = self.shown = time.monotonic()
         self.open_line = False
 
@@ -184,7 +195,7 @@ class Waiting:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Waiting:
-        if sys.stderr.isatty() and not _silent():
+        if _is_terminal(sys.stderr) and not _silent():
             _spoke()
             self._thread = threading.Thread(target=self._wait, daemon=True)
             self._thread.start()
@@ -311,7 +322,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() else text
+    return f"\x1b[1m{text}\x1b[0m" if _is_terminal(sys.stdout) else text
 
 
 def _terminal_width() -> int:

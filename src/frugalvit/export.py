@@ -174,7 +174,7 @@ def export(config: ExportConfig) -> Result:
         if not difference <= TOLERANCE:
             raise UserError(
                 f"the exported {config.to} model differs from torch by {difference:.2g} (allowed: {TOLERANCE:g}) on "
-                f"{source}; nothing was kept. Please report this model: {model.backbone.name}."
+                f"{source}; nothing was kept. {_what_to_do(model.backbone, config.to)}"
             )
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     data = {
@@ -264,6 +264,15 @@ def _scored_at(config: ExportConfig, model: ReadyModel) -> tuple[int, int] | Non
     """The size of the images that the model was scored on, where it leaves the house for another."""
     own = None if config.img_size is None else saved_size(config.model)
     return None if own == model.backbone.img_size else own
+
+
+def _what_to_do(backbone: Backbone, to: str) -> str:
+    own = type(backbone.model).__module__.partition(".")[0] not in ("frugalvit", "timm")
+    if own and to in ("timm", "hf"):
+        return (
+            f"The function that makes {backbone.name} must load what timm gives it as pretrained (docs/extending.md)."
+        )
+    return f"Please report this model: {backbone.name}."
 
 
 @contextlib.contextmanager

@@ -195,7 +195,8 @@ class Backbone(nn.Module):
 
     def _last(self, n: int, found: list[Tensor]) -> list[Tensor]:
         if not 0 < n <= len(found):
-            raise UserError(f"last_blocks(n={n}): {self.name} has {len(found)} blocks; choose n between 1 and that")
+            number = f"{self.name} has {len(found)} block{'s' * (len(found) != 1)}"
+            raise UserError(f"last_blocks(n={n}): {number}; choose n (--blocks) up to that, or --features pooled")
         return found[-n:]
 
     def attention(self, images: Tensor) -> Tensor:

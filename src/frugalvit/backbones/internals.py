@@ -33,7 +33,7 @@ def stage_blocks(model: nn.Module, name: str) -> list[list[nn.Module]]:
         if blocks:
             stages.append(blocks)
     if not stages:
-        raise UserError(f"{name} has no blocks that could be told apart; choose another network for dense losses")
+        raise UserError(f"{name} has no blocks that could be told apart; choose another network, or pooled features")
     return stages
 
 
@@ -74,13 +74,17 @@ def block_grids(model: nn.Module, images: Tensor, name: str, run: Callable[[Tens
     flat = [block for stage in stages for block in stage]
     seen = _outputs(flat, lambda: run(images))
     if len(seen) < len(flat):
-        raise UserError(f"{name} does not run its blocks one after the other; choose another network for dense losses")
+        raise UserError(
+            f"{name} does not run its blocks one after the other; choose another network, or pooled features"
+        )
     size = (images.shape[2], images.shape[3])
     grids = iter([to_grid(seen[number], model, size, _width(seen[number], model)) for number in range(len(flat))])
     found = [[next(grids) for _ in stage] for stage in stages]
     widths = {entry.get("num_chs") for entry in getattr(model, "feature_info", None) or []} | {model.num_features}
     if found[-1][-1].shape[1] not in widths:  # DenseNet's blocks give only what they add
-        raise UserError(f"the blocks of {name} do not pass on the whole map; choose another network for dense losses")
+        raise UserError(
+            f"the blocks of {name} do not pass on the whole map; choose another network, or pooled features"
+        )
     return found
 
 

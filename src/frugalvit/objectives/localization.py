@@ -226,6 +226,7 @@ class RelativeLocalization(nn.Module):
             tokens, size = self._tokens(grid)
             if not trusted:
                 _check_positions(first, second, len(grid), size)
+                first, second = first.long(), second.long()
             start, end = (place[..., 0] * size[1] + place[..., 1] for place in (first, second))
             # Tokens are picked by products with 0/1 matrices: their gradients add up in one order, unlike a gather's.
             if start.shape[1] < tokens.shape[1]:

@@ -32,7 +32,10 @@ def draw_pairs(
 
 def draw_cells(batch: int, size: Size, pairs: int, generator: Generator | None, device: Device) -> Tensor:
     """The cells of the pairs' first and second positions, counted row by row: (2, B, m)."""
-    return torch.randint(size[0] * size[1], (2, batch, pairs), generator=generator, device=device)
+    cells, shape = size[0] * size[1], (2, batch, pairs)
+    if generator is None:  # not as a keyword: with it the compiler takes no batch whose size is yet to come
+        return torch.randint(cells, shape, device=device)
+    return torch.randint(cells, shape, generator=generator, device=device)
 
 
 def positions(cells: Tensor, width: int) -> Tensor:
