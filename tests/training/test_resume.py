@@ -116,6 +116,16 @@ def test_killed_while_writing(bench: Bench, verb: str, number: int) -> None:
     assert kill_at_write(bench, verb, number), "the run has fewer file operations than that"
 
 
+def test_killed_while_trying_whether_it_may_write(bench: Bench) -> None:
+    """What was tried with lies in the folder of checkpoints, where it is no checkpoint of anybody's."""
+    out = bench.folder / "tried"
+    inside = out / "checkpoints" / ".writable"
+    assert bench.nursery.run(*bench.words("train", out), kill_at=1, inside=inside)[0] == -signal.SIGKILL
+    assert [path.suffix for path in (out / "checkpoints").iterdir()] == [".part"]
+    bench.finish("train", out)
+    bench.check("train", out)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("seed", range(10, 20))
