@@ -162,6 +162,18 @@ def test_a_signal_saves_and_leaves(bench: Bench, verb: str, number: signal.Signa
     bench.check(verb, out)
 
 
+def test_a_signal_at_the_end_of_a_run_stops_what_it_is_a_part_of(bench: Bench) -> None:
+    """The run has nothing left to stop, but a comparison has: its next run is not begun."""
+    out = bench.folder / "compared"
+    settings = ["--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1", "--steps", "1"]
+    words = ["compare", "images", "--config", "train.yaml", *settings, "--out", str(out)]
+    last = out / "with" / "seed_0" / "checkpoints" / ".last.pt"
+    status, said = bench.nursery.run(*words, kill_at=0, inside=last, signals=[signal.SIGINT])
+    assert status == 3 and "stopped; the same command goes on." in said, said
+    assert (out / "with" / "seed_0" / "summary.json").exists() and not (out / "without").exists()
+    assert bench.nursery.run(*words)[0] == 0 and (out / "comparison.md").exists()
+
+
 def test_the_second_signal_leaves_at_once(bench: Bench) -> None:
     out = bench.folder / "twice"
     child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
