@@ -16,6 +16,7 @@ from typing import IO, Any, Self, TypeVar
 from frugalvit.errors import UserError
 
 Read = TypeVar("Read", dict[str, Any], list[Any])
+_PART = ".*.part"
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
@@ -42,8 +43,13 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
 
 def remove_parts(folder: Path) -> None:
     """Remove what a killed process left half written below. Only for the one who holds the folder's lock."""
-    for part in folder.rglob(".*.part"):
+    for part in folder.rglob(_PART):
         part.unlink(missing_ok=True)
+
+
+def is_part(path: Path) -> bool:
+    """Whether a file is what a killed process left half written: nobody's own, and never read."""
+    return path.match(_PART)
 
 
 def _second_name(path: Path, name: Path) -> None:
@@ -103,9 +109,9 @@ def make_folder(path: Path, way: str = "Choose another folder with --out.") -> P
     """The folder, made if it was not there; no permission is a mistake said in one line, with the ``way`` on."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".writable.{os.getpid()}"
+        probe = path / f".writable.{os.getpid()}.part"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another process that found a part may have removed it
     except OSError as error:
         raise UserError(f"Cannot write to {path} ({error.strerror}). {way}") from None
     return path

@@ -24,6 +24,7 @@ class Result:
     data: dict[str, Any]
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    asked_to_stop: bool = False  # by a signal, too late for it: whoever wanted several results wants no more
 
 
 def to_json(value: object, *, ensure_ascii: bool = False, **options: Any) -> str:

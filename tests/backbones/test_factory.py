@@ -20,7 +20,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from frugalvit.backbones import Backbone, create_backbone, list_models
-from frugalvit.backbones.factory import OWN, from_spec
+from frugalvit.backbones.factory import OWN, from_spec, outline
 from frugalvit.backbones.sizes import final_grid
 from frugalvit.errors import UserError
 from frugalvit.training.teacher import make_twin
@@ -56,6 +56,7 @@ FAMILIES: list[tuple[str, dict[str, Any], int]] = [
     ("hiera_tiny_224", {"stages": (1, 1, 1, 1), "embed_dim": 24}, 0),
     ("davit_tiny", {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 96), "num_heads": (1, 1, 2, 2)}, 0),
     ("test_mambaout", {}, 0),
+    ("ese_vovnet19b_slim_dw", {}, 0),
 ]
 
 
@@ -244,6 +245,7 @@ def test_pixels_are_normalised_by_default_like_imagenet() -> None:
         ({"name": "swin_nano", "embed_dm": 24}, "'embed_dm'"),
         ({"name": "swin_tiny_patch4_window7_224", "embed_dm": 24}, "'embed_dim'"),
         ({"name": "poolformer_s12", "depths": (1, 1, 1, 1)}, "timm fixes 'depths'"),
+        ({"name": "poolformer_s12", "pool_sise": 3}, "poolformer_s12 has no keyword 'pool_sise'"),
         ({"name": "test_vit", "img_size": 0}, "img_size=0"),
         ({"name": "test_vit", "img_size": (64, 64, 64)}, "not a size"),
         ({"name": "test_vit", "mean": (0.5,), "img_size": 64}, "mean has 1 numbers"),
@@ -256,6 +258,7 @@ def test_pixels_are_normalised_by_default_like_imagenet() -> None:
         ({"name": "swin_nano", "drop_path": float("nan")}, "drop_path=nan"),
         ({"name": "swin_nano", "drop_path_rate": 2.0}, "drop_path=2.0 is no rate"),
         ({"name": "vgg11", "drop_path_rate": 0.1}, "no stochastic depth"),
+        ({"name": "hrnet_w18_small", "drop_path_rate": 0.1}, "no stochastic depth"),
         (
             {"name": "swin_nano", "drop_path": 0.0, "drop_path_rate": 0.5},
             "drop_path and drop_path_rate are the same thing; give drop_path alone",
@@ -270,6 +273,12 @@ def test_pixels_are_normalised_by_default_like_imagenet() -> None:
 def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_backbone(**arguments)
+
+
+@pytest.mark.parametrize("name", ["poolformer_s12", "hrnet_w18_small", "naflexvit_base_patch16_gap"])
+def test_networks_that_check_their_keywords_themselves(name: str) -> None:
+    """Some of timm's refuse all the keywords they do not know in one sentence; ours about sizes are only offered."""
+    assert final_grid(outline(name, 64, 3, 3), (64, 64)) == ((4, 4) if name.startswith("naflex") else (2, 2))
 
 
 @pytest.mark.parametrize("name", ["swin_nano", "test_vit"])

@@ -116,6 +116,16 @@ def test_killed_while_writing(bench: Bench, verb: str, number: int) -> None:
     assert kill_at_write(bench, verb, number), "the run has fewer file operations than that"
 
 
+def test_killed_while_trying_whether_it_may_write(bench: Bench) -> None:
+    """What was tried with lies in the folder of checkpoints, where it is no checkpoint of anybody's."""
+    out = bench.folder / "tried"
+    inside = out / "checkpoints" / ".writable"
+    assert bench.nursery.run(*bench.words("train", out), kill_at=1, inside=inside)[0] == -signal.SIGKILL
+    assert [path.suffix for path in (out / "checkpoints").iterdir()] == [".part"]
+    bench.finish("train", out)
+    bench.check("train", out)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("seed", range(10, 20))
@@ -150,6 +160,18 @@ def test_a_signal_saves_and_leaves(bench: Bench, verb: str, number: signal.Signa
     step = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["step"]
     assert step == 7 and f"at step {step} of 10" in bench.finish(verb, out)
     bench.check(verb, out)
+
+
+def test_a_signal_at_the_end_of_a_run_stops_what_it_is_a_part_of(bench: Bench) -> None:
+    """The run has nothing left to stop, but a comparison has: its next run is not begun."""
+    out = bench.folder / "compared"
+    settings = ["--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1", "--steps", "1"]
+    words = ["compare", "images", "--config", "train.yaml", *settings, "--out", str(out)]
+    last = out / "with" / "seed_0" / "checkpoints" / ".last.pt"
+    status, said = bench.nursery.run(*words, kill_at=0, inside=last, signals=[signal.SIGINT])
+    assert status == 3 and "stopped; the same command goes on." in said, said
+    assert (out / "with" / "seed_0" / "summary.json").exists() and not (out / "without").exists()
+    assert bench.nursery.run(*words)[0] == 0 and (out / "comparison.md").exists()
 
 
 def test_the_second_signal_leaves_at_once(bench: Bench) -> None:

@@ -63,13 +63,14 @@ def test_among_other_files_there_is_room(place: Path) -> None:
     assert {path.name for path in (place / "lab").iterdir()} <= {*OF_RUN, ".lock", "notes.txt", "pictures"}
 
 
-def test_a_run_that_ended_before_its_first_step_goes_for_nothing(place: Path) -> None:
-    """Killed before it had written its configuration: the job that is queued again begins anew."""
-    for name in (".lock", "decisions.json", "data.json", "trackers.json"):
-        (place / "lab").mkdir(exist_ok=True)
+@pytest.mark.parametrize("more", [(), ("config.yaml",)])
+def test_a_run_that_ended_before_its_first_step_goes_for_nothing(more: tuple[str, ...], place: Path) -> None:
+    """Killed before it had written its configuration, or while a later one began: the job queued again begins anew."""
+    for name in (".lock", "decisions.json", "data.json", "trackers.json", *more, "checkpoints/.writable.1.part"):
+        (place / "lab" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "lab" / name).write_text("{}")
-    (place / "lab" / "checkpoints").mkdir()
     assert run("train", "--out", "lab", "--resume", "auto") == 0
+    assert not list((place / "lab").rglob(".*.part"))
 
 
 def test_a_comparison_goes_on_among_its_own_files(place: Path) -> None:

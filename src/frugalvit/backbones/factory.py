@@ -177,12 +177,12 @@ def build_timm(
         except UserError:
             raise
         except TypeError as error:
-            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            if unknown and unknown[1] in optional:
-                del optional[unknown[1]]
+            unknown = _refused_in(str(error))
+            if not optional.keys().isdisjoint(unknown):
+                optional = {key: value for key, value in optional.items() if key not in unknown}
                 continue
-            if unknown and unknown[1] in keywords:
-                raise UserError(_no_such_keyword(name, unknown[1], _keywords_in(architecture, str(error)))) from error
+            if given := [keyword for keyword in keywords if keyword in unknown]:
+                raise UserError(_no_such_keyword(name, given[0], _keywords_in(architecture, str(error)))) from error
             if twice := re.search(r"multiple values for keyword argument '(\w+)'", str(error)):
                 raise UserError(f"timm fixes {twice[1]!r} for {name}; leave it out") from error
             raise UserError(f"{name} cannot be built with {_shown(keywords)}: {first_line(error)}") from error
@@ -356,6 +356,12 @@ def _keywords_of(model: nn.Module) -> set[str]:
         if "__init__" in vars(kind):
             names |= set(inspect.signature(kind.__init__).parameters)
     return names - {"self", "args", "kwargs", "keywords"}
+
+
+def _refused_in(complaint: str) -> list[str]:
+    """The keywords a constructor does not know: Python names one, some of timm's own checks a list of them."""
+    named = re.search(r"unexpected keyword argument(?:\(s\): \[(.*)\]| ('\w+'))", complaint)
+    return re.findall(r"'(\w+)'", named[1] or named[2]) if named else []
 
 
 def _keywords_in(architecture: str, complaint: str) -> set[str]:

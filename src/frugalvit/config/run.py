@@ -25,7 +25,7 @@ from frugalvit.config.data import CacheConfig
 from frugalvit.config.kinds import ROOT, Auto, Device, Precision, Rate, Seed, Splitting, Whole
 from frugalvit.config.recipes import is_file, recipe_values
 from frugalvit.errors import UserError
-from frugalvit.files import read_json
+from frugalvit.files import is_part, read_json
 
 
 class OptimizerConfig(Config):
@@ -256,7 +256,7 @@ def holds_run(folder: Path) -> bool:
     if not all((folder / name).exists() for name in AT_START):
         return True  # somebody else's config.yaml, or one whose neighbours were lost
     done = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
-    return done or any((folder / "checkpoints").glob("*"))
+    return done or not all(map(is_part, (folder / "checkpoints").glob("*")))
 
 
 def instead_of(folder: Path) -> str:

@@ -136,7 +136,7 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
         if is_first(config.devices, config.nodes):
             remove_unbegun(made, error)
         raise
-    if "stopped" in result.data:
+    if "stopped" in result.data or result.asked_to_stop:
         if not is_first(config.devices, config.nodes):
             raise SystemExit(0)  # any other status makes the launcher kill the first process, which has more to do
         raise Halted

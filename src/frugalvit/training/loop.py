@@ -98,6 +98,7 @@ class _Loop(Stepper):
                 if stop and not last:
                     self.fabric.barrier()  # whoever leaves before the first process has saved would end it
                     raise Stopped(signal.Signals(stop).name)
+        self.run.asked_to_stop = bool(self.agreed_stop())
         meter.close()
 
     # -- now and then

@@ -94,6 +94,7 @@ class Run:
         self._step = 0
         self._went_on_after: int | None = None
         self._saved_step: int | None = None  # of the newest checkpoint, where this process knows it
+        self.asked_to_stop = False  # in its last step: the run itself ends as it would have
         self.trackers = Trackers({})
         if writer:
             make_folder(folder, instead_of(folder))

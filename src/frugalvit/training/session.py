@@ -61,7 +61,9 @@ def in_run_folder(
     try:
         with mind_the_peers(fabric, run.folder, PREPARING), launchers.said_once():
             check_shared(fabric, run.folder)
-            return body(config, source, run, fabric)
+            result = body(config, source, run, fabric)
+            result.asked_to_stop = run.asked_to_stop
+            return result
     except Stopped as stop:
         more = "".join(
             f" --{name} {count}" for name in ("devices", "nodes") if (count := getattr(config, name)) not in (1, "auto")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from frugalvit.config.run import AT_START
 from frugalvit.errors import UserError
-from frugalvit.files import read_json
+from frugalvit.files import is_part, read_json
 
 ASKED = "asked.json"
 """What a run of a comparison was asked to be."""
@@ -53,5 +53,5 @@ def _refuse(folder: Path, names: Iterable[str]) -> None:
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether something lies under a name; in an empty folder nothing can be lost."""
-    return any(path.iterdir()) if path.is_dir() else path.exists() or path.is_symlink()
+    """Whether something lies under a name; in an empty folder, or among the parts of killed runs, nothing is lost."""
+    return not all(map(is_part, path.iterdir())) if path.is_dir() else path.exists() or path.is_symlink()
