@@ -7,6 +7,7 @@ fv.run("probe knn", outcome["run"], "photos/")["top1"]
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import pkgutil
@@ -16,7 +17,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from frugalvit import cli, console
+from frugalvit import cli, console, launchers
 from frugalvit.config.base import Config, flat_fields, merge, set_dotted
 from frugalvit.errors import GUARD, UserError
 
@@ -56,10 +57,26 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
         raise UserError(f"{GUARD[0].upper()}{GUARD[1:]}: this is one of them, and must not begin the work anew.")
     with _running, console.hushed() if quiet else contextlib.nullcontext():
         wanted = pkgutil.resolve_name(verb.config)
-        config = wanted.parse(_values(wanted, arguments, options))
+        values = _values(wanted, arguments, options)
+        config = wanted.parse(values)
+        if verb.several and config.devices > 1 and launchers.starts_itself():
+            from frugalvit import apart
+
+            return apart.run_apart(verb.words, values, config, quiet=quiet)
         function = pkgutil.resolve_name(verb.function)  # brings torch, where the command needs it: to be remembered too
         with _environment_as_it_was(), _torch_as_it_was():
-            return function(config).data
+            data = function(config).data
+            if verb.several:
+                _meet_the_others(config)
+            return data
+
+
+def _meet_the_others(config: Any) -> None:
+    """A program goes on in every process that torchrun has started, and may read at once what the first one writes."""
+    if math.prod(launchers.places(config.devices, config.nodes)) > 1:
+        from frugalvit.training.processes import meet
+
+        meet()
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ T = TypeVar("T")
 _quiet = False
 _hushes = 0
 _secondary = False
+_end_unsaid = False
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BEFORE_FIRST = 2.0
 
@@ -81,7 +82,14 @@ def warn(message: str) -> None:
 def complain(message: str) -> None:
     """The one line that says why a command ended."""
     _spoke()
-    _tell(f"frugalvit: {printable(message)}\n")
+    if not _end_unsaid:
+        _tell(f"frugalvit: {printable(message)}\n")
+
+
+def leave_the_end_unsaid() -> None:
+    """Whoever asked hears why the command ended from its answer."""
+    global _end_unsaid
+    _end_unsaid = True
 
 
 def _tell(text: str) -> None:

@@ -40,3 +40,12 @@ class Interrupts:
             os._exit(130)
         self.came = True
         signal.default_int_handler(number, frame)
+
+
+PRESSING = (signal.SIGINT, signal.SIGTERM)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """What asks a run to stop: Ctrl-C, SIGTERM, SLURM's warning and a closed terminal, which nohup has it ignore."""
+    warned = [getattr(signal, name) for name in ("SIGUSR1", "SIGHUP") if hasattr(signal, name)]
+    return [*PRESSING, *(number for number in warned if signal.getsignal(number) is not signal.SIG_IGN)]

@@ -122,6 +122,18 @@ def _hide_slurm(*, say: bool) -> None:
         )
 
 
+def starts_itself() -> bool:
+    """Whether a run of several processes has to start them: nobody has started this one as one of several.
+
+    Lightning takes LOCAL_RANK, whoever has set it, for a launcher's word, and knows those of MPI and LSF.
+    """
+    others = any((os.environ.get(name) or "1") != "1" for name in _SIZES)
+    return started() is None and "LOCAL_RANK" not in os.environ and not others
+
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
+
+
 def alone() -> None:
     """Let this process work as if the others were not there: its command has no use for them."""
     for name in ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from frugalvit import console
 from frugalvit.errors import UserError
+from frugalvit.interrupts import PRESSING, stop_signals
 from frugalvit.training.faults import explain_out_of_memory, is_out_of_memory, keep_evidence
 from frugalvit.training.parameters import grouped_alike, renumbered
 from frugalvit.training.processes import in_step, mind_the_peers, same_everywhere, synchronise_norms
@@ -316,14 +317,14 @@ class _Loop(Stepper):
     def _note_signal(self, number: int, frame: object) -> None:
         # SLURM warns with SIGUSR1 before it sends SIGTERM, and a closed terminal sends SIGHUP beside others: neither
         # is somebody who has lost patience.
-        if self.stop_signal in _PRESSING and number in _PRESSING:
+        if self.stop_signal in PRESSING and number in PRESSING:
             if self.writing and not self.impatient:  # whoever asks a third time does not wait for a disk either
                 self.impatient = True
                 return
             raise KeyboardInterrupt
         if not self.stop_signal:
             console.warn("stopping after this step; once more to leave at once")
-        if self.stop_signal not in _PRESSING:
+        if self.stop_signal not in PRESSING:
             self.stop_signal = number
 
     @contextmanager
@@ -354,15 +355,6 @@ class _Loop(Stepper):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-_PRESSING = (signal.SIGINT, signal.SIGTERM)
-
-
-def stop_signals() -> list[signal.Signals]:
-    """What asks a run to stop: Ctrl-C, SIGTERM, SLURM's warning and a closed terminal, which nohup has it ignore."""
-    warned = [getattr(signal, name) for name in ("SIGUSR1", "SIGHUP") if hasattr(signal, name)]
-    return [*_PRESSING, *(number for number in warned if signal.getsignal(number) is not signal.SIG_IGN)]
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:

@@ -193,6 +193,12 @@ def in_step(fabric: Fabric, patience: float) -> Iterator[None]:
         _wait_at_most(PREPARING)
 
 
+def meet() -> None:
+    """Wait for the others of a run that is over: the first process has written its files when they go on."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
 def _wait_at_most(seconds: float) -> None:
     """For every collective from now on."""
     distributed: Any = torch.distributed
