@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,9 +92,22 @@ def test_map_is_the_mean_over_classes_that_occur() -> None:
         (lambda: metrics.eleven_point_map(torch.rand(3, 2), torch.zeros(3, 2)), "positive"),
         (lambda: metrics.top_k_accuracy(torch.zeros(0, 1), torch.zeros(0)), "no test images"),
         (lambda: metrics.mean_per_class(torch.zeros(0), torch.zeros(0)), "no test images"),
+        (lambda: metrics.score("accuracy", torch.rand(3, 3), torch.eye(3).long()), r"not 3x3: give targets\.argmax"),
+        (lambda: metrics.score("mean_per_class", torch.rand(3, 3), torch.eye(3).long()), "one class an image"),
+        (lambda: metrics.score("accuracy", torch.rand(3, 2), torch.tensor([0, 1, 2])), "at least 3 classes"),
+        (lambda: metrics.score("roc_auc", torch.rand(3, 2), torch.tensor([-1, 1, 1])), "hold -1"),
+        (lambda: metrics.score("accuracy", torch.rand(3, 2), torch.zeros(1)), "3 rows of scores but 1 labels"),
+        (lambda: metrics.score("map11", torch.rand(3, 2), torch.zeros(3)), "one label an image take another metric"),
+        (lambda: metrics.score("map11", torch.rand(3, 2), torch.ones(3, 1)), "scores are 3x2, but targets 3x1"),
         (lambda: metrics.require_finite(torch.tensor([[1.0], [torch.nan]]), "features"), "1 of 2 rows"),
     ],
 )
 def test_what_cannot_be_scored_is_said(call, word: str) -> None:
     with pytest.raises(UserError, match=word):
         call()
+
+
+def test_a_metric_is_one_of_those_known() -> None:
+    unknown: Any = "top1"  # not to be taken for another
+    with pytest.raises(UserError, match='"accuracy", "mean_per_class", "map11" or "roc_auc" here, not "top1"'):
+        metrics.score(unknown, torch.rand(3, 2), torch.arange(3) % 2)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from frugalvit.config.probe import KS, TEMPERATURE
 from frugalvit.errors import UserError
-from frugalvit.probing.arrays import as_tensors
+from frugalvit.probing.arrays import as_labels, as_tensors, require_features
 from frugalvit.probing.metrics import classification_scores, rank_classes, require_finite
 
 # Similarities held at a time: 64 Mi float32 are 256 MiB, small on any GPU and large enough to keep it busy.
@@ -39,8 +39,7 @@ def nearest(
     """
     leave_one_out = test is None
     queries = train if test is None else test
-    if train.ndim != 2 or queries.ndim != 2 or train.shape[1] != queries.shape[1]:
-        raise UserError(f"k-NN needs (N, D) features of one width, not {_shape(train)} and {_shape(queries)}.")
+    require_features("k-NN", train, queries)
     available = len(train) - leave_one_out
     if available < 1:
         raise UserError(f"k-NN needs other training images to vote; there are {len(train)}.")
@@ -88,19 +87,19 @@ def knn_predict(
     their numbers, as they do in the released code: top5 of a k not far above 5 holds a few right by chance.
     test=None leaves one out. A k beyond the data uses all the data. Features are L2-normalised here.
     """
-    train, train_labels, test = as_tensors(train, train_labels, test)
+    train, test = as_tensors(train, test)
     ks = sorted(set(ks))
     if not ks or ks[0] < 1:
         raise UserError(f"k must be at least 1, not {list(ks)}.")
-    if len(train) == 0 or len(train) != len(train_labels):
-        raise UserError(f"{len(train)} training features but {len(train_labels)} labels.")
+    require_features("k-NN", train, train if test is None else test)
+    labels = as_labels(train_labels, train, "training features", classes or None)
     if temperature <= 0:
         raise UserError(f"the temperature of k-NN must be above 0, not {temperature}.")
     require_finite(train, "training features")
     if test is not None:
         require_finite(test, "test features")
     device = train.device if device is None else torch.device(device)
-    labels = train_labels.to(device)
+    labels = labels.to(device)
     classes = classes or int(labels.max()) + 1
     ranked: dict[int, list[Tensor]] = {k: [] for k in ks}
     for _, similarity, index in nearest(
@@ -133,17 +132,19 @@ def knn_accuracy(
 ) -> dict[int, dict[str, float]]:
     """{k: {"top1", "top5", "mean_per_class"}} in percent. test=None leaves one out and scores the training images.
 
+    Labels are whole numbers from 0 on, (N,) or a column (N, 1), of any type.
     Fewer than five neighbours give as many answers: with k = 1, top5 is top1.
     """
-    train, train_labels, test, test_labels = as_tensors(train, train_labels, test, test_labels)
-    labels = train_labels if test is None else test_labels
-    if labels is None:
+    train, test = as_tensors(train, test)
+    asked = train if test is None else test
+    require_features("k-NN", train, asked)
+    if test is not None and test_labels is None:
         raise UserError("k-NN accuracy needs labels of the test images.")
-    if test is not None and len(test) != len(labels):
-        raise UserError(f"{len(test)} test features but {len(labels)} labels.")
-    if len(labels) == 0:
+    if len(asked) == 0:
         raise UserError("there are no test images to score; give a test split with at least one labelled image.")
-    classes = classes or int(torch.cat([train_labels.cpu(), labels.cpu()]).max()) + 1
+    train_labels = as_labels(train_labels, train, "training features", classes or None)
+    labels = train_labels if test is None else as_labels(test_labels, test, "test features", classes or None)
+    classes = classes or 1 + max(int(train_labels.max()), int(labels.max()))
     ranked = knn_predict(
         train,
         train_labels,
@@ -160,7 +161,3 @@ def knn_accuracy(
 
 def _unit(rows: Tensor, device: torch.device) -> Tensor:
     return F.normalize(rows.to(device).float(), dim=1)
-
-
-def _shape(features: Tensor) -> str:
-    return "x".join(str(size) for size in features.shape)

@@ -20,8 +20,8 @@ from torch import Tensor
 from frugalvit import console
 from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS
 from frugalvit.errors import UserError
-from frugalvit.probing.arrays import as_tensors
-from frugalvit.probing.metrics import Metric, require_finite, score
+from frugalvit.probing.arrays import as_labels, as_tensors, require_features
+from frugalvit.probing.metrics import SINGLE_LABEL, Metric, require_finite, require_metric, score
 
 MOMENTUM = 0.9
 
@@ -58,10 +58,10 @@ def fit_linear(
 
     features: (N, D), or (V, N, D) with V augmented views of every image, of which each epoch takes one at random.
     """
-    features, labels = as_tensors(features, labels)
+    (features,) = as_tensors(features)
+    require_features("the linear probe", features, views=True)
+    labels = as_labels(labels, features, "training features", classes)
     views = features[None] if features.ndim == 2 else features
-    if views.shape[1] != len(labels) or len(labels) == 0:
-        raise UserError(f"{views.shape[1]} training features but {len(labels)} labels.")
     if min(lrs, default=0) <= 0 or min(weight_decays, default=-1) < 0:
         raise UserError("the linear probe needs learning rates above 0 and weight decays of at least 0.")
     device = features.device if device is None else torch.device(device)
@@ -131,16 +131,24 @@ def linear_probe(
 ) -> LinearResult:
     """Train all settings, take the best on the validation images, and score the test images with it once.
 
+    train: (N, D), or (V, N, D) with V views of every image; val and test: (N, D).
+    train_labels, val_labels: whole numbers from 0 on, (N,) or a column (N, 1), of any type.
     held_out: the validation images as ``train`` has its own (with views), where they were a part of these: the best is
         trained again with them before that.
     """
-    train, train_labels, val, val_labels, test = as_tensors(train, train_labels, val, val_labels, test)
+    train, val, test, held_out = as_tensors(train, val, test, held_out)
+    require_metric(metric, SINGLE_LABEL)
     if len(val) == 0:
         raise UserError("choosing a learning rate needs validation images; give a val split or more training images.")
+    require_features("the linear probe", train, val, test, views=True)
+    if held_out is not None and held_out.shape != (as_train := (*train.shape[:-2], *val.shape)):
+        raise UserError(f"held_out must be {list(as_train)}, as train has its images, not {list(held_out.shape)}.")
     for features, what in ((train.flatten(0, -2), "training"), (val, "validation"), (test, "test")):
         require_finite(features, f"{what} features")
     device = train.device if device is None else torch.device(device)
-    classes = classes or int(torch.cat([train_labels, val_labels]).max()) + 1
+    train_labels = as_labels(train_labels, train, "training features", classes or None)
+    val_labels = as_labels(val_labels, val, "validation features", classes or None)
+    classes = classes or 1 + max(int(train_labels.max()), int(val_labels.max()))
     fitted = functools.partial(fit_linear, classes=classes, epochs=epochs, batch=batch, seed=seed, device=device)
     fit = fitted(train, train_labels, lrs=lrs, weight_decays=weight_decays)
     best = -1

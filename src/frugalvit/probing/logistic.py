@@ -17,9 +17,9 @@ from torch import Tensor
 
 from frugalvit.config.probe import MAX_ITERATIONS
 from frugalvit.errors import UserError
-from frugalvit.probing.arrays import as_tensors
+from frugalvit.probing.arrays import as_labels, as_targets, as_tensors, require_features
 from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
-from frugalvit.probing.metrics import Metric, require_finite, score
+from frugalvit.probing.metrics import Metric, require_finite, require_metric, score
 
 # |gradient| <= 1 % of λ|W|: then f lies above its minimum by at most 1e-4 of the penalty λ/2 |W|², by strong convexity.
 TOLERANCE = 1e-2
@@ -78,13 +78,18 @@ class LogisticRegression:
     ) -> None:
         """features (N, D); targets (N,) classes, or (N, C) of 0, 1 and -1 = unknown for several labels an image."""
         features, targets = as_tensors(features, targets)
-        if len(features) != len(targets) or len(features) == 0:
-            raise UserError(f"{len(features)} training features but {len(targets)} labels.")
-        require_finite(features, "training features")
+        require_features("logistic regression", features)
+        self.several_labels = targets.ndim == 2
+        what = "training features"
+        require_finite(features, what)
+        targets = (
+            as_targets(targets, features, what)
+            if self.several_labels
+            else as_labels(targets, features, what, classes or None)
+        )
         device = features.device if device is None else torch.device(device)
         features = features.to(device, torch.float64 if features.dtype == torch.float64 else torch.float32)
         targets = targets.to(device)
-        self.several_labels = targets.ndim == 2
         if self.several_labels:
             self.classes = targets.shape[1]
             self.present = torch.arange(self.classes, device=device)
@@ -204,14 +209,28 @@ def logistic_probe(
     max_iterations: int = MAX_ITERATIONS,
     tolerance: float = TOLERANCE,
 ) -> LogisticResult:
-    """Choose λ on the validation images, fit again on training + validation images, and score the test images once."""
-    train, train_targets, val, val_targets, test = as_tensors(train, train_targets, val, val_targets, test)
+    """Choose λ on the validation images, fit again on training + validation images, and score the test images once.
+
+    train_targets, val_targets: whole numbers from 0 on, (N,) or a column (N, 1), of any type; or, with
+        ``metric="map11"``, several labels an image: (N, C) of 1 = present, 0 = absent and -1 = unknown.
+    """
+    train, val, test = as_tensors(train, val, test)
+    require_metric(metric)
     if len(val) == 0:
         raise UserError("the search over λ needs validation images; give a val split or more training images.")
+    require_features("logistic regression", train, val, test)
     require_finite(val, "validation features")
     require_finite(test, "test features")
-    if classes is None and train_targets.ndim == 1:
-        classes = int(torch.cat([train_targets, val_targets]).max()) + 1
+    if metric == "map11":
+        train_targets = as_targets(train_targets, train, "training features")
+        val_targets = as_targets(val_targets, val, "validation features")
+        if train_targets.shape[1] != val_targets.shape[1]:
+            widths = f"{train_targets.shape[1]} classes, but validation targets {val_targets.shape[1]}"
+            raise UserError(f"training targets have {widths}: both need a column for every class.")
+    else:
+        train_targets = as_labels(train_targets, train, "training features", classes or None)
+        val_targets = as_labels(val_targets, val, "validation features", classes or None)
+        classes = classes or 1 + max(int(train_targets.max()), int(val_targets.max()))
     device = train.device if device is None else torch.device(device)
     problem = LogisticRegression(train, train_targets, classes, device)
     val = val.to(device)

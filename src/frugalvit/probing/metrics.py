@@ -6,12 +6,14 @@ Everything takes plain tensors on any device and returns a Python float in [0, 1
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
+from frugalvit.probing.arrays import as_labels, as_targets, shape_words
 
 Metric = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
 METRIC_NAMES: dict[Metric, str] = {
@@ -20,13 +22,20 @@ METRIC_NAMES: dict[Metric, str] = {
     "map11": "11-point mAP",
     "roc_auc": "ROC AUC",
 }
+SINGLE_LABEL = tuple(metric for metric in METRIC_NAMES if metric != "map11")
 
 
 def score(metric: Metric, scores: Tensor, targets: Tensor) -> float:
     """One metric of class scores (N, C) against targets: (N,) classes, or (N, C) labels for "map11"."""
-    targets = targets.to(scores.device)
+    require_metric(metric)
     if metric == "map11":
+        targets = as_targets(targets, scores, "rows of scores").to(scores.device)
+        if targets.shape != scores.shape:
+            raise UserError(
+                f"scores are {shape_words(scores)}, but targets {shape_words(targets)}: one for each class."
+            )
         return eleven_point_map(scores, targets)
+    targets = as_labels(targets, scores, "rows of scores", scores.shape[1]).to(scores.device)
     if metric == "roc_auc":
         if scores.shape[1] != 2:
             raise UserError(f"ROC-AUC is for two classes; this dataset has {scores.shape[1]}.")
@@ -35,6 +44,13 @@ def score(metric: Metric, scores: Tensor, targets: Tensor) -> float:
     if metric == "accuracy":
         return top_k_accuracy(ranked, targets)
     return mean_per_class(ranked[:, 0], targets)
+
+
+def require_metric(metric: str, known: Collection[str] = tuple(METRIC_NAMES)) -> None:
+    """Refuse a word that is none of the known metrics."""
+    if metric not in known:
+        *others, last = (f'"{name}"' for name in known)
+        raise UserError(f'the metric is {", ".join(others)} or {last} here, not "{metric}".')
 
 
 def require_finite(values: Tensor, what: str) -> None:
