@@ -75,6 +75,9 @@ def test_the_readme_says_no_more() -> None:
     assert len(longest) == 2 and f"has **{statistics.fmean(longest):.1f}** after 640 epochs of EsViT on the" in prose
     assert f"(two seeds of the latter), {deeper:.1f} after 400 and 360, {first:.1f} after 100 and 684 (one" in prose
     assert f"each; {drloc:.1f} with Drloc alone and {alone:.1f} without" in prose
+    few = [json.loads(line) for line in (DOCS / "results" / "labels-cifar.jsonl").read_text().splitlines()]
+    ten = [row["logistic"] for row in few if row["epochs"] == 640 and row["of_each_class"] == 10]
+    assert f"has {statistics.fmean(ten):.1f} ± {statistics.stdev(ten):.1f} (three seeds)" in prose
     kept = json.loads((DOCS / "results" / "h200.json").read_text(encoding="utf-8"))
     for name, memory, row in (
         ("pretrain --batch 64 --against", "peak_gib", 0),
