@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -163,3 +164,15 @@ def test_the_gpu_agrees_with_the_cpu_from_features_that_stay_on_the_host() -> No
     on_device = knn_accuracy(train, labels, test, wanted, device="cuda", train_chunk=700)
     for k, scores in on_host.items():
         assert on_device[k]["top1"] == pytest.approx(scores["top1"], abs=0.5)
+
+
+@pytest.mark.parametrize("ks", [5, [5.0], (5,), {5}])
+def test_one_k_however_it_is_given(ks: Any) -> None:
+    features, labels = torch.randn(20, 4), torch.arange(20) % 3
+    assert knn_accuracy(features, labels, None, None, ks=ks) == knn_accuracy(features, labels, None, None, ks=[5])
+
+
+@pytest.mark.parametrize("ks", [0, [], [2.5], [-1]])
+def test_no_such_k(ks: Any) -> None:
+    with pytest.raises(UserError, match="k must be a whole number"):
+        knn_accuracy(torch.randn(20, 4), torch.arange(20) % 3, None, None, ks=ks)

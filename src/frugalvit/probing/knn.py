@@ -71,7 +71,7 @@ def knn_predict(
     train: Tensor,
     train_labels: Tensor,
     test: Tensor | None,
-    ks: Sequence[int] = KS,
+    ks: Sequence[int] | int = KS,
     temperature: float = TEMPERATURE,
     classes: int | None = None,
     *,
@@ -88,9 +88,10 @@ def knn_predict(
     test=None leaves one out. A k beyond the data uses all the data. Features are L2-normalised here.
     """
     train, test = as_tensors(train, test)
-    ks = sorted(set(ks))
-    if not ks or ks[0] < 1:
-        raise UserError(f"k must be at least 1, not {list(ks)}.")
+    ks = sorted({ks} if isinstance(ks, int) else set(ks))
+    if not ks or ks[0] < 1 or any(k != int(k) for k in ks):
+        raise UserError(f"k must be a whole number of at least 1, not {list(ks)}.")
+    ks = [int(k) for k in ks]
     require_features("k-NN", train, train if test is None else test)
     labels = as_labels(train_labels, train, "training features", classes or None)
     if temperature <= 0:
@@ -122,7 +123,7 @@ def knn_accuracy(
     train_labels: Tensor,
     test: Tensor | None,
     test_labels: Tensor | None,
-    ks: Sequence[int] = KS,
+    ks: Sequence[int] | int = KS,
     temperature: float = TEMPERATURE,
     classes: int | None = None,
     *,
