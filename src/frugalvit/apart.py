@@ -29,7 +29,6 @@ from frugalvit.errors import Halted, UserError
 from frugalvit.interrupts import stop_signals
 
 _CALLER = "FRUGALVIT_CALLER"
-_GROUPS = hasattr(os, "killpg")
 _PRESSES = 3
 """Ctrl-C once stops and saves, twice leaves at once; from here on a run that does not is killed."""
 
@@ -135,7 +134,9 @@ def _waited_for(command: list[str], answers: Path) -> tuple[int, int]:
             stdout=output,  # a file: a pipe would stay open as long as anybody whom the command has started
             stderr=error,
             env=_environment(),
-            process_group=0 if _GROUPS else None,  # so that Ctrl-C comes once, from here, however it came here
+            process_group=0
+            if hasattr(os, "killpg")
+            else None,  # so that Ctrl-C comes once, from here, however it came here
         )
         try:
             forwarding.to(child)
@@ -208,17 +209,18 @@ class _Forwarding:
         if self._child is None:
             self._early.append(number)
         elif self.pressed >= _PRESSES:
-            _send(self._child, signal.SIGKILL if _GROUPS else signal.SIGTERM, everybody=True)
+            _send(self._child, getattr(signal, "SIGKILL", signal.SIGTERM), everybody=True)
         else:
             _send(self._child, number)
 
 
 def _send(child: subprocess.Popen[bytes], number: int, *, everybody: bool = False) -> None:
     """As a terminal does: Ctrl-C, and that it was closed, to all processes; the others to the first."""
+    groups = hasattr(os, "killpg")
     with contextlib.suppress(OSError):
-        if _GROUPS and (everybody or number in (signal.SIGINT, getattr(signal, "SIGHUP", None))):
+        if groups and (everybody or number in (signal.SIGINT, getattr(signal, "SIGHUP", None))):
             os.killpg(child.pid, number)
-        elif _GROUPS or number != signal.SIGINT:  # Windows sends Ctrl-C to all that share a console
+        elif groups or number != signal.SIGINT:  # Windows sends Ctrl-C to all that share a console
             child.send_signal(number)
 
 
@@ -228,9 +230,12 @@ def _send(child: subprocess.Popen[bytes], number: int, *, everybody: bool = Fals
 def _answer_in(path: Path) -> dict[str, Any] | None:
     """The last line that is a JSON object; a library of somebody else's may have printed lines of its own."""
     for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
-        with contextlib.suppress(ValueError):
-            if isinstance(found := json.loads(line), dict):
-                return found
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
     return None
 
 
