@@ -84,6 +84,7 @@ for devices in (1, 2):
     assert facts["processes"] == 2
 
 
+@pytest.mark.slow
 def test_a_program_without_a_file(folder: Path) -> None:
     """As in a notebook, whose standard error is no file of the system either."""
     text = """
@@ -95,6 +96,7 @@ print(outcome["run"], "run folder: typed" in sys.stderr.getvalue())
     assert said_by(start(folder, text, name=None))[0] == ["typed True"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_is_saved(folder: Path) -> None:
     """By a signal that the program alone gets, and of which the run hears once."""
     text = """
