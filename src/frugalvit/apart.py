@@ -246,9 +246,8 @@ def _outcome(command: str, answer: dict[str, Any] | None, status: int, pressed: 
         return answer
     message = "" if answer is None else str(answer.get("error", ""))
     if status == 2 and message:
-        own = next(
-            (word for word in re.findall(r"\w+", message) if _is_own(word)), None
-        )  # of a run that it begins with
+        # A run that it begins from, or goes on with, may have a network that only this program knows.
+        own = next((word for word in re.findall(r"\w+", message) if _is_own(word)), None)
         more = "" if own is None else f" '{own}' is a network of this program: {_with_torchrun(devices)}."
         raise UserError(message + more)
     if status == 3 and message:

@@ -43,6 +43,7 @@ class Interrupts:
 
 
 PRESSING = (signal.SIGINT, signal.SIGTERM)
+"""Of those that ask a run to stop: the ones that mean, the second time, at once."""
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -122,6 +122,9 @@ def _hide_slurm(*, say: bool) -> None:
         )
 
 
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
+
+
 def starts_itself() -> bool:
     """Whether a run of several processes has to start them: nobody has started this one as one of several.
 
@@ -129,9 +132,6 @@ def starts_itself() -> bool:
     """
     others = any((os.environ.get(name) or "1") != "1" for name in _SIZES)
     return started() is None and "LOCAL_RANK" not in os.environ and not others
-
-
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
 
 
 def alone() -> None:

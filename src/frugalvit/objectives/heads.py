@@ -79,9 +79,9 @@ class ProjectionHead(nn.Module):
 
     def project(self, features: Tensor) -> Tensor:
         """(…, D) -> (…, P): the bottleneck, of length 1, at least in fp32."""
-        kept = self.last_layer.weight_v.dtype
-        if features.dtype != kept and not torch.is_autocast_enabled(features.device.type):
-            features = features.to(kept)  # autocast around the network alone
+        own = self.last_layer.weight_v.dtype
+        if features.dtype != own and not torch.is_autocast_enabled(features.device.type):
+            features = features.to(own)  # somebody's autocast was around the network alone
         bottleneck = self.mlp(features)
         return F.normalize(bottleneck.to(torch.promote_types(bottleneck.dtype, torch.float32)), dim=-1)
 
