@@ -20,12 +20,18 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
+from frugalvit.benchmarking.torchvision_input import (
+    Decoded,
+    TorchvisionCrops,
+    forever,
+    supervised_transform,
+    usual_loader,
+)
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
-from frugalvit.data.augment import MultiCrop, TrainAugment
+from frugalvit.data.augment.mixup import Mixing
+from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
+from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import Batches
-from frugalvit.data.mixing import Mixing
-from frugalvit.data.store import ImageStore
-from frugalvit.data.usual import Decoded, TorchvisionCrops, forever, supervised_transform, usual_loader
 
 CLASSES = 10
 

@@ -15,10 +15,10 @@ import statistics
 import torch
 
 from frugalvit.data import open_data
-from frugalvit.probing.extract import Embedded, Extractor
+from frugalvit.embedding.selection import representatives
+from frugalvit.experiment.load_model import load_model
+from frugalvit.probing.extractor import Embedded, Extractor
 from frugalvit.probing.knn import knn_accuracy
-from frugalvit.probing.selecting import representatives
-from frugalvit.training.models import load_model
 
 
 def score(pool: Embedded, test: Embedded, rows: list[int], classes: int) -> float:

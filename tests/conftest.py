@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,11 @@ import pytest
 import torch
 from hypothesis import settings
 
-from frugalvit import console
-from frugalvit.training.processors import tune_for_cpu
+from frugalvit.engine.hardware import tune_for_cpu
+from frugalvit.experiment.load_model import Model, load_model
+from frugalvit.utils import console
+from helpers import browser as browsers
+from helpers import suite_layouts
 
 settings.register_profile("frugalvit", derandomize=True, deadline=None, max_examples=20, database=None)
 settings.load_profile("frugalvit")
@@ -79,3 +82,32 @@ def _folder_from(variable: str, what: str) -> Path:
     if not value or not Path(value).is_dir():
         pytest.skip(f"no {what}: set {variable} to their folder")
     return Path(value)
+
+
+@pytest.fixture(scope="session")
+def model() -> Model:
+    """A network with random weights that takes 32 pixels."""
+    return load_model("swin_nano", img_size=32)
+
+
+@pytest.fixture(scope="session")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of coloured squares with train, val and test."""
+    return suite_layouts.folders(tmp_path_factory.mktemp("squares"), {"train": 8, "val": 4, "test": 4})
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of its own for one test."""
+    monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path / "own cache"))
+    return tmp_path / "own cache"
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsers.Browser]:
+    program = browsers.find()
+    if program is None:
+        pytest.skip("no Chromium here: install chromium to test pages in a browser")
+    opened = browsers.Browser(program, tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()

@@ -16,12 +16,13 @@ import pytest
 import torch
 
 import frugalvit as fv
-from frugalvit import api, cli, console
+from frugalvit import api, cli
 from frugalvit.config.base import Config, option
 from frugalvit.config.train import TrainConfig
-from frugalvit.results import Result
-from frugalvit.training.commands import train
-from frugalvit.training.processors import tune_for_gpu
+from frugalvit.engine.hardware import tune_for_gpu
+from frugalvit.tasks.classification.train import train
+from frugalvit.utils import console
+from frugalvit.utils.tables import Result
 
 SMALL: dict[str, Any] = {"backbone": "swin_nano", "img_size": 32, "batch": 8, "steps": 2, "report": False}
 

@@ -117,4 +117,4 @@ def test_it_installs_and_starts_elsewhere(which: str, archives: tuple[Path, Path
         assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
         assert Path(done.stdout.splitlines()[0]).is_relative_to(place)
     script = place / "bin" / "frugalvit"
-    assert script.exists() and "frugalvit.cli" in script.read_text()
+    assert script.exists() and "frugalvit.cli.main" in script.read_text()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from frugalvit.report.comparison import comparison_chart
+from frugalvit.comparison.chart import comparison_chart
 from frugalvit.reproduce import TABLES
-from frugalvit.reproduce.running import folder_name
+from frugalvit.reproduce.command import folder_name
 
 KEPT = Path(__file__).parent.parent / "results"
 EVERY = 100

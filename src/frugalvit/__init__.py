@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from frugalvit._hooks import when_imported
+from frugalvit.utils.import_hooks import when_imported
 
 __version__ = "0.1.0"
 
@@ -17,7 +17,7 @@ _HOME = {
     "Backbone": "frugalvit.backbones",
     "create_backbone": "frugalvit.backbones",
     "list_models": "frugalvit.backbones",
-    "load_weights": "frugalvit.backbones.weights",
+    "load_weights": "frugalvit.backbones.weights.load",
     "RelativeLocalization": "frugalvit.objectives",
     "DenseLocalization": "frugalvit.objectives",
     "ProjectionHead": "frugalvit.objectives",
@@ -27,13 +27,13 @@ _HOME = {
     "region_loss": "frugalvit.objectives",
     "match_regions": "frugalvit.objectives",
     "open_data": "frugalvit.data",
-    "save_data": "frugalvit.data.memory",
+    "save_data": "frugalvit.data.save_data",
     "train": "frugalvit.api",
     "pretrain": "frugalvit.api",
     "run": "frugalvit.api",
     "load": "frugalvit.export",
-    "load_detector": "frugalvit.transfer.ready",
-    "load_segmenter": "frugalvit.transfer.ready",
+    "load_detector": "frugalvit.tasks.dense.predictors",
+    "load_segmenter": "frugalvit.tasks.dense.predictors",
     "UserError": "frugalvit.errors",
 }
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from frugalvit.backbones import Backbone as Backbone
     from frugalvit.backbones import create_backbone as create_backbone
     from frugalvit.backbones import list_models as list_models
-    from frugalvit.backbones.weights import load_weights as load_weights
+    from frugalvit.backbones.weights.load import load_weights as load_weights
     from frugalvit.data import open_data as open_data
-    from frugalvit.data.memory import save_data as save_data
+    from frugalvit.data.save_data import save_data as save_data
     from frugalvit.errors import UserError as UserError
-    from frugalvit.export import load as load
+    from frugalvit.export.inference_model import load as load
     from frugalvit.features import Features as Features
     from frugalvit.objectives import DenseLocalization as DenseLocalization
     from frugalvit.objectives import ProjectionHead as ProjectionHead
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from frugalvit.objectives import match_regions as match_regions
     from frugalvit.objectives import region_loss as region_loss
     from frugalvit.objectives import view_loss as view_loss
-    from frugalvit.transfer.ready import load_detector as load_detector
-    from frugalvit.transfer.ready import load_segmenter as load_segmenter
+    from frugalvit.tasks.dense.predictors import load_detector as load_detector
+    from frugalvit.tasks.dense.predictors import load_segmenter as load_segmenter
 
 __all__ = ["__version__", *_HOME]
 

@@ -17,9 +17,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from frugalvit import cli, console, launchers
+from frugalvit.cli.main import find_verb
 from frugalvit.config.base import Config, flat_fields, merge, set_dotted
 from frugalvit.errors import GUARD, UserError
+from frugalvit.utils import console, launch_env
 
 Place = str | os.PathLike[str]
 
@@ -50,7 +51,7 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
             ``continue_from``, and there is no ``--config``: ``**yaml.safe_load(…)`` does the same.
     """
     words = command.split()
-    verb = cli.find_verb(words) if words else None
+    verb = find_verb(words) if words else None
     if verb is None or verb.words != " ".join(words):
         raise UserError(f"There is no command '{command}': see 'frugalvit --help'.")
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # spawned, and still reading the main module
@@ -59,10 +60,10 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
         wanted = pkgutil.resolve_name(verb.config)
         values = _values(wanted, arguments, options)
         config = wanted.parse(values)
-        if verb.several and config.devices > 1 and launchers.starts_itself():
-            from frugalvit import apart
+        if verb.several and config.devices > 1 and launch_env.starts_itself():
+            from frugalvit.cli import subprocess_run
 
-            return apart.run_apart(verb.words, values, config, quiet=quiet)
+            return subprocess_run.run_apart(verb.words, values, config, quiet=quiet)
         function = pkgutil.resolve_name(verb.function)  # brings torch, where the command needs it: to be remembered too
         with _environment_as_it_was(), _torch_as_it_was():
             data = function(config).data
@@ -73,8 +74,8 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
 
 def _meet_the_others(config: Any) -> None:
     """A program goes on in every process that torchrun has started, and may read at once what the first one writes."""
-    if math.prod(launchers.places(config.devices, config.nodes)) > 1:
-        from frugalvit.training.processes import meet
+    if math.prod(launch_env.places(config.devices, config.nodes)) > 1:
+        from frugalvit.engine.distributed import meet
 
         meet()
 
@@ -99,11 +100,11 @@ def _torch_as_it_was() -> Iterator[None]:
         yield
         return
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    from frugalvit import onednn  # with torch, which it needs
+    from frugalvit.engine import hardware  # with torch, which it needs
 
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(devices), onednn.given_back(), _plain_torch(torch):
+        with torch.random.fork_rng(devices), hardware.given_back(), _plain_torch(torch):
             yield
     finally:
         torch.set_num_threads(threads)

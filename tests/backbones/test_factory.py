@@ -21,9 +21,10 @@ from torch._dynamo.testing import CompileCounter
 
 from frugalvit.backbones import Backbone, create_backbone, list_models
 from frugalvit.backbones.factory import OWN, from_spec, outline
-from frugalvit.backbones.sizes import final_grid
+from frugalvit.backbones.small_images import final_grid
+from frugalvit.backbones.weights.timm_config import timm_config, timm_state_dict
 from frugalvit.errors import UserError
-from frugalvit.training.teacher import make_twin
+from frugalvit.tasks.pretraining.task import make_twin
 
 VIT: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2}
 SWIN: dict[str, Any] = {"embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
@@ -222,8 +223,8 @@ def _shake(backbone: Backbone) -> None:
 
 
 def _export(backbone: Backbone, folder: Path) -> Path:
-    (folder / "config.json").write_text(json.dumps(backbone.timm_config()))
-    weights = {name: tensor.contiguous() for name, tensor in backbone.timm_state_dict().items()}
+    (folder / "config.json").write_text(json.dumps(timm_config(backbone)))
+    weights = {name: tensor.contiguous() for name, tensor in timm_state_dict(backbone).items()}
     save_file(weights, folder / "model.safetensors")
     return folder
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frugalvit import cli
-from frugalvit.config.inspect import DataConfig
+from frugalvit.cli import main as cli
+from frugalvit.config.data import DataConfig
 from frugalvit.data import open_data
-from frugalvit.data.cache import build_store
+from frugalvit.data.cache.build import build_store
 from frugalvit.data.decode import read_header
+from frugalvit.data.file_types import is_cut_short
 from frugalvit.data.inspect import command
-from frugalvit.data.whole import is_cut_short
 
 random = np.random.default_rng(0)
 

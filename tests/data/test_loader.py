@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
-from frugalvit.data.augment import EvalTransform, MultiCrop, TrainAugment
+from frugalvit.data.augment.mixup import Mixing
+from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment
+from frugalvit.data.cache.store import AheadFetcher, ImageStore
 from frugalvit.data.loader import Batches, balanced_order, eval_batches, steps_together
-from frugalvit.data.mixing import Mixing
-from frugalvit.data.store import AheadFetcher, ImageStore
 from frugalvit.errors import UserError
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frugalvit.data.examples import ArrayExamples, DataSource, Examples, join
+from frugalvit.data.dataset import ArrayExamples, DataSource, Examples, join
 from frugalvit.data.splits import check_trainable, complete, hold_out, split_examples
 from frugalvit.errors import UserError
 

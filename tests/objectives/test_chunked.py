@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matching_oracles import Crops, crop_sets, features_of, region_oracle, view_oracle
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, ViewMatching, assigned_cross_entropy, should_chunk
 from frugalvit.objectives import chunked as chunked_module
+from helpers.matching_oracles import Crops, crop_sets, features_of, region_oracle, view_oracle
 
 KINDS: list[Any] = [ViewMatching, RegionMatching]
 

@@ -10,18 +10,17 @@ import pytest
 import torch
 
 from frugalvit.backbones import create_backbone
-from frugalvit.backbones.folder import save_model_folder
+from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.benchmarking.inference import accuracy_of
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.splits import part_of_each_class
 from frugalvit.errors import UserError
-from frugalvit.files import read_json
 from frugalvit.probing import commands
-from frugalvit.probing.bench import accuracy_of
-from frugalvit.probing.extract import Embedded
-from frugalvit.probing.prepare import three_splits
-
-from . import suite_layouts
+from frugalvit.probing.extractor import Embedded
+from frugalvit.probing.splits import three_splits
+from frugalvit.utils.files import read_json
+from helpers import suite_layouts
 
 TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
 PROBES: dict[str, tuple[Any, Any, dict[str, Any]]] = {

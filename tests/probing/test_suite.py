@@ -13,11 +13,10 @@ import pytest
 from PIL import Image
 
 from frugalvit.config.probe import SuiteConfig
-from frugalvit.data.catalog import DATASETS
+from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.errors import UserError
-from frugalvit.probing import suite, tables
-
-from . import suite_layouts
+from frugalvit.probing import suite, suite_tables
+from helpers import suite_layouts
 
 TINY = {"img_size": 32, "device": "cpu", "workers": 1}
 
@@ -141,7 +140,7 @@ def test_results_hold_no_nan_and_are_json(four: Path, tmp_path: Path) -> None:
 def test_names_are_only_names_in_tables(tmp_path: Path) -> None:
     entry = suite.Entry("mine", r"C:\a~b^c ±", "mine", "accuracy", "present")
     scored = {"score": 80.0, "metric": "accuracy", "classes": 3, "train_images": 4, "test_images": 2}
-    tables.suite_result([entry], ["a_1", "b"], [{"mine": scored}, {"mine": scored | {"score": 7.0}}], tmp_path)
+    suite_tables.suite_result([entry], ["a_1", "b"], [{"mine": scored}, {"mine": scored | {"score": 7.0}}], tmp_path)
     latex = (tmp_path / "suite.tex").read_text(encoding="utf-8")
     shown = r"C:\textbackslash{}a\textasciitilde{}b\textasciicircum{}c $\pm$ & accuracy & \textbf{80.0} & 7.0 \\"
     assert shown in latex and r"Average &  & \textbf{80.00} & 7.00 \\" in latex and latex.count(r"\hline") == 4
@@ -151,7 +150,7 @@ def test_own_data_are_called_by_the_metric_they_were_scored_with(tmp_path: Path)
     """Whether own images have several labels each is known only once they are opened."""
     entry = suite.Entry("mine", "mine", "mine", "accuracy", "present")
     scored = {"score": 80.0, "metric": "map11", "classes": 3, "train_images": 4, "test_images": 2}
-    table = tables.suite_result([entry], ["model"], [{"mine": scored}], tmp_path).tables[0]
+    table = suite_tables.suite_result([entry], ["model"], [{"mine": scored}], tmp_path).tables[0]
     assert table.rows[0][:2] == ["mine", "11-point mAP"]
 
 

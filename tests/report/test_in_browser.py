@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from frugalvit.lens.explore import Picture, gather
-from frugalvit.report import charts, page
-from lens.stand_ins import PaddedPositions, PatchFeatures
-
-from .samples import picture, write_run
+from frugalvit.report import page, svg_charts
+from frugalvit.visualization.explorer_data import Picture, gather
+from helpers.fake_backbones import PaddedPositions, PatchFeatures
+from helpers.report_samples import picture, write_run
 
 READY = "document.querySelector('.explorer').dataset.ready === 'yes'"
 # A cheap fingerprint of what a canvas shows.
@@ -156,8 +155,11 @@ def test_charts_read_out_their_values(browser, report):
 
 
 def test_a_read_out_has_no_value_beyond_a_runs_end(browser, tmp_path):
-    lines = [charts.Series("short", 0, [(0.0, 1.0), (4.0, 2.0)]), charts.Series("long", 1, [(0.0, 3.0), (10.0, 5.0)])]
-    text = page.render("t", "", charts.chart(charts.Panel("Loss", "loss", "epoch", lines, False)))
+    lines = [
+        svg_charts.Series("short", 0, [(0.0, 1.0), (4.0, 2.0)]),
+        svg_charts.Series("long", 1, [(0.0, 3.0), (10.0, 5.0)]),
+    ]
+    text = page.render("t", "", svg_charts.chart(svg_charts.Panel("Loss", "loss", "epoch", lines, False)))
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     browser.open(tmp_path / "page.html")
     browser.value("document.querySelector('figure.chart > svg').focus()")

@@ -9,15 +9,14 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from frugalvit import console
 from frugalvit.data.decode import BadImage
 from frugalvit.errors import UserError
-from frugalvit.lens.explore import Picture, gather
 from frugalvit.report import page
-from frugalvit.report.records import read_run
-from lens.stand_ins import PatchFeatures
-
-from .samples import picture, write_run
+from frugalvit.report.run_record import read_run
+from frugalvit.utils import console
+from frugalvit.visualization.explorer_data import Picture, gather
+from helpers.fake_backbones import PatchFeatures
+from helpers.report_samples import picture, write_run
 
 HOSTILE = ('<script>alert("x")</script>', '"><img src=x onerror=alert(1)>', "{{style}}", "a & b")
 

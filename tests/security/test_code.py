@@ -12,11 +12,11 @@ import pytest
 import torch
 import yaml
 
-from frugalvit import cli
-from frugalvit.backbones.weights import read_checkpoint
+from frugalvit.backbones.weights.load import read_checkpoint
+from frugalvit.cli import main as cli
 from frugalvit.config.base import read_yaml
 from frugalvit.errors import UserError
-from frugalvit.training.runs import Run, read_state
+from frugalvit.runs.run_folder import Run, read_state
 
 SOURCE = Path(__file__).parents[2] / "src" / "frugalvit"
 
@@ -94,7 +94,7 @@ def test_yaml_makes_no_objects(tmp_path: Path, canary: Canary) -> None:
             read_yaml(path)
 
 
-_READ_WITH_CARE = ("config", "lens", "probing", "report", "reproduce", "training/compare.py", "training/tracking.py")
+_READ_WITH_CARE = ("config", "lens", "probing", "report", "reproduce", "comparison/compare.py", "runs/trackers.py")
 
 
 def _careful(path: Path) -> bool:

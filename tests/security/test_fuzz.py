@@ -22,15 +22,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
-from frugalvit.arguments import parse
-from frugalvit.backbones.weights import read_checkpoint
-from frugalvit.cli import shown
+from frugalvit.backbones.weights.load import read_checkpoint
+from frugalvit.cli.main import shown
+from frugalvit.cli.parser import parse
 from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.data import cachefile, open_data
+from frugalvit.data import open_data
+from frugalvit.data.cache import file_format
 from frugalvit.data.decode import BadImage, decode
-from frugalvit.data.stream import ShardStream
+from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.errors import UserError
 
 _TIMES = int(os.environ.get("FRUGALVIT_FUZZ", "1"))
@@ -170,7 +171,7 @@ coco_values = st.recursive(
 @fuzz(60)
 @given(st.data())
 def test_coco(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    from frugalvit.transfer.coco import masks_of, open_coco
+    from frugalvit.tasks.detection.coco import masks_of, open_coco
 
     folder = tmp_path_factory.getbasetemp() / "coco"
     folder.mkdir(exist_ok=True)
@@ -205,7 +206,7 @@ def test_coco(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> 
 
 def test_a_polygon_that_reaches_to_infinity(tmp_path: Path) -> None:
     """Found by fuzzing: one corner a billion pixels away made the library walk there, and took all the memory."""
-    from frugalvit.transfer.coco import open_coco
+    from frugalvit.tasks.detection.coco import open_coco
 
     (tmp_path / "a.png").write_bytes(_image("png"))
     box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
@@ -258,7 +259,7 @@ def test_decoded_images(tmp_path_factory: pytest.TempPathFactory, data: st.DataO
         images.copy_(torch.arange(images.numel()).view(images.shape) % 256)
         return torch.tensor([[4, 5]] * 3), torch.tensor([0, 1, 3]), [("two.png", "broken")]
 
-    cachefile.write_file(path, "print", (4, 3, 4, 5), fill)
+    file_format.write_file(path, "print", (4, 3, 4, 5), fill)
     content = path.read_bytes()
     if data.draw(st.booleans()):
         path.write_bytes(damaged(content[:600], data) + content[600:])
@@ -271,7 +272,7 @@ def test_decoded_images(tmp_path_factory: pytest.TempPathFactory, data: st.DataO
         start = content[:8] + len(text).to_bytes(8, "little") + text + tables
         start += zlib.crc32(text + tables).to_bytes(4, "little")
         path.write_bytes(start + content[len(start) :])
-    found = cachefile.open_file(path, "print")
+    found = file_format.open_file(path, "print")
     assert found is None or (
         found.images.shape[1] == 3 and len(found.sizes) == len(found.kept) and found.sizes.min() > 0
     )

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-
-from tiny import TRAIN, write_config, write_images
-
-from frugalvit import cli, console
+from frugalvit.cli import main as cli
 from frugalvit.errors import UserError
-from frugalvit.results import Result, Table
-from frugalvit.training.runs import new_run_folder
+from frugalvit.runs.run_folder import new_run_folder
+from frugalvit.utils import console
+from frugalvit.utils.tables import Result, Table
+from helpers.tiny_runs import TRAIN, write_config, write_images
 
 EVIL = ("<script>alert(1)", '"><img src=x onerror=alert(1)>', "{{7*7}}${7*7}'`")
 ESCAPES = "a\x1b]0;title\x07\x1b[31m\x9b2J\udcff"

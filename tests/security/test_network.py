@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-
-from nursery import Nursery
-from tiny import PRETRAIN, TRAIN, write_config, write_images
-
-from frugalvit import cli
+from frugalvit.cli import main as cli
+from helpers.fork_server import Nursery
+from helpers.tiny_runs import PRETRAIN, TRAIN, write_config, write_images
 
 
 @pytest.mark.parametrize(("verb", "values"), [("train", TRAIN), ("pretrain", PRETRAIN)])

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frugalvit.backbones import internals
-from frugalvit.backbones.exporting import is_exporting
-from frugalvit.backbones.layout import SeveralGrids, Size, cell_sides, kept_cells, to_grid
+from frugalvit.backbones import timm_features
+from frugalvit.backbones.timm_features import SeveralGrids, Size, cell_sides, is_exporting, kept_cells, to_grid
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
@@ -162,7 +161,7 @@ class Backbone(nn.Module):
         self._check(images)
         size = (images.shape[2], images.shape[3])
         fit = self._fit(size)
-        maps = internals.stage_maps(self.model, self._pad(images, fit), self.name)
+        maps = timm_features.stage_maps(self.model, self._pad(images, fit), self.name)
         info = list(self.model.feature_info)  # type: ignore[arg-type]
         steps = [entry["reduction"] for entry in info] if len(info) == len(maps) else [grid.shape[2] for grid in maps]
         last = dict(zip(steps, maps, strict=True))
@@ -176,7 +175,7 @@ class Backbone(nn.Module):
         """Channels of every block's grid."""
         parameter = next(self.model.parameters())
         image = torch.zeros(1, self.in_chans, *self.img_size, device=parameter.device, dtype=parameter.dtype)
-        with internals.quietly(self.model):  # a look must not move the statistics of batch norms
+        with timm_features.quietly(self.model):  # a look must not move the statistics of batch norms
             return [grid.shape[1] for grid in self.blocks(image)]
 
     def last_blocks(self, images: Tensor, n: int = 4, *, class_token: bool = False) -> Tensor:
@@ -186,9 +185,9 @@ class Backbone(nn.Module):
         blocks of a plain ViT are its last stage. ``class_token``: the class token of a ViT, as EsViT has it (§2.2),
         which else is not among the tokens averaged.
         """
-        if class_token and internals.views_by_class_token(self.model):
+        if class_token and timm_features.views_by_class_token(self.model):
             fitted = self._pad(images, self._fit((images.shape[2], images.shape[3])))
-            return torch.cat(self._last(n, internals.class_tokens(self.model, fitted, self.name)), 1)
+            return torch.cat(self._last(n, timm_features.class_tokens(self.model, fitted, self.name)), 1)
         *earlier, last = self._blocks_by_stage(images)
         grids = [grid for stage in earlier for grid in stage] + [self._final_norm(grid) for grid in last]
         return torch.cat([grid.mean((2, 3)) for grid in self._last(n, grids)], 1)
@@ -213,7 +212,7 @@ class Backbone(nn.Module):
             raise UserError(
                 f"{self.name} pads {size[0]}x{size[1]} pixels; look at its attention at a size it takes whole"
             )
-        return internals.last_attention(self.model, images, self.name, self.model.forward_features)  # type: ignore[arg-type]
+        return timm_features.last_attention(self.model, images, self.name, self.model.forward_features)  # type: ignore[arg-type]
 
     def grid_size(self, img_size: int | Size) -> Size:
         """(h, w) of the final grid for images of this size."""
@@ -250,18 +249,6 @@ class Backbone(nn.Module):
         lasting = {key: value for key, value in self.keywords.items() if key not in ("drop_path", "grid_norm")}
         return lasting | {"keep_shape": True}
 
-    def timm_config(self) -> dict[str, Any]:
-        """config.json for ``timm.create_model("local-dir:…")``; see :mod:`frugalvit.backbones.stock`."""
-        from frugalvit.backbones.stock import timm_config
-
-        return timm_config(self)
-
-    def timm_state_dict(self) -> dict[str, Tensor]:
-        """The weights under the names timm's loader expects beside :meth:`timm_config`."""
-        from frugalvit.backbones.stock import timm_state_dict
-
-        return timm_state_dict(self)
-
     def extra_repr(self) -> str:
         return f"name={self.name!r}, img_size={self.img_size}, dim={self.dim}, num_classes={self.num_classes}"
 
@@ -293,7 +280,7 @@ class Backbone(nn.Module):
     def _choose_way(self) -> None:
         """``forward_features`` has the grid, except before a final norm and where only the class token comes out."""
         can_ask = hasattr(self.model, "forward_intermediates")
-        if not self.grid_norm and internals.final_norm(self.model) is not None:
+        if not self.grid_norm and timm_features.final_norm(self.model) is not None:
             if not can_ask:
                 raise UserError(f"{self.name} cannot give tokens before its final norm; leave grid_norm at True")
             self._ask_intermediates = True
@@ -309,7 +296,7 @@ class Backbone(nn.Module):
         """A classifier that sees more than ``pooled`` (VOLO's auxiliary head) would be trained wrongly in silence."""
         if self.num_classes == 0 or self._fit(self.img_size) != self.img_size:
             return
-        with internals.quietly(self.model):
+        with timm_features.quietly(self.model):
             logits = self.model(torch.zeros(1, self.in_chans, *self.img_size, device=pooled.device, dtype=pooled.dtype))
             same = isinstance(logits, Tensor) and torch.allclose(self.classify(pooled), logits, rtol=1e-3, atol=1e-4)
         if not same:
@@ -329,8 +316,8 @@ class Backbone(nn.Module):
     def _final_norm(self, grid: Tensor) -> Tensor:
         if self.own:
             return self.model.final_norm(grid)  # type: ignore[operator]
-        norm = internals.final_norm(self.model)
-        return grid if norm is None or grid.shape[1] != self.dim else internals.apply_norm(norm, grid)
+        norm = timm_features.final_norm(self.model)
+        return grid if norm is None or grid.shape[1] != self.dim else timm_features.apply_norm(norm, grid)
 
     def _blocks_by_stage(self, images: Tensor) -> list[list[Tensor]]:
         self._check(images)
@@ -341,13 +328,13 @@ class Backbone(nn.Module):
         size = (images.shape[2], images.shape[3])
         fit = self._fit(size)
         run = self.model.forward_features
-        stages = internals.block_grids(self.model, self._pad(images, fit), self.name, run)  # type: ignore[arg-type]
+        stages = timm_features.block_grids(self.model, self._pad(images, fit), self.name, run)  # type: ignore[arg-type]
         return [[self._crop(grid, size, fit) for grid in stage] for stage in stages]
 
     def _look(self, size: Size) -> Features:
         """One grey image through the network, for its shapes."""
         parameter = next(self.model.parameters())
-        with internals.quietly(self.model):
+        with timm_features.quietly(self.model):
             return self.forward(torch.zeros(1, self.in_chans, *size, device=parameter.device, dtype=parameter.dtype))
 
     def _fit(self, size: Size) -> Size:
@@ -365,10 +352,10 @@ class Backbone(nn.Module):
             return self._fits[size]
         parameter = next(self.model.parameters())
         reason, no_grid = "", None
-        for fit in internals.padded_sizes(self.model, size, self.img_size):
+        for fit in timm_features.padded_sizes(self.model, size, self.img_size):
             image = torch.zeros(1, self.in_chans, *fit, device=parameter.device, dtype=parameter.dtype)
             try:
-                with internals.quietly(self.model):
+                with timm_features.quietly(self.model):
                     self._forward_timm(image)
             except torch.OutOfMemoryError:
                 raise

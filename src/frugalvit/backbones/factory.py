@@ -17,11 +17,11 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import is_model, load_pretrained, register_model
 from torch import nn
 
-from frugalvit.backbones import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  importing registers them with timm
+from frugalvit.backbones.architectures import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  importing registers them with timm
 from frugalvit.backbones.base import NOT_THE_NETWORKS, Backbone, GridModel
-from frugalvit.backbones.layout import Size, reduction
 from frugalvit.backbones.published import check_within_reach, first_line, why
-from frugalvit.backbones.sizes import Build, adapt, final_grid, kept_shape, set_stem_stride
+from frugalvit.backbones.small_images import Build, adapt, final_grid, kept_shape, set_stem_stride
+from frugalvit.backbones.timm_features import Size, reduction
 from frugalvit.errors import UserError, nearest
 
 OWN = {

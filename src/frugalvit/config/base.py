@@ -16,7 +16,7 @@ import pydantic
 import yaml
 
 from frugalvit.errors import UserError, nearest
-from frugalvit.files import unreadable
+from frugalvit.utils.files import unreadable
 
 
 class Config(pydantic.BaseModel):

@@ -9,9 +9,9 @@ from typing import Any, Self
 import pydantic
 
 from frugalvit.config.base import Config, merge, option, read_yaml_text, set_dotted
-from frugalvit.config.kinds import SEEDS
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.config.types import SEEDS
 from frugalvit.errors import UserError
 
 

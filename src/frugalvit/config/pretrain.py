@@ -8,9 +8,9 @@ from pydantic import Field
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import CropsConfig
-from frugalvit.config.kinds import Auto, Count, Labelling, Positive, Rate, Share
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import PairsConfig
+from frugalvit.config.types import Auto, Count, Labelling, Positive, Rate, Share
 from frugalvit.errors import UserError
 
 

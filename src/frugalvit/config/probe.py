@@ -7,7 +7,7 @@ from typing import Literal, Self
 import pydantic
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.kinds import (
+from frugalvit.config.types import (
     LABEL_PART,
     MIRROR,
     ROOT,

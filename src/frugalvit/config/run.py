@@ -22,10 +22,10 @@ from frugalvit.config.base import (
     with_file,
 )
 from frugalvit.config.data import CacheConfig
-from frugalvit.config.kinds import ROOT, Auto, Device, Precision, Rate, Seed, Splitting, Whole
 from frugalvit.config.recipes import is_file, recipe_values
+from frugalvit.config.types import ROOT, Auto, Device, Precision, Rate, Seed, Splitting, Whole
 from frugalvit.errors import UserError
-from frugalvit.files import is_part, read_json
+from frugalvit.utils.files import is_part, read_json
 
 
 class OptimizerConfig(Config):

@@ -8,8 +8,8 @@ import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import AugmentConfig, MixingConfig
-from frugalvit.config.kinds import LABEL_PART, MIRROR, Auto, Count, Device, LabelPart, Rate
 from frugalvit.config.run import RunConfig
+from frugalvit.config.types import LABEL_PART, MIRROR, Auto, Count, Device, LabelPart, Rate
 
 
 class PairsConfig(Config):

@@ -6,24 +6,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "open_data": "frugalvit.data.sources",
-    "DataSource": "frugalvit.data.examples",
-    "Examples": "frugalvit.data.examples",
-    "join": "frugalvit.data.examples",
+    "open_data": "frugalvit.data.open",
+    "DataSource": "frugalvit.data.dataset",
+    "Examples": "frugalvit.data.dataset",
+    "join": "frugalvit.data.dataset",
     "BadImage": "frugalvit.data.decode",
     "check_trainable": "frugalvit.data.splits",
-    "dataset_status": "frugalvit.data.catalog",
-    "list_datasets": "frugalvit.data.catalog",
+    "dataset_status": "frugalvit.data.formats.named_catalog",
+    "list_datasets": "frugalvit.data.formats.named_catalog",
 }
 
 if TYPE_CHECKING:
-    from frugalvit.data.catalog import dataset_status as dataset_status
-    from frugalvit.data.catalog import list_datasets as list_datasets
+    from frugalvit.data.dataset import DataSource as DataSource
+    from frugalvit.data.dataset import Examples as Examples
+    from frugalvit.data.dataset import join as join
     from frugalvit.data.decode import BadImage as BadImage
-    from frugalvit.data.examples import DataSource as DataSource
-    from frugalvit.data.examples import Examples as Examples
-    from frugalvit.data.examples import join as join
-    from frugalvit.data.sources import open_data as open_data
+    from frugalvit.data.formats.named_catalog import dataset_status as dataset_status
+    from frugalvit.data.formats.named_catalog import list_datasets as list_datasets
+    from frugalvit.data.open import open_data as open_data
     from frugalvit.data.splits import check_trainable as check_trainable
 
 __all__ = [

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageChops
 
-from frugalvit.data.signatures import what_it_is
-from frugalvit.data.whole import is_cut_short
+from frugalvit.data.file_types import is_cut_short, what_it_is
 from frugalvit.errors import UserError
 
 MAX_MEGAPIXELS = 200.0

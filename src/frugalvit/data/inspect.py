@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from frugalvit import console
-from frugalvit.config.inspect import DataConfig
-from frugalvit.data.absent import absence
+from frugalvit.config.data import DataConfig
+from frugalvit.data.dataset import DataSource, Examples
 from frugalvit.data.decode import BadImage, Header, almost_black
-from frugalvit.data.examples import DataSource, Examples
-from frugalvit.data.machine import cores
-from frugalvit.data.sources import open_data
-from frugalvit.results import Result, Table
-from frugalvit.words import counted
+from frugalvit.data.open import open_data
+from frugalvit.data.splits import absence
+from frugalvit.utils import console
+from frugalvit.utils.system import cores
+from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.text import counted
 
 # "auto" decodes everything up to this many megapixels: about ten seconds on two cores.
 FULL_DECODE_MEGAPIXELS = 300.0

@@ -10,42 +10,22 @@ for a large one. So the images of several steps are varied in one go, and then h
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from frugalvit import console
-from frugalvit.data.augment import Augment, EvalTransform
-from frugalvit.data.mixing import Mixing
-from frugalvit.data.randomness import generator_for, ship, uniform
-from frugalvit.data.store import ImageStore
+from frugalvit.data.augment.mixup import Mixing
+from frugalvit.data.augment.transforms import Augment, EvalTransform
+from frugalvit.data.cache.store import ImageStore, Store
+from frugalvit.data.rng import generator_for, ship, uniform
 from frugalvit.errors import UserError
+from frugalvit.utils import console
 
 MOST_TOGETHER, PIXELS_TOGETHER = 8, 2**23
 """Steps, and pixels of views, that are varied in one go on a GPU; with more pixels the device is the limit anyway."""
-
-
-class Store(Protocol):
-    """What the loader needs of a store: ``ImageStore``, or ``LazyStore`` for images that are decoded on the fly.
-
-    It is as long as there are images, those among them that cannot be read: which these are may show only when they
-    are fetched, and then others stand in for them, so the order of a run does not depend on where images are kept.
-    """
-
-    sizes: Tensor
-    labels: Tensor | None
-    names: list[str]
-    device: torch.device
-    bad: list[tuple[str, str]]
-
-    def __len__(self) -> int: ...
-    @property
-    def readable(self) -> int: ...
-    def fetcher(self, order: Callable[[int], Tensor]) -> Any: ...
-    def close(self) -> None: ...
 
 
 @dataclass

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.examples import DataSource, Examples, join
-from frugalvit.data.tables import WANTED_COLUMN
+from frugalvit.data.dataset import DataSource, Examples, join
+from frugalvit.data.formats.table import WANTED_COLUMN
 from frugalvit.errors import UserError
-from frugalvit.words import counted, some
+from frugalvit.utils.text import counted, some
 
 MODES = ("auto", "given", "train+val", "remake")
 
@@ -161,3 +161,27 @@ def _singles(train: Examples, val: Examples, classes: Sequence[str] | None) -> s
         return ""
     missing = len(np.setdiff1d(train.labels, val.labels))
     return f"; {counted(missing, 'class')} with a single image: in train" if missing else ""
+
+
+def absent_classes(source: DataSource) -> list[str]:
+    """A sentence for every split that lacks classes; images that are read in passing are not counted."""
+    said: list[str] = []
+    for split, examples in source.splits.items():
+        if source.classes is None or examples.labels is None:
+            continue
+        missing = np.setdiff1d(np.arange(len(source.classes)), examples.labels)
+        if len(missing):
+            said.append(absence(split, [source.classes[i] for i in missing]))
+    return said
+
+
+def absence(split: str, names: list[str]) -> str:
+    """The sentence for a split and the classes that it lacks."""
+    return f"{split} has no image of {counted(len(names), 'class')}: {some(names)}"
+
+
+def only_class(examples: Examples, classes: tuple[str, ...]) -> str | None:
+    """The name of the class that all images are of; None where there are several, or no labels."""
+    if examples.labels is None or len(found := np.unique(examples.labels)) != 1:
+        return None
+    return classes[int(found[0])]

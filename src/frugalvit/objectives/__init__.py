@@ -1,11 +1,15 @@
 """Features -> loss, in plain torch: usable in anybody's loop, without the rest of frugalvit."""
 
 from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
-from frugalvit.objectives.dense import DenseLocalization
-from frugalvit.objectives.heads import ProjectionHead, update_average
-from frugalvit.objectives.localization import LOCALIZATION_WEIGHTS, RelativeLocalization, localization_weight_at
+from frugalvit.objectives.localization import (
+    LOCALIZATION_WEIGHTS,
+    DenseLocalization,
+    RelativeLocalization,
+    draw_pairs,
+    localization_weight_at,
+)
 from frugalvit.objectives.matching import update_center
-from frugalvit.objectives.pairs import draw_pairs
+from frugalvit.objectives.projection_head import ProjectionHead, update_average
 from frugalvit.objectives.regions import RegionMatching, match_regions, region_loss
 from frugalvit.objectives.views import ViewMatching, view_loss
 

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from frugalvit.kernels import KERNELS
 from frugalvit.objectives.checks import check_center, check_temperature
+from frugalvit.utils.triton import KERNELS
 
 # K-wide elements per chunk: 1,024 rows of 65,536 on a GPU (256 MiB of fp32 logits), enough for full-rate products.
 _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}

@@ -22,7 +22,7 @@ from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.objectives.checks import check_center, check_crops, check_temperature
 from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
-from frugalvit.objectives.heads import ProjectionHead, update_average
+from frugalvit.objectives.projection_head import ProjectionHead, update_average
 
 # Rows × prototypes the health numbers may look at: a sample says enough and costs little.
 _HEALTH_ELEMENTS = 2**26

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from frugalvit import console
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, ProbeConfig
 from frugalvit.data import DataSource
 from frugalvit.errors import UserError
-from frugalvit.files import read_json, write_text
-from frugalvit.probing.extract import Kind
+from frugalvit.probing.extractor import Kind
 from frugalvit.probing.knn import knn_accuracy
 from frugalvit.probing.linear import linear_probe
 from frugalvit.probing.metrics import classification_scores, rank_classes
-from frugalvit.probing.prepare import (
+from frugalvit.probing.splits import (
     as_part,
     draw_labels,
     drawn_from,
@@ -32,7 +30,9 @@ from frugalvit.probing.prepare import (
     probe_device,
     three_splits,
 )
-from frugalvit.results import Result, Table
+from frugalvit.utils import console
+from frugalvit.utils.files import read_json, write_text
+from frugalvit.utils.tables import Result, Table
 
 HEADLINE_K = 20  # the k that "top1" of k-NN means where it is among the ks, as DINO and EsViT report it
 

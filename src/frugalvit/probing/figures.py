@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from frugalvit import palette
 from frugalvit.errors import UserError
-from frugalvit.figures import drawing
-from frugalvit.files import make_folder
+from frugalvit.utils import palette
+from frugalvit.utils.files import make_folder
+from frugalvit.utils.plotting import drawing
 
 AHEAD, BEHIND = palette.BLUE, palette.RED
 FORMATS = (".png", ".svg", ".pdf")

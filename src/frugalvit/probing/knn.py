@@ -13,8 +13,8 @@ from torch import Tensor
 
 from frugalvit.config.probe import KS, TEMPERATURE
 from frugalvit.errors import UserError
-from frugalvit.probing.arrays import as_labels, as_tensors, require_features
 from frugalvit.probing.metrics import classification_scores, rank_classes, require_finite
+from frugalvit.probing.validation import as_labels, as_tensors, require_features
 
 # Similarities held at a time: 64 Mi float32 are 256 MiB, small on any GPU and large enough to keep it busy.
 CELLS = {"cuda": 1 << 26, "cpu": 1 << 22}

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frugalvit import console
 from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS
 from frugalvit.errors import UserError
-from frugalvit.probing.arrays import as_labels, as_tensors, require_features
 from frugalvit.probing.metrics import SINGLE_LABEL, Metric, require_finite, require_metric, score
+from frugalvit.probing.validation import as_labels, as_tensors, require_features
+from frugalvit.utils import console
 
 MOMENTUM = 0.9
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from frugalvit.config.probe import MAX_ITERATIONS
 from frugalvit.errors import UserError
-from frugalvit.probing.arrays import as_labels, as_targets, as_tensors, require_features
 from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
 from frugalvit.probing.metrics import Metric, require_finite, require_metric, score
+from frugalvit.probing.validation import as_labels, as_targets, as_tensors, require_features
 
 # |gradient| <= 1 % of λ|W|: then f lies above its minimum by at most 1e-4 of the penalty λ/2 |W|², by strong convexity.
 TOLERANCE = 1e-2

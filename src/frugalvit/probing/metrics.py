@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
-from frugalvit.probing.arrays import as_labels, as_targets, shape_words
+from frugalvit.probing.validation import as_labels, as_targets, shape_words
 
 Metric = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
 METRIC_NAMES: dict[Metric, str] = {

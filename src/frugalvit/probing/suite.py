@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frugalvit import console
 from frugalvit.config.probe import SuiteConfig
 from frugalvit.data import DataSource, dataset_status
-from frugalvit.data.catalog import DATASETS
-from frugalvit.data.places import datasets_root
+from frugalvit.data.formats import ucf101
+from frugalvit.data.formats.named_catalog import DATASETS
+from frugalvit.data.paths import datasets_root
 from frugalvit.errors import UserError, nearest
-from frugalvit.files import make_folder, read_json, write_text
-from frugalvit.probing import frames
-from frugalvit.probing.extract import Extractor
+from frugalvit.probing.extractor import Extractor
 from frugalvit.probing.metrics import METRIC_NAMES, Metric
-from frugalvit.probing.prepare import (
+from frugalvit.probing.splits import (
     embed_splits,
     fit_and_score,
     make_extractor,
@@ -34,8 +32,10 @@ from frugalvit.probing.prepare import (
     probe_device,
     three_splits,
 )
-from frugalvit.probing.tables import suite_result
-from frugalvit.results import Result
+from frugalvit.probing.suite_tables import suite_result
+from frugalvit.utils import console
+from frugalvit.utils.files import make_folder, read_json, write_text
+from frugalvit.utils.tables import Result
 
 _VERSION = 1  # of the protocol: raise it when an old result would no longer be what is computed today
 
@@ -93,9 +93,9 @@ def list_entries(config: SuiteConfig) -> list[Entry]:
         if config.datasets and name not in config.datasets:
             continue
         state, instruction = dataset_status(name, config.root)
-        if name == "ucf101" and state != "present" and frames.videos_present(root):
+        if name == "ucf101" and state != "present" and ucf101.videos_present(root):
             try:
-                frames.make_frames(root)
+                ucf101.make_frames(root)
                 state, instruction = dataset_status(name, config.root)
             except UserError as error:
                 instruction = str(error)

@@ -20,7 +20,7 @@ A page is made from files only. What a run folder may hold, every part optional:
     transfer_report.json  of detection and segmentation: see transfer.py
     comparison.json    in a folder of runs: {"metric": …, "settings": {name: {"mean", "deviation", "values"}},
                        "differences": {name: {"mean", "low", "high", "p_value", "count"}}}
-    lens.json          what ``frugalvit.lens.explore.gather`` found: similarities and attention for the explorer
+    lens.json          what ``visualization.explorer_data.gather`` found: similarities and attention for the explorer
 
 ``write_report`` writes lens.json itself when it is given the model and examples.
 """
@@ -38,12 +38,13 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frugalvit import console, palette
 from frugalvit.errors import UserError
-from frugalvit.files import write_text
-from frugalvit.report import charts, dataset, sections, transfer
-from frugalvit.report.records import Record, find_runs, name_apart, read_comparison, read_run
-from frugalvit.words import some
+from frugalvit.report import dense_sections, sections, svg_charts
+from frugalvit.report import sections as dataset
+from frugalvit.report.run_record import Record, find_runs, name_apart, read_comparison, read_run
+from frugalvit.utils import console, palette
+from frugalvit.utils.files import write_text
+from frugalvit.utils.text import some
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -69,7 +70,7 @@ def write_report(
     model:    looks at a few of the ``examples`` for the explorer; what it saw is saved as lens.json in the first
               run's folder
     examples: images to look at, usually the validation split
-    seen:     by run folder, what its model saw already (``frugalvit.lens.explore.gather``); saved likewise
+    seen:     by run folder, what its model saw already (``visualization.explorer_data.gather``); saved likewise
     """
     folders = find_runs([Path(run) for run in runs])
     seen = dict(seen or {})
@@ -129,11 +130,11 @@ def report(records: list[Record], compared: Mapping[str, dict[str, Any]] | None 
             "mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."
         ),
         sections.section(
-            "recall", "Precision over recall", _each(records, transfer.precision_recall), "Mean over classes."
+            "recall", "Precision over recall", _each(records, dense_sections.precision_recall), "Mean over classes."
         ),
-        sections.section("classes", "Classes", _each(records, transfer.per_class)),
-        sections.section("best", "Best pictures", _each(records, transfer.best)),
-        sections.section("worst", "Worst pictures", _each(records, transfer.worst)),
+        sections.section("classes", "Classes", _each(records, dense_sections.per_class)),
+        sections.section("best", "Best pictures", _each(records, dense_sections.best)),
+        sections.section("worst", "Worst pictures", _each(records, dense_sections.worst)),
         sections.section("augmentations", "What training saw", _each(records, sections.augmentations)),
         explorer_section(_merge_lens(records)),
         sections.section("configuration", "Configuration", sections.configuration(records)),
@@ -158,7 +159,7 @@ def explorer_section(data: dict[str, Any] | None) -> str:
         "is, the outlined one most. Below, where each head of the last block looks from there, most focused first, "
         "with the entropy in bits."
     )
-    return sections.section("explorer", "Explorer", f'<div class="explorer">{charts.json_block(data)}</div>', lead)
+    return sections.section("explorer", "Explorer", f'<div class="explorer">{svg_charts.json_block(data)}</div>', lead)
 
 
 def render(title: str, about: str, content: str, mark: str = "") -> str:
@@ -186,8 +187,8 @@ def render(title: str, about: str, content: str, mark: str = "") -> str:
 
 def _look(folder: Path, backbone: Backbone, examples: Examples) -> dict[str, Any] | None:
     """What the model sees in a few examples, spread evenly; None where there is nothing to explore."""
-    from frugalvit.lens.explore import Picture, gather
-    from frugalvit.lens.views import kept_share
+    from frugalvit.visualization.explorer_data import Picture, gather
+    from frugalvit.visualization.model_views import kept_share
 
     pictures: list[Picture] = []
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES_SHOWN)):

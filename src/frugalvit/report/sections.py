@@ -15,12 +15,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from frugalvit import console, palette
-from frugalvit.report import charts
-from frugalvit.report.records import Record, distinct, finite
-from frugalvit.results import as_text
-from frugalvit.training.statistics import Difference, Spread
-from frugalvit.words import some
+from frugalvit.report import svg_charts
+from frugalvit.report.run_record import Record, distinct, finite
+from frugalvit.utils import console, palette
+from frugalvit.utils.statistics import Difference, Spread
+from frugalvit.utils.tables import as_text
+from frugalvit.utils.text import counted, some
 
 _LARGEST_TABLE = 30
 """Above so many classes a confusion matrix is a picture, not a table."""
@@ -62,7 +62,7 @@ def legend(records: list[Record]) -> str:
     for style, kind in enumerate(kinds):
         names = [record.name for record in records if record.kind() == kind]
         text = some(names, 1)
-        swatch = f'<svg viewBox="0 0 34 8" aria-hidden="true">{charts.swatch(style, 34)}</svg>'
+        swatch = f'<svg viewBox="0 0 34 8" aria-hidden="true">{svg_charts.swatch(style, 34)}</svg>'
         items.append(f"<li>{swatch}{escape(text)}</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
 
@@ -209,7 +209,7 @@ def _scores(record: Record) -> list[tuple[str, Any, str]]:
 
 
 def curves(records: list[Record]) -> str:
-    drawn = "".join(charts.chart(panel) for panel in charts.panels(records))
+    drawn = "".join(svg_charts.chart(panel) for panel in svg_charts.panels(records))
     return f'{legend(records)}<div class="charts">{drawn}</div>' if drawn else ""
 
 
@@ -268,7 +268,7 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
     return (
         f'<figure class="matrix"><img src="{source}" alt="confusion matrix of {side} classes, rows true, columns '
         f'predicted"><p class="readout" aria-live="polite">Rows are true classes, columns predicted ones.</p>'
-        f"{charts.json_block({'names': names, 'cells': cells})}</figure>"
+        f"{svg_charts.json_block({'names': names, 'cells': cells})}</figure>"
     )
 
 
@@ -359,3 +359,26 @@ def _mean(key: str, values: list[Any]) -> Any:
     if len(numbers) < 2 or len(numbers) != len(values):
         return values[0] if len(set(map(str, values))) == 1 else "-"
     return f"{as_text(statistics.fmean(numbers))} ± {as_text(statistics.stdev(numbers))}"
+
+
+_OPEN = 10
+"""Up to so many files that were left out are shown at once."""
+
+
+def data(record: Record) -> str:
+    """A line of numbers, the notes of the data, and a table of the files that were left out."""
+    used, notes = record.data.get("used", {}), record.data.get("notes", [])
+    left_out = record.data.get("left_out", {"count": 0, "files": []})
+    count, files = left_out["count"], left_out["files"]
+    words = [f"{name}: {counted(number, 'image')}" for name, number in used.items()]
+    words += [f"{counted(count, 'unreadable file')} left out"] if count else []
+    body = f"<p>{escape(' · '.join(words))}</p>" if words else ""
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    body += f"<ul>{items}</ul>" if items else ""
+    if not files:
+        return body
+    rows = [[file["name"], file["split"], file["reason"]] for file in files]
+    shown = table(["left out", "of", "because"], rows)
+    if count > len(files):
+        shown += f'<p class="quiet">and {count - len(files):,} more</p>'
+    return body + (shown if len(files) <= _OPEN else f"<details><summary>Which</summary>{shown}</details>")

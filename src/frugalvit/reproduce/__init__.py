@@ -1,4 +1,4 @@
 """The tables of docs/RESULTS.md as data, and what reruns them."""
 
-from frugalvit.reproduce.running import reproduce as reproduce
-from frugalvit.reproduce.tables import TABLES as TABLES
+from frugalvit.reproduce.command import reproduce as reproduce
+from frugalvit.reproduce.table_specs import TABLES as TABLES

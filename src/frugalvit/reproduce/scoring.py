@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from frugalvit.files import read_json, write_text
+from frugalvit.utils.files import read_json, write_text
 
 _KEPT = "reproduced.json"
 _LOOKED_AT = 512  # images
@@ -45,11 +45,11 @@ def _kept(run: Path) -> dict[str, Any]:
 def _looked_at(run: str, data: str, device: str) -> dict[str, float]:
     """Correspondences between two views (per cent right, pixels off) and how widely the last block looks (bits)."""
     from frugalvit.data import open_data
-    from frugalvit.lens.attention import mean_entropy
-    from frugalvit.lens.correspondence import evaluate_correspondence
-    from frugalvit.lens.views import shown_batches, spread_evenly
-    from frugalvit.training.devices import pick_device
-    from frugalvit.training.models import load_model
+    from frugalvit.engine.hardware import pick_device
+    from frugalvit.experiment.load_model import load_model
+    from frugalvit.visualization.attention import mean_entropy
+    from frugalvit.visualization.correspondence import evaluate_correspondence
+    from frugalvit.visualization.model_views import shown_batches, spread_evenly
 
     backbone = load_model(run, device=pick_device(device)).backbone
     images = list(shown_batches(spread_evenly(open_data(data).splits["test"], _LOOKED_AT), backbone, 64, "looking"))

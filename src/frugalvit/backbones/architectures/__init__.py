@@ -1,0 +1,1 @@
+"""One architecture, one file."""

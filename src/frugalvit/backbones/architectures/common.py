@@ -1,0 +1,302 @@
+"""What the networks written here share: walking through the blocks, the classifier, timm's interface.
+
+A network says how it embeds an image and what its blocks are (:meth:`Trunk.stage_parts`) and how its running state
+is read as a grid (:meth:`Trunk.grid_of`). Everything else of ``base.GridModel`` and of a timm model follows from that
+and stands here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers.drop import DropPath
+from timm.layers.weight_init import trunc_normal_
+from timm.models import build_model_with_cfg
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from frugalvit.backbones.timm_features import chosen_stages, is_exporting
+from frugalvit.errors import UserError
+
+Parts = Sequence[tuple[Callable[[Any], Any], Sequence[Sequence[nn.Module]]]]
+"""For every stage its embedding, of the image or of the grid before it, and its blocks.
+
+A block is a sequence of modules that take and give the running state; the one with the attention stands first.
+"""
+
+
+class MapNorm(nn.LayerNorm):
+    """LayerNorm over the channels of (B, C, H, W)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Residual(nn.Module):
+    """x + fn(norm(x)), the summand dropped for whole samples with probability ``drop_path``."""
+
+    def __init__(self, norm: nn.Module, fn: nn.Module, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.norm = norm
+        self.fn = fn
+        self.drop_path = stochastic_depth(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop_path(self.fn(self.norm(x)))
+
+    def attention(self, x: Tensor) -> Tensor:
+        return self.fn.attention(self.norm(x))  # type: ignore[operator]
+
+
+class Mlp(nn.Module):
+    """Two linear layers with a GELU between them, over the last dimension."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Blocks(nn.Module):
+    """A stage's blocks, named as in both released CvTs: ``layers.N.0`` attends, ``layers.N.1`` is the MLP."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(blocks)
+
+
+class Trunk(nn.Module):
+    """Base of our own networks: blocks in stages, a final grid, a linear classifier on what is pooled from it."""
+
+    family: str
+    norm: nn.Module
+    """The final norm; a network without one says so in ``final_norm``."""
+    stem_names: str
+    """Pattern of the names of parameters before the first block."""
+
+    def __init__(
+        self,
+        dims: Sequence[int],
+        depths: Sequence[int],
+        *,
+        patch_size: int,
+        in_chans: int,
+        num_classes: int,
+        drop_rate: float,
+    ) -> None:
+        super().__init__()
+        self.in_chans = in_chans
+        self.patch_size = patch_size
+        self.depths = tuple(depths)
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = self.embed_dim = dims[-1]
+        self.stage_ends = tuple(sum(depths[: i + 1]) - 1 for i in range(len(depths)))
+        self.feature_info = [
+            {"num_chs": dim, "reduction": patch_size * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
+        ]
+        self.grad_checkpointing = False
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = self._new_head(num_classes)
+
+    # What a network adds -------------------------------------------------------------------------------------------
+
+    def stage_parts(self) -> Parts:
+        raise NotImplementedError
+
+    def grid_of(self, state: Any) -> Tensor:
+        """The running state as (B, C, h, w), without class or global tokens."""
+        return state
+
+    def final_norm(self, grid: Tensor) -> Tensor:
+        """``norm`` over the channels of a grid (B, D, h, w)."""
+        return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        """Patterns of parameter names after the stem, each with a place or with groups that give it (timm's form)."""
+        raise NotImplementedError
+
+    # base.GridModel ------------------------------------------------------------------------------------------------
+
+    def run_blocks(
+        self, images: Tensor, visit: Callable[[Any], None] | None = None, stop_before_last: bool = False
+    ) -> Any:
+        """The state after all blocks (or before the last one); ``visit`` sees it after every block."""
+        state: Any = None
+        parts = self.stage_parts()
+        save_memory = self.grad_checkpointing and torch.is_grad_enabled()
+        for stage, (embed, blocks) in enumerate(parts):
+            state = embed(self.grid_of(state) if stage else images)
+            for position, block in enumerate(blocks):
+                if stop_before_last and stage == len(parts) - 1 and position == len(blocks) - 1:
+                    return state
+                for module in block:
+                    state = checkpoint(module, state, use_reentrant=False) if save_memory else module(state)
+                if visit is not None:
+                    visit(state)
+        return state
+
+    def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
+        grid = self.grid_of(self.run_blocks(images))
+        normed = self.final_norm(grid)
+        return normed if norm else grid, self.head_drop(normed.mean((2, 3)))
+
+    def forward_grid_blocks(self, images: Tensor) -> list[Tensor]:
+        grids: list[Tensor] = []
+        self.run_blocks(images, lambda state: grids.append(self.grid_of(state)))
+        return grids
+
+    def last_attention(self, images: Tensor) -> Tensor:
+        last_block = self.stage_parts()[-1][1][-1]
+        return last_block[0].attention(self.run_blocks(images, stop_before_last=True))  # type: ignore[operator]
+
+    # timm ----------------------------------------------------------------------------------------------------------
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.forward_grid(images)[0]
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        pooled = self.head_drop(self.pool(features))
+        return pooled if pre_logits else self.head(pooled)
+
+    def pool(self, features: Tensor) -> Tensor:
+        """What the classifier sees, from ``forward_features``' result: here the mean over the grid."""
+        return features.mean((2, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(images))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The stages' grids, as timm's ``features_only=True`` asks for them.
+
+        ``stop_early`` is a permission to leave later blocks out, of which no use is made.
+        """
+        grids: list[Tensor] = []
+        state = self.run_blocks(x, lambda state: grids.append(self.grid_of(state)))
+        stages = chosen_stages(self, grids, indices, norm, output_fmt)
+        return stages if intermediates_only else (self.features_of(state), stages)
+
+    def features_of(self, state: Any) -> Tensor:
+        """The last state as ``forward_features`` returns it."""
+        return self.final_norm(self.grid_of(state))
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        parameter = next(self.parameters())
+        self.head = self._new_head(num_classes).to(parameter.device, parameter.dtype)
+
+    def _new_head(self, num_classes: int) -> nn.Module:
+        return nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """For learning rates that decay with depth: a block is one layer."""
+        return {"stem": self.stem_names, "blocks": [*self.layer_names(), (r"^norm\.", (99999,))]}
+
+    def no_weight_decay(self) -> set[str]:
+        names = ("cls_token", "pos_embed", "relative_position_bias")
+        return {name for name, _ in self.named_parameters() if any(part in name for part in names)}
+
+
+def stochastic_depth(rate: float) -> nn.Module:
+    """What drops a summand for whole samples with probability ``rate``."""
+    return DropPath(rate) if rate > 0 else nn.Identity()
+
+
+def initialise(module: nn.Module) -> None:
+    """Truncated normals of deviation 0.02 and zero biases in linear layers, as every release of these has it."""
+    if isinstance(module, nn.Linear):
+        small_normal(module)
+
+
+def small_normal(layer: nn.Linear | nn.Conv2d) -> None:
+    trunc_normal_(layer.weight, std=0.02)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
+    """Rates growing linearly from 0 at the first block to ``rate`` at the last, by stage."""
+    count = sum(depths)
+    rates = iter([rate * i / max(count - 1, 1) for i in range(count)])
+    return [[next(rates) for _ in range(depth)] for depth in depths]
+
+
+def stage_widths(
+    embed_dim: int | Sequence[int], ratios: Sequence[int], depths: Sequence[int], num_heads: Sequence[int]
+) -> list[int]:
+    """The width of every stage: given one by one, or as the first, the others in the published ratios to it."""
+    widths = [embed_dim * ratio for ratio in ratios] if isinstance(embed_dim, int) else list(embed_dim)
+    if not len(widths) == len(depths) == len(num_heads):
+        raise UserError(
+            f"{len(widths)} widths, {len(depths)} depths and {len(num_heads)} head counts do not make stages; "
+            "give embed_dim, depths and num_heads one value for each stage."
+        )
+    return widths
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Heads share the width equally."""
+    if dim % heads:
+        raise UserError(f"A width of {dim} cannot be shared by {heads} heads; change embed_dim or num_heads.")
+
+
+def check_pixels(images: Tensor, kernel: int, padding: int) -> None:
+    """A first kernel that hangs over both edges of an image finds no place on it."""
+    height, width, fewest = images.shape[2], images.shape[3], kernel - 2 * padding
+    if height < fewest or width < fewest:
+        raise UserError(f"{height}x{width} pixels are too few for this network: it needs {fewest} along each side.")
+
+
+def build(network: type[Trunk], name: str, stages: int, pretrained: bool, keywords: dict[str, Any], **more: Any) -> Any:
+    """A network by timm's builder: weights, another head, and its stages where ``features_only`` asks for them."""
+    stages = len(keywords.get("depths", range(stages)))
+    feature_cfg = {"out_indices": tuple(range(stages)), "feature_cls": "getter"}
+    return build_model_with_cfg(network, name, pretrained, feature_cfg=feature_cfg, **more, **keywords)
+
+
+def timm_cfg(first_conv: str) -> dict[str, Any]:
+    """timm's description of a network without released timm weights: ImageNet's statistics at 224 px."""
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": first_conv,
+        "classifier": "head",
+        "fixed_input_size": False,
+        "license": "apache-2.0",
+    }
+
+
+def join_heads(attended: Tensor) -> Tensor:
+    """(B, heads, T, d) -> (B, T, heads * d)."""
+    tokens = attended.transpose(1, 2)
+    if is_exporting():
+        # How a fused attention lays out what it gives depends on gradients and the batch; a program that is exported
+        # must not rely on it, since the exporter to ONNX, for one, runs it again another way.
+        tokens = tokens.clone(memory_format=torch.contiguous_format)
+    return tokens.flatten(2)

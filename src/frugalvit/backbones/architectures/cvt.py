@@ -1,0 +1,180 @@
+"""CvT-13, as the Drloc paper trained it: convolutions in the embeddings and in the projections of attention.
+
+Wu et al., "CvT: Introducing Convolutions to Vision Transformers" (2021), in the shape of the Drloc experiments:
+
+* three stages, widths 64-192-384, depths 1-2-10, heads 1-3-6 of 64 channels each whatever the width;
+* no class token and no final norm: the classifier sees the mean of the last map;
+* a norm over channels that divides by (standard deviation + 1e-5);
+* queries from a depthwise 3x3 convolution of stride 1, keys and values from one of stride 2, so that a map of
+  h x w positions attends to ceil(h/2) x ceil(w/2) keys.
+
+19.94 M parameters with 1,000 classes. Convolutions ask nothing of the size: any input, square or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from timm.models import register_model
+from torch import Tensor, nn
+
+from frugalvit.backbones.architectures.common import (
+    Blocks,
+    Parts,
+    Residual,
+    Trunk,
+    build,
+    drop_path_rates,
+    stage_widths,
+    timm_cfg,
+)
+
+__all__ = ["CvT"]
+
+
+class ChannelNorm(nn.Module):
+    """(x - mean) / (std + eps) * g + b over the channels of (B, C, H, W); std is the population's."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.g = nn.Parameter(torch.ones(1, dim, 1, 1))
+        self.b = nn.Parameter(torch.zeros(1, dim, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # At least in float32, under autocast too: a variance in bf16 loses most of its digits.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        centred = wide - wide.mean(1, keepdim=True)
+        variance = centred.square().mean(1, keepdim=True)
+        # The derivative of sqrt is infinite at 0 (a constant column of channels, as from a blank image).
+        deviation = variance.clamp_min(torch.finfo(wide.dtype).tiny).sqrt()
+        return (centred / (deviation + self.eps) * self.g + self.b).to(self.g.dtype)
+
+
+class ConvProjection(nn.Module):
+    """Depthwise convolution, batch norm, pointwise convolution: (B, C, H, W) -> (B, out, H / stride, W / stride)."""
+
+    def __init__(self, dim: int, out_dim: int, stride: int, kernel: int = 3) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(dim, dim, kernel, stride, kernel // 2, groups=dim, bias=False),
+            nn.BatchNorm2d(dim),
+            nn.Conv2d(dim, out_dim, 1, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class ConvAttention(nn.Module):
+    """Every position of the map attends to the keys of the map at half resolution."""
+
+    def __init__(self, dim: int, heads: int, head_dim: int, key_stride: int, drop: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_dim = head_dim
+        self.key_stride = key_stride
+        self.to_q = ConvProjection(dim, heads * head_dim, stride=1)
+        self.to_kv = ConvProjection(dim, 2 * heads * head_dim, stride=key_stride)
+        self.to_out = nn.Sequential(nn.Conv2d(heads * head_dim, dim, 1), nn.Dropout(drop))
+
+    def split(self, maps: Tensor) -> Tensor:
+        """(B, heads * d, h, w) -> (B, heads, h * w, d)."""
+        return maps.unflatten(1, (self.heads, self.head_dim)).flatten(3).transpose(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys, values = self.to_kv(x).chunk(2, dim=1)
+        out = F.scaled_dot_product_attention(self.split(self.to_q(x)), self.split(keys), self.split(values))
+        return self.to_out(out.transpose(2, 3).reshape(x.shape[0], -1, *x.shape[2:]))
+
+    def attention(self, x: Tensor) -> Tensor:
+        """(B, heads, T, T): a key stands for a square of ``key_stride`` cells a side, which share its weight."""
+        height, width = x.shape[2:]
+        key_map = self.to_kv(x).chunk(2, dim=1)[0]
+        scores = self.split(self.to_q(x)) @ self.split(key_map).transpose(2, 3) * self.head_dim**-0.5
+        rows = torch.arange(height, device=x.device) // self.key_stride
+        columns = torch.arange(width, device=x.device) // self.key_stride
+        key_of_cell = (rows[:, None] * key_map.shape[3] + columns).flatten()
+        cells_of_key = torch.bincount(key_of_cell, minlength=scores.shape[3])
+        return (scores.float().softmax(-1) / cells_of_key)[..., key_of_cell]
+
+
+class Mlp(nn.Module):
+    """Two pointwise convolutions; dropout stands inside so that they keep their released numbers, 0 and 3."""
+
+    def __init__(self, dim: int, hidden: int, drop: float) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(dim, hidden, 1), nn.GELU(), nn.Dropout(drop), nn.Conv2d(hidden, dim, 1), nn.Dropout(drop)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class CvT(Trunk):
+    """Images (B, C, H, W) -> map (B, 384, H/16, W/16). ``patch_size`` is the stride of the first embedding."""
+
+    family = "cvt"
+    stem_names = r"^layers\.0\.[01]\."
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        patch_size: int = 4,
+        embed_dim: int | Sequence[int] = 64,
+        depths: Sequence[int] = (1, 2, 10),
+        num_heads: Sequence[int] = (1, 3, 6),
+        head_dim: int = 64,
+        mlp_ratio: float = 4.0,
+        key_stride: int = 2,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        dims = stage_widths(embed_dim, (1, 3, 6), depths, num_heads)
+        strides = (patch_size, *[2] * (len(dims) - 1))
+        super().__init__(
+            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
+        )
+        layers: list[nn.Module] = []
+        rates = drop_path_rates(drop_path_rate, depths)
+        for stage, (dim, stride) in enumerate(zip(dims, strides, strict=True)):
+            kernel = 7 if stage == 0 else 3
+            blocks = [
+                nn.Sequential(
+                    Residual(
+                        ChannelNorm(dim),
+                        ConvAttention(dim, num_heads[stage], head_dim, key_stride, proj_drop_rate),
+                        rate,
+                    ),
+                    Residual(ChannelNorm(dim), Mlp(dim, int(dim * mlp_ratio), proj_drop_rate), rate),
+                )
+                for rate in rates[stage]
+            ]
+            embed = nn.Conv2d(in_chans if stage == 0 else dims[stage - 1], dim, kernel, stride, kernel // 2)
+            layers.append(nn.Sequential(embed, ChannelNorm(dim), Blocks(blocks)))
+        self.layers = nn.Sequential(*layers)
+
+    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        # A later stage's embedding goes with the stage's first block.
+        return [(r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", (0,))]
+
+    def stage_parts(self) -> Parts:
+        return [(stage[:2], list(stage[2].layers)) for stage in self.layers]  # type: ignore[index, misc]
+
+    def final_norm(self, grid: Tensor) -> Tensor:
+        return grid
+
+
+default_cfgs = {"cvt_13": timm_cfg(first_conv="layers.0.0")}
+
+
+@register_model
+def cvt_13(pretrained: bool = False, **keywords) -> CvT:
+    """CvT-13 of the Drloc paper."""
+    return build(CvT, "cvt_13", 3, pretrained, keywords)

@@ -1,0 +1,372 @@
+"""ViL-T with window size 7, as EsViT pre-trains it: windows that see their eight neighbours, and a global token.
+
+Zhang et al., "Multi-Scale Vision Longformer" (2021), in the four-stage shape of EsViT (Li et al., 2022; 2.1, A.2,
+Table 6, heads of 32 channels):
+
+* widths 96-192-384-768, depths 2-2-6-2, heads 3-6-12-24, patches of 4 and then 2 x 2, LayerNorm eps 1e-6;
+* stages 1 and 2: a position attends to its own window of 7 x 7, to the eight windows around it and to one global
+  token; the global token attends to everything. Stages 3 and 4: full attention;
+* stages 1-3 each begin with a fresh global token, stage 4 has none: the mean of its tokens is what is pooled;
+* relative position biases only, no absolute positions. 27.57 M parameters.
+
+Any size, square or not. The bias tables reach as far as 224 px need. For another size the full-attention stages look
+up the offset itself, offsets beyond the table taking its edge (``bias_resize="table"``, default). The released code
+resizes the (tokens x tokens) bias of 224 px as if it were a picture (``bias_resize="matrix"``), which mixes unrelated
+offsets; it is here because released weights saw it on 96 px crops.
+
+The released training looked at one random neighbour window per step; ``neighbours="random"`` does so, drawing from
+torch's generator on the CPU. The default sees all eight, in training as in evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from timm.layers.weight_init import trunc_normal_
+from timm.models import register_model
+from torch import Tensor, nn
+
+from frugalvit.backbones.architectures.common import (
+    Mlp,
+    Parts,
+    Trunk,
+    build,
+    check_heads,
+    drop_path_rates,
+    initialise,
+    join_heads,
+    stage_widths,
+    stochastic_depth,
+    timm_cfg,
+)
+from frugalvit.errors import UserError
+
+__all__ = ["VisionLongformer"]
+
+Tokens = tuple[Tensor, int, int]
+"""(B, global tokens + h * w, C), h, w."""
+Neighbours = Literal["all", "random"]
+BiasResize = Literal["table", "matrix"]
+
+
+class PatchEmbedding(nn.Module):
+    """Patches of the last stage's grid (or of the image), a norm, and the stage's own global tokens in front."""
+
+    def __init__(self, in_dim: int, dim: int, patch: int, global_tokens: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.proj = nn.Conv2d(in_dim, dim, patch, patch)
+        self.norm_embed = nn.LayerNorm(dim, eps=1e-6)
+        self.cls_token = (
+            nn.Parameter(trunc_normal_(torch.zeros(1, global_tokens, dim), std=0.02)) if global_tokens else None
+        )
+
+    def forward(self, maps: Tensor) -> Tokens:
+        height, width = maps.shape[2:]
+        maps = self.proj(F.pad(maps, (0, -width % self.patch, 0, -height % self.patch)))
+        tokens = self.norm_embed(maps.flatten(2).transpose(1, 2))
+        if self.cls_token is not None:
+            tokens = torch.cat([self.cls_token.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)
+        return tokens, maps.shape[2], maps.shape[3]
+
+
+class RelativeBias(nn.Module):
+    """What attention adds to its scores: a table over offsets between positions, and biases of the global tokens."""
+
+    def __init__(self, heads: int, reach: int, global_tokens: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.reach = reach  # offsets from -reach to reach
+        table = torch.zeros((2 * reach + 1) ** 2, heads)
+        self.local_relative_position_bias_table = nn.Parameter(trunc_normal_(table, std=0.02))
+        if global_tokens:
+            to_and_from = torch.zeros(2, heads, global_tokens)
+            self.g2l_relative_position_bias = nn.Parameter(trunc_normal_(to_and_from, std=0.02))
+            among = torch.zeros(heads, global_tokens, global_tokens)
+            self.g2g_relative_position_bias = nn.Parameter(trunc_normal_(among, std=0.02))
+
+    def local_bias(self, query_rows: Tensor, query_columns: Tensor, key_rows: Tensor, key_columns: Tensor) -> Tensor:
+        """(heads, queries, keys) for positions given by row and column; far offsets take the table's edge."""
+        rows = self._place_in_table(query_rows[:, None] - key_rows)
+        columns = self._place_in_table(query_columns[:, None] - key_columns)
+        return self.local_relative_position_bias_table[rows * (2 * self.reach + 1) + columns].permute(2, 0, 1)
+
+    def _place_in_table(self, offsets: Tensor) -> Tensor:
+        """Offsets -reach to reach as 0 to 2 · reach. Not by ``clamp``: torch 2.11 fails to compile that for a GPU."""
+        near = torch.where(offsets > self.reach, self.reach, offsets)
+        return torch.where(near < -self.reach, -self.reach, near) + self.reach
+
+
+def positions(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column of every cell of a grid, row by row."""
+    rows = torch.arange(height, device=device)[:, None].expand(height, width).reshape(-1)
+    return rows, torch.arange(width, device=device).repeat(height)
+
+
+class FullAttention(RelativeBias):
+    """Every token attends to every token: (B, G + h * w, C)."""
+
+    def __init__(self, dim: int, heads: int, side: int, global_tokens: int, bias_resize: BiasResize) -> None:
+        super().__init__(heads, side - 1, global_tokens)
+        self.side = side
+        self.global_tokens = global_tokens
+        self.bias_resize = bias_resize
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def bias(self, height: int, width: int) -> Tensor:
+        """(1, heads, G + h * w, G + h * w)."""
+        device = self.local_relative_position_bias_table.device
+        if self.bias_resize == "table":
+            cells = positions(height, width, device)
+            local = self.local_bias(*cells, *cells)
+        else:
+            cells = positions(self.side, self.side, device)
+            local = self.local_bias(*cells, *cells)
+            if height * width != local.shape[1]:
+                local = F.interpolate(local[None], size=(height * width,) * 2, mode="bicubic")[0]
+        if self.global_tokens:
+            from_global, to_global = self.g2l_relative_position_bias
+            shape = (-1, -1, local.shape[1])
+            top = torch.cat([self.g2g_relative_position_bias, from_global[:, :, None].expand(shape)], dim=2)
+            local = torch.cat([to_global[:, :, None].expand(shape).transpose(1, 2), local], dim=2)
+            local = torch.cat([top, local], dim=1)
+        return local[None]
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        queries, keys, values = self.split(x)
+        bias = self.bias(height, width).to(queries.dtype)
+        return self.proj(join_heads(F.scaled_dot_product_attention(queries, keys, values, bias)))
+
+    def attention(self, x: Tensor, height: int, width: int) -> Tensor:
+        queries, keys, _ = self.split(x)
+        scores = (queries @ keys.transpose(2, 3)).float() * queries.shape[-1] ** -0.5
+        return (scores + self.bias(height, width)).softmax(-1)
+
+
+class SparseAttention(RelativeBias):
+    """A position attends to the global tokens, its own window and the windows around it: (B, G + h * w, C).
+
+    The grid is filled up to whole windows and surrounded by a ring of empty ones, so that every window has eight
+    neighbours; what lies outside the grid is masked. W positions a side make N = W^2 queries a window.
+    """
+
+    def __init__(self, dim: int, heads: int, window: int, global_tokens: int, neighbours: Neighbours) -> None:
+        super().__init__(heads, 2 * window - 1, global_tokens)
+        self.window = window
+        self.global_tokens = global_tokens
+        self.neighbours = neighbours
+        self.query = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        queries, keys_values = self.query(x), self.kv(x)
+        local = self.attend_locally(queries, keys_values, height, width)
+        if self.global_tokens:
+            local = torch.cat([self.attend_globally(queries, keys_values), local], dim=1)
+        return self.proj(local)
+
+    def attend_globally(self, queries: Tensor, keys_values: Tensor) -> Tensor:
+        """The global tokens over all tokens: (B, G, C)."""
+        count = self.global_tokens
+        queries = queries[:, :count].unflatten(2, (self.heads, -1)).transpose(1, 2)
+        keys, values = keys_values.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        to_local = self.g2l_relative_position_bias[0][:, :, None].expand(-1, -1, keys.shape[2] - count)
+        bias = torch.cat([self.g2g_relative_position_bias, to_local], dim=2)[None].to(queries.dtype)
+        return join_heads(F.scaled_dot_product_attention(queries, keys, values, bias))
+
+    def attend_locally(self, queries: Tensor, keys_values: Tensor, height: int, width: int) -> Tensor:
+        """The grid's positions over their neighbourhoods: (B, h * w, C)."""
+        batch, count, side = queries.shape[0], self.global_tokens, self.window
+        tall, wide = -(-height // side), -(-width // side)
+        fill_below, fill_right = tall * side - height, wide * side - width
+
+        grid = queries[:, count:].unflatten(1, (height, width))
+        windows = F.pad(grid, (0, 0, 0, fill_right, 0, fill_below))
+        windows = windows.reshape(batch, tall, side, wide, side, self.heads, -1).permute(0, 1, 3, 5, 2, 4, 6)
+        windows = windows.reshape(batch, tall * wide * self.heads, side * side, -1)
+
+        ring = (side, side + fill_right, side, side + fill_below)
+        around = F.pad(keys_values[:, count:].unflatten(1, (height, width)), (0, 0, *ring))
+        inside = F.pad(torch.ones(1, height, width, 1, dtype=torch.bool, device=queries.device), (0, 0, *ring))
+        choice = self.choose_neighbour(queries.device)
+        around, inside = self.gather(around, choice), self.gather(inside, choice)
+        around = around.unflatten(4, (2, self.heads, -1)).permute(4, 0, 1, 2, 5, 3, 6)
+        around = around.reshape(2, batch, tall * wide * self.heads, around.shape[5], -1)
+        mask = inside.reshape(tall * wide, 1, 1, -1)
+
+        bias = self.neighbourhood_bias(choice)
+        bias = torch.where(mask, bias, float("-inf"))
+        if count:
+            each = (tall * wide, -1, side * side, -1)
+            shared = keys_values[:, :count].unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            around = torch.cat([shared.repeat(1, 1, tall * wide, 1, 1), around], dim=3)
+            bias = torch.cat([self.g2l_relative_position_bias[1][None, :, None].expand(each), bias], dim=3)
+        bias = bias.flatten(0, 1)[None].to(windows.dtype)
+
+        # Windows and heads share one axis, so that the batch needs no copies of the bias.
+        out = F.scaled_dot_product_attention(windows, around[0], around[1], bias)
+        out = out.reshape(batch, tall, wide, self.heads, side, side, -1).permute(0, 1, 4, 2, 5, 3, 6)
+        out = out.reshape(batch, tall * side, wide * side, -1)[:, :height, :width]
+        return out.flatten(1, 2)
+
+    def choose_neighbour(self, device: torch.device) -> Tensor | None:
+        """None for all eight, or in training the (row, column) in {0, 1, 2} of one of them (the centre is (1, 1))."""
+        if self.neighbours == "all" or not self.training:
+            return None
+        drawn = torch.randint(8, ())
+        drawn = drawn + (drawn >= 4)
+        return torch.stack([drawn // 3, drawn % 3]).to(device)
+
+    def gather(self, ringed: Tensor, choice: Tensor | None) -> Tensor:
+        """Keys of every window: (B, tall + 2 windows, wide + 2 windows, C) -> (B, tall, wide, keys, C).
+
+        All: 3W x 3W keys, row by row over the whole neighbourhood. One: the own window's W x W, then the other's.
+        """
+        side = self.window
+        tall, wide = ringed.shape[1] // side - 2, ringed.shape[2] // side - 2
+        blocks = ringed.reshape(-1, tall + 2, side, wide + 2, side, ringed.shape[3])
+        if choice is None:
+            rows = torch.cat([blocks[:, step : step + tall] for step in range(3)], dim=2)
+            both = torch.cat([rows[:, :, :, step : step + wide] for step in range(3)], dim=4)
+            return both.transpose(2, 3).flatten(3, 4)
+        own = blocks[:, 1:-1, :, 1:-1]
+        row_index = torch.arange(tall, device=ringed.device) + choice[0]
+        column_index = torch.arange(wide, device=ringed.device) + choice[1]
+        other = blocks.index_select(1, row_index).index_select(3, column_index)
+        return torch.cat([window.transpose(2, 3).flatten(3, 4) for window in (own, other)], dim=3)
+
+    def neighbourhood_bias(self, choice: Tensor | None) -> Tensor:
+        """(heads, N, keys) in the order of :meth:`gather`."""
+        side, device = self.window, self.local_relative_position_bias_table.device
+        rows, columns = positions(side, side, device)
+        if choice is None:
+            key_rows, key_columns = positions(3 * side, 3 * side, device)
+            key_rows, key_columns = key_rows - side, key_columns - side
+        else:
+            key_rows = torch.cat([rows, rows + (choice[0] - 1) * side])
+            key_columns = torch.cat([columns, columns + (choice[1] - 1) * side])
+        return self.local_bias(rows, columns, key_rows, key_columns)
+
+
+class AttentionHalf(nn.Module):
+    """The first half of a block: tokens + attention(norm(tokens))."""
+
+    def __init__(self, dim: int, attention: FullAttention | SparseAttention, drop_path: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = attention
+        self.drop_path = stochastic_depth(drop_path)
+
+    def forward(self, state: Tokens) -> Tokens:
+        x, height, width = state
+        return x + self.drop_path(self.attn(self.norm(x), height, width)), height, width
+
+    def attention(self, state: Tokens) -> Tensor:
+        x, height, width = state
+        if isinstance(self.attn, SparseAttention):
+            raise UserError("This ViL ends in sparse attention, which has no full map; end it with a full stage.")
+        return self.attn.attention(self.norm(x), height, width)
+
+
+class MlpHalf(nn.Module):
+    """The second half of a block: tokens + mlp(norm(tokens))."""
+
+    def __init__(self, dim: int, hidden: int, drop_path: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, hidden)
+        self.drop_path = stochastic_depth(drop_path)
+
+    def forward(self, state: Tokens) -> Tokens:
+        x, height, width = state
+        return x + self.drop_path(self.mlp(self.norm(x))), height, width
+
+
+class VisionLongformer(Trunk):
+    """Images (B, C, H, W) -> grid (B, 768, H/32, W/32). ``patch_size`` is the side of the first patches."""
+
+    family = "vil"
+    stem_names = r"^layer1\.0\."
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        patch_size: int = 4,
+        window_size: int = 7,
+        embed_dim: int | Sequence[int] = 96,
+        depths: Sequence[int] = (2, 2, 6, 2),
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        sparse_stages: int = 2,
+        mlp_ratio: float = 4.0,
+        neighbours: Neighbours = "all",
+        bias_resize: BiasResize = "table",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        if neighbours not in ("all", "random"):
+            raise UserError(f"neighbours={neighbours!r} is unknown; choose 'all' or 'random' (as released EsViT).")
+        if bias_resize not in ("table", "matrix"):
+            raise UserError(f"bias_resize={bias_resize!r} is unknown; choose 'table' or 'matrix' (as released EsViT).")
+        count = len(depths)
+        dims = stage_widths(embed_dim, [2**stage for stage in range(count)], depths, num_heads)
+        super().__init__(
+            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
+        )
+        rates = drop_path_rates(drop_path_rate, depths)
+        for stage, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
+            check_heads(dim, heads)
+            global_tokens = 0 if stage == count - 1 else 1
+            in_dim, patch = (dims[stage - 1], 2) if stage else (in_chans, patch_size)
+            layer: list[nn.Module] = [PatchEmbedding(in_dim, dim, patch, global_tokens)]
+            for rate in rates[stage]:
+                if stage < sparse_stages:
+                    attention = SparseAttention(dim, heads, window_size, global_tokens, neighbours)
+                else:
+                    side = window_size * 2 ** (count - 1 - stage)  # the stage's grid at 224 px
+                    attention = FullAttention(dim, heads, side, global_tokens, bias_resize)
+                layer += [AttentionHalf(dim, attention, rate), MlpHalf(dim, int(dim * mlp_ratio), rate)]
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*layer))
+        self.norm = nn.LayerNorm(dims[-1], eps=1e-6)
+        self.apply(initialise)
+
+    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        names: list[tuple[str, tuple[int, ...] | None]] = []
+        for stage, depth in enumerate(self.depths, start=1):
+            names.append((rf"^layer{stage}\.0\.", (stage, 0)))  # a later stage's embedding goes with its first block
+            # The two halves of a block are numbered one after the other.
+            names += [(rf"^layer{stage}\.(?:{2 * i + 1}|{2 * i + 2})\.", (stage, i)) for i in range(depth)]
+        return names
+
+    def stage_parts(self) -> Parts:
+        layers = [list(getattr(self, f"layer{stage + 1}")) for stage in range(len(self.stage_ends))]
+        return [(embed, list(zip(halves[::2], halves[1::2], strict=True))) for embed, *halves in layers]
+
+    def grid_of(self, state: Tokens) -> Tensor:
+        tokens, height, width = state
+        return tokens[:, tokens.shape[1] - height * width :].transpose(1, 2).unflatten(2, (height, width))
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Released names -> ours: the global projections are the local ones stored twice, indices are computed."""
+    left_out = ("query_global", "kv_global", "proj_global", "relative_position_index")
+    return {name: value for name, value in state_dict.items() if not any(part in name for part in left_out)}
+
+
+default_cfgs = {"vil_tiny_w7": timm_cfg(first_conv="layer1.0.proj")}
+
+
+@register_model
+def vil_tiny_w7(pretrained: bool = False, **keywords) -> VisionLongformer:
+    """ViL-T, W=7, of EsViT."""
+    keywords = {"drop_path_rate": 0.1, **keywords}
+    return build(VisionLongformer, "vil_tiny_w7", 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn)

@@ -1,0 +1,191 @@
+"""Where the windows of a Swin block lie on a map of any size: padding, shift, masks and relative offsets.
+
+A map is padded at the bottom and right to a multiple of the window, rolled up and left by the shift, and cut. Tokens
+that the roll brought together from opposite borders belong to different *regions* and must not see each other.
+
+Two kinds of padding (released EsViT pads before it shifts, timm shifts before it pads):
+  "zeros"   as released EsViT: the padding is attended to like any token, only regions are kept apart.
+  "masked"  padding is never attended to. An axis not longer than its window then needs neither padding nor roll: one
+            window holds exactly its tokens, and masking the regions alone gives the same attention with less work.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+MASKED = -1e4
+"""Added to a forbidden score: exp of it is zero in every precision, and a row with nothing allowed stays finite."""
+
+Size = tuple[int, int]
+
+
+class WindowPlan(NamedTuple):
+    """How one block cuts a map of ``size`` tokens. Everything is (height, width) in tokens."""
+
+    size: Size
+    table: Size  # the window the table of relative biases was made for
+    window: Size  # the window that is cut: smaller than ``table`` only along an axis shorter than it
+    shift: Size  # where regions part
+    roll: Size  # what is really rolled: zero along an axis with a single window of its own length
+    padding: Size
+    mask_padding: bool
+
+    @property
+    def padded(self) -> Size:
+        return self.size[0] + self.padding[0], self.size[1] + self.padding[1]
+
+    @property
+    def count(self) -> int:
+        """Number of windows in one image."""
+        height, width = self.padded
+        return (height // self.window[0]) * (width // self.window[1])
+
+    @property
+    def needs_mask(self) -> bool:
+        return any(self.shift) or (self.mask_padding and any(self.padding))
+
+
+def plan_windows(size: Size, table: Size, shift: Size, mask_padding: bool) -> WindowPlan:
+    """The plan for a map of ``size`` under windows of ``table`` moved by ``shift``."""
+    window, roll, padding = [], [], []
+    for length, extent, offset in zip(size, table, shift, strict=True):
+        whole = mask_padding and length <= extent
+        window.append(length if whole else extent)
+        roll.append(0 if whole else offset)
+        padding.append(0 if whole else -length % extent)
+    return WindowPlan(
+        size, table, (window[0], window[1]), shift, (roll[0], roll[1]), (padding[0], padding[1]), mask_padding
+    )
+
+
+def cut(tokens: Tensor, plan: WindowPlan) -> Tensor:
+    """(B, h, w, C) -> (B * windows, tokens of a window, C): pad, roll, cut."""
+    if any(plan.padding):
+        tokens = torch.nn.functional.pad(tokens, (0, 0, 0, plan.padding[1], 0, plan.padding[0]))
+    if any(plan.roll):
+        tokens = torch.roll(tokens, (-plan.roll[0], -plan.roll[1]), (1, 2))
+    batch, height, width, channels = tokens.shape
+    rows, columns = plan.window
+    tokens = tokens.view(batch, height // rows, rows, width // columns, columns, channels)
+    return tokens.transpose(2, 3).reshape(-1, rows * columns, channels)
+
+
+def join(windows: Tensor, plan: WindowPlan) -> Tensor:
+    """The inverse of :func:`cut`: (B * windows, tokens of a window, C) -> (B, h, w, C)."""
+    height, width = plan.padded
+    rows, columns = plan.window
+    channels = windows.shape[-1]
+    tokens = windows.view(-1, height // rows, width // columns, rows, columns, channels)
+    tokens = tokens.transpose(2, 3).reshape(-1, height, width, channels)
+    if any(plan.roll):
+        tokens = torch.roll(tokens, plan.roll, (1, 2))
+    if any(plan.padding):
+        tokens = tokens[:, : plan.size[0], : plan.size[1]]
+    return tokens
+
+
+def offsets(plan: WindowPlan, tokens: Tensor) -> Tensor:
+    """(N, N) row of the table of relative biases for every pair of tokens in a window, on the device of ``tokens``."""
+    return _cached(_build_offsets, (plan.window, plan.table), tokens)
+
+
+def pairs_of_rows(plan: WindowPlan, tokens: Tensor) -> Tensor:
+    """(rows of the table, N): which of the N · N pairs of tokens read a row; N · N, one past them, where none does."""
+    return _cached(_build_pairs, (plan.window, plan.table), tokens)
+
+
+def mask(plan: WindowPlan, tokens: Tensor) -> Tensor | None:
+    """(windows, N, N): 0 where a token may look, :data:`MASKED` where not; None when everything is allowed."""
+    return _cached(_build_mask, (plan,), tokens) if plan.needs_mask else None
+
+
+def _build_offsets(window: Size, table: Size, device: torch.device) -> Tensor:
+    position = torch.arange(window[0] * window[1], device=device)
+    row, column = position // window[1], position % window[1]
+    down = row[:, None] - row[None, :] + table[0] - 1
+    right = column[:, None] - column[None, :] + table[1] - 1
+    return down * (2 * table[1] - 1) + right
+
+
+def _build_pairs(window: Size, table: Size, device: torch.device) -> Tensor:
+    """A row belongs to one offset, so every token is the first of at most one of its pairs."""
+    position = torch.arange(window[0] * window[1], device=device)
+    row, column = position // window[1], position % window[1]
+    entry = torch.arange((2 * table[0] - 1) * (2 * table[1] - 1), device=device)[:, None]
+    second_row = row - (entry // (2 * table[1] - 1) - table[0] + 1)
+    second_column = column - (entry % (2 * table[1] - 1) - table[1] + 1)
+    inside = (second_row >= 0) & (second_row < window[0]) & (second_column >= 0) & (second_column < window[1])
+    return torch.where(inside, position * len(position) + second_row * window[1] + second_column, len(position) ** 2)
+
+
+def _build_mask(plan: WindowPlan, device: torch.device) -> Tensor:
+    (rows, row_real), (columns, column_real) = (_axis_regions(plan, axis, device) for axis in (0, 1))
+    region = (rows[:, None] * 3 + columns[None, :])[None, :, :, None]
+    real = (row_real[:, None] & column_real[None, :])[None, :, :, None]
+    still = plan._replace(padding=(0, 0), roll=(0, 0))  # both maps are laid out as padded and rolled already
+    region, real = cut(region, still)[..., 0], cut(real, still)[..., 0]
+    forbidden = region[:, :, None] != region[:, None, :]
+    if plan.mask_padding:
+        forbidden = forbidden | ~real[:, None, :]
+    return torch.zeros(forbidden.shape, device=device).masked_fill(forbidden, MASKED)
+
+
+def _axis_regions(plan: WindowPlan, axis: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Region number and "is not padding" of every position along one axis, after the roll."""
+    length, padded, shift, roll = plan.size[axis], plan.padded[axis], plan.shift[axis], plan.roll[axis]
+    original = (torch.arange(padded, device=device) + roll) % padded
+    if roll:
+        rolled = torch.arange(padded, device=device)
+        region = (rolled >= padded - plan.window[axis]).long() + (rolled >= padded - shift).long()
+    else:  # a single window in natural order: the shift parts it in two (or not at all when it is zero)
+        region = (original >= shift).long()
+    return region, original < length
+
+
+# Masks and offsets depend on shapes alone. They are kept per device outside the modules, so that copies of a model
+# share them and no checkpoint holds them. Tracing (compile, export, jit) computes them in the graph instead, where they
+# fuse into their users: a cached tensor would be a foreign constant there.
+_cache: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+_CACHE_ENTRIES = 256
+
+
+def _cached(build: Callable[..., Tensor], arguments: tuple, tokens: Tensor) -> Tensor:
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore
+    if traced or type(tokens) not in (Tensor, nn.Parameter) or tokens.is_meta:
+        return build(*arguments, tokens.device)
+    key = (build, arguments, tokens.device)
+    found = _cache.get(key)
+    if found is None:
+        with torch.inference_mode(False):  # a tensor made in inference mode could never be used in training
+            found = build(*arguments, tokens.device)
+        _cache[key] = found
+        while len(_cache) > _CACHE_ENTRIES:
+            _cache.popitem(last=False)
+    return found
+
+
+def relative_bias(table: Tensor, plan: WindowPlan) -> Tensor:
+    """(rows, heads) -> (N, N, heads): the bias of every pair of tokens in a window."""
+    # torch.jit.trace cannot record a function with a gradient of its own.
+    if torch.is_grad_enabled() and table.requires_grad and not torch.jit.is_tracing():  # pyright: ignore
+        return _Read.apply(table, plan)  # type: ignore[return-value]
+    return table[offsets(plan, table)]
+
+
+class _Read(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, plan: WindowPlan) -> Tensor:
+        ctx.plan = plan
+        return table[offsets(plan, table)]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        pairs = pairs_of_rows(ctx.plan, gradient)
+        flat = gradient.flatten(0, 1)
+        read = pairs < len(flat)
+        return torch.where(read[..., None], flat[pairs.clamp_max(len(flat) - 1)], 0.0).sum(1), None

@@ -1,0 +1,1 @@
+"""Read, recognise, fit and save weights."""

@@ -1,0 +1,249 @@
+"""``frugalvit bench``: size, work, speed and memory of models (EsViT B.1, Table 7, Fig. 1)."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+import weakref
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.factory import architecture_of, is_name
+from frugalvit.backbones.weights.model_config import find_model_folder
+from frugalvit.config.probe import BenchConfig
+from frugalvit.engine.hardware import pick_device
+from frugalvit.errors import UserError
+from frugalvit.experiment.load_model import Model, load_model
+from frugalvit.probing.extractor import resolve_precision
+from frugalvit.utils import console
+from frugalvit.utils.files import read_json
+from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.text import counted
+
+VIT_B = architecture_of("vit_base")
+VIT_B_IN_TABLE_7 = 312.0  # its images/s in the paper's common scale
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_PRECISIONS = {"32": "32-bit"}
+_PATIENCE = 20.0  # seconds of timed passes a model gets, if it takes fewer than asked for
+
+
+def bench(config: BenchConfig) -> Result:
+    """Measure every model in turn under the same conditions, and the reference to relate them to."""
+    device = torch.device(pick_device(config.device))
+    precision = resolve_precision(config.precision, device)
+    if config.plot:
+        from frugalvit.probing.figures import check_picture
+
+        check_picture(Path(config.plot))
+    batch = (64 if device.type == "cuda" else 8) if config.batch == "auto" else config.batch
+    names = list(dict.fromkeys(config.models))
+    accuracies = {name: accuracy_of(name) for name in names}
+    if config.plot and not any(accuracies.values()):
+        raise UserError(
+            "--plot needs runs with an accuracy: give folders of finished 'train' or probed 'pretrain' runs."
+        )
+    reference = [config.reference] if config.reference else []
+    wanted = list(dict.fromkeys([*names, *reference]))
+    for name in wanted:
+        _resolve(name)
+    measured: dict[str, dict[str, Any]] = {}
+    networks: dict[str, str] = {}
+    for name in wanted:
+        console.say(f"measuring {name}" + ("" if name in names else ", the reference"))
+        model = load_model(name, str(device), img_size=config.img_size, random=True)
+        networks[name] = architecture_of(model.backbone.name).partition(".")[0]
+        measured[name] = {"model": name} | measure(model, batch, config.steps, precision, compiled=config.compile)
+    rows = [measured[name] for name in names]
+    relative = _relate(rows, measured[reference[0]], networks[reference[0]]) if reference else None
+    for row in rows:
+        if accuracies[row["model"]]:
+            row["accuracy_of"], row["accuracy"] = accuracies[row["model"]]  # type: ignore[misc]
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    conditions = {"device": hardware, "precision": precision, "batch": batch, "torch": torch.__version__}
+    data: dict[str, Any] = {"models": rows, **conditions, "reference": relative}
+    notes = ["GFLOPs count a multiplication with its addition as one, as the papers do"]
+    if device.type != "cuda":
+        whose = " of the models before they are compiled" if config.compile else ""
+        notes.append(f"peak memory counts tensors{whose} alone; on a GPU it is what the allocator held")
+    if config.plot:
+        data["plot"] = config.plot
+        _plot(Path(config.plot), rows, hardware)
+        notes.append(f"accuracy against throughput: {config.plot}")
+    columns = [
+        "model",
+        "img_size",
+        "parameters_m",
+        "gflops",
+        "images_per_second",
+        "relative",
+        "table7",
+        "peak_memory_gib",
+    ]
+    columns = [name for name in columns if name not in ("relative", "table7") or name in rows[0]]
+    if any("accuracy" in row for row in rows):
+        columns.append("accuracy")
+    title = f"{hardware}, {_PRECISIONS.get(precision, precision)}, batch {batch}"
+    return Result(data, [Table(columns, [[row.get(name) for name in columns] for row in rows], title)], notes)
+
+
+def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: bool = False) -> dict[str, Any]:
+    """Parameters (M, without classifier), GFLOPs an image, images/s and peak memory (GiB) of a forward pass."""
+    backbone = model.backbone
+    device = next(backbone.parameters()).device
+    height, width = model.transform.out_size
+    images = torch.randn(batch, backbone.in_chans, height, width, device=device)
+    found: dict[str, Any] = {
+        "img_size": height if height == width else f"{height}x{width}",
+        "parameters_m": count_parameters(backbone) / 1e6,
+        "gflops": multiply_adds(backbone, images[:1]) / 1e9,
+    }
+    dtype = _DTYPES.get(precision)
+    mixed = torch.autocast(device.type, dtype) if dtype is not None else nullcontext()
+    run = torch.compile(backbone) if compiled else backbone
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with torch.inference_mode(), mixed:
+        seconds = _time(run, images, steps, device)
+    found["images_per_second"] = batch / seconds
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        present = [*backbone.parameters(), *backbone.buffers(), images]
+        with torch.inference_mode(), mixed, LiveTensors(present) as live:  # as it was timed
+            backbone(images)
+        peak = live.peak
+    found["peak_memory_gib"] = peak / 2**30
+    return found
+
+
+def count_parameters(backbone: Backbone) -> int:
+    """Parameters of the backbone without its classifier, as the papers' tables count them."""
+    total = sum(parameter.numel() for parameter in backbone.model.parameters())
+    if backbone.num_classes:
+        heads = backbone.model.get_classifier()  # type: ignore[operator]
+        for head in heads if isinstance(heads, tuple | list) else (heads,):
+            total -= sum(parameter.numel() for parameter in head.parameters())
+    return total
+
+
+@torch.no_grad()
+def multiply_adds(backbone: Backbone, image: Tensor) -> int:
+    """Multiply-adds of one forward pass over (1, C, H, W); attention is counted too, as the products it consists of."""
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel([SDPBackend.MATH]), counter:
+        backbone(image)
+    return counter.get_total_flops() // 2
+
+
+class LiveTensors(TorchDispatchMode):
+    """Counts the bytes of all tensors that live at once; what operators allocate inside themselves is not seen.
+
+    For devices without a counter of their own (CUDA's allocator has one).
+    """
+
+    def __init__(self, present: list[Tensor]) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._sizes: dict[int, int] = {}
+        for tensor in present:
+            self._note(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, self._note, result)
+        return result
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:  # a view of something counted
+            return
+        self._sizes[key] = storage.nbytes()
+        self.live += self._sizes[key]
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.live -= self._sizes.pop(key, 0)
+
+
+def accuracy_of(where: str) -> tuple[str, float] | None:
+    """What a run's folder says of its accuracy: its linear, logistic or k-NN probe, else its own result."""
+    folder = Path(where)
+    probes = read_json(folder / "probes.json", dict) or {}
+    for kind in ("linear", "logistic", "knn"):
+        for name, result in sorted(probes.items()):
+            if not name.startswith(f"{kind} ") or not isinstance(result, dict):
+                continue
+            if "top1" in result and "labels" not in result:  # a score with a part of the labels is another thing
+                return f"{kind} top1 on {result['data']}", float(result["top1"])
+    summary = read_json(folder / "summary.json", dict) or {}
+    for key in ("top1", "best_knn", "knn"):
+        if isinstance(summary.get(key), int | float):
+            return key, float(summary[key])
+    return None
+
+
+def _resolve(name: str) -> None:
+    """What names no model is said before any other is measured."""
+    path = Path(name)
+    if not (find_model_folder(path) if path.is_dir() else is_name(name)):
+        load_model(name, random=True)  # it says what is wrong
+
+
+def _relate(rows: list[dict[str, Any]], known: dict[str, Any], network: str) -> dict[str, Any]:
+    """Throughput relative to the reference; where that is ViT-B, in Table 7's scale too: there it makes 312."""
+    for row in rows:
+        row["relative"] = row["images_per_second"] / known["images_per_second"]
+        if network == VIT_B:
+            row["table7"] = VIT_B_IN_TABLE_7 * row["relative"]
+    return {"model": known["model"], "images_per_second": known["images_per_second"]}
+
+
+def _time(run: Any, images: Tensor, steps: int, device: torch.device) -> float:
+    """The median seconds of a pass, after passes that warm up."""
+    warm = 3 if device.type == "cuda" else 1
+    times: list[float] = []
+    for number in range(warm + steps):
+        began = time.perf_counter()
+        run(images)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if device.type == "mps":
+            torch.mps.synchronize()
+        if number >= warm:
+            times.append(time.perf_counter() - began)
+        if len(times) >= 3 and sum(times) > _PATIENCE:
+            break
+    return statistics.median(times)
+
+
+def _plot(path: Path, rows: list[dict[str, Any]], hardware: str) -> None:
+    from frugalvit.probing.figures import Contender, tradeoff_figure
+    from frugalvit.utils.plotting import save
+
+    shown = [row for row in rows if "accuracy" in row]
+    contenders = [
+        Contender(
+            Path(row["model"]).name, row["images_per_second"], row["accuracy"], round(row["parameters_m"] * 1_000_000)
+        )
+        for row in shown
+    ]
+    kinds = {row["accuracy_of"] for row in shown}
+    if len(kinds) > 1:
+        console.warn(f"the plot mixes accuracies of different kinds: {', '.join(sorted(kinds))}")
+    save(tradeoff_figure(contenders, " / ".join(sorted(kinds)), hardware), path)
+
+
+def _processor() -> str:
+    return f"{platform.processor() or platform.machine()} CPU, {counted(torch.get_num_threads(), 'thread')}"

@@ -1,0 +1,128 @@
+"""The usual input: a DataLoader whose workers decode and transform image by image with torchvision.
+
+Nothing trains with it. Benchmarks measure ours against it, with the same augmentation from the same decoded images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import InterpolationMode, v2
+
+from frugalvit.config.data import CropsConfig
+from frugalvit.data.augment.mixup import Mixing
+from frugalvit.data.augment.transforms import IMAGENET_MEAN, IMAGENET_STD, local_crop_size, usual_crop
+from frugalvit.data.dataset import Examples
+from frugalvit.data.loader import Batch
+
+
+class Decoded(Dataset[Any]):
+    """What a careful user would write: decoded images in memory (B, C, H, W) uint8, transforms per image."""
+
+    def __init__(self, images: Tensor, labels: Tensor, transform: Any) -> None:
+        self.images = [v2.functional.to_pil_image(image) for image in images]
+        self.labels, self.transform = labels.tolist(), transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.transform(self.images[index]), self.labels[index]
+
+
+class Files(Dataset[Any]):
+    """What most users write: every image is read and decoded anew whenever it is needed."""
+
+    def __init__(self, examples: Examples, transform: Any) -> None:
+        self.examples, self.transform = examples, transform
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        label = 0 if self.examples.labels is None else int(self.examples.labels[index])
+        return self.transform(Image.fromarray(self.examples.read(index))), label
+
+
+def supervised_transform(size: int) -> Any:
+    """Crop, flip, RandAugment, erasing: what ``TrainAugment`` does, by torchvision."""
+    crop: Any = v2.RandomCrop(size, padding=4)
+    if usual_crop(size) == "resized":
+        crop = v2.RandomResizedCrop(size, interpolation=InterpolationMode.BICUBIC)
+    return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.RandAugment(2, 9), *_finish(), v2.RandomErasing(0.25)])
+
+
+class TorchvisionCrops:
+    """DINO's multi-crop, one crop after the other: what ``MultiCrop`` does, by torchvision."""
+
+    def __init__(self, config: CropsConfig, size: int) -> None:
+        (local, _) = local_crop_size(config, (size, size))
+        ranges = config.views(size)
+        blur = v2.GaussianBlur(13, ranges.blur_sigma)
+
+        def view(out: int, scale: tuple[float, float], blurred: float, solarized: float) -> Any:
+            return v2.Compose(
+                [
+                    v2.RandomResizedCrop(out, scale=scale, interpolation=InterpolationMode.BICUBIC),
+                    v2.RandomHorizontalFlip(config.flip),
+                    v2.RandomApply([v2.ColorJitter(*config.jitter)], config.jitter_prob),
+                    v2.RandomGrayscale(config.grayscale),
+                    v2.RandomApply([blur], blurred),
+                    v2.RandomSolarize(128, solarized),
+                    *_finish(),
+                ]
+            )
+
+        first = view(size, ranges.global_scale, config.blur_first, 0.0)
+        second = view(size, ranges.global_scale, config.blur_global, config.solarize)
+        small = view(local, ranges.local_scale, config.blur_local, 0.0)
+        self.views = [first, second, *[small] * config.local_crops]
+
+    def __call__(self, image: Any) -> list[Tensor]:
+        return [view(image) for view in self.views]
+
+
+def usual_loader(dataset: Dataset[Any], batch: int, workers: int) -> DataLoader[Any]:
+    """Shuffled, full batches, each worker on one thread."""
+    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": _one_thread}
+    if workers:  # spawned: a forked worker may hang in a convolution whose threads stayed behind in the parent
+        options |= {"prefetch_factor": 2, "persistent_workers": True, "multiprocessing_context": "spawn"}
+    return DataLoader(dataset, batch, shuffle=True, drop_last=True, **options)
+
+
+def forever(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[Any, Tensor]]:
+    """(images or list of crops, labels) on the device, epoch after epoch."""
+    while True:
+        for images, labels in loader:
+            moved = [crop.to(device) for crop in images] if isinstance(images, list) else images.to(device)
+            yield moved, labels.to(device)
+
+
+class UsualBatches:
+    """A loader in the place of ``Batches``: whatever comes next is the step's batch."""
+
+    def __init__(self, loader: DataLoader[Any], augment: Any, mixing: Mixing | None, device: torch.device) -> None:
+        self.augment, self.mixing = augment, mixing
+        self.source = forever(loader, device)
+        self.dice = torch.Generator().manual_seed(0)
+        self.seed, self.rank, self.world = 0, 0, 1
+
+    def batch_at(self, step: int) -> Batch:
+        images, labels = next(self.source)
+        if self.mixing is None:
+            return Batch(images, labels, labels, torch.arange(len(labels)))
+        mixed, targets = self.mixing(images, labels, self.dice)
+        return Batch(mixed, targets, labels, torch.arange(len(labels)))
+
+
+def _finish() -> list[Any]:
+    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+
+
+def _one_thread(_: int) -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,326 @@
+"""``frugalvit bench step``: the training step that users get, measured whole, and what of the device it uses.
+
+Input, forward, losses, backward, clipping, optimiser and moving average, exactly as ``train`` and ``pretrain`` take
+them, but for the signs of health that pre-training computes now and then for its log. ``--against`` times, in the same
+run, the paper's algorithm as written: eager, PyTorch as it comes, in pre-training a loop over pairs of crops with full
+softmax; once with our input, once with the usual one, a DataLoader with torchvision's transforms.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch.utils.flop_counter import FlopCounterMode
+
+from frugalvit.backbones.architectures.swin import plain_attention
+from frugalvit.benchmarking.esvit_reference import AsWritten
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.probe import BenchStepConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.data import open_data
+from frugalvit.data.augment.mixup import Mixing
+from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
+from frugalvit.data.cache.build import build_store
+from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.dataset import Examples
+from frugalvit.data.loader import MOST_TOGETHER, Batches
+from frugalvit.engine.compile import prepare_compiler, replays_by_itself
+from frugalvit.engine.hardware import as_pytorch_comes, make_precision, pick_device, tune_for_gpu
+from frugalvit.engine.step import Stepper, make_optimizer
+from frugalvit.errors import UserError
+from frugalvit.experiment.auto_values import Decisions, Facts, decide_pretraining, decide_training
+from frugalvit.tasks.classification import train
+from frugalvit.tasks.pretraining import train as pretrain
+from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.utils import console
+from frugalvit.utils.tables import Result, Table
+
+_IMAGES, _CLASSES = 2048, 100
+_WARM_UP, _GROUP = 6, MOST_TOGETHER  # the input of so many steps may be made in one go
+
+
+def bench_step(config: BenchStepConfig) -> Result:
+    """Measure our step, a supervised one without Drloc too, and the one as written if asked; one row each."""
+    device = pick_device(config.device)
+    fabric = Fabric(accelerator=device, devices=1, plugins=make_precision(config.precision, device))
+    if device == "cuda":
+        tune_for_gpu()
+    store, classes, examples = _store(config, fabric.device)
+    batches = _batches(config, store, classes)
+    rows: list[dict[str, Any]] = [{"step": "frugalvit"} | measure(config, batches, classes, fabric)]
+    if config.kind == "train" and config.localization:
+        without = config.model_copy(update={"localization": 0.0, "profile": None})
+        rows.append({"step": "without Drloc"} | measure(without, batches, classes, fabric))
+    ours = len(rows)
+    if config.against:
+        with plain_attention(), as_pytorch_comes():
+            rows.append({"step": "as written"} | measure(config, batches, classes, fabric, as_written=True))
+            usual = _usual_batches(config, batches, store, examples, fabric.device)
+            name = "as written, usual input"
+            rows.append({"step": name} | measure(config, usual, classes, fabric, as_written=True, steps=_GROUP))
+        for row in rows[ours:]:
+            row["ratio"] = round(rows[0]["images_per_second"] / row["images_per_second"], 2)
+    hardware = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    facts = {"device": hardware, "torch": torch.__version__, "kind": config.kind, "backbone": config.backbone}
+    facts |= {"batch": config.batch, "data": config.data or "random images"}
+    facts |= {"prototypes": config.prototypes} if config.kind == "pretrain" else {}
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(columns, [[row.get(name, "") for name in columns] for row in rows])
+    notes = []
+    if device == "cuda":
+        notes.append("matrix rate: floating-point operations of the step over those of a large bf16 product, measured")
+    if "drloc_percent" in rows[0]:
+        notes.append(
+            "drloc_percent: from steps with and without the loss taken in turns; the rows were measured one after the "
+            "other, while the machine's speed drifts"
+        )
+    return Result(facts | {"rows": rows}, [table], notes)
+
+
+def measure(
+    config: BenchStepConfig, batches: Any, classes: int, fabric: Fabric, *, as_written: bool = False, steps: int = 0
+) -> dict[str, Any]:
+    """Images/s of whole steps and of their input alone, host time, peak memory, operations."""
+    stepper = _stepper(config, batches, classes, fabric, as_written)
+    task: Any = stepper.task
+    device = fabric.device
+
+    def step(number: int) -> None:
+        stepper.step = number
+        stepper.one_step()
+
+    operations = _operations(stepper)
+    if config.compile and not as_written and device.type == "cuda":
+        by_itself = config.compile == "auto" and replays_by_itself(stepper.task, fabric)
+        graphs = config.compile == "graphs" or by_itself
+        prepare_compiler(stepper.task)
+        stepper.task.compile_with(graphs)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    began = time.perf_counter()
+    for number in range(_WARM_UP):
+        step(number)
+    _wait(device)
+    warm = time.perf_counter() - began
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds = timed(step, steps or config.steps, device)
+    memory = {}
+    if device.type == "cuda":  # graphs keep their memory reserved, where the allocator does not count it as used
+        memory["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        memory["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
+    turns = config.kind == "train" and config.localization and not as_written
+    if turns:
+        _warm_up_without(stepper, step)
+    inputs = timed(batches.batch_at, steps or config.steps, device)
+    host = _host_seconds(step, device)
+    row: dict[str, Any] = {
+        "images_per_second": round(config.batch / seconds, 1),
+        "ms": round(1000 * seconds, 2),
+        "input_images_per_second": round(config.batch / inputs, 1),
+        "gflop_per_image": round(operations / config.batch / 1e9, 1),
+    }
+    if device.type == "cuda":
+        row |= {"host_ms": round(1000 * host, 2), **memory, "warm_up_s": round(warm, 1)}
+        row["matrix_rate_percent"] = round(100 * operations / seconds / _matrix_rate(device), 1)
+    if turns:
+        row["drloc"] = task.settings.variant
+        row["drloc_percent"] = round(100 * _cost_of_drloc(stepper, step, config.steps, device), 2)
+    if config.profile and not as_written:
+        _profile(step, device, Path(config.profile))
+    return row
+
+
+def timed(action: Callable[[int], object], count: int, device: torch.device, group: int | None = None) -> float:
+    """Median seconds a call, over groups of calls with the device idle before and after."""
+    groups, each = [], group or _GROUP
+    for start in range(0, count, each):
+        _wait(device)
+        began = time.perf_counter()
+        for number in range(start, start + each):
+            action(number)
+        _wait(device)
+        groups.append((time.perf_counter() - began) / each)
+    return statistics.median(groups)
+
+
+def _host_seconds(step: Callable[[int], None], device: torch.device) -> float:
+    """Seconds until all of a step is queued, the device idle before. Below the step's time the device is the limit."""
+    seconds = 0.0
+    for number in range(_GROUP):
+        _wait(device)
+        began = time.perf_counter()
+        step(number)
+        seconds += time.perf_counter() - began
+    _wait(device)
+    return seconds / _GROUP
+
+
+def _cost_of_drloc(stepper: Stepper, step: Callable[[int], None], count: int, device: torch.device) -> float:
+    """How much longer a step with the loss takes, as a share.
+
+    Steps with and without it are taken in turns: a machine's speed drifts by more than the difference.
+    """
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(0, 2 * count, _GROUP):
+        with_it = number // _GROUP % 2 == 0
+        with nullcontext() if with_it else _no_drloc(stepper):
+            seconds[with_it].append(timed(step, _GROUP, device))
+    return statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
+
+
+def _warm_up_without(stepper: Stepper, step: Callable[[int], None]) -> None:
+    """Steps without the loss are compiled, and recorded as graphs, before any of them is timed."""
+    with _no_drloc(stepper):
+        for number in range(_WARM_UP):
+            step(number)
+
+
+@contextmanager
+def _no_drloc(stepper: Stepper) -> Iterator[None]:
+    """Steps taken inside leave the localization loss out."""
+    task: Any = stepper.task
+    head, task.localization = task.localization, None
+    try:
+        yield
+    finally:
+        task.localization = head
+
+
+# -- what is measured
+
+
+def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int, Examples | None]:
+    """Images on the device, their number of classes, and the files they come from."""
+    if config.data is None:
+        side = round(config.img_size * 256 / 224)
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.randint(0, 256, (_IMAGES, 3, side, side), dtype=torch.uint8, generator=generator)
+        return ImageStore.from_arrays(pixels, torch.arange(_IMAGES) % _CLASSES, device), _CLASSES, None
+    source = open_data(config.data)
+    if config.kind == "train" and not source.classes:
+        raise UserError(f"{config.data} has no labels, which a supervised step needs; measure 'bench step pretrain'.")
+    examples, size = source.splits["train"], (config.img_size, config.img_size)
+    return build_store(examples, size, device=device), len(source.classes or ()), examples
+
+
+def _settings(config: BenchStepConfig, as_written: bool = False) -> TrainConfig | PretrainConfig:
+    """The options of an endless run that takes such steps; as written, Drloc in the paper's form."""
+    values: dict[str, Any] = {"backbone": config.backbone, "img_size": config.img_size, "batch": config.batch}
+    values |= {"steps": 10**6, "device": config.device, "precision": config.precision}
+    if config.kind == "pretrain":
+        # In the first epoch the prototypes do not learn; what is measured is a step of those that follow.
+        return PretrainConfig.parse(values | {"matching": {"prototypes": config.prototypes, "hold_last": 0}})
+    form = {"variant": "l1"} if as_written else {}
+    return TrainConfig.parse(values | {"localization": {"weight": config.localization} | form})
+
+
+def _batches(config: BenchStepConfig, store: Any, classes: int) -> Batches:
+    settings = _settings(config)
+    if isinstance(settings, PretrainConfig):
+        return Batches(store, config.batch, seed=0, augment=MultiCrop(settings.crops, config.img_size))
+    augment = TrainAugment(settings.augment, config.img_size)
+    return Batches(store, config.batch, seed=0, augment=augment, mixing=Mixing(settings.mixing, classes))
+
+
+def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, as_written: bool) -> Stepper:
+    """What the loop of a run would take its steps with."""
+    torch.manual_seed(0)
+    settings, decisions = _settings(config, as_written), Decisions()
+    facts = Facts(_IMAGES, classes, config.img_size, fabric.device.type)
+    if isinstance(settings, PretrainConfig):
+        decide_pretraining(settings, facts, decisions)
+        plan = pretrain.make_plan(settings, facts.images, 1)
+        plan = replace(plan, log_every=plan.steps)  # the signs of health belong to the log
+        with console.hushed():  # every row would say the same
+            student = pretrain.make_network(settings)
+        task: Any = pretrain.make_task(settings, student, plan, AsWritten if as_written else PretrainTask)
+    else:
+        with console.hushed():
+            backbone = train.make_network(settings, classes)
+        decide_training(settings, facts.knowing(backbone), decisions)
+        plan = train.make_plan(settings, facts.images, facts.images, 1)
+        task = train.make_task(settings, backbone, plan)
+    task.batches = batches
+    module, optimizer = fabric.setup(task.train(), make_optimizer(task, plan, fabric))
+    return Stepper(task, module, optimizer, plan, fabric)
+
+
+def _operations(stepper: Stepper) -> int:
+    """Floating-point operations of the step's matrix products, counted in one step that is not compiled."""
+    with FlopCounterMode(
+        display=False, custom_mapping={torch.ops.aten.mm: _mm, torch.ops.aten.addmm: _addmm}
+    ) as counter:
+        stepper.one_step()
+    return counter.get_total_flops()
+
+
+# PyTorch's own formulas (2.11) stumble over products that accumulate in another precision.
+def _mm(left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
+def _addmm(added: torch.Size, left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
+    return _mm(left, right)
+
+
+def _matrix_rate(device: torch.device) -> float:
+    """Operations a second of a large bf16 product: what this device gives in practice."""
+    side = 8192
+    left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    torch.mm(left, right)
+    return 2 * side**3 / timed(lambda _: left @ right, 20, device)
+
+
+def _usual_batches(
+    config: BenchStepConfig, batches: Batches, store: Any, examples: Examples | None, device: torch.device
+) -> Any:
+    """A DataLoader that makes the same batches with torchvision: from files, or random images from memory."""
+    from frugalvit.benchmarking.torchvision_input import (
+        Decoded,
+        Files,
+        TorchvisionCrops,
+        UsualBatches,
+        supervised_transform,
+        usual_loader,
+    )
+
+    size, settings = config.img_size, _settings(config)
+    pretraining = isinstance(settings, PretrainConfig)
+    transform = TorchvisionCrops(settings.crops, size) if pretraining else supervised_transform(size)
+    if examples is None:
+        images, _, index = store.fetcher(lambda _: torch.arange(len(store))).at(0)
+        dataset: Any = Decoded(images.cpu(), store.labels[index], transform)
+    else:
+        dataset = Files(examples, transform)
+    console.say(f"the usual input: {len(dataset):,} images, {config.workers} workers")
+    return UsualBatches(usual_loader(dataset, config.batch, config.workers), batches.augment, batches.mixing, device)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _profile(step: Callable[[int], None], device: torch.device, path: Path) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = device.type == "cuda"
+    if not cuda:  # else the profiler reports as an error that there is no GPU
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as seen:
+        for number in range(3):
+            step(number)
+        _wait(device)
+    by = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    path.write_text(seen.key_averages().table(sort_by=by, row_limit=80, max_name_column_width=90))
+    console.say(f"where the time goes: {path}")

@@ -1,0 +1,7 @@
+"""``python -m frugalvit.cli``."""
+
+import sys
+
+from frugalvit.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,17 @@
+"""``frugalvit detect compare`` and ``segment compare``: the same runner, tables and tests as ``frugalvit compare``."""
+
+from __future__ import annotations
+
+from frugalvit.comparison.compare import compare_runs
+from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
+from frugalvit.tasks.detection import commands
+from frugalvit.tasks.segmentation import commands as segment_commands
+from frugalvit.utils.tables import Result
+
+
+def detect(config: DetectCompareConfig) -> Result:
+    return compare_runs(config, DetectConfig, commands.train, "detect compare")
+
+
+def segment(config: SegmentCompareConfig) -> Result:
+    return compare_runs(config, SegmentConfig, segment_commands.train, "segment compare")

@@ -1,0 +1,1 @@
+"""Batched transforms on the device."""

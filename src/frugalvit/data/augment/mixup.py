@@ -1,0 +1,90 @@
+"""Mixup, cutmix and soft targets.
+
+One blend per step, as timm's batch mode: with λ ~ Beta(α, α),
+
+    mixup:   x_i ← λ·x_i + (1-λ)·x_j                 cutmix:   a box of area 1-λ of x_i is taken from x_j
+    y_i ← λ·smooth(y_i) + (1-λ)·smooth(y_j)          smooth(y) = (1-ε)·onehot(y) + ε/K
+
+The partner of image i is its neighbour j = i^1, so any even slice of a batch mixes within itself and two processes
+with half a batch each see what one sees with the whole. The last image of an odd batch takes the first as partner.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frugalvit.config.data import MixingConfig
+
+
+class Blend(NamedTuple):
+    """What one step does: the kept share λ, and cutmix's box (top, bottom, left, right) or None for mixup."""
+
+    kept: float
+    box: tuple[int, int, int, int] | None = None
+
+
+def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
+    """(B,) class numbers as (B, K) smoothed distributions."""
+    off = smoothing / classes
+    targets = torch.full((len(labels), classes), off, device=labels.device)
+    return targets.scatter_(1, labels[:, None], 1 - smoothing + off)
+
+
+def partners(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """(count,) the neighbour each image is mixed with."""
+    neighbour = torch.arange(count, device=device) ^ 1
+    return neighbour % count if count else neighbour  # only the last of an odd batch points past the end: to the first
+
+
+class Mixing:
+    """Mixup and cutmix on a batch of normalised images.
+
+    How often "auto" mixes is for a run to decide (``experiment/auto_values.py``); here, without one, it is every time.
+
+    >>> mixing = Mixing(MixingConfig(), classes=100)
+    >>> mixed, targets = mixing(images, labels, generator)     # ``images`` stay as they were
+    """
+
+    def __init__(self, config: MixingConfig, classes: int) -> None:
+        self.config, self.classes = config, classes
+        self.prob = 1.0 if config.prob == "auto" else config.prob
+
+    def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self.apply(images, labels, self.draw((images.shape[-2], images.shape[-1]), generator))
+
+    def draw(self, size: tuple[int, int], generator: torch.Generator) -> Blend:
+        """One step's blend for images of (height, width)."""
+        config = self.config
+        dice = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
+        applied, switch, row, column = dice.random(4)
+        if applied >= self.prob or (config.mixup == 0 and config.cutmix == 0):
+            return Blend(1.0)
+        if config.cutmix == 0 or (config.mixup > 0 and switch >= config.switch_prob):
+            return Blend(float(dice.beta(config.mixup, config.mixup)))
+        height, width = size
+        side = math.sqrt(1 - dice.beta(config.cutmix, config.cutmix))
+        tall, wide = int(height * side), int(width * side)
+        middle_row, middle_column = int(row * height), int(column * width)
+        top, bottom = max(middle_row - tall // 2, 0), min(middle_row + (tall + 1) // 2, height)
+        left, right = max(middle_column - wide // 2, 0), min(middle_column + (wide + 1) // 2, width)
+        kept = 1 - (bottom - top) * (right - left) / (height * width)  # what the border cut off counts as kept
+        return Blend(kept, (top, bottom, left, right))
+
+    def apply(self, images: Tensor, labels: Tensor, blend: Blend) -> tuple[Tensor, Tensor]:
+        """Images (mixed, a new tensor; else the given ones) and targets (B, K); labels are class numbers (B,)."""
+        targets = soft_targets(labels, self.classes, self.config.smoothing)
+        if blend.kept == 1:
+            return images, targets
+        partner = partners(len(images), images.device)
+        targets = torch.lerp(targets[partner], targets, blend.kept)
+        if blend.box is None:
+            return torch.lerp(images[partner], images, blend.kept), targets
+        top, bottom, left, right = blend.box
+        mixed = images.clone()
+        mixed[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right][partner]
+        return mixed, targets

@@ -1,0 +1,207 @@
+"""Which operation happens to which image: colour jitter and RandAugment, batched.
+
+A policy turns uniform numbers (one row an image) into a list of ``Step``s: an operation, the images it happens to and
+their strengths. Images that drew the same operation at the same place of their own sequence are processed together,
+so per-image order and choice are exactly as if every image were alone, with a few dozen batched calls instead of
+one Python call per image. Choices are made on the CPU, so sizes of the groups are known without asking the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from frugalvit.data.augment import affine, color
+from frugalvit.data.rng import ship
+
+
+class Step(NamedTuple):
+    """One operation on some images of the batch: rows (k,), and strengths (k,) or (k, 6), or None."""
+
+    operation: str
+    rows: Tensor
+    strength: Tensor | None = None
+
+
+_PLAIN: dict[str, Callable[..., Tensor]] = {
+    "autocontrast": color.autocontrast,
+    "equalize": color.equalize,
+    "invert": color.invert,
+    "grayscale": color.grayscale,
+}
+_GRADED: dict[str, Callable[..., Tensor]] = {
+    "brightness": color.brightness,
+    "contrast": color.contrast,
+    "saturation": color.saturation,
+    "hue": color.hue,
+    "sharpness": color.sharpness,
+    "solarize": color.solarize,
+    "solarize_add": color.solarize_add,
+    "posterize": color.posterize,
+}
+
+
+def run_steps(
+    images: Tensor,
+    steps: Sequence[Step],
+    fill: Tensor | None = None,
+    blur_size: int = 13,
+    interpolation: str = "bilinear",
+) -> Tensor:
+    """Apply the steps in order; ``images`` (B, C, H, W) float in [0, 1] may be overwritten.
+
+    ``fill`` and ``interpolation`` are the affine operations': what lies outside, and "bilinear" or "bicubic".
+    """
+    steps = [step for step in steps if len(step.rows)]
+    operations = _PLAIN | _GRADED
+    if fill is not None:
+        operations["affine"] = partial(affine.affine, fill=fill, mode=interpolation)
+    operations["blur"] = partial(color.gaussian_blur, kernel_size=blur_size)
+    arrived = iter(ship([t for step in steps for t in step[1:] if t is not None], images.device))
+    for step in steps:
+        rows = next(arrived)
+        strength = () if step.strength is None else (next(arrived),)
+        if len(step.rows) == len(images):  # rows are sorted and unique, so these are all of them, in order
+            images = operations[step.operation](images, *strength)
+        else:
+            changed = operations[step.operation](images.index_select(0, rows), *strength)
+            images.index_copy_(0, rows, changed)
+    return images
+
+
+def chosen(operation: str, numbers: Tensor, probability: float | Tensor) -> Step:
+    """A step without strength on the rows whose uniform number (B,) falls below the probability."""
+    return Step(operation, (numbers < probability).nonzero()[:, 0])
+
+
+def blur_step(numbers: Tensor, probability: float | Tensor, sigma: tuple[float, float]) -> Step:
+    """Gaussian blur from uniform numbers (B, 2): whether, and sigma."""
+    rows = (numbers[:, 0] < probability).nonzero()[:, 0]
+    return Step("blur", rows, _between(numbers[rows, 1], *sigma).float())
+
+
+def blur_kernel_size(sigma: tuple[float, float]) -> int:
+    """Odd width that holds three sigmas on either side: beyond, a Gaussian is below 1/90 of its peak."""
+    return 2 * math.ceil(3 * sigma[1]) + 1
+
+
+class ColorJitter:
+    """Brightness, contrast, saturation and hue in an order drawn per image, as torchvision's ColorJitter.
+
+    At each of the four places of the order, the images that drew the same operation for that place go together:
+    16 batched calls give all 24 orders exactly.
+    """
+
+    columns = 9
+    names = ("brightness", "contrast", "saturation", "hue")
+
+    def __init__(self, strengths: tuple[float, float, float, float], probability: float) -> None:
+        self.probability = probability
+        self.ranges = [(max(0.0, 1 - s), 1 + s) for s in strengths[:3]] + [(-strengths[3], strengths[3])]
+        self.active = [s > 0 for s in strengths]
+
+    def plan(self, numbers: Tensor) -> list[Step]:
+        """numbers (B, 9): whether, four that sort into the order, four strengths."""
+        applied = numbers[:, 0] < self.probability
+        order = numbers[:, 1:5].argsort(1)
+        strengths = torch.stack([_between(numbers[:, 5 + i], *limits) for i, limits in enumerate(self.ranges)], 1)
+        steps = []
+        for place in range(4):
+            for operation, name in enumerate(self.names):
+                if self.active[operation]:
+                    rows = (applied & (order[:, place] == operation)).nonzero()[:, 0]
+                    steps.append(Step(name, rows, strengths[rows, operation].float()))
+        return steps
+
+
+class RandAugment:
+    """timm's ``rand-m9-mstd0.5-inc1``: ``layers`` operations an image, each applied with ``probability``.
+
+    An operation is drawn uniformly, with replacement, from the fifteen below; its magnitude m is normal around
+    ``magnitude`` and clipped to 0..10 (uniform in 0..``magnitude`` when the deviation is infinite). ± is a fair coin.
+
+        autocontrast, equalize, invert    no strength
+        rotate                            ±3·m degrees
+        posterize                         keep 4 - floor(0.4·m) bits
+        solarize                          invert grey levels from 256 - floor(25.6·m) on
+        solarize_add                      add floor(11·m) grey levels below 128
+        saturation, contrast, brightness, sharpness     factor 1 ± 0.09·m, at least 0.1
+        shear_x, shear_y                  ±0.03·m
+        translate_x, translate_y          ±0.045·m of the width or height
+
+    The five affine operations are resampled together, the outside filled with the mean.
+    """
+
+    names = (
+        "autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize_add", "saturation",
+        "contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y",
+    )  # fmt: skip
+    affine_names = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+
+    def __init__(
+        self, layers: int = 2, probability: float = 0.5, magnitude: float = 9.0, deviation: float = 0.5
+    ) -> None:
+        self.layers, self.probability, self.magnitude, self.deviation = layers, probability, magnitude, deviation
+        self.columns = 4 * layers
+
+    def plan(self, numbers: Tensor, size: tuple[int, int]) -> list[Step]:
+        """numbers (B, 4·layers): for each layer whether, which, magnitude and sign."""
+        steps = []
+        for whether, which, level, sign in numbers.view(len(numbers), self.layers, 4).permute(1, 2, 0):
+            operation = torch.where(whether < self.probability, (which * len(self.names)).long(), -1)
+            magnitude = self.magnitudes(level)
+            signed = torch.where(sign > 0.5, -magnitude, magnitude)
+            for index, name in enumerate(self.names):
+                if name not in self.affine_names:
+                    rows = (operation == index).nonzero()[:, 0]
+                    steps.append(Step(name, rows, _strength(name, magnitude[rows], signed[rows])))
+            steps.append(self._affine_step(operation, signed, size))
+        return steps
+
+    def magnitudes(self, numbers: Tensor) -> Tensor:
+        if math.isinf(self.deviation):
+            return numbers * self.magnitude
+        normal = math.sqrt(2) * torch.erfinv(2 * numbers - 1)
+        return (
+            (self.magnitude + self.deviation * normal).clamp(0, 10) if self.deviation else numbers * 0 + self.magnitude
+        )
+
+    def _affine_step(self, operation: Tensor, signed: Tensor, size: tuple[int, int]) -> Step:
+        height, width = size
+        level, none = signed / 10, torch.zeros_like(signed)
+        maps = {
+            "rotate": affine.rotation(level * 30),
+            "shear_x": affine.shear_x(level * 0.3, height),
+            "shear_y": affine.shear_y(level * 0.3, width),
+            "translate_x": affine.translation(level * 0.45 * width, none),
+            "translate_y": affine.translation(none, level * 0.45 * height),
+        }
+        place = torch.full((len(self.names),), -1)
+        for slot, name in enumerate(self.affine_names):
+            place[self.names.index(name)] = slot
+        slot = torch.where(operation >= 0, place[operation.clamp(min=0)], -1)
+        rows = (slot >= 0).nonzero()[:, 0]
+        stacked = torch.stack([maps[name] for name in self.affine_names], 1)  # (B, 5, 6)
+        return Step("affine", rows, stacked[rows, slot[rows]].float())
+
+
+def _strength(name: str, magnitude: Tensor, signed: Tensor) -> Tensor | None:
+    """The operation's own parameter for a RandAugment magnitude."""
+    if name in _PLAIN:
+        return None
+    if name == "posterize":
+        return 4 - torch.floor(magnitude * 0.4).float()
+    if name == "solarize":  # half a level lower: continuous values that round to the threshold are inverted too
+        return ((255.5 - torch.floor(magnitude * 25.6).clamp(max=256)) / 255).float()
+    if name == "solarize_add":
+        return (torch.floor(magnitude * 11).clamp(max=128) / 255).float()
+    return (1 + signed * 0.09).clamp(min=0.1).float()
+
+
+def _between(numbers: Tensor, low: float, high: float) -> Tensor:
+    return low + (high - low) * numbers

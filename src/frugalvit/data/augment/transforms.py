@@ -1,0 +1,305 @@
+"""Batches of stored images turned into batches for the network: training, multi-crop and evaluation.
+
+Each transform declares how many uniform numbers it uses per image (``columns``). ``apply`` is a pure function of
+images, sizes and those numbers; calling the transform draws them first. Operations themselves live in ``color``,
+``geometry`` and ``crops``; which image gets which is decided in ``policies``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frugalvit.config.data import SMALL_INPUT, AugmentConfig, CropsConfig
+from frugalvit.data.augment import affine
+from frugalvit.data.augment.color import luma
+from frugalvit.data.augment.crop_resize import (
+    RANDOM_BOX_COLUMNS,
+    Interpolation,
+    boxes_from_uniform,
+    center_boxes,
+    crop_resize,
+    pad_crop,
+)
+from frugalvit.data.augment.policies import ColorJitter, RandAugment, blur_kernel_size, blur_step, chosen, run_steps
+from frugalvit.data.decode import as_pixels
+from frugalvit.data.image_size import own_rectangle, squeeze, target_of
+from frugalvit.data.rng import ship, uniform
+from frugalvit.errors import UserError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+Size = int | tuple[int, int]
+
+
+class Augment(Protocol):
+    """What the loader needs of a training transform.
+
+    columns: uniform numbers it uses per image.   repeats: copies of an image in a batch.
+    pixels: of all views it makes of an image.
+    """
+
+    columns: int
+    repeats: int
+    pixels: int
+
+    def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Any: ...
+
+
+def as_pair(size: Size) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    if min(height, width) < 1:
+        raise UserError(f"An image size of {height} x {width} is not possible; give positive pixels.")
+    return height, width
+
+
+class Normalize:
+    """(x - mean) / std per channel."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        if len(mean) != len(std) or min(std) <= 0:
+            raise UserError(f"mean {tuple(mean)} and std {tuple(std)} must have equal lengths and std above 0.")
+        self.mean, self.std = tuple(mean), tuple(std)
+        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(1, C, 1, 1) mean and 1/std, copied to the device once."""
+        if device not in self._on:
+            mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+            self._on[device] = (mean.to(device), (1 / std).to(device))
+        return self._on[device]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if images.shape[1] == 3 and len(self.mean) == 1:  # a network of one channel sees grey
+            images = luma(images)
+        mean, inverse = self.statistics(images.device)
+        return (images - mean).mul_(inverse)
+
+
+class TrainAugment:
+    """Supervised training: crop, flip, RandAugment, jitter, grey, blur, normalise, erase; in that order, as timm.
+
+    How many operations "auto" draws is for a run to decide (``experiment/auto_values.py``); here, without one, two.
+
+    >>> augment = TrainAugment(AugmentConfig(), 224)
+    >>> batch = augment(stored_images, sizes, generator)          # (B, 3, 224, 224), normalised
+    """
+
+    def __init__(
+        self,
+        config: AugmentConfig,
+        out_size: Size,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
+        self.config, self.out_size, self.repeats = config, as_pair(out_size), config.repeats
+        self.pixels = math.prod(self.out_size)
+        self.normalize = Normalize(mean, std)
+        self.crop = config.crop
+        if self.crop == "auto":
+            self.crop = usual_crop(max(self.out_size))
+        operations = 2 if config.operations == "auto" else config.operations
+        self.rand = RandAugment(operations, config.operation_prob, config.magnitude, config.magnitude_std)
+        self.jitter = ColorJitter(config.jitter, config.jitter_prob)
+        self.widths = {
+            "box": RANDOM_BOX_COLUMNS if self.crop == "resized" else 2,
+            "flip": 1,
+            "rand": self.rand.columns,
+            "jitter": self.jitter.columns,
+            "gray": 1,
+            "blur": 2,
+            "erase": 1 + affine.ERASING_COLUMNS,
+        }
+        self.columns = sum(self.widths.values())
+
+    def __call__(self, images: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
+        return self.apply(images, sizes, uniform(len(images), self.columns, generator))
+
+    def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Tensor:
+        """images (B, C, S, S') uint8 on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
+        parts = dict(zip(self.widths, numbers.split(list(self.widths.values()), 1), strict=True))
+        config = self.config
+        batch = self._cropped(images, sizes, parts["box"], parts["flip"][:, 0] < config.flip)
+        steps = self.rand.plan(parts["rand"], self.out_size)
+        steps += self.jitter.plan(parts["jitter"])
+        steps.append(chosen("grayscale", parts["gray"][:, 0], config.grayscale))
+        steps.append(blur_step(parts["blur"], config.blur, config.blur_sigma))
+        fill = self.normalize.statistics(batch.device)[0]
+        batch = run_steps(batch, steps, fill, blur_kernel_size(config.blur_sigma), config.affine)
+        batch = self.normalize(batch)
+        return self._erased(batch, parts["erase"])
+
+    def _cropped(self, images: Tensor, sizes: Tensor, numbers: Tensor, flips: Tensor) -> Tensor:
+        config = self.config
+        if self.crop == "resized":
+            boxes = boxes_from_uniform(sizes, config.scale, config.ratio, numbers, self.out_size)
+            return crop_resize(images, sizes, boxes, flips, self.out_size, config.interpolation)
+        whole = images.shape[-2:] == self.out_size and bool((sizes == torch.tensor(self.out_size)).all())
+        if self.crop == "center" or not whole:
+            boxes = center_boxes(sizes, self.out_size, 1.0)
+            early = flips if self.crop == "center" else None
+            images = crop_resize(images, sizes, boxes, early, self.out_size, config.interpolation, border="image")
+        if self.crop == "padded":
+            corners = torch.floor(numbers * (2 * config.padding + 1)).long()
+            images = pad_crop(images, corners, flips, config.padding)
+        return images.float().div_(255) if images.dtype == torch.uint8 else images
+
+    def _erased(self, batch: Tensor, numbers: Tensor) -> Tensor:
+        config = self.config
+        rows = (numbers[:, 0] < config.erasing).nonzero()[:, 0]
+        if not len(rows):
+            return batch
+        numbers = numbers[rows, 1:]
+        boxes = affine.erasing_boxes(numbers, self.out_size, config.erasing_area, (0.3, 1 / 0.3))
+        rows, boxes, starts = ship([rows, boxes, affine.noise_starts(numbers[:, -1])], batch.device)
+        return batch.index_copy_(0, rows, affine.erase(batch.index_select(0, rows), boxes, starts))
+
+
+class MultiCrop:
+    """The views of label-free pre-training: global crops first, then local ones, each (B, C, h, w), normalised.
+
+    All crops of one size are cut by one pair of matrix products and coloured as one batch of crops.
+    """
+
+    repeats = 1
+
+    def __init__(
+        self,
+        config: CropsConfig,
+        out_size: Size,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
+        self.config, self.out_size = config, as_pair(out_size)
+        self.ranges = config.views(max(self.out_size))
+        self.local_size = local_crop_size(config, self.out_size)
+        sizes = (config.global_crops, self.out_size), (config.local_crops, self.local_size)
+        self.pixels = sum(crops * math.prod(size) for crops, size in sizes)
+        self.normalize = Normalize(mean, std)
+        self.jitter = ColorJitter(config.jitter, config.jitter_prob)
+        self.widths = [RANDOM_BOX_COLUMNS, 1, self.jitter.columns, 1, 2, 1]  # box, flip, jitter, grey, blur, solarise
+        self.views = config.global_crops + config.local_crops
+        self.columns = self.views * sum(self.widths)
+
+    def __call__(self, images: Tensor, sizes: Tensor, generator: torch.Generator) -> list[Tensor]:
+        return self.apply(images, sizes, uniform(len(images), self.columns, generator))
+
+    def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> list[Tensor]:
+        """images (B, C, S, S') uint8 on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
+        numbers, ranges = numbers.view(len(images), self.views, -1), self.ranges
+        large = self.config.global_crops
+        crops = self._views(images, sizes, numbers[:, :large], self.out_size, ranges.global_scale, is_global=True)
+        if self.config.local_crops:
+            crops += self._views(
+                images, sizes, numbers[:, large:], self.local_size, ranges.local_scale, is_global=False
+            )
+        return crops
+
+    def _views(
+        self,
+        images: Tensor,
+        sizes: Tensor,
+        numbers: Tensor,
+        out_size: tuple[int, int],
+        scale: tuple[float, float],
+        is_global: bool,
+    ) -> list[Tensor]:
+        config = self.config
+        batch, views = numbers.shape[:2]
+        box, flip, *_ = numbers.split(self.widths, 2)
+        every_size = sizes[:, None].expand(batch, views, 2).reshape(-1, 2)
+        boxes = boxes_from_uniform(every_size, scale, config.ratio, box.reshape(batch * views, -1), out_size)
+        flips = flip[..., 0] < config.flip
+        crops = crop_resize(images, sizes, boxes.view(batch, views, 4), flips, out_size, config.interpolation)
+
+        # From here on a crop is an image: rows are view-major, as the crops lie in memory.
+        _, _, jitter, gray, blur, solar = numbers.transpose(0, 1).reshape(views * batch, -1).split(self.widths, 1)
+        first = (torch.arange(views) == 0).repeat_interleave(batch)
+        if is_global:
+            blur_prob = torch.where(first, config.blur_first, config.blur_global)
+            solar_prob = torch.where(first, 0.0, config.solarize)
+        else:
+            blur_prob, solar_prob = torch.full((views * batch,), config.blur_local), torch.zeros(views * batch)
+        steps = self.jitter.plan(jitter)
+        steps.append(chosen("grayscale", gray[:, 0], config.grayscale))
+        sigma = self.ranges.blur_sigma
+        steps.append(blur_step(blur, blur_prob, sigma))
+        solarized = chosen("solarize", solar[:, 0], solar_prob)
+        steps.append(solarized._replace(strength=torch.full((len(solarized.rows),), 127.5 / 255)))
+        crops = run_steps(crops.flatten(0, 1), steps, blur_size=blur_kernel_size(sigma))
+        return list(self.normalize(crops).split(batch))
+
+
+def usual_crop(side: int) -> Literal["padded", "resized"]:
+    """How training images of this many pixels are cut: a resized crop leaves too little of a small one."""
+    return "padded" if side <= SMALL_INPUT else "resized"
+
+
+def local_crop_size(config: CropsConfig, out_size: tuple[int, int]) -> tuple[int, int]:
+    """Local crops keep the paper's 96 : 224, rounded to a multiple of 8 pixels that a patch grid can take."""
+    if config.local_size != "auto":
+        return as_pair(config.local_size)
+    height, width = (max(8, round(side * 96 / 224 / 8) * 8) for side in out_size)
+    return height, width
+
+
+class EvalTransform:
+    """Resize the shorter edge to int(resize_ratio · out), centre crop, normalise; no randomness.
+
+    ``resize_ratio`` "auto" is 256/224, and 1 up to 64 pixels, where cutting the border away costs more than it brings.
+    """
+
+    def __init__(
+        self,
+        out_size: Size,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        resize_ratio: float | str = "auto",
+        interpolation: Interpolation = "bicubic",
+    ) -> None:
+        self.out_size = as_pair(out_size)
+        self.interpolation: Interpolation = interpolation
+        self.resize_ratio = (
+            (1.0 if max(self.out_size) <= 64 else 256 / 224) if resize_ratio == "auto" else float(resize_ratio)
+        )
+        if self.resize_ratio < 1:
+            raise UserError(f"resize_ratio is {self.resize_ratio}; it must be at least 1, the crop must fit the image.")
+        self.normalize = Normalize(mean, std)
+
+    def __call__(self, images: Tensor, sizes: Tensor) -> Tensor:
+        """images (B, C, S, S') uint8 on the device, sizes (B, 2) on the CPU -> (B, C, h, w)."""
+        boxes = center_boxes(sizes, self.out_size, self.resize_ratio)
+        cut = crop_resize(images, sizes, boxes, None, self.out_size, self.interpolation, border="image")
+        return self.normalize(cut)
+
+    def image(self, picture: Any, device: torch.device | str = "cpu") -> Tensor:
+        """One picture, as :func:`as_pixels` takes them: (1, C, h, w), read and stored as a dataset of it alone is.
+
+        So the network sees a file in a dataset, the file by its name and the picture in memory alike.
+        """
+        pixels = as_pixels(picture, at_least=self.enough)
+        if pixels.shape[2] == 1:
+            pixels = np.repeat(pixels, 3, 2)
+        size = (pixels.shape[0], pixels.shape[1])
+        stored = squeeze(pixels, own_rectangle(size, self.enough))
+        return self(torch.from_numpy(stored).permute(2, 0, 1)[None].to(device), torch.tensor([size]))
+
+    @property
+    def enough(self) -> tuple[int, int]:
+        """The height and width that a picture is read and stored with at least, where it has as much."""
+        return target_of(self.out_size)
+
+    def spec(self) -> dict[str, Any]:
+        """The keywords that make this transform again."""
+        return {
+            "out_size": list(self.out_size),
+            "mean": list(self.normalize.mean),
+            "std": list(self.normalize.std),
+            "resize_ratio": self.resize_ratio,
+            "interpolation": self.interpolation,
+        }

@@ -1,0 +1,1 @@
+"""Decode images once and keep them."""

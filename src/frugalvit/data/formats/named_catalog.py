@@ -1,0 +1,171 @@
+"""Datasets with a name: what they are, whether they are here, and how to get them. The 18 of EsViT's Table 9 and more.
+
+Facts only, and no torch: ``frugalvit list datasets`` answers at once. ``named.py`` opens them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from frugalvit.data.paths import datasets_root
+
+
+@dataclass(frozen=True)
+class Known:
+    """A dataset with a name; sizes (train with val) and metric as in EsViT's Table 9 where ``suite`` is true."""
+
+    title: str
+    classes: int
+    train: int
+    test: int
+    marks: tuple[str, ...]  # what lies under the root when the dataset is there
+    metric: str = "accuracy"
+    suite: bool = False
+    torchvision: str = ""  # the class that downloads and reads it
+    splits: dict[str, dict[str, Any]] = field(default_factory=dict)  # that class's arguments by split
+    needs: tuple[str, ...] = ()
+    by_hand: str = ""  # what to do when nothing can download it
+
+
+_TRAIN_TEST = {"train": {"train": True}, "test": {"train": False}}
+_SPLIT_TRAIN_TEST = {"train": {"split": "train"}, "test": {"split": "test"}}
+_SPLIT_THREE = {"train": {"split": "train"}, "val": {"split": "val"}, "test": {"split": "test"}}
+
+DATASETS: dict[str, Known] = {
+    "food101": Known("Food-101", 101, 75_750, 25_250, ("food-101/meta", "food-101/images"), suite=True,
+                     torchvision="Food101", splits=_SPLIT_TRAIN_TEST),
+    "cifar10": Known("CIFAR-10", 10, 50_000, 10_000, ("cifar-10-batches-py",), suite=True,
+                     torchvision="CIFAR10", splits=_TRAIN_TEST),
+    "cifar100": Known("CIFAR-100", 100, 50_000, 10_000, ("cifar-100-python",), suite=True,
+                      torchvision="CIFAR100", splits=_TRAIN_TEST),
+    "sun397": Known("SUN397", 397, 19_850, 19_850, ("SUN397/ClassName.txt",), suite=True,
+                    torchvision="SUN397", splits={"train": {}}),
+    "stanford_cars": Known(
+        "Stanford Cars", 196, 8_144, 8_041, suite=True,
+        marks=("stanford_cars/devkit", "stanford_cars/cars_train", "stanford_cars/cars_test",
+               "stanford_cars/cars_test_annos_withlabels.mat"),
+        torchvision="StanfordCars", splits=_SPLIT_TRAIN_TEST,
+        by_hand="its first address is gone; put cars_train/, cars_test/, devkit/ and cars_test_annos_withlabels.mat "
+                "into {root}/stanford_cars"),
+    "fgvc_aircraft": Known("FGVC Aircraft (variants)", 100, 6_667, 3_333, ("fgvc-aircraft-2013b/data",),
+                           "mean per class", True, "FGVCAircraft", _SPLIT_THREE),
+    "voc2007": Known(
+        "VOC2007 classification", 20, 5_011, 4_952,
+        ("VOCdevkit/VOC2007/ImageSets/Main/trainval.txt", "VOCdevkit/VOC2007/ImageSets/Main/test.txt"),
+        "11-point mAP", True, "VOCDetection",
+        {"train": {"year": "2007", "image_set": "trainval"}, "test": {"year": "2007", "image_set": "test"}}),
+    "dtd": Known("Describable Textures", 47, 3_760, 1_880, ("dtd/dtd/images",), suite=True, torchvision="DTD",
+                 splits=_SPLIT_THREE),
+    "oxford_pets": Known("Oxford-IIIT Pets", 37, 3_680, 3_669,
+                         ("oxford-iiit-pet/images", "oxford-iiit-pet/annotations"), "mean per class", True,
+                         "OxfordIIITPet",
+                         {"train": {"split": "trainval"}, "test": {"split": "test"}}),
+    "caltech101": Known("Caltech-101", 102, 3_060, 6_084, ("caltech101/101_ObjectCategories",), "mean per class", True,
+                        "Caltech101", {"train": {}}),
+    "flowers102": Known("Oxford Flowers 102", 102, 2_040, 6_149,
+                        ("flowers-102/jpg", "flowers-102/imagelabels.mat", "flowers-102/setid.mat"),
+                        "mean per class", True, "Flowers102", _SPLIT_THREE),
+    "mnist": Known("MNIST", 10, 60_000, 10_000, ("MNIST/raw/t10k-labels-idx1-ubyte",), suite=True, torchvision="MNIST",
+                   splits=_TRAIN_TEST),
+    "fer2013": Known(
+        "Facial Emotion Recog. 2013", 7, 32_298, 3_589, ("fer2013/fer2013.csv",), suite=True,
+        by_hand="take fer2013.csv from kaggle.com (challenges-in-representation-learning-facial-expression-recognition-"
+                "challenge) and put it into {root}/fer2013"),
+    "stl10": Known("STL10", 10, 5_000, 8_000, ("stl10_binary/train_X.bin", "stl10_binary/test_X.bin"), suite=True,
+                   torchvision="STL10", splits=_SPLIT_TRAIN_TEST),
+    "gtsrb": Known("GTSRB", 43, 26_728, 12_630, ("gtsrb/GTSRB/Training", "gtsrb/GT-final_test.csv"), suite=True,
+                   torchvision="GTSRB", splits=_SPLIT_TRAIN_TEST),
+    "pcam": Known("PatchCamelyon", 2, 294_912, 32_768,
+                  tuple(f"pcam/camelyonpatch_level_2_split_{split}_{what}.h5"
+                        for split in ("train", "valid", "test") for what in "xy"),
+                  suite=True, torchvision="PCAM", splits=_SPLIT_THREE, needs=("h5py", "gdown")),
+    "ucf101": Known(
+        "UCF101", 101, 9_537, 3_783, ("ucf101/train", "ucf101/test"), suite=True,
+        by_hand="unpack UCF101.rar and its train and test splits in {root}: there must be UCF-101/CLASS/CLIP.avi and "
+                "ucfTrainTestlist/trainlist01.txt; `frugalvit probe suite` then takes the middle frames with PyAV "
+                "(pip install \"frugalvit[video]\")"),
+    "hateful_memes": Known(
+        "Hateful Memes", 2, 8_500, 500, ("hateful_memes/train.jsonl", "hateful_memes/img"), "ROC AUC", True,
+        by_hand="sign its terms at hatefulmemeschallenge.com and put train.jsonl, dev.jsonl (or dev_seen.jsonl) and "
+                "img/ into {root}/hateful_memes"),
+    "svhn": Known("SVHN", 10, 73_257, 26_032, ("train_32x32.mat", "test_32x32.mat"), torchvision="SVHN",
+                  splits=_SPLIT_TRAIN_TEST),
+    "eurosat": Known("EuroSAT", 10, 27_000, 0, ("eurosat/2750",), torchvision="EuroSAT", splits={"train": {}}),
+    "country211": Known("Country211", 211, 42_200, 21_100, ("country211/train", "country211/valid", "country211/test"),
+                        torchvision="Country211",
+                        splits={"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}),
+    "fashion_mnist": Known("Fashion-MNIST", 10, 60_000, 10_000, ("FashionMNIST/raw/t10k-labels-idx1-ubyte",),
+                           torchvision="FashionMNIST", splits=_TRAIN_TEST),
+    "kmnist": Known("Kuzushiji-MNIST", 10, 60_000, 10_000, ("KMNIST/raw/t10k-labels-idx1-ubyte",), torchvision="KMNIST",
+                    splits=_TRAIN_TEST),
+}  # fmt: skip
+
+
+class DatasetStatus(NamedTuple):
+    """Where a dataset stands: "present", "downloadable" or "by hand", and what to do about it."""
+
+    state: str
+    instruction: str
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """One line of ``frugalvit list datasets``. ``train`` counts train and val together."""
+
+    name: str
+    title: str
+    classes: int
+    train: int
+    test: int
+    metric: str
+    suite: bool
+    status: str
+    instruction: str
+
+
+def dataset_status(name: str, root: str | Path | None = None) -> DatasetStatus:
+    """Whether a dataset is here, can be downloaded, or must be brought by hand (and how)."""
+    known, home = DATASETS[name], datasets_root(root)
+    missing = [package for package in known.needs if importlib.util.find_spec(package) is None]
+    if all((home / mark).exists() for mark in known.marks):
+        if "h5py" in missing:
+            return DatasetStatus("by hand", "to read it: pip install h5py")
+        return DatasetStatus("present", str(home / known.marks[0].split("/")[0]))
+    if known.by_hand:
+        return DatasetStatus("by hand", known.by_hand.format(root=home))
+    if missing:
+        return DatasetStatus("by hand", f"to download and read it: pip install {' '.join(missing)}")
+    return DatasetStatus("downloadable", f"'frugalvit data {name}' downloads it to {home}")
+
+
+def datasets_in(folder: Path) -> list[str]:
+    """The datasets that a folder holds as their makers or torchvision lay them out; none where other folders lie there.
+
+    Beside folders of the person's own (``cats/``, ``dogs/``) a dataset is not what was meant. VOC is left out: people
+    have it for its boxes and masks, of several years.
+    """
+    found = [
+        name
+        for name, known in DATASETS.items()
+        if name != "voc2007" and all((folder / mark).exists() for mark in known.marks)
+    ]
+    if not found:  # the usual case costs a few questions, and no listing of a large folder
+        return []
+    own = {mark.split("/")[0] for name in found for mark in DATASETS[name].marks}
+    beside = (entry for entry in folder.iterdir() if entry.name not in own and not entry.name.startswith("."))
+    return [] if any(entry.is_dir() for entry in beside) else found
+
+
+def list_datasets(pattern: str = "", root: str | Path | None = None) -> list[DatasetInfo]:
+    """Every dataset whose name or title contains ``pattern`` (``*`` and ``?`` work), with its state on this machine."""
+    found = []
+    for name, known in DATASETS.items():
+        if any(fnmatch(text.lower(), f"*{pattern.lower()}*") for text in (name, known.title)):
+            status = dataset_status(name, root)
+            sizes = (known.classes, known.train, known.test)
+            found.append(DatasetInfo(name, known.title, *sizes, known.metric, known.suite, *status))
+    return found

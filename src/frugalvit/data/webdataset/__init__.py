@@ -1,0 +1,1 @@
+"""WebDataset shards: read, write, stream."""

@@ -1,0 +1,269 @@
+"""``frugalvit data pack DATA OUT``: any dataset as WebDataset shards, the images byte for byte as they were.
+
+Beside the shards lie an index of them, and the images once more decoded, so that training on OUT begins at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import tarfile
+import time
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from frugalvit.config.data import PackConfig
+from frugalvit.data import image_size
+from frugalvit.data.dataset import DataSource, Examples
+from frugalvit.data.decode import BadImage
+from frugalvit.data.inspect import clean
+from frugalvit.data.open import open_data
+from frugalvit.data.paths import lies_among, local
+from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
+from frugalvit.data.webdataset.shards import open_shards
+from frugalvit.errors import UserError
+from frugalvit.utils import console
+from frugalvit.utils.files import remove_leftovers, working_folder
+from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.text import counted, some
+
+_ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "MPO": "jpg", "array": "png", "DIB": "bmp"}
+
+
+def command(config: PackConfig) -> Result:
+    """``frugalvit data pack``."""
+    out = local(config.out)
+    check_free(out)
+    if lies_among(out, config.data):
+        raise UserError(f"{config.out} lies among the images of {config.data}: choose a folder outside of it.")
+    source = open_data(
+        config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
+        classes=config.classes, root=config.root,
+    )  # fmt: skip
+    return pack(
+        source, out, shard_megabytes=config.shard_megabytes, shuffle=config.shuffle, seed=config.seed,
+        decoded=config.decoded, img_size=config.img_size,
+    )  # fmt: skip
+
+
+def pack(
+    source: DataSource,
+    out: Path,
+    *,
+    shard_megabytes: float = 256.0,
+    shuffle: bool = True,
+    seed: int = 0,
+    decoded: bool = False,
+    img_size: int | Literal["auto"] = "auto",
+) -> Result:
+    """Write ``train-000000.tar`` …, ``index.json`` and, if asked for, ``train-256x256.decoded``.
+
+    The same source and seed give the same bytes. Decoded images are for inputs of ``img_size``, by default what train
+    would take on this machine.
+
+    Everything is written beside ``out`` first and renamed at the end: a kill leaves no half a dataset, and what it does
+    leave goes away with the next packing to ``out``. The working folder alone stays, and is filled.
+    """
+    began = time.monotonic()
+    check_free(out)
+    if any(examples.targets is not None for examples in source.splits.values()):
+        raise UserError(
+            f"{source.location} has several labels per image, and shards hold one class per image: use it as it is, or "
+            "pack its images alone with --labels ignore."
+        )
+    bad: list[dict[str, str]] = []
+    notes: list[str] = []
+    try:
+        with staging_for(out) as staging:
+            splits: dict[str, list[dict[str, Any]]] = {}
+            for number, (split, examples) in enumerate(source.splits.items()):
+                order = np.arange(len(examples))
+                if shuffle:
+                    np.random.default_rng([seed, number]).shuffle(order)
+                splits[split] = _write_split(staging, split, examples, order, shard_megabytes * 1e6, bad)
+            index: dict[str, Any] = {
+                "format": FORMAT,
+                "name": source.name,
+                "classes": None if source.classes is None else list(source.classes),
+                "splits": splits,
+                "bad": bad,
+            }
+            _write_index(staging, index)
+            if decoded:
+                index["decoded"] = _write_decoded(staging, img_size, notes)
+                _write_index(staging, index)
+            put_in_place(staging, out)
+    except OSError as error:
+        raise UserError(f"Cannot write shards to {out} ({error.strerror or error}): choose another folder.") from None
+    return _result(source, out, index, notes, time.monotonic() - began)
+
+
+def _write_index(folder: Path, index: dict[str, Any]) -> None:
+    (folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=True), encoding="utf-8")
+
+
+def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[str]) -> list[dict[str, Any]]:
+    """The images of every split as training keeps them; left out, and said, where the disk has no room for them."""
+    from frugalvit.data.cache import file_format
+    from frugalvit.data.cache.build import decode_all, threads_for
+    from frugalvit.data.image_size import best_device, input_size, median_side
+    from frugalvit.utils.system import cores
+
+    packed = open_shards(str(folder))
+    size = img_size
+    if size == "auto":
+        size = input_size(median_side(packed.splits.get("train", next(iter(packed.splits.values())))), best_device())
+    written: list[dict[str, Any]] = []
+    for split, examples in packed.splits.items():
+        rectangle, seconds = image_size.look(examples, (size, size))
+        volume = len(examples) * 3 * rectangle[0] * rectangle[1]
+        if volume > 0.9 * shutil.disk_usage(folder).free:
+            notes.append(f"No decoded images of {split}: they take {volume / 1e9:.1f} GB, more than the disk has.")
+            continue
+        target = image_size.target_of((size, size))
+        name = f"{split}-{target[0]}x{target[1]}.decoded"
+        threads, _ = threads_for(seconds, cores())
+        fill = partial(decode_all, examples, rectangle, threads=threads, limit=len(examples))
+        file_format.write_file(folder / name, examples.fingerprint(), (len(examples), 3, *rectangle), fill)
+        written.append({"split": split, "file": name, "target": list(target), "rectangle": list(rectangle)})
+    if written:
+        notes.append(f"Decoded images for inputs of {size} px lie beside them; other sizes are decoded when needed.")
+    return written
+
+
+def check_free(out: Path) -> None:
+    """Refuse a folder that holds something, but for what a killed packing has left there."""
+    remove_leftovers(out.resolve())
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: choose another folder for the shards.")
+    held = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    if held:
+        raise UserError(f"{out} is there already and not empty ({some(held)}): choose another folder for the shards.")
+
+
+def check_replaceable(out: Path, staging: Path | None = None) -> None:
+    """Refuse a folder that holds anything but a packed dataset: all that is there would be removed.
+
+    staging: what is to replace it, and may lie there
+    """
+    remove_leftovers(out.resolve())
+    index = parse_index((out / INDEX).read_bytes())
+    own = {INDEX, *index.by_name, *(file.file for file in index.decoded)} if index is not None else set()
+    others = sorted(path.name for path in _beside(staging, out.resolve()) if path.name not in own)
+    if others:
+        raise UserError(
+            f"{out} holds more than a packed dataset ({some(others)}), which would be lost: choose another folder."
+        )
+
+
+def staging_for(out: Path) -> AbstractContextManager[Path]:
+    """Where to write what becomes ``out``: beside it, but inside of the working folder, which no rename replaces."""
+    place = out.resolve()
+    return working_folder(place, inside=_is_here(place))
+
+
+def put_in_place(staging: Path, out: Path, *, replace: bool = False) -> None:
+    """Make what was staged ``out``, which is empty unless what it holds is to be replaced."""
+    place = out.resolve()
+    others = _beside(staging, place) if place.exists() else []
+    if others and not replace:
+        raise UserError(f"{out} has been filled by somebody else meanwhile: choose another folder for the shards.")
+    if others:
+        check_replaceable(out, staging)
+    for old in others:
+        old.unlink()
+    if not _is_here(place):
+        if place.exists():
+            place.rmdir()
+        staging.rename(place)
+        return
+    # The index first: after a kill in between it tells which shards are missing.
+    for path in sorted(staging.iterdir(), key=lambda path: (path.name != INDEX, path.name)):
+        path.rename(place / path.name)
+
+
+def _beside(staging: Path | None, place: Path) -> list[Path]:
+    """What a folder holds beside what is to fill it."""
+    return [path for path in place.iterdir() if staging is None or path != staging.parent]
+
+
+def _is_here(place: Path) -> bool:
+    return place == Path.cwd().resolve()
+
+
+def _write_split(
+    folder: Path, split: str, examples: Examples, order: np.ndarray, limit: float, bad: list[dict[str, str]]
+) -> list[dict[str, Any]]:
+    shards: list[dict[str, Any]] = []
+    archive: tarfile.TarFile | None = None
+    written, count = 0, 0
+    width = max(8, len(str(len(order))))
+    for number, index in enumerate(console.progress(order, total=len(order), label=f"packing {split}")):
+        try:
+            content, ending = _image(examples, int(index))
+        except BadImage as error:
+            bad.append({"name": clean(error.name), "reason": clean(error.reason)})
+            continue
+        if archive is None or written >= limit:
+            _finish(archive, folder, shards, count)
+            shards.append({"file": f"{split}-{len(shards):06d}.tar"})
+            archive = tarfile.open(folder / shards[-1]["file"], "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
+            written, count = 0, 0
+        key = f"{number:0{width}d}-{_plain(examples.keys[index])}"
+        written += _add(archive, f"{key}.{ending}", content)
+        if examples.labels is not None:
+            written += _add(archive, f"{key}.cls", str(int(examples.labels[index])).encode())
+        count += 1
+    _finish(archive, folder, shards, count)
+    return shards
+
+
+def _image(examples: Examples, index: int) -> tuple[bytes, str]:
+    form = examples.header(index).format
+    return examples.raw(index), _ENDINGS.get(form, form.lower())
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> int:
+    """One member without owner or time, so that equal data give equal shards."""
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+    return 512 + len(content)
+
+
+def _finish(archive: tarfile.TarFile | None, folder: Path, shards: list[dict[str, Any]], count: int) -> None:
+    if archive is None:
+        return
+    archive.close()
+    path = folder / shards[-1]["file"]
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    shards[-1] |= {"examples": count, "bytes": path.stat().st_size, "sha256": digest}
+
+
+def _plain(key: str) -> str:
+    """A file's stem as a part of a member's name: letters, digits and dashes only, so that it can mean no path."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(key).stem)[:60].strip("-") or "image"
+
+
+def _result(source: DataSource, out: Path, index: dict[str, Any], notes: list[str], seconds: float) -> Result:
+    splits, bad = index["splits"], index["bad"]
+    rows: list[list[object]] = [
+        [split, len(shards), sum(s["examples"] for s in shards), round(sum(s["bytes"] for s in shards) / 1e6, 1)]
+        for split, shards in splits.items()
+    ]
+    tables = [Table(["split", "shards", "examples", "megabytes"], rows, str(out))]
+    if bad:
+        listed: list[list[object]] = [[entry["name"], entry["reason"]] for entry in bad[:200]]
+        tables.append(Table(["left out", "reason"], listed, counted(len(bad), "bad file")))
+    data = {"out": str(out), "data": source.location, "splits": splits, "bad": bad, "seconds": round(seconds, 2)}
+    data |= {"decoded": index.get("decoded", [])}
+    verb = "train" if source.classes else "pretrain"
+    return Result(data, tables, [*source.notes, *notes, f"Train on them with: frugalvit {verb} {console.shown(out)}"])

@@ -1,0 +1,100 @@
+"""What happens to gradients between backward and the optimiser: clipping, and skipping steps that are not finite."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_foreach: Any = torch  # the functions over many tensors at once have private names
+
+
+def clip_each(parameters: list[nn.Parameter], limit: float) -> Tensor:
+    """Scale every gradient tensor to a norm of at most ``limit`` (released EsViT does so); the joint norm before it."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    norms = _foreach._foreach_norm(gradients)
+    joint = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+    if limit > 0:
+        scales = _foreach._foreach_add(norms, 1e-6)
+        _foreach._foreach_reciprocal_(scales)
+        _foreach._foreach_mul_(scales, limit)
+        _foreach._foreach_clamp_max_(scales, 1.0)
+        _foreach._foreach_mul_(gradients, scales)
+    return joint
+
+
+def guard_of(device: torch.device) -> Tensor:
+    """Two counters on the device: non-finite steps in a row, and non-finite steps in all."""
+    return torch.zeros(2, device=device)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimiser itself, without Fabric's wrapper: what a gradient scaler knows it by."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def gate(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -> Tensor:
+    """Take the optimiser's step only if the gradients are finite, and count it if not; whether they were not.
+
+    On a GPU the decision stays there: fused AdamW reads ``found_inf`` and leaves weights and moments alone, so that
+    nothing waits for the device. With fp16 (``scaled``) the gradient scaler does the same on its own, and halves its
+    scale, wherever the run computes.
+    """
+    bad = ~torch.isfinite(norm)
+    guard[0] = torch.where(bad, guard[0] + 1, torch.zeros_like(guard[0]))
+    guard[1] += bad
+    inner = unwrapped(optimizer)
+    if norm.device.type == "cuda":
+        inner.grad_scale, inner.found_inf = None, bad.float()
+        optimizer.step()
+    elif scaled or not bool(bad):
+        optimizer.step()
+    return bad
+
+
+_foreach: Any = torch  # the functions over many tensors at once have private names
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""The names of what every pass through a BatchNorm moves."""
+
+MOVED = (*STATISTICS, "center")
+"""The names of what a step moves besides weights and moments."""
+
+
+class Kept:
+    """The buffers of these names as they were."""
+
+    def __init__(self, task: nn.Module, names: tuple[str, ...]) -> None:
+        kinds: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+        for name, buffer in task.named_buffers():
+            if name.rpartition(".")[2] in names:
+                kinds[buffer.dtype].append(buffer)
+        self.kinds = list(kinds.values())
+        self.before: list[Tensor] = []
+
+    def remember(self) -> None:
+        self.before = [_as_one(buffers) for buffers in self.kinds]
+
+    def put_back(self) -> None:
+        for buffers, before in zip(self.kinds, self.before, strict=True):
+            _fill(buffers, before)
+
+    def put_back_where(self, bad: Tensor) -> None:
+        """Put them back if ``bad``; on a GPU without looking at it."""
+        if bad.device.type == "cpu" and not bool(bad):
+            return
+        for buffers, before in zip(self.kinds, self.before, strict=True):
+            _fill(buffers, torch.where(bad, before, _as_one(buffers)))
+
+
+def _as_one(buffers: list[Tensor]) -> Tensor:
+    return torch.cat([buffer.flatten() for buffer in buffers])
+
+
+def _fill(buffers: list[Tensor], values: Tensor) -> None:
+    parts = values.split([buffer.numel() for buffer in buffers])
+    _foreach._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])

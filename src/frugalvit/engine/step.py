@@ -1,0 +1,200 @@
+"""One training step: fetch, forward, backward, clip, step.
+
+Everything random in a step follows from (seed, step). Nothing here waits for the device: losses are added up there,
+and a step whose gradients are not finite is skipped there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from frugalvit.config.train import RunConfig
+from frugalvit.engine.cuda_graphs import Recording
+from frugalvit.engine.grad_guard import MOVED, STATISTICS, Kept, clip_each, gate, guard_of, unwrapped
+from frugalvit.engine.schedules import Constant, Schedule
+from frugalvit.engine.task import Task
+from frugalvit.utils.text import counted
+
+
+@dataclass
+class Plan:
+    """How long, how fast and how often: everything the loop needs to know in steps."""
+
+    steps: int
+    steps_per_epoch: int
+    lr: Schedule
+    weight_decay: Schedule | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float = 0.0
+    clip_per: str = "global"
+    accumulate: int = 1
+    images_per_step: int = 1
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 0
+    save_every: int = 0
+    save_minutes: float = 10.0
+    patience_for_bad_steps: int = 5
+    patience_for_peers: float = 300.0  # seconds
+
+    @classmethod
+    def of(cls, config: RunConfig, images: int, world: int, *, together: int = 1, lines: int = 10) -> Plan:
+        """What the options that all commands share say of a run on so many images, in so many processes.
+
+        Rates are constant and nothing is evaluated; how they change, and when, each command adds with ``replace``.
+
+        together: images that stay in one process, where there are several
+        lines:    of metrics that even a short run writes
+        """
+        assert isinstance(config.batch, int) and isinstance(config.lr, float)
+        batch = in_equal_parts(config.batch, images, equal_parts(world, config.accumulate, together))
+        steps, optimizer = total_steps(config, images, batch), config.optimizer
+        return cls(
+            steps=steps,
+            steps_per_epoch=steps_per_epoch(images, batch),
+            lr=Constant(config.lr),
+            weight_decay=Constant(optimizer.weight_decay),
+            betas=optimizer.betas,
+            clip=optimizer.clip,
+            clip_per=optimizer.clip_per,
+            accumulate=config.accumulate,
+            images_per_step=batch,
+            seed=config.seed,
+            log_every=min(config.log_every, max(1, steps // lines)),
+            save_every=config.save_every,
+            patience_for_peers=config.peer_timeout,
+        )
+
+    def looks(self) -> str:
+        """How often a run is evaluated, in words."""
+        count = -(-self.steps // self.evaluate_every)
+        return f"{counted(count, 'look')} in {counted(self.steps, 'step')}, of {self.steps_per_epoch:,} an epoch"
+
+
+def make_optimizer(task: Task, plan: Plan, fabric: Fabric) -> AdamW:
+    """The optimiser that every task is trained with, as the plan begins."""
+    return AdamW(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
+
+
+class Stepper:
+    """Takes steps of a task. ``module`` is the task as the fabric wrapped it."""
+
+    def __init__(self, task: Task, module: nn.Module, optimizer: Any, plan: Plan, fabric: Fabric) -> None:
+        self.task, self.module, self.optimizer = task, module, optimizer
+        self.plan, self.fabric = plan, fabric
+        self.step = 0
+        self.window: dict[tuple[str, ...], Tensor] = {}  # sums of values that came together, and how often they came
+        self.once = torch.ones((), device=fabric.device)
+        self.guard = guard_of(fabric.device)
+        self.moved, self.statistics = Kept(task, MOVED), Kept(task, STATISTICS)
+        self.inner = unwrapped(optimizer)
+        self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
+        self.recording = Recording(self.learning, fabric.device)
+        self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
+
+    def one_step(self) -> None:
+        plan, step = self.plan, self.step
+        seed_step(plan.seed, step, self.fabric.global_rank)
+        self._set_schedules(step)
+        self.moved.remember()
+        if self.task.recorded and self.task.steady(step):
+            inputs = self.task.inputs(self.task.batch_at(step), step)
+            self._collect(self.recording.take(self._gradients, inputs))
+        else:
+            self._accumulate(step)
+        norm = self._clip()
+        skipped = gate(self.optimizer, norm, self.guard, scaled=self.scaled)
+        self.moved.put_back_where(skipped)  # one NaN in a running mean or a centre would stay for ever
+        self.optimizer.zero_grad(set_to_none=True)
+        self.task.after_step(step, skipped)
+        self._collect({"gradient_norm": norm})
+
+    def _accumulate(self, step: int) -> None:
+        """The gradients of a step, of its parts if it has several."""
+        parts = self.plan.accumulate
+        for micro in range(parts):
+            batch = self.task.batch_at(step * parts + micro)
+            with self.fabric.no_backward_sync(self.module, enabled=micro + 1 < parts):  # type: ignore[arg-type]
+                losses = self.module(batch, step)
+                self._backward(losses["loss"] / parts)
+            self._collect(losses)
+        self.task.before_optimizer(step)
+
+    def _gradients(self, *inputs: Tensor | bool | None) -> dict[str, Tensor]:
+        """The same from tensors alone, as it can be recorded; their values."""
+        with self.fabric.autocast():
+            losses = self.task.judge(*inputs)
+        self._backward(losses["loss"])
+        self.task.before_optimizer(self.step)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def _backward(self, loss: Tensor) -> None:
+        """Gradients. BatchNorm's statistics stay: activations that are computed again would be counted twice.
+
+        Timm's networks compute them again in their own way, hence this is done here and not in ours.
+        """
+        self.statistics.remember()
+        self.fabric.backward(loss)
+        self.statistics.put_back()
+
+    def _set_schedules(self, step: int) -> None:
+        lr = self.plan.lr.at(step)
+        decay = (self.plan.weight_decay or Constant(0.0)).at(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+            if group.get("decayed"):
+                group["weight_decay"] = decay
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients by their joint norm, or each tensor by its own; the joint norm before clipping."""
+        # The scaler of fp16 remembers optimisers: given the wrapper it would divide now, and again at the step.
+        self.fabric.strategy.precision.unscale_gradients(self.inner)
+        if self.plan.clip_per == "tensor":
+            return clip_each(self.learning, self.plan.clip)
+        return nn.utils.clip_grad_norm_(self.learning, self.plan.clip if self.plan.clip > 0 else math.inf)
+
+    def _collect(self, values: dict[str, Tensor]) -> None:
+        """Sums of this window, kept on the device: reading them every step would make the device wait."""
+        names = tuple(sorted(values))
+        row = torch.stack([*(values[name].detach().float() for name in names), self.once])
+        self.window[names] = self.window[names] + row if names in self.window else row
+
+
+def _fused(fabric: Fabric) -> bool:
+    """On a CPU a fused update takes a quarter of the time, a tenth of a small network's step."""
+    return fabric.device.type in ("cuda", "cpu")
+
+
+def seed_step(seed: int, step: int, process: int) -> None:
+    """Dropout and stochastic depth follow from (seed, step, process): nothing to store, nothing to lose."""
+    torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + process) % 2**63)
+
+
+def equal_parts(world: int, accumulate: int, together: int = 1) -> int:
+    """What a batch must be a multiple of; ``together``: as in ``settle_batch``."""
+    return world * accumulate * (together if world > 1 else 1)
+
+
+def in_equal_parts(batch: int, images: int, parts: int) -> int:
+    """The largest batch of so many equal parts that is neither above ``batch`` nor has an image twice; at least one."""
+    return max(parts, min(batch, images) // parts * parts)
+
+
+def steps_per_epoch(images: int, batch: int) -> int:
+    """Full batches in an epoch, at least one."""
+    return max(1, images // batch)
+
+
+def total_steps(config: RunConfig, images: int, batch: int | None = None) -> int:
+    """The length of the run in optimiser steps of ``batch`` images, where they are not as many as configured."""
+    if config.steps is not None:
+        return config.steps
+    assert isinstance(config.batch, int) and not isinstance(config.epochs, str)
+    return max(1, round(config.epochs * steps_per_epoch(images, batch or config.batch)))

@@ -1,0 +1,1 @@
+"""Export a model and load it again."""

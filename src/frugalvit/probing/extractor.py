@@ -1,0 +1,323 @@
+"""Features once: what a frozen model makes of images, kept on disk under the content they were made of.
+
+The key of the cache is a hash of the weights, of the images (their names, sizes and times), of the preprocessing and of
+the kind of features. So another model, a changed file or another input size never finds wrong features, and equal
+content finds them whatever the model is called. They are written in chunks: an interrupted call goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frugalvit.config.data import AugmentConfig
+from frugalvit.data.augment.transforms import TrainAugment
+from frugalvit.data.dataset import Examples
+from frugalvit.data.decode import BadImage
+from frugalvit.data.image_size import look, own_rectangle, squeeze
+from frugalvit.data.paths import cache_root
+from frugalvit.data.rng import generator_for
+from frugalvit.engine.hardware import precision_name
+from frugalvit.errors import UserError
+from frugalvit.experiment.load_model import Model
+from frugalvit.probing.metrics import require_finite
+from frugalvit.utils import console
+from frugalvit.utils.files import write_atomically
+from frugalvit.utils.system import cores
+
+Kind = Literal["pooled", "last_blocks", "grid"]
+Prepare = Callable[[Tensor, Tensor], Tensor]  # stored images and their sizes -> what the network takes
+CHUNK = 1024  # images between two writes
+_VERSION = 3  # of the files: raise it when equal keys would no longer mean equal features
+_DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_IN_SHORT = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
+
+
+@dataclass
+class Embedded:
+    """Features of a split in the order of its images; unreadable images are left out and listed.
+
+    features: float32 on the CPU, (N, D), or (N, D, h, w) for the grid.
+    labels:   (N,) or None. targets: (N, C) for several labels an image, or None.
+    positions: where each row's image stands in the split; names may occur twice.
+    """
+
+    features: Tensor
+    labels: Tensor | None
+    targets: Tensor | None
+    names: list[str]
+    keys: list[str]
+    bad: list[tuple[str, str]] = field(default_factory=list)
+    from_cache: bool = False
+    positions: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+class Extractor:
+    """Takes features from one model."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        kind: Kind = "pooled",
+        blocks: int = 4,
+        batch: int = 64,
+        precision: str = "auto",
+        workers: int | Literal["auto"] = "auto",
+        cache: bool = True,
+        max_bad: float = 0.05,
+    ) -> None:
+        self.model, self.kind, self.blocks, self.batch = model, kind, blocks, batch
+        self.device = next(model.backbone.parameters()).device
+        self.precision = resolve_precision(precision, self.device)
+        self.threads = cores() if workers == "auto" else max(1, workers)
+        self.folder = cache_root() / "features" if cache else None
+        self.max_bad = max_bad
+        self.weights = model_hash(model)
+
+    def __call__(
+        self,
+        examples: Examples,
+        label: str = "features",
+        view: int | None = None,
+        seed: int = 0,
+        mirrored: bool = False,
+    ) -> Embedded:
+        """Features of all images, or of their mirror images.
+
+        ``view`` takes the seed's v-th random resized crop and flip instead of the centre crop.
+        """
+        if len(examples) == 0:
+            raise UserError(f"{label}: there are no images.")
+        transform = self.model.transform
+        # The views of one chunk are cut in one go; a centre crop must not depend on what other images there are.
+        rectangle = None if view is None else look(examples, transform.out_size)[0]
+        folder = None if self.folder is None else self._folder(examples, rectangle, view, seed, mirrored)
+        starts = range(0, len(examples), CHUNK)
+        parts: dict[int, _Part] = {}
+        for number in range(len(starts)):
+            found = _load(folder, number) if folder is not None else None
+            if found is not None:
+                parts[number] = found
+        todo = [number for number in range(len(starts)) if number not in parts]
+        limit = max(1, int(self.max_bad * len(examples)))
+        bad = sum(len(part.bad) for part in parts.values())
+        reader = _Reader(examples, rectangle, transform.enough, self.threads)
+        meter = console.Meter(len(examples), label, sum(len(p.positions) for p in parts.values()))
+        for number, decoded in reader.chunks(todo):
+            bad += len(decoded.bad)
+            if bad > limit:
+                shown = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
+                raise UserError(f"{bad} of {len(examples)} images cannot be read: {shown}. Mend or remove them.")
+            prepare = self._prepare(view, seed, number, mirrored)
+            features = self._features(decoded, prepare, meter, starts[number])
+            require_finite(features, f"features of {self.model.name}")
+            parts[number] = _Part(features.numpy(), decoded.positions.numpy(), decoded.bad)
+            if folder is not None:
+                _save(folder, number, parts[number])
+        meter.close()
+        return self._assemble(examples, [parts[number] for number in range(len(starts))], not todo)
+
+    @torch.inference_mode()
+    def images(self, images: Tensor) -> Tensor:
+        """Features (B, …) of prepared images, float32."""
+        backbone, dtype = self.model.backbone, _DTYPES[self.precision]
+        with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+            if self.kind == "last_blocks":
+                features = backbone.last_blocks(images, self.blocks, class_token=True)
+            else:
+                output = backbone(images)
+                features = output.grid if self.kind == "grid" else output.pooled
+        return features.float()
+
+    def _features(self, decoded: _Decoded, prepare: Prepare, meter: console.Meter, done: int) -> Tensor:
+        # By shape: a GPU takes as long to prepare one image as to prepare a batch of equal ones.
+        order = sorted(range(len(decoded.images)), key=lambda row: decoded.images[row].shape)
+        found = []
+        for start in range(0, len(order), self.batch):
+            rows = order[start : start + self.batch]
+            found.append(self.images(self._prepared(decoded, rows, prepare)).cpu())
+            meter.show(done + start + len(rows))
+        return torch.cat(found)[torch.tensor(order).argsort()] if found else torch.zeros(0, 1)
+
+    def _prepared(self, decoded: _Decoded, rows: list[int], prepare: Prepare) -> Tensor:
+        """What the network takes, (B, …), of rows in the order of their shapes."""
+        alike = [list(group) for _, group in groupby(rows, lambda row: decoded.images[row].shape)]
+        return torch.cat(
+            [
+                prepare(torch.stack([decoded.images[row] for row in group]).to(self.device), decoded.sizes[group])
+                for group in alike
+            ]
+        )
+
+    def _prepare(self, view: int | None, seed: int, number: int, mirrored: bool) -> Prepare:
+        if mirrored:
+            return lambda images, sizes: self._prepare(view, seed, number, False)(images, sizes).flip(-1)
+        if view is None:
+            return self.model.transform
+        backbone = self.model.backbone
+        crop = TrainAugment(_view_config(), self.model.transform.out_size, backbone.mean, backbone.std)
+        generator = generator_for(seed, f"probe view {view}", number)
+        return lambda images, sizes: crop(images, sizes, generator)
+
+    def _folder(
+        self, examples: Examples, rectangle: tuple[int, int] | None, view: int | None, seed: int, mirrored: bool
+    ) -> Path:
+        identity = {
+            "version": _VERSION,
+            "weights": self.weights,
+            "images": examples.fingerprint(),
+            "transform": self.model.transform.spec(),
+            "rectangle": rectangle,
+            "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],
+            "precision": self.precision,
+            "view": None if view is None else [seed, view, _view_config().model_dump(mode="json"), self.batch],
+        } | ({"mirrored": True} if mirrored else {})
+        text = json.dumps(identity, sort_keys=True)
+        assert self.folder is not None
+        folder = self.folder / hashlib.sha256(text.encode()).hexdigest()[:32]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot write to {self.folder} ({error.strerror}): pass --no-cache.") from None
+        return folder
+
+    def _assemble(self, examples: Examples, parts: list[_Part], from_cache: bool) -> Embedded:
+        positions = np.concatenate([part.positions for part in parts])
+        bad = [entry for part in parts for entry in part.bad]
+        if not len(positions):
+            raise UserError(f"None of the {len(examples)} images can be read; the first: {bad[0][0]}: {bad[0][1]}.")
+        for name, reason in bad:
+            console.warn(f"left out: {name}: {reason}")
+        labels = None if examples.labels is None else torch.from_numpy(examples.labels[positions])
+        targets = None if examples.targets is None else torch.from_numpy(examples.targets[positions])
+        features = np.concatenate([part.features for part in parts if len(part.positions)])
+        names, keys = ([words[i] for i in positions] for words in (examples.names, examples.keys))
+        return Embedded(torch.from_numpy(features), labels, targets, names, keys, bad, from_cache, positions.tolist())
+
+
+def resolve_precision(wanted: str, device: torch.device) -> str:
+    """What "auto" means is decided where runs decide it: the half precision that the hardware has, on a CPU none."""
+    return _IN_SHORT[precision_name(wanted, device.type)]
+
+
+def model_hash(model: Model) -> str:
+    """A hash of all that decides a model's features: its weights and how it is built."""
+    spec = {key: value for key, value in model.backbone.spec().items() if key != "num_classes"}
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.backbone.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _view_config() -> AugmentConfig:
+    """The released linear probe's training views: random resized crop and flip, nothing else."""
+    return AugmentConfig(crop="resized", operations=0, erasing=0.0, flip=0.5)
+
+
+# -- reading
+
+
+@dataclass
+class _Decoded:
+    images: list[Tensor]  # n of uint8 (3, S, S')
+    sizes: Tensor  # (n, 2)
+    positions: Tensor  # (n,)
+    bad: list[tuple[str, str]]
+
+
+class _Reader:
+    """Decodes chunk after chunk in threads, one chunk ahead of its use; without a rectangle each image for itself.
+
+    ``enough`` is what an image is decoded with at least. It is not the rectangle, which depends on the dataset: a file
+    has the same features in every dataset, and by its name.
+    """
+
+    def __init__(
+        self, examples: Examples, rectangle: tuple[int, int] | None, enough: tuple[int, int], threads: int
+    ) -> None:
+        self.examples, self.rectangle, self.enough, self.threads = examples, rectangle, enough, threads
+
+    def chunks(self, numbers: list[int]) -> Iterator[tuple[int, _Decoded]]:
+        with ThreadPoolExecutor(self.threads) as decoders, ThreadPoolExecutor(1) as ahead:
+            waiting = ahead.submit(self._read, numbers[0], decoders) if numbers else None
+            for place, number in enumerate(numbers):
+                assert waiting is not None
+                decoded = waiting.result()
+                following = numbers[place + 1 : place + 2]
+                waiting = ahead.submit(self._read, following[0], decoders) if following else None
+                yield number, decoded
+
+    def _read(self, number: int, decoders: ThreadPoolExecutor) -> _Decoded:
+        positions = range(number * CHUNK, min((number + 1) * CHUNK, len(self.examples)))
+        images, sizes, kept, bad = [], [], [], []
+        for position, result in zip(positions, decoders.map(self._one, positions), strict=True):
+            if isinstance(result, BadImage):
+                bad.append((result.name, result.reason))
+                continue
+            pixels, size = result
+            images.append(torch.from_numpy(pixels).permute(2, 0, 1))
+            kept.append(position)
+            sizes.append(size)
+        return _Decoded(images, torch.tensor(sizes).view(-1, 2), torch.tensor(kept, dtype=torch.long), bad)
+
+    def _one(self, position: int) -> tuple[np.ndarray, tuple[int, int]] | BadImage:
+        try:
+            pixels = self.examples.read(position, at_least=self.enough)
+        except BadImage as error:
+            return error
+        size = (pixels.shape[0], pixels.shape[1])
+        return np.ascontiguousarray(squeeze(pixels, self.rectangle or own_rectangle(size, self.enough))), size
+
+
+# -- files
+
+
+@dataclass
+class _Part:
+    features: np.ndarray
+    positions: np.ndarray
+    bad: list[tuple[str, str]]
+
+
+def _save(folder: Path, number: int, part: _Part) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, features=part.features, positions=part.positions, bad=np.array(json.dumps(part.bad)))
+    try:
+        write_atomically(folder / f"{number:06d}.npz", lambda handle: handle.write(buffer.getbuffer()))
+    except OSError as error:
+        raise UserError(f"Cannot write features to {folder} ({error.strerror}): pass --no-cache.") from None
+
+
+def _load(folder: Path, number: int) -> _Part | None:
+    """A chunk of an earlier call, or None where it is missing or damaged (then it is computed again)."""
+    path = folder / f"{number:06d}.npz"
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            features, positions = arrays["features"], arrays["positions"]
+            bad = [(name, reason) for name, reason in json.loads(str(arrays["bad"]))]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        console.warn(f"{path} is damaged ({error}); computing it again")
+        return None
+    if len(features) != len(positions) or not np.isfinite(features).all():
+        console.warn(f"{path} does not hold what it should; computing it again")
+        return None
+    return _Part(features, positions, bad)

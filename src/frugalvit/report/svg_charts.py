@@ -1,0 +1,271 @@
+"""Curves as inline SVG, drawn here so that they show without scripts; a small script adds the read-out under the hand.
+
+Colours come from the page's CSS, so that one drawing serves light, dark and print.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from frugalvit.report.run_record import Curve, Record, distinct, mean_curve, thin
+from frugalvit.utils import palette
+
+WIDTH, HEIGHT = 360, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 30  # the left one at least
+_LETTER = 6.5  # width of a digit beside the axes
+_GAP = 6  # between a number on the left and the frame
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: its label, its style (colour and dash) and points. ``weight``: "run", "mean" or "faint"."""
+
+    label: str
+    style: int
+    curve: Curve
+    weight: str = "run"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small chart, under a heading."""
+
+    heading: str
+    title: str
+    x_label: str
+    series: list[Series]
+    by_split: bool
+
+
+_CHAPTERS: tuple[tuple[str, str], ...] = (
+    ("Loss", "loss cross_entropy"),
+    ("k-NN", "knn"),
+    ("Accuracy", "top1 top5 accuracy mean_per_class miou _ap auc f1"),
+    ("Localisation error", "error"),
+    ("Health", "entropy norm rank deviation skipped prototypes agreement dominant match images_per memory kl"),
+    ("Loss", "localization view region"),
+    ("Schedules", "lr decay momentum temp weight lambda ema"),
+)
+"""Words in a metric's name and the heading they put it under; the first that fits counts."""
+
+_ORDER = ("Loss", "Accuracy", "k-NN", "Localisation error", "Schedules", "Health", "Other")
+
+
+def chapter(metric: str) -> str:
+    """The heading a metric stands under."""
+    name = metric.lower()
+    return next((title for title, words in _CHAPTERS if any(word in name for word in words.split())), "Other")
+
+
+def is_percentage(heading: str) -> bool:
+    """Whether what stands under a heading ends at 100."""
+    return heading in ("Accuracy", "k-NN")
+
+
+def panels(records: list[Record]) -> list[Panel]:
+    """All curves of the runs, one panel per metric, in the order of the headings.
+
+    One kind of run: its splits share a panel. Several kinds: a panel per split, so that colour always tells one thing.
+    """
+    kinds = list(dict.fromkeys(record.kind() for record in records))
+    keys = dict.fromkeys(key for record in records for key in record.curves)
+    by_title: dict[str, list[tuple[str, str]]] = {}
+    for split, metric in keys:
+        both = len({s for s, m in keys if m == metric}) > 1
+        title = metric if len(kinds) == 1 or not both else f"{metric} ({split})"
+        by_title.setdefault(title, []).append((split, metric))
+    found: dict[str, list[Panel]] = {title: [] for title in _ORDER}
+    for title, members in by_title.items():
+        for x_label in dict.fromkeys(record.x_label for record in records):  # epochs and steps share no axis
+            here = [record for record in records if record.x_label == x_label]
+            series: list[Series] = []
+            for number, (split, metric) in enumerate(members):
+                for index, kind in enumerate(kinds):
+                    style = number if len(kinds) == 1 else index
+                    series += _series(here, kind, (split, metric), style, len(kinds), len(members), len(records))
+            if series:
+                heading = chapter(members[0][1])
+                found[heading].append(Panel(heading, title.replace("_", " "), x_label, series, len(kinds) == 1))
+    # The sum of the losses before its terms.
+    return [
+        panel for panels in found.values() for panel in sorted(panels, key=lambda p: p.title.split()[:1] != ["loss"])
+    ]
+
+
+def _series(
+    records: list[Record], kind: str, key: tuple[str, str], style: int, kinds: int, splits: int, runs: int
+) -> list[Series]:
+    here = [record for record in records if record.kind() == kind and key in record.curves]
+    prefix = f"{key[0]} " if kinds == 1 and splits > 1 else ""
+    if len(here) == 1:
+        return [Series(f"{prefix}{here[0].name if runs > 1 else ''}".strip() or key[0], style, here[0].curves[key])]
+    seeds = distinct(here)
+    weight = "faint" if len(seeds) > 1 else "run"
+    lines = [Series(f"{prefix}{record.name}", style, record.curves[key], weight) for record in here]
+    if len(seeds) > 1:
+        mean = mean_curve([record.curves[key] for record in seeds])
+        lines.append(Series(f"{prefix}mean of {len(seeds)}", style, mean, "mean"))
+    return [line for line in lines if line.curve]
+
+
+def chart(panel: Panel) -> str:
+    """A panel as an HTML figure: SVG with axes and lines, and its points as JSON for the read-out."""
+    curves = [(series, thin(series.curve)) for series in panel.series]
+    xs = [x for _, curve in curves for x, _ in curve]
+    ys = [y for _, curve in curves for _, y in curve]
+    logarithmic = _wants_log(ys)
+    scale = (lambda y: math.log10(y)) if logarithmic else (lambda y: y)
+    x0, x1 = _widen(min(xs), max(xs))
+    y0, y1 = _widen(*(scale(bound) for bound in (min(ys), max(ys))))
+    margin = 0.05 * (y1 - y0)
+    y0, y1 = (y0 if min(ys) == 0 else y0 - margin), y1 + margin
+    if is_percentage(panel.heading) and max(ys) <= 100 and not logarithmic:
+        y1 = min(y1, 100.0)
+
+    levels = log_ticks(y0, y1) if logarithmic else ticks(y0, y1)
+    texts = [f"{value:g}" for value in levels] if logarithmic else tick_texts(levels)
+    left = max(_LEFT, _GAP + math.ceil(_LETTER * max(map(len, texts), default=0)) + 1)
+
+    def across(x: float) -> float:
+        return left + (x - x0) / (x1 - x0) * (WIDTH - left - _RIGHT)
+
+    def down(y: float) -> float:
+        return HEIGHT - _BOTTOM - (scale(y) - y0) / (y1 - y0) * (HEIGHT - _TOP - _BOTTOM)
+
+    heights = [(down(value), text) for value, text in zip(levels, texts, strict=True)]
+    parts = _axes(panel, left, ticks(x0, x1), across, heights)
+    for series, curve in curves:
+        points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in curve)
+        style = f"--line:var(--series-{palette.colour(series.style)})"
+        marks = f'stroke-dasharray="{palette.dash(series.style)}"' if palette.dash(series.style) else ""
+        if len(curve) == 1:
+            x, y = curve[0]
+            parts.append(f'<circle class="dot" style="{style}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="3"/>')
+        else:
+            parts.append(f'<polyline class="line {series.weight}" style="{style}" {marks} points="{points}"/>')
+    data = {
+        "x": [x0, x1],
+        "label": panel.x_label,
+        "series": [
+            {
+                "label": s.label,
+                "style": palette.colour(s.style),
+                "x": [_short(x) for x, _ in c],
+                "y": [_short(y) for _, y in c],
+            }
+            for s, c in curves
+        ],
+    }
+    key, heading = _key(panel), html.escape(panel.heading)
+    title = html.escape(panel.title) + (' <span class="quiet">log scale</span>' if logarithmic else "")
+    return (
+        f'<figure class="chart"><figcaption><span class="eyebrow">{heading}</span> {title}{key}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{html.escape(panel.title)}" '
+        f'data-frame="{left} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM}">{"".join(parts)}</svg>'
+        f'<p class="readout" aria-live="polite"></p>{json_block(data)}</figure>'
+    )
+
+
+def _key(panel: Panel) -> str:
+    """Which line is which split, where one kind of run shows several in a panel; kinds have the page's legend."""
+    lines = [series for series in panel.series if series.weight != "faint"]
+    if not panel.by_split or len(lines) < 2:
+        return ""
+    return "".join(
+        f' <svg class="key" viewBox="0 0 22 8" aria-hidden="true">{swatch(line.style, 22)}</svg>'
+        f'<span class="quiet">{html.escape(line.label.split()[0])}</span>'
+        for line in lines
+    )
+
+
+def swatch(style: int, width: int) -> str:
+    """A short piece of a series' line."""
+    colour = f"--line:var(--series-{palette.colour(style)})"
+    dashes = palette.dash(style) or "none"
+    place = f'x1="1" x2="{width - 1}" y1="4" y2="4"'
+    return f'<line {place} class="line mean" style="{colour}" stroke-dasharray="{dashes}"/>'
+
+
+def _axes(panel: Panel, left: int, places: list[float], across: Any, heights: list[tuple[float, str]]) -> list[str]:
+    """Rules and numbers; ``places`` are the ticks below, ``heights`` where those on the left stand and their texts."""
+    parts: list[str] = []
+    bottom = HEIGHT - _BOTTOM
+    for y, text in heights:
+        parts.append(f'<line class="rule" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{left - _GAP}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
+    for place, text in zip(places, tick_texts(places), strict=True):
+        x, anchor = across(place), "middle"
+        if x + _LETTER / 2 * len(text) > WIDTH:  # a part of a long number would stick out
+            x, anchor = WIDTH - 1, "end"
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="{anchor}">{text}</text>')
+    parts.append(f'<line class="axis" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
+    label = html.escape(panel.x_label)
+    parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 2}" text-anchor="end" class="quiet">{label}</text>')
+    return parts
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers between ``low`` and ``high``, about ``count`` of them."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between ``10**low`` and ``10**high``, with twos and fives where there are few."""
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    factors = (1, 2, 5) if high - low < 2.5 else (1,)
+    values = [float(f"{factor}e{power}") for power in powers for factor in factors]
+    return [value for value in values if low - 1e-9 <= math.log10(value) <= high + 1e-9]
+
+
+def json_block(data: Any) -> str:
+    """JSON that no name inside can break out of."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json">{text}</script>'
+
+
+def _wants_log(values: list[float]) -> bool:
+    """A few large values would press all others flat: decades then read better than units."""
+    if min(values) <= 0:
+        return False
+    ordered = sorted(values)
+    return ordered[-1] / ordered[len(ordered) // 2] > 50
+
+
+def _widen(low: float, high: float) -> tuple[float, float]:
+    if high - low > 1e-7 * max(abs(low), abs(high)):
+        return low, high
+    if low == 0:
+        return 0.0, 1.0
+    margin = abs(low) * 0.1
+    return low - margin, high + margin
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def tick_texts(values: list[float]) -> list[str]:
+    """Ticks with as many decimals as tell them apart; very small or large ones as powers of ten."""
+    largest = max((abs(value) for value in values), default=0.0)
+    if largest >= 1e5 or (0 < largest < 1e-2):
+        return ["0" if value == 0 else _power(value) for value in values]
+    gap = min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)
+    decimals = next((d for d in range(9) if abs(round(gap, d) - gap) <= 1e-6 * gap), 9)
+    return [f"{value:,.{decimals}f}" for value in values]
+
+
+def _power(value: float) -> str:
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"

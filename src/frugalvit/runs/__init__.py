@@ -1,0 +1,1 @@
+"""The run folder: the only package that knows its file names."""

@@ -1,0 +1,1 @@
+"""Supervised training with Drloc: frugalvit train, eval, predict."""

@@ -1,0 +1,1 @@
+"""What detection and segmentation share."""

@@ -1,0 +1,90 @@
+"""Trained detectors and segmenters in anybody's program: pictures in, objects or a class for every pixel out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from faster_coco_eval.core import mask as run_length
+from torch import Tensor
+
+from frugalvit.data.decode import as_pixels
+from frugalvit.data.image_inputs import listed
+from frugalvit.engine import hardware
+from frugalvit.engine.hardware import tuned_for
+from frugalvit.tasks.dense.checkpoint import read_facts
+from frugalvit.tasks.detection import commands
+from frugalvit.tasks.segmentation import commands as segment_commands
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object in a picture: its box (left, top, width, height in pixels), its mask (H, W), if masks were learned."""
+
+    name: str
+    score: float
+    box: tuple[float, float, float, float]
+    mask: np.ndarray | None = None
+
+
+class ReadyDetector:
+    """A trained detector; ``classes`` are the names it knows."""
+
+    def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
+        facts = read_facts(str(where), "detect")
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
+        with hardware.given_back(), torch.random.fork_rng(devices=[]):
+            self._task = commands.load_task(str(where), facts, str(device), 1)
+
+    def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Found]]:
+        """The objects of each picture that score at least ``threshold``, the surest first.
+
+        pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
+        """
+        self._task.net.see_down_to(threshold)
+        with tuned_for(next(self._task.parameters()).device):
+            found = [self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures)]
+        return [[self._object(entry) for entry in sorted(entries, key=lambda e: -e["score"])] for entries in found]
+
+    def _object(self, entry: dict[str, Any]) -> Found:
+        left, top, width, height = entry["bbox"]
+        lengths = entry.get("segmentation")
+        mask = None if lengths is None else run_length.decode(lengths).astype(bool)
+        return Found(self.classes[entry["label"] - 1], entry["score"], (left, top, width, height), mask)
+
+
+class ReadySegmenter:
+    """A trained segmenter; ``classes`` are the names of the numbers it gives."""
+
+    def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
+        facts = read_facts(str(where), "segment")
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
+        with hardware.given_back(), torch.random.fork_rng(devices=[]):
+            self._task = segment_commands.load_task(str(where), facts, str(device), 1)
+
+    def predict(self, pictures: Any) -> list[np.ndarray]:
+        """For each picture (H, W) the place in ``classes`` of every pixel; ``pictures`` as a detector takes them."""
+        with tuned_for(next(self._task.parameters()).device):
+            maps = (self._task.predict([pixels], self._task.test)[0] for pixels in _tensors(pictures))
+            return [classes.cpu().numpy() for classes in maps]
+
+
+def load_detector(where: str | Path, device: str | torch.device = "auto") -> ReadyDetector:
+    """The detector of a finished run of ``frugalvit detect train``."""
+    return ReadyDetector(where, device)
+
+
+def load_segmenter(where: str | Path, device: str | torch.device = "auto") -> ReadySegmenter:
+    """The segmenter of a finished run of ``frugalvit segment train``."""
+    return ReadySegmenter(where, device)
+
+
+def _tensors(pictures: Any) -> Iterator[Tensor]:
+    """Pictures as uint8 (3, H, W)."""
+    for picture in listed(pictures):
+        pixels = torch.from_numpy(as_pixels(picture)).permute(2, 0, 1)
+        yield pixels.expand(3, -1, -1)

@@ -1,0 +1,136 @@
+"""Feature maps at several resolutions from any backbone.
+
+A backbone with stages (Swin, CvT, ResNet, …) gives its stages, each normalised over channels as Swin's detection and
+segmentation do. A plain ViT has one map; from it come four (Li et al. 2022, "Exploring plain vision transformer
+backbones for object detection", §3): twice and once doubled by transposed convolutions, as it is, and halved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.architectures.common import MapNorm
+
+
+class Pyramid(nn.Module):
+    """images (B, 3, H, W) -> maps (B, ``channels[i]``, H / ``strides[i]``, W / ``strides[i]``), fine to coarse."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+        sizes = _shapes(backbone)
+        self.plain = len(sizes) == 1
+        self.channels = [width for width, _ in sizes]
+        self.strides = _strides(sizes)
+        self.steps = nn.ModuleList()
+        if self.plain:
+            width = sizes[0][0]
+            self.steps = nn.ModuleList(
+                [_doubled(width, 2), _doubled(width, 1), nn.Identity(), nn.MaxPool2d(2, ceil_mode=True)]
+            )
+            self.channels = [width // 4, width // 2, width, width]
+        self.norms = nn.ModuleList(MapNorm(width) for width in self.channels)
+        self.frozen = freeze_unused(backbone)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        maps = self.backbone.stages(images)
+        if self.plain:
+            maps = [step(maps[0]) for step in self.steps]
+        return [norm(grid) for norm, grid in zip(self.norms, maps, strict=True)]
+
+
+class FeaturePyramid(nn.Module):
+    """A pyramid with equal channels on every level, coarse knowledge carried down (FPN), one coarser level on top."""
+
+    def __init__(self, pyramid: Pyramid, channels: int) -> None:
+        super().__init__()
+        self.pyramid = pyramid
+        self.fpn = FeaturePyramidNetwork(pyramid.channels, channels, extra_blocks=LastLevelMaxPool())
+        self.strides = with_top(pyramid.strides)
+        self.names = [str(level) for level in range(len(pyramid.strides))]
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return self.fpn(OrderedDict(zip(self.names, self.pyramid(images), strict=True)))
+
+
+def with_top(strides: list[float]) -> list[float]:
+    """A pyramid's strides, and that of the coarser level which detectors put on top."""
+    return [*strides, strides[-1] * 2]
+
+
+def pyramid_strides(backbone: Backbone) -> list[float]:
+    """The strides that a :class:`Pyramid` of this backbone has, without making one."""
+    return _strides(_shapes(backbone))
+
+
+def _strides(sizes: list[tuple[int, float]]) -> list[float]:
+    """From (channels, stride) of the stages; one stage becomes four levels."""
+    strides = [stride for _, stride in sizes]
+    return [strides[0] * factor for factor in (0.25, 0.5, 1, 2)] if len(strides) == 1 else strides
+
+
+def _doubled(width: int, times: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for number in range(times):
+        layers.append(nn.ConvTranspose2d(width >> number, width >> number + 1, 2, stride=2))
+        if number + 1 < times:
+            layers += [MapNorm(width >> number + 1), nn.GELU()]
+    return nn.Sequential(*layers)
+
+
+def _shapes(backbone: Backbone) -> list[tuple[int, float]]:
+    """(channels, stride) of every stage, from one grey image."""
+    side = _probe_side(backbone)
+    was_training = backbone.training
+    backbone.eval()
+    with torch.no_grad():
+        maps = backbone.stages(torch.zeros(1, backbone.in_chans, side, side))
+    backbone.train(was_training)
+    known = [entry["reduction"] for entry in getattr(backbone.model, "feature_info", None) or []]
+    return [(grid.shape[1], _stride(side, grid.shape[2], known)) for grid in maps]
+
+
+def _stride(side: int, cells: int, known: list[int]) -> float:
+    """Pixels from cell to cell: of the strides that a network names the one next to side / cells, else that itself.
+
+    A last cell that hangs over the edge, as those of patches of 12 pixels may, would spoil the measurement, and so
+    would borders that convolutions without padding lose.
+    """
+
+    def octaves(stride: float) -> float:
+        return abs(math.log2(side / cells / stride))
+
+    nearest = min(known, key=octaves, default=side / cells)
+    return float(nearest if octaves(nearest) <= 0.5 else side / cells)
+
+
+def _probe_side(backbone: Backbone) -> int:
+    """A size that shows every stage and costs little."""
+    return max(128, min(224, min(backbone.img_size) // 32 * 32))
+
+
+def freeze_unused(backbone: Backbone) -> list[str]:
+    """Stop gradients for parameters that no stage depends on (the classifier, the final norm); their names.
+
+    They would never get a gradient, and processes that train together wait for every gradient they expect.
+    """
+    was_training = backbone.training
+    backbone.eval()
+    with torch.enable_grad():
+        images = torch.zeros(1, backbone.in_chans, _probe_side(backbone), _probe_side(backbone))
+        sum(grid.float().sum() for grid in backbone.stages(images)).backward()  # type: ignore[union-attr]
+    frozen = []
+    for name, parameter in backbone.named_parameters():
+        if parameter.grad is None and parameter.requires_grad:
+            parameter.requires_grad_(False)
+            frozen.append(name)
+        parameter.grad = None
+    backbone.train(was_training)
+    return frozen

@@ -1,0 +1,1 @@
+"""Mask R-CNN and Cascade Mask R-CNN: frugalvit detect."""

@@ -1,0 +1,307 @@
+"""``frugalvit detect train | eval | predict``."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from faster_coco_eval.core import mask as run_length
+
+from frugalvit.backbones import Backbone
+from frugalvit.config.dense import DetectConfig, DetectEvalConfig, DetectPredictConfig
+from frugalvit.data.image_inputs import Given
+from frugalvit.engine.schedules import Schedule, Steps
+from frugalvit.errors import UserError
+from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.summary import run_result
+from frugalvit.tasks.dense import experiment
+from frugalvit.tasks.dense.auto_values import decide_detector, short_side
+from frugalvit.tasks.dense.checkpoint import fill, read_facts, rebuild_backbone
+from frugalvit.tasks.dense.drawing import draw_objects, save_picture, side_by_side
+from frugalvit.tasks.dense.loader import Pictures
+from frugalvit.tasks.dense.predict_io import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides
+from frugalvit.tasks.detection.coco import CocoData, CocoImage, open_coco, rle
+from frugalvit.tasks.detection.dataset import ObjectPictures, View
+from frugalvit.tasks.detection.layers import DetectorSpec
+from frugalvit.tasks.detection.metrics import agreement
+from frugalvit.tasks.detection.model import Detector
+from frugalvit.tasks.detection.task import DetectTask, summary_of
+from frugalvit.utils import console
+from frugalvit.utils.files import make_folder, write_text
+from frugalvit.utils.tables import Result, Table, to_json
+from frugalvit.utils.text import counted, some
+
+_SHOWN = 6
+"""Pictures of the best and of the worst images in a report."""
+_SURE = 0.5
+"""The score from which on a detection is drawn in a report and counted for best and worst."""
+
+
+def train(config: DetectConfig) -> Result:
+    """Train a detector; the run folder holds everything afterwards."""
+    return experiment.train(config, DetectJob())
+
+
+class DetectJob:
+    """What is particular to detection."""
+
+    verb = "detect"
+    columns = 2
+
+    def open(self, config: DetectConfig) -> CocoData:
+        data = open_coco(
+            str(config.data),
+            config.split,
+            config.val_fraction,
+            config.categories,
+            masks=config.masks is not False,
+            max_bad=config.cache.max_bad,
+        )
+        drawn, count = data.masks()
+        if not count:
+            raise UserError(f"{config.data} has no objects to learn from in its training images.")
+        if config.masks is True and not drawn:
+            raise UserError(
+                f"{config.data} has no object with a usable mask in its training images: leave out --masks to learn "
+                "their boxes."
+            )
+        return data
+
+    def decide(self, config: DetectConfig, data: CocoData, backbone: Backbone, decisions: Decisions) -> None:
+        strides = pyramid_strides(backbone)
+        decide_detector(config, backbone.dim, strides, data.has_masks(), decisions, data.about_masks())
+        if config.masks and (maskless := data.maskless()):
+            names = some([data.classes[label - 1] for label in maskless])
+            data.notes.append(f"no masks will be predicted of {names}: no training object of these has one")
+
+    def task(self, config: DetectConfig, data: CocoData, backbone: Backbone) -> DetectTask:
+        sizes = config.detector
+        spec = DetectorSpec(
+            len(data.classes),
+            config.head,
+            bool(config.masks),
+            int(sizes.channels),
+            int(sizes.hidden),
+            float(sizes.anchors),
+            sizes.proposals,
+            sizes.samples,
+            sizes.detections,
+            int(sizes.octaves),
+            data.maskless() if config.masks else (),
+        )
+        return DetectTask(
+            Detector(Pyramid(backbone), spec),
+            View(short_side(config), config.scales, config.longest),
+            weight_decay=config.optimizer.weight_decay,
+            layer_decay=config.optimizer.layer_decay,
+            steady=bool(config.init or config.pretrained),
+        )
+
+    def dataset(self, items: list[CocoImage], data: CocoData, pictures: Pictures, task: DetectTask) -> ObjectPictures:
+        return ObjectPictures(items, data, pictures, task.net.spec.masks)
+
+    def schedule(self, config: DetectConfig, steps: int) -> Schedule:
+        falls = tuple(round(share * steps) for share in config.optimizer.milestones)
+        warmup = experiment.warmup_of(config, steps)
+        lr = float(config.lr)
+        return Steps(lr, falls, config.optimizer.factor, warmup, warmup_from=lr * 1e-3)
+
+    def score(self, task: DetectTask, dataset: ObjectPictures, folder: Path | None) -> dict[str, Any]:
+        """COCO's scores; with a folder also curves, the table of classes, and the best and worst pictures."""
+        found = task.found_in(dataset)
+        scores = task.scores(dataset, found)
+        if folder is not None:
+            make_folder(folder / "pictures")
+            names = {"bbox": "box", "segm": "mask"}
+            counts = _objects_per_class(dataset)
+            rows = [
+                [name, counts[number], *(ap.classes[number - 1] for ap in scores.values())]
+                for number, name in enumerate(dataset.data.classes, 1)
+                if counts[number]
+            ]
+            columns = ["class", "objects", *(f"{names[kind]} AP" for kind in scores)]
+            material = {
+                "curves": {names[kind]: ap.curves for kind, ap in scores.items()},
+                "per_class": {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))},
+                **_pictures(dataset, found, folder),
+            }
+            write_text(folder / "transfer_report.json", to_json(material, indent=1))
+        return summary_of(scores)
+
+    def facts(self, config: DetectConfig, data: CocoData, task: DetectTask) -> dict[str, Any]:
+        return {
+            "spec": asdict(task.net.spec),
+            "view": asdict(task.view),
+            "classes": list(data.classes),
+            "category_ids": list(data.category_ids),
+            "categories": config.categories,
+        }
+
+    def result(self, summary: dict[str, Any]) -> Result:
+        tables = _tables(summary)
+        then = [f"frugalvit detect predict {console.shown(summary['run'])} IMAGE…"]
+        return replace(run_result(summary, tables[0], then), tables=tables)
+
+
+def evaluate(config: DetectEvalConfig) -> Result:
+    """COCO AP of a trained detector."""
+    began = time.monotonic()
+    folder = out_folder(config.out)
+    facts = read_facts(config.model, "detect")
+    known = (config.model, dict(pairs_of(facts)))
+    masks = bool(facts["spec"]["masks"])
+    groups = facts.get("categories", "own")
+    data = open_coco(config.data, "given", categories=groups, masks=masks, known=known, only=config.split, max_bad=1.0)
+    for note in data.notes:
+        console.say(note)
+    whole = not Path(config.data).is_dir()  # one file is scored as a whole
+    seen, pictures = experiment.readable(data.splits["train" if whole else config.split])
+    task = load_task(config.model, facts, config.device, config.batch)
+    dataset = ObjectPictures(seen, data, pictures, task.net.spec.masks)
+    scores = DetectJob().score(task, dataset, folder)
+    task.refuse_broken(config.model)
+    seconds = round(time.monotonic() - began, 2)
+    summary = {
+        "run": config.model,
+        **scores,
+        "scored_on": Path(config.data).name if whole else config.split,
+        "scored_images": len(dataset),
+        "seconds": seconds,
+    }
+    return Result(summary, _tables(summary), [f"pictures  {folder}/pictures"] if folder else [])
+
+
+def predict(config: DetectPredictConfig) -> Result:
+    """Objects in images: pictures with boxes and masks, and one COCO-format JSON."""
+    began = time.monotonic()
+    folder = not_filled(Path(config.out))
+    facts = read_facts(config.model, "detect")
+    given = Given(config.images)
+    names = unique_names(given.paths)
+    make_folder(folder)
+    task = load_task(config.model, facts, config.device, config.batch)
+    task.net.see_down_to(config.threshold)
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
+    categories = [{"id": identity, "name": name} for identity, name in pairs_of(facts)]
+
+    def save() -> None:
+        whole = {"images": images, "annotations": annotations, "categories": categories}
+        write_text(folder / "detections.json", json.dumps(whole))
+
+    with kept_when_stopped(folder, images, len(given.paths), save):
+        for part in given.batches(config.batch, "detecting"):
+            found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part], config.threshold)
+            task.refuse_broken(config.model)
+            for (place, path, image), kept in zip(part, found, strict=True):
+                number, picture = len(images) + 1, f"{names[place]}.jpg"
+                save_picture(draw_objects(image, kept, facts["classes"]), folder / picture)
+                size = {"height": image.shape[0], "width": image.shape[1]}
+                images.append({"id": number, "file_name": str(path), **size, "picture": picture})
+                predictions.append({"image": str(path), "picture": str(folder / picture), "objects": len(kept)})
+                for entry in kept:
+                    known = {"id": len(annotations) + 1, "image_id": number}
+                    annotations.append(known | annotation_of(entry, facts["category_ids"]))
+    save()
+    seconds = round(time.monotonic() - began, 2)
+    data = {"out": str(folder), "images": len(images), "objects": len(annotations), "seconds": seconds}
+    data |= {"predictions": predictions, "unreadable": given.unreadable}
+    rows = [[image["file_name"], _told(image["id"], annotations, dict(pairs_of(facts)))] for image in images]
+    return Result(data, [Table(["image", "found"], rows)], [f"pictures and detections.json in {folder}"])
+
+
+def annotation_of(entry: dict[str, Any], category_ids: list[int]) -> dict[str, Any]:
+    """A detection as COCO writes it; its area is the mask's where there is one, as in COCO's own files."""
+    rest = {key: value for key, value in entry.items() if key != "label"}
+    mask = entry.get("segmentation")
+    area = entry["bbox"][2] * entry["bbox"][3] if mask is None else float(run_length.area(mask))
+    return {"category_id": category_ids[entry["label"] - 1], "iscrowd": 0, **rest, "area": area}
+
+
+def load_task(where: str, facts: dict[str, Any], device: str, batch: int) -> DetectTask:
+    """A trained detector, ready to look at pictures."""
+    pyramid = Pyramid(rebuild_backbone(facts))
+    view = facts["view"]
+    task = DetectTask(
+        Detector(pyramid, DetectorSpec(**facts["spec"])),
+        View(view["side"], (view["scales"][0], view["scales"][1]), view["longest"]),
+    )
+    fill(task, where)
+    task.fabric, task.eval_batch = lone_fabric(device), batch
+    return task.to(task.fabric.device).eval()
+
+
+def pairs_of(facts: dict[str, Any]) -> list[tuple[int, str]]:
+    return list(zip(facts["category_ids"], facts["classes"], strict=True))
+
+
+def _told(identity: int, annotations: list[dict[str, Any]], names: dict[int, str]) -> str:
+    """ "3 person, 1 dog": what was found in an image."""
+    counts: dict[str, int] = {}
+    for entry in annotations:
+        if entry["image_id"] == identity:
+            name = names[entry["category_id"]]
+            counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
+
+
+def _objects_per_class(dataset: ObjectPictures) -> dict[int, int]:
+    counts = dict.fromkeys(range(1, len(dataset.data.classes) + 1), 0)
+    classes = dataset.data.class_of()
+    for image in dataset.images:
+        for entry in image.learnable():
+            counts[classes[entry["category_id"]]] += 1
+    return counts
+
+
+def _pictures(dataset: ObjectPictures, found: list[dict[str, Any]], folder: Path) -> dict[str, list[dict[str, str]]]:
+    """The images on which truth and detections agree most and least (F1 at IoU 0.5), truth left, detections right."""
+    by_image: dict[int, list[dict[str, Any]]] = {}
+    for entry in found:
+        if entry["score"] >= _SURE:
+            by_image.setdefault(entry["image"], []).append(entry)
+    classes = dataset.data.class_of()
+    truths = []
+    for image in dataset.images:
+        entries = [{**entry, "label": classes[entry["category_id"]]} for entry in image.learnable()]
+        truths.append(entries)
+    ranked = sorted((agreement(truth, by_image.get(place, [])), place) for place, truth in enumerate(truths) if truth)
+    shown: dict[str, list[dict[str, str]]] = {}
+    for kind, chosen in (("best", ranked[::-1][:_SHOWN]), ("worst", ranked[:_SHOWN])):
+        shown[kind] = []
+        for number, (score, place) in enumerate(chosen, 1):
+            image = dataset.images[place]
+            pixels = dataset.pictures.read(place).cpu().permute(1, 2, 0).numpy()
+            truth = [_with_rle(entry, image) for entry in truths[place]]
+            pair = [draw_objects(pixels, part, dataset.data.classes) for part in (truth, by_image.get(place, []))]
+            name = f"pictures/{kind}_{number}.jpg"
+            save_picture(side_by_side(pair), folder / name)
+            shown[kind].append({"image": name, "caption": f"{image.path.name}: F1 {score:.2f}"})
+    return shown
+
+
+def _with_rle(entry: dict[str, Any], image: CocoImage) -> dict[str, Any]:
+    if "segmentation" not in entry:
+        return entry
+    return {**entry, "segmentation": rle(entry, image.height, image.width)}
+
+
+def _tables(summary: dict[str, Any]) -> list[Table]:
+    """The scores, and those by the size of the objects, with a dash where there is none of a size."""
+    names = ["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75", "seconds"]
+    names = [name for name in names if name in summary]
+    title = f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}"
+    whole = Table(names, [[summary[name] for name in names]], title)
+    sizes = ("small", "medium", "large")
+    rows = [
+        [f"{kind} AP", *(summary[f"{kind}_ap_{size}"] for size in sizes)]
+        for kind in ("box", "mask")
+        if all(f"{kind}_ap_{size}" in summary for size in sizes)
+    ]
+    return [whole, Table(["objects", *sizes], rows)] if rows else [whole]

@@ -1,0 +1,1 @@
+"""Label-free pre-training with EsViT: frugalvit pretrain."""

@@ -1,0 +1,280 @@
+"""Label-free pre-training as in EsViT: L = ½ L_V + ½ L_R (Algorithm 1; §2.2 prints the plain sum).
+
+The student sees every crop, the teacher the global ones. Drloc can be a third objective on the student's global grids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from lightning_fabric import Fabric
+from timm.layers.drop import DropPath
+from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.checkpoint import checkpoint
+
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.architectures.vil import SparseAttention
+from frugalvit.backbones.factory import from_spec
+from frugalvit.data.loader import Batch, Batches
+from frugalvit.engine.ema import MovingAverage
+from frugalvit.engine.param_groups import decay_groups, spared_in
+from frugalvit.engine.schedules import Schedule
+from frugalvit.engine.task import Task
+from frugalvit.experiment.drloc_pairs import Pairs, Share, draw, loss_at, pair_generator
+from frugalvit.features import Features
+from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
+from frugalvit.tasks.pretraining.health import Health
+from frugalvit.utils import console
+
+Losses = dict[str, Tensor]
+
+
+class PretrainTask(Task):
+    """Student, teacher, their heads and what they are compared on."""
+
+    score = "knn"
+    hands_out_last = True
+    watched = "val"
+
+    def __init__(
+        self,
+        student: Backbone,
+        teacher: Backbone,
+        *,
+        views: ViewMatching | None,
+        regions: RegionMatching | None,
+        localization: RelativeLocalization | None = None,
+        weights: tuple[float, float, float] = (0.5, 0.5, 0.0),
+        teacher_temp: Schedule,
+        momentum: Schedule,
+        regions_from: int = 0,
+        hold_last: int = 0,
+        weight_decay: float = 0.04,
+        crops_at_once: int = 0,
+        health_every: int = 10,
+    ) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = teacher.requires_grad_(False)
+        self.teacher.load_state_dict(student.state_dict())
+        self.following = MovingAverage(self.teacher, student, buffers=False)
+        self.views, self.regions, self.localization = views, regions, localization
+        self.weights = weights
+        self.teacher_temp, self.momentum = teacher_temp, momentum
+        self.regions_from, self.hold_last = regions_from, hold_last
+        self.weight_decay, self.crops_at_once, self.health_every = weight_decay, crops_at_once, health_every
+        self.batches: Batches | None = None
+        self.fabric: Fabric | None = None
+        self.monitor: Any = None
+        self.health: Health | None = None
+        self.share = Share()
+
+    def feed(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric, watched: str = "val") -> None:
+        """Where crops come from, what looks at the features, what watches the signs, and which split is asked.
+
+        "val" chooses the best weights, any other does not.
+        """
+        self.watched = watched
+        self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
+        self.share = Share(batches.seed, batches.rank, batches.world)
+
+    # -- a step
+
+    def batch_at(self, step: int) -> Batch:
+        assert self.batches is not None
+        return self.batches.batch_at(step)
+
+    @property
+    def global_crops(self) -> int:
+        """How many of a batch's crops, the first ones, the teacher sees too."""
+        assert self.batches is not None
+        return self.batches.augment.config.global_crops  # type: ignore[union-attr]
+
+    def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        return self.judge(*self.inputs(batch, step))
+
+    def inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
+        """What :meth:`judge` takes."""
+        crops: list[Tensor] = batch.images  # type: ignore[assignment]
+        temperature = crops[0].new_full((), self.teacher_temp.at(step), dtype=torch.float32)
+        looked = step % self.health_every == 0
+        return temperature, self._pairs(batch.number, crops), step >= self.regions_from, looked, *crops
+
+    def judge(self, temperature: Tensor, pairs: Pairs, with_regions: bool, looked: bool, *crops: Tensor) -> Losses:
+        """The losses of the crops, global ones first: all that depends on tensors, and on which level takes part.
+
+        looked: signs of life are computed too
+        """
+        count = self.global_crops
+        with torch.no_grad():
+            teacher = _through(self.teacher, crops[:count])
+        student = self._student(crops)
+        losses: Losses = {}
+        view_weight, region_weight, localization_weight = self.weights
+        total = crops[0].new_zeros((), dtype=torch.float32)
+        if self.views is not None:
+            losses["view_loss"] = self.views(student, teacher, temperature, hold_center=True)
+            total = total + view_weight * losses["view_loss"]
+        if self.regions is not None:
+            if with_regions:
+                losses["region_loss"] = self.regions(student, teacher, temperature, hold_center=True)
+                total = total + region_weight * losses["region_loss"]
+            else:
+                # Several processes must agree on which parameters take part: these do, with nothing.
+                total = total + 0.0 * sum(parameter.sum() for parameter in self.regions.student.parameters())
+        if self.localization is not None:
+            grids = torch.cat([crop.grid for crop in student[:count]])
+            losses["localization"], losses["localization_error"] = loss_at(self.localization, grids, pairs)
+            total = total + localization_weight * losses["localization"]
+        if looked:
+            losses |= self._signs(student, teacher, temperature, with_regions)
+        return {"loss": total, **losses}
+
+    def _pairs(self, number: int, crops: Sequence[Tensor]) -> Pairs:
+        """The pairs of tokens that are asked about in the global crops."""
+        if self.localization is None:
+            return None
+        size = self.student.grid_size((crops[0].shape[2], crops[0].shape[3]))
+        generator = pair_generator(number, self.share, crops[0].device)
+        count = self.global_crops
+        return draw(self.localization, size, count * len(crops[0]), self.share, generator, views=count)
+
+    def steady(self, step: int) -> bool:
+        """Past the steps in which the regions or the prototypes rest."""
+        return step >= max(self.regions_from, self.hold_last)
+
+    def fullest(self) -> int:
+        """The first with regions that looks for signs of life."""
+        return -(-self.regions_from // self.health_every) * self.health_every
+
+    @property
+    def replayable(self) -> bool:
+        """Not by itself: graphs take work off the host, and at 224 px the device is the limit."""
+        return False
+
+    def compile_with(self, graphs: bool) -> None:
+        """Compile the networks, once for each size of crop, and the localization head."""
+        for part in (self.student, self.teacher, self.localization):
+            if part is not None:
+                part.compile(dynamic=False)
+        self.recorded = graphs
+
+    def _student(self, crops: Sequence[Tensor]) -> list[Features]:
+        """All crops through the student: one pass per size, or few crops at a time, recomputed in the backward pass."""
+        if not self.crops_at_once or not torch.is_grad_enabled():
+            return _through(self.student, crops)
+        features: list[Features] = []
+        for group in _same_size(crops, self.crops_at_once):
+            made: Any = checkpoint(self.student, torch.cat(group), use_reentrant=False)
+            features += _split(made, len(group))
+        return features
+
+    @torch.no_grad()
+    def _signs(
+        self, student: list[Features], teacher: list[Features], temperature: Tensor, with_regions: bool
+    ) -> Losses:
+        """Signs of life from the heads; the view level's plain, the region level's marked."""
+        signs: Losses = {}
+        if self.views is not None:
+            signs |= self.views.health(student, teacher, temperature)
+        if self.regions is not None and with_regions:
+            marked = {
+                f"region_{name}": value for name, value in self.regions.health(student, teacher, temperature).items()
+            }
+            signs |= (
+                marked if self.views is not None else {n.removeprefix("region_"): v for n, v in marked.items()} | marked
+            )
+        return signs
+
+    def before_optimizer(self, step: int) -> None:
+        """The centres move once a step, by all its parts; for the first steps the prototypes rest."""
+        for level in (self.views, self.regions):
+            if level is None:
+                continue
+            if level is self.regions and step < self.regions_from:
+                level.rest()
+                continue
+            level.move_center()
+            if step < self.hold_last:
+                level.hold_last_layer()
+
+    def after_step(self, step: int, skipped: Tensor | None = None) -> None:
+        """θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads.
+
+        Parameters only: the teacher's BatchNorm keeps the statistics of its own activations, not the student's.
+        """
+        momentum = self.momentum.at(step)
+        self.following.follow(momentum, skipped)
+        for level in (self.views, self.regions):
+            if level is not None:
+                level.update_teacher(momentum, skipped)
+
+    # -- what is trained, what is watched
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        # The teacher and its heads ask for no gradients, so they are left out.
+        return decay_groups(self.named_parameters(), self.weight_decay, spared=spared_in(self))
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        if self.monitor is None:
+            return {}
+        was_training = self.training
+        self.eval()
+        scores = self.monitor.look(self.teacher)
+        self.broken = not math.isfinite(scores.get("effective_rank", 0.0))
+        self.train(was_training)
+        return scores
+
+    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+        """Say every new alarm; whether the run should end because it has collapsed."""
+        assert self.health is not None
+        for alarm in self.health.look(step, metrics):
+            console.warn(str(alarm))
+        return self.health.stop and self.health.collapsed
+
+
+def _through(backbone: Any, crops: Sequence[Tensor]) -> list[Features]:
+    """Crops of one size share one pass; the features come back crop by crop."""
+    return [features for group in _same_size(crops) for features in _split(backbone(torch.cat(group)), len(group))]
+
+
+def _same_size(crops: Sequence[Tensor], most: int = 0) -> list[list[Tensor]]:
+    """Neighbouring crops of equal shape in groups of at most ``most`` (0: any number)."""
+    groups: list[list[Tensor]] = []
+    for crop in crops:
+        if groups and groups[-1][0].shape == crop.shape and (not most or len(groups[-1]) < most):
+            groups[-1].append(crop)
+        else:
+            groups.append([crop])
+    return groups
+
+
+def _split(features: Features, parts: int) -> list[Features]:
+    return [
+        Features(grid, pooled)
+        for grid, pooled in zip(features.grid.chunk(parts), features.pooled.chunk(parts), strict=True)
+    ]
+
+
+def make_twin(backbone: Backbone) -> Backbone:
+    """The same network with the same weights, in which nothing is dropped or drawn.
+
+    It works in training mode, where batch norms see the batch that the student sees; dropouts would act there, too, and
+    targets, centres and signs of life would come from a network with holes. A ViL whose student looks at one neighbour
+    window, drawn each step, looks at all of them here, as it does in evaluation.
+    """
+    drops = any(isinstance(module, DropPath) for module in backbone.modules())
+    twin = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
+    twin.load_state_dict(backbone.state_dict())
+    for module in twin.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        if hasattr(module, "drop_rate"):  # timm's convolutional networks drop out by a function
+            cast(Any, module).drop_rate = 0.0
+        if isinstance(module, SparseAttention):
+            module.neighbours = "all"
+    return twin

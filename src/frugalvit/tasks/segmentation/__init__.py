@@ -1,0 +1,1 @@
+"""UperNet: frugalvit segment."""

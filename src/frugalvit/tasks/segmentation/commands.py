@@ -1,0 +1,253 @@
+"""``frugalvit segment train | eval | predict``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from frugalvit.backbones import Backbone
+from frugalvit.config.dense import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
+from frugalvit.data.image_inputs import Given
+from frugalvit.engine.schedules import Polynomial, Schedule
+from frugalvit.errors import UserError
+from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.summary import run_result
+from frugalvit.tasks.dense import experiment
+from frugalvit.tasks.dense.auto_values import decide_segmenter, short_side
+from frugalvit.tasks.dense.checkpoint import fill, read_facts, rebuild_backbone
+from frugalvit.tasks.dense.drawing import colours_of, draw_classes, save_picture, side_by_side, with_legend
+from frugalvit.tasks.dense.loader import Pictures
+from frugalvit.tasks.dense.predict_io import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.tasks.dense.pyramid import Pyramid
+from frugalvit.tasks.detection.metrics import Confusion
+from frugalvit.tasks.segmentation.dataset import Scene, SceneData, open_scenes
+from frugalvit.tasks.segmentation.label_map import KnownLabels
+from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
+from frugalvit.tasks.segmentation.task import COLUMNS, LabelledPictures, SegmentTask
+from frugalvit.utils import console
+from frugalvit.utils.files import make_folder, write_text
+from frugalvit.utils.tables import Result, Table, to_json
+from frugalvit.utils.text import counted
+
+_SHOWN = 6
+"""Pictures of the best and of the worst images in a report."""
+_PANEL = 320
+"""Pixels to which the longer side of a small image is enlarged there: three fill the page's width."""
+
+
+def train(config: SegmentConfig) -> Result:
+    """Train a segmenter; the run folder holds everything afterwards."""
+    if not config.resume:
+        config.test.check_typed()
+    return experiment.train(config, SegmentJob())
+
+
+class SegmentJob:
+    """What is particular to segmentation."""
+
+    verb = "segment"
+    columns = COLUMNS
+
+    def open(self, config: SegmentConfig) -> SceneData:
+        return open_scenes(
+            str(config.data),
+            ignore=config.ignore_index,
+            count=config.label_count,
+            split=config.split,
+            val_fraction=config.val_fraction,
+            max_bad=config.cache.max_bad,
+        )
+
+    def decide(self, config: SegmentConfig, data: SceneData, backbone: Backbone, decisions: Decisions) -> None:
+        decide_segmenter(config, backbone.dim, decisions)
+
+    def task(self, config: SegmentConfig, data: SceneData, backbone: Backbone) -> SegmentTask:
+        decoder = config.decoder
+        spec = SegmenterSpec(len(data.classes), int(decoder.channels), decoder.dropout, decoder.auxiliary)
+        return SegmentTask(
+            Segmenter(Pyramid(backbone), spec),
+            short_side(config),
+            scales=config.scales,
+            photometric=config.photometric,
+            largest_share=config.largest_share,
+            test=config.test,
+            weight_decay=config.optimizer.weight_decay,
+            layer_decay=config.optimizer.layer_decay,
+            steady=bool(config.init or config.pretrained),
+        )
+
+    def dataset(self, items: list[Scene], data: SceneData, pictures: Pictures, task: SegmentTask) -> LabelledPictures:
+        return LabelledPictures(items, data, pictures)
+
+    def schedule(self, config: SegmentConfig, steps: int) -> Schedule:
+        optimizer, lr = config.optimizer, float(config.lr)
+        warmup = experiment.warmup_of(config, steps)
+        return Polynomial(lr, steps, optimizer.power, lr * optimizer.min_lr, warmup, warmup_from=lr * 1e-3)
+
+    def score(self, task: SegmentTask, dataset: LabelledPictures, folder: Path | None) -> dict[str, Any]:
+        """mIoU and mean accuracy; with a folder also the table of classes, and the best and worst pictures.
+
+        With multi-scale testing ``miou`` is that, and ``single_scale_miou`` what one look gives.
+        """
+        confusion, shares = task.scored(dataset, task.test)
+        scores = confusion.summary()
+        if task.test.multi_scale:
+            scores["single_scale_miou"] = task.scored(dataset, TestConfig())[0].summary()["miou"]
+        if folder is not None:
+            make_folder(folder / "pictures")
+            material = {
+                "per_class": _per_class(confusion, dataset),
+                "colours": colours_of(dataset.data.classes),
+                **_pictures(task, dataset, shares, folder),
+            }
+            write_text(folder / "transfer_report.json", to_json(material, indent=1))
+        return scores
+
+    def facts(self, config: SegmentConfig, data: SceneData, task: SegmentTask) -> dict[str, Any]:
+        return {
+            "spec": asdict(task.net.spec),
+            "side": task.side,
+            "classes": list(data.classes),
+            "ignored": data.ignored,
+            "labels": np.flatnonzero(data.table != 255).tolist(),
+        }
+
+    def result(self, summary: dict[str, Any]) -> Result:
+        then = [f"frugalvit segment predict {console.shown(summary['run'])} IMAGE…"]
+        return run_result(summary, _table(summary), then)
+
+
+def evaluate(config: SegmentEvalConfig) -> Result:
+    """mIoU of a trained segmenter."""
+    config.test.check_typed()
+    began = time.monotonic()
+    folder = out_folder(config.out)
+    facts = read_facts(config.model, "segment")
+    known = KnownLabels(config.model, tuple(facts["classes"]), tuple(facts["labels"]), facts["ignored"])
+    data = open_scenes(
+        config.data, ignore=config.ignore_index, split="given", only=config.split, known=known, max_bad=1.0
+    )
+    for note in data.notes:
+        console.say(note)
+    if data.classes != known.classes and np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
+        raise UserError(
+            f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
+            "the same labels must count in both (see --ignore-index)."
+        )
+    seen, pictures = experiment.readable(data.splits[config.split])
+    task = load_task(config.model, facts, config.device, config.batch, config.test)
+    dataset = LabelledPictures(seen, data, pictures)
+    scores = SegmentJob().score(task, dataset, folder)
+    task.refuse_broken(config.model)
+    seconds = round(time.monotonic() - began, 2)
+    summary = {
+        "run": config.model,
+        **scores,
+        "scored_on": config.split,
+        "scored_images": len(dataset),
+        "seconds": seconds,
+    }
+    return Result(summary, [_table(summary)], [f"pictures  {folder}/pictures"] if folder else [])
+
+
+def predict(config: SegmentPredictConfig) -> Result:
+    """The label of every pixel as a PNG with the dataset's own labels, and a picture of it over the image."""
+    config.test.check_typed()
+    began = time.monotonic()
+    folder = not_filled(Path(config.out))
+    facts = read_facts(config.model, "segment")
+    given = Given(config.images)
+    names = unique_names(given.paths)
+    make_folder(folder)
+    task = load_task(config.model, facts, config.device, config.batch, config.test)
+    labels = np.array(facts["labels"], np.uint8)
+    rows: list[list[Any]] = []
+    predictions: list[dict[str, Any]] = []
+    parts = given.batches(config.batch, "segmenting")
+    # A batch is one block of pixels: neighbours of one size are looked at together.
+    groups = (list(same) for part in parts for _, same in itertools.groupby(part, key=lambda one: one.pixels.shape))
+    with kept_when_stopped(folder, rows, len(given.paths)):
+        for group in groups:
+            predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
+            task.refuse_broken(config.model)
+            for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
+                mask, picture = (folder / f"{names[place]}{kind}" for kind in (".png", ".jpg"))
+                save_picture(Image.fromarray(labels[found]), mask)
+                save_picture(with_legend(draw_classes(pixels, found), np.unique(found), facts["classes"]), picture)
+                shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
+                most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
+                rows.append([str(path), ", ".join(most)])
+                held = {facts["classes"][k]: round(float(shares[k]), 4) for k in np.flatnonzero(shares)}
+                files = {"image": str(path), "mask": str(mask), "picture": str(picture)}
+                predictions.append({**files, "shares": held})
+    seconds = round(time.monotonic() - began, 2)
+    data = {"out": str(folder), "images": len(rows), "classes": facts["classes"], "seconds": seconds}
+    data |= {"colours": colours_of(facts["classes"]), "predictions": predictions, "unreadable": given.unreadable}
+    return Result(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
+
+
+def load_task(
+    where: str, facts: dict[str, Any], device: str, batch: int, test: TestConfig | None = None
+) -> SegmentTask:
+    """A trained segmenter, ready to look at pictures."""
+    net = Segmenter(Pyramid(rebuild_backbone(facts)), SegmenterSpec(**facts["spec"]))
+    task = SegmentTask(net, facts["side"], test=test)
+    fill(task, where)
+    task.fabric, task.eval_batch = lone_fabric(device), batch
+    return task.to(task.fabric.device).eval()
+
+
+def _per_class(confusion: Confusion, dataset: LabelledPictures) -> dict[str, Any]:
+    """A row for every class that counts in mIoU; one that is only predicted has no pixels to be right about."""
+    pixels = confusion.counts.sum(1).tolist()
+    parts = zip(dataset.data.classes, pixels, confusion.ious().tolist(), confusion.accuracies().tolist(), strict=True)
+    total = max(1, sum(pixels))
+    rows = [
+        [name, f"{100 * count / total:.1f} %", iou, right if count else None]
+        for name, count, iou, right in parts
+        if not math.isnan(iou)
+    ]
+    return {"columns": ["class", "of the pixels", "IoU", "accuracy"], "rows": sorted(rows, key=lambda row: -row[2])}
+
+
+def _pictures(
+    task: SegmentTask, dataset: LabelledPictures, shares: list[tuple[int, float]], folder: Path
+) -> dict[str, list[dict[str, str]]]:
+    """The images with the largest and the smallest share of right pixels: image, truth, prediction."""
+    ranked = sorted(shares, key=lambda pair: pair[1])
+    shown: dict[str, list[dict[str, str]]] = {}
+    for kind, chosen in (("best", ranked[::-1][:_SHOWN]), ("worst", ranked[:_SHOWN])):
+        shown[kind] = []
+        for number, (place, right) in enumerate(chosen, 1):
+            picture = dataset.pictures.read(place)
+            found = task.predict([picture], task.test)[0].cpu().numpy()
+            pixels = picture.cpu().permute(1, 2, 0).numpy()
+            truth = dataset.labels(place).numpy()
+            panels = side_by_side([draw_classes(pixels, part, enlarge=_PANEL) for part in (None, truth, found)])
+            name = f"pictures/{kind}_{number}.jpg"
+            present = np.union1d(np.unique(truth), np.unique(found))
+            save_picture(with_legend(panels, present, dataset.data.classes), folder / name)
+            shown[kind].append(
+                {"image": name, "caption": f"{dataset.scenes[place].path.name}: {_percent(right)} right"}
+            )
+    return shown
+
+
+def _percent(share: float) -> str:
+    """``99.9 %`` for all that is not quite whole."""
+    return f"{100 if share == 1 else min(99.9, round(100 * share, 1)):.1f} %"
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    names = ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "seconds"]
+    names = [name for name in names if name in summary]
+    title = f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}"
+    return Table(names, [[summary[name] for name in names]], title)

@@ -1,0 +1,209 @@
+"""What the explorer page needs: every region's similarity to every other, its best match, and each head's attention.
+
+Two images at 14x14 with 12 heads are 1.1 million numbers. Each is kept as one byte: similarities between the lowest
+and highest of their pair of images, attention relative to the peak of its row.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from frugalvit.errors import UserError
+from frugalvit.features import Features
+from frugalvit.utils import console
+from frugalvit.visualization import attention as attention_lens
+from frugalvit.visualization.correspondence import correspond, cosines, global_feature, nearest_region
+from frugalvit.visualization.grid import Regions
+from frugalvit.visualization.model_views import SecondView, at_rest, centre_box, cut, kept_share, model_input
+
+if TYPE_CHECKING:
+    from frugalvit.backbones import Backbone
+
+MOST_REGIONS = 256
+"""Finer grids are averaged down to at most this many regions: the page holds the square of it per head."""
+
+_SHOWN = 384
+"""Longer side of the pictures in the page, in pixels."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with its name: pixels (H, W, 3) uint8."""
+
+    name: str
+    pixels: np.ndarray
+
+    @classmethod
+    def of(cls, path: str, pixels: np.ndarray) -> Picture:
+        """Under its file's name, in letters that figures and pages can show."""
+        return cls(console.printable(Path(path).stem), pixels)
+
+
+@dataclass(frozen=True)
+class _View:
+    picture: Picture
+    second: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.picture.name} (mirrored, grey)" if self.second else self.picture.name
+
+    def render(self, shape: tuple[int, int], keep: float, seed: int) -> Tensor:
+        height, width = self.picture.pixels.shape[:2]
+        image = cut(self.picture.pixels, centre_box((height, width), shape, keep), shape)
+        if self.second:
+            image = SecondView()(image[None], torch.Generator().manual_seed(seed))[0]
+        return image
+
+
+def gather(
+    models: Sequence[tuple[str, Backbone]],
+    pictures: Sequence[Picture],
+    *,
+    second_views: bool = False,
+    seed: int = 0,
+    keep: float | None = None,
+) -> dict[str, Any]:
+    """The explorer's data for named models and pictures, ready for JSON.
+
+    ``second_views`` adds the paper's second view of every picture. Models may differ in size, not in proportions.
+    ``keep`` is the share of the short side that they are shown, by default that of the evaluation's usual crop.
+    """
+    if not pictures:
+        raise UserError("The explorer needs at least one image.")
+    shapes = [backbone.img_size for _, backbone in models]
+    proportions = {round(shape[0] / shape[1], 3) for shape in shapes}
+    if len(proportions) > 1:
+        raise UserError("These models see images of different proportions; explore them one by one.")
+    keep = kept_share(shapes[0]) if keep is None else keep
+    flags = (False, True) if second_views else (False,)
+    views = [_View(picture, second) for picture in pictures for second in flags]
+    return {
+        "images": [_shown(view, shapes[0], keep, seed) for view in views],
+        "models": [_model(name, backbone, views, keep, seed) for name, backbone in models],
+    }
+
+
+def _shown(view: _View, shape: tuple[int, int], keep: float, seed: int) -> dict[str, Any]:
+    """The picture itself, at the size of the page, as a data URI."""
+    height, width = view.picture.pixels.shape[:2]
+    box = centre_box((height, width), shape, keep)
+    scale = min(_SHOWN, max(box.height, box.width)) / max(shape)
+    size = (max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale)))
+    image = view.render(size, keep, seed)
+    return {"name": view.name, "width": size[1], "height": size[0], "src": data_uri(image)}
+
+
+def data_uri(image: Tensor) -> str:
+    """A picture (3, H, W) in [0, 1] as a JPEG data URI; as PNG where it is so small that JPEG would smear it."""
+    from PIL import Image
+
+    pixels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    buffer = io.BytesIO()
+    kind = "PNG" if max(pixels.shape[:2]) <= 96 else "JPEG"
+    Image.fromarray(pixels).save(buffer, kind, quality=85)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _model(name: str, backbone: Backbone, views: Sequence[_View], keep: float, seed: int) -> dict[str, Any]:
+    features: list[Features] = []
+    heads: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for view in views:
+        inputs = model_input(backbone, view.render(backbone.img_size, keep, seed)[None])
+        with at_rest(backbone):
+            seen = backbone(inputs)
+            if not torch.isfinite(seen.grid).all():
+                raise UserError(f"{name} gives features that are not finite numbers: its training went wrong.")
+            full = (seen.grid.shape[2], seen.grid.shape[3])
+            grid = _shown_grid(full)
+            features.append(Features(F.adaptive_avg_pool2d(seen.grid.float().cpu(), grid), seen.pooled.float().cpu()))
+            heads.append(_heads(backbone, inputs, full, grid))
+    grid = (features[0].grid.shape[2], features[0].grid.shape[3])
+    if grid != full:
+        notes.append(f"The {full[0]}x{full[1]} grid is shown at {grid[0]}x{grid[1]}.")
+    regions = Regions.of(backbone, backbone.img_size).averaged(grid)
+    reasons = [head["reason"] for head in heads if "reason" in head]
+    notes += reasons[:1]
+    pairs = [(i, j) for i in range(len(views)) for j in range(len(views))]
+    similarity = {(i, j): cosines(features[i].grid, features[j].grid)[0] for i, j in pairs}
+    return {
+        "name": name,
+        "grid": list(grid),
+        # What the grid spans of the picture's height and width; more than all of it where the network pads.
+        "extent": [whole / side for whole, side in zip(regions.extent, regions.picture, strict=True)],
+        # The other direction is the transpose.
+        "similarity": {f"{i}-{j}": _bytes(similarity[i, j]) for i, j in pairs if i <= j},
+        "best": {f"{i}-{j}": similarity[i, j].argmax(dim=1).tolist() for i, j in pairs if i != j},
+        "top": {f"{i}-{j}": _top(features[i], features[j]) for i, j in pairs if i < j},
+        "global": [int(nearest_region(one.grid, global_feature(one))) for one in features],
+        "heads": [] if reasons else heads,
+        "notes": notes,
+    }
+
+
+def _top(first: Features, second: Features) -> list[list[int]]:
+    columns = first.grid.shape[3]
+    pairs = correspond(first, second).pairs
+    return [[p.first[0] * columns + p.first[1], p.second[0] * columns + p.second[1]] for p in pairs]
+
+
+def _heads(backbone: Backbone, inputs: Tensor, full: tuple[int, int], grid: tuple[int, int]) -> dict[str, Any]:
+    """Every head's attention from every region to every other, (heads, T, T) as bytes relative to each row's peak."""
+    try:
+        attention = backbone.attention(inputs)[0].float().cpu()
+    except UserError as error:
+        return {"reason": str(error)}
+    extra = attention.shape[-1] - full[0] * full[1]
+    weights = shrink_attention(attention[:, extra:, extra:], full, grid)
+    peak = weights.amax(dim=-1, keepdim=True)
+    scaled = (255 * weights / peak.clamp_min(torch.finfo(torch.float32).tiny)).round().byte()
+    return {
+        "count": len(weights),
+        "weights": _base64(scaled.numpy()),
+        "peak": _base64(peak.squeeze(-1).numpy().astype("<f4")),
+        "entropy": _base64(attention_lens.entropy(weights).numpy().astype("<f4")),
+    }
+
+
+def shrink_attention(attention: Tensor, full: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """(heads, T, T) over a fine grid -> over a coarse one: mean over the askers, sum over the asked."""
+    if full == grid:
+        return attention
+    tokens = attention.shape[-1]
+    to_coarse = F.adaptive_avg_pool2d(torch.eye(tokens).view(tokens, 1, *full), grid).flatten(1)  # (T, t)
+    share = to_coarse / to_coarse.sum(dim=1, keepdim=True)
+    return to_coarse.t() @ attention @ share
+
+
+def _shown_grid(full: tuple[int, int]) -> tuple[int, int]:
+    rows, columns = full
+    if rows * columns < 2:
+        raise UserError(
+            "The model ends with a 1x1 grid: there is one region and nothing to explore. Use larger images or a model "
+            "with a smaller stride."
+        )
+    step = 1
+    while -(-rows // step) * -(-columns // step) > MOST_REGIONS:
+        step += 1
+    return -(-rows // step), -(-columns // step)
+
+
+def _bytes(values: Tensor) -> dict[str, Any]:
+    low, high = values.min().item(), values.max().item()
+    scaled = (255 * (values - low) / max(high - low, 1e-12)).round().byte()
+    return {"low": low, "high": high, "data": _base64(scaled.numpy())}
+
+
+def _base64(array: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()

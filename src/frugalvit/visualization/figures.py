@@ -1,0 +1,243 @@
+"""Figures for papers: correspondences (Fig. 6), their scores (Fig. 8), attention (Fig. 7, 10 to 12)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import ConnectionPatch, Rectangle
+from matplotlib.patheffects import Normal, Stroke
+
+from frugalvit.utils import palette
+from frugalvit.utils.plotting import drawing
+from frugalvit.visualization.attention import AttentionView
+from frugalvit.visualization.correspondence import Correspondence, CorrespondenceScore
+from frugalvit.visualization.grid import Regions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_BAR = 0.5
+"""Inches of the scale of colours below the maps."""
+
+_OPEN: Any = {"linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 1.8}
+_OWN: Any = _OPEN | {"marker": "o", "markeredgecolor": palette.BLUE, "markersize": 13}
+_OTHER: Any = _OPEN | {"marker": "^", "markeredgecolor": palette.RED, "markersize": 20}
+
+
+@dataclass(frozen=True)
+class MatchedViews:
+    """One row of Figure 6: two views as pictures (3, H, W) in [0, 1], what was matched, and where its regions lie."""
+
+    title: str
+    first: Tensor
+    second: Tensor
+    seen: Correspondence
+    regions: tuple[Regions, Regions]
+
+
+def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
+    """Numbered lines between the most similar regions; a ring marks the region nearest its view's global feature, a
+    triangle the one nearest the other view's (EsViT, Fig. 6)."""
+    with drawing():
+        aspect = rows[0].first.shape[1] / rows[0].first.shape[2]
+        figure = Figure(figsize=(6.4, len(rows) * (2.9 * aspect + 0.3) + 0.25), layout="constrained")
+        axes = figure.subplots(len(rows), 2, squeeze=False)
+        for row, (left, right) in zip(rows, axes, strict=True):
+            left.set_title(row.title, loc="left", fontsize=8)
+            for axis, image in ((left, row.first), (right, row.second)):
+                _show(axis, image)
+            _draw_pairs(left, right, row)
+            for side, axis in enumerate((left, right)):
+                for place, mark in ((row.seen.own[side], _OWN), (row.seen.other[side], _OTHER)):
+                    y, x = _centre(place, row.regions[side])
+                    # Of the right axes, as the numbers are, and open: neither hides the other.
+                    right.add_artist(
+                        _outline(Line2D([x], [y], **mark, transform=axis.transData, zorder=6, clip_on=False))
+                    )
+        pair = {"marker": "o", "color": palette.YELLOW, "markeredgecolor": "black", "markersize": 6}
+        key = [
+            (Line2D([], [], **pair, linewidth=1.1), "matches, the most similar first"),
+            (Line2D([], [], **_OWN | {"markersize": 8}), "nearest to its view's global feature"),
+            (Line2D([], [], **_OTHER | {"markersize": 8}), "nearest to the other view's"),
+        ]
+        lines, texts = zip(*key, strict=True)
+        figure.legend(lines, texts, frameon=False, fontsize=7, loc="outside lower center", ncols=len(key))
+        return figure
+
+
+def _outline(line: Line2D) -> Line2D:
+    line.set_path_effects([Stroke(linewidth=3.6, foreground="white"), Normal()])
+    line.set_in_layout(False)
+    return line
+
+
+def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
+    """Lines between matched regions, and at each end its numbers: several regions may match one."""
+    outline = [Stroke(linewidth=2.4, foreground="black"), Normal()]
+    ends: dict[tuple[int, float, float], list[int]] = {}
+    for pair in reversed(row.seen.pairs):
+        y1, x1 = _centre(pair.first, row.regions[0])
+        y2, x2 = _centre(pair.second, row.regions[1])
+        line = ConnectionPatch(
+            (x1, y1), (x2, y2), "data", "data", axesA=left, axesB=right, color=palette.YELLOW, linewidth=1.1, zorder=3
+        )
+        line.set_path_effects(outline)
+        # Neither lines nor numbers may push the pictures apart.
+        line.set_in_layout(False)
+        right.add_artist(line)
+        for end in ((0, x1, y1), (1, x2, y2)):
+            ends.setdefault(end, []).append(pair.rank)
+    for (side, x, y), ranks in ends.items():
+        # Lines belong to the right axes, so numbers of the left one are drawn there too: they stay on top.
+        number = right.annotate(
+            " ".join(map(str, sorted(ranks))),
+            (x, y),
+            xycoords=(left, right)[side].transData,
+            fontsize=5.5,
+            ha="center",
+            va="center",
+            zorder=5,
+            annotation_clip=False,
+            bbox={
+                "boxstyle": "circle,pad=0.15" if len(ranks) == 1 else "round,pad=0.2",
+                "facecolor": palette.YELLOW,
+                "edgecolor": "black",
+                "lw": 0.5,
+            },
+        )
+        number.set_in_layout(False)
+
+
+def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title: str, mass: float) -> Figure:
+    """Entropy of every head, the masks that hold ``mass`` of the attention, and the full maps, ranked by entropy.
+
+    All maps share one scale of colours, so that a head that looks everywhere alike is seen to; it rises with the root,
+    for a head that looks at one region only would leave all others dark.
+    """
+    count = len(view.order)
+    columns = min(count, 8)
+    lines = -(-count // columns)
+    aspect = image.shape[1] / image.shape[2]
+    with drawing():
+        rows = lines * (6.4 / columns * aspect + 0.16)
+        figure = Figure(figsize=(6.8, 1.7 + 2 * rows + _BAR), layout="constrained")
+        figure.suptitle(title, fontsize=8, x=0.01, ha="left")
+        heights = [1.5, rows, rows, _BAR]
+        scale = PowerNorm(0.5, 0, view.maps.max().item())
+        top, masks, maps, bottom = np.ravel(np.array(figure.subfigures(4, 1, height_ratios=heights)))
+        _entropy_bars(top, image, view, regions)
+        for kind, part in (("mask", masks), ("map", maps)):
+            part.supylabel(f"{100 * mass:.0f} % mass" if kind == "mask" else "attention", fontsize=7)
+            axes = part.subplots(lines, columns, squeeze=False).ravel()
+            for axis in axes[count:]:
+                axis.set_axis_off()
+            for axis, head in zip(axes, view.order, strict=False):
+                _show(axis, image, grey=True)
+                _overlay(axis, view, head, kind, regions, scale)
+                axis.set_title(f"head {head}", fontsize=6, pad=2)
+                _mark_query(axis, view, regions)
+        bar = bottom.colorbar(ScalarMappable(scale, "viridis"), cax=bottom.subplots(), orientation="horizontal")
+        bar.set_label("share of a head's attention that a region gets", fontsize=6)
+        bar.ax.tick_params(labelsize=6)
+        return figure
+
+
+def most_bits(view: AttentionView) -> float:
+    """The entropy of a head that looks alike at all regions it can see, which are those of a window in a Swin."""
+    return math.log2(max(2, int((view.maps > 0).any(0).sum())))
+
+
+def _entropy_bars(figure: Any, image: Tensor, view: AttentionView, regions: Regions) -> None:
+    picture, bars = figure.subplots(1, 2, width_ratios=(1, 3))
+    _show(picture, image)
+    _mark_query(picture, view, regions, size=7)
+    bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], 0.7, color=palette.BLUE)
+    bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
+    most = most_bits(view)
+    bars.axhline(most, color="black", linestyle=":", linewidth=1)
+    text = f"{most:.3g}: all regions in sight alike"
+    bars.annotate(text, (1, most), (0, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=6)
+    bars.set_ylim(0, 1.15 * most)
+    bars.set_ylabel("entropy (bits)", fontsize=7)
+    bars.set_xlabel("head", fontsize=7)
+    bars.tick_params(labelsize=6)
+
+
+def _overlay(axis: Any, view: AttentionView, head: int, kind: str, regions: Regions, scale: PowerNorm) -> None:
+    height, width = regions.extent
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    if kind == "map":
+        weights = view.maps[head].numpy()
+        axis.imshow(weights, cmap="viridis", norm=scale, alpha=0.7, extent=extent, interpolation="nearest")
+    else:
+        layer = np.zeros((*view.masks[head].shape, 4))
+        layer[..., :3] = tuple(part / 255 for part in bytes.fromhex(palette.RED[1:]))
+        layer[..., 3] = 0.65 * view.masks[head].numpy()
+        axis.imshow(layer, extent=extent, interpolation="nearest")
+    # What a region shows of the padding lies outside the picture and is not drawn.
+    axis.set(xlim=(-0.5, regions.picture[1] - 0.5), ylim=(regions.picture[0] - 0.5, -0.5))
+
+
+def score_figure(scores: Mapping[str, CorrespondenceScore]) -> Figure:
+    """Accuracy and distance error of the top pairs, one bar per model, guessing as a dotted line (Fig. 8)."""
+    names, values = list(scores), list(scores.values())
+    with drawing():
+        figure = Figure(figsize=(6.4, 0.8 + 0.34 * len(names)), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for axis, label, lengths, guesses in (
+            (left, "accuracy", [s.accuracy for s in values], [s.chance_accuracy for s in values]),
+            (right, "distance error (pixels)", [s.error for s in values], [s.chance_error for s in values]),
+        ):
+            for place, (length, guess) in enumerate(zip(lengths, guesses, strict=True)):
+                style = place % len(palette.SERIES)
+                axis.barh(
+                    place, length, 0.7, color=palette.SERIES[style], hatch=palette.HATCHES[style], edgecolor="white"
+                )
+                axis.plot((guess, guess), (place - 0.42, place + 0.42), ":", color="black", linewidth=1.2)
+                axis.annotate(
+                    f"{length:.3g}", (length, place), (3, 0), textcoords="offset points", va="center", fontsize=7
+                )
+            axis.set_xlabel(label)
+            axis.margins(x=0.16)
+        left.set_xlim(0, 1.15)
+        left.set_yticks(range(len(names)), names)
+        left.invert_yaxis()
+        right.plot([], [], ":", color="black", linewidth=1.2, label="guessing")
+        figure.legend(frameon=False, fontsize=7, loc="outside upper right")
+        return figure
+
+
+def _show(axis: Any, image: Tensor, grey: bool = False) -> None:
+    pixels = image.clamp(0, 1).permute(1, 2, 0).cpu().numpy()
+    if grey:
+        pixels = np.repeat((pixels @ np.array([0.299, 0.587, 0.114]))[..., None], 3, axis=2)
+    axis.imshow(pixels, interpolation="nearest" if max(pixels.shape) < 96 else "antialiased")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.spines[:].set_visible(False)
+
+
+def _mark_query(axis: Any, view: AttentionView, regions: Regions, size: float = 3.5) -> None:
+    if view.query is None:
+        return
+    y, x = _centre(view.query, regions)
+    axis.plot(x, y, "o", color=palette.BLUE, markersize=size, markeredgecolor="white", markeredgewidth=0.6)
+    height, width = (end - start for start, end in map(regions.span, (0, 1), view.query))
+    axis.add_patch(
+        Rectangle((x - width / 2, y - height / 2), width, height, fill=False, edgecolor="white", linewidth=0.5)
+    )
+
+
+def _centre(place: tuple[int, int], regions: Regions) -> tuple[float, float]:
+    """The middle of a region in the coordinates of ``imshow``, where pixel 0 spans -0.5 to 0.5."""
+    y, x = regions.centre(place)
+    return y - 0.5, x - 0.5

@@ -1,0 +1,195 @@
+"""What a lens looks at: a picture as the model sees it, and the paper's second view of it.
+
+EsViT (Li et al., ICLR 2022), supplement B.5: the second view of a centre crop is its mirror image with jittered
+colours in grey, so that the true match of every region is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional
+
+from frugalvit.data.augment.transforms import EvalTransform
+from frugalvit.data.decode import BadImage
+from frugalvit.errors import UserError
+from frugalvit.utils import console
+from frugalvit.visualization.grid import Regions
+
+if TYPE_CHECKING:
+    from frugalvit.backbones import Backbone
+    from frugalvit.data.dataset import Examples
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle of the original picture, in its pixels."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+def kept_share(img_size: tuple[int, int], transform: EvalTransform | None = None) -> float:
+    """The share of the short side that the evaluation's crop keeps.
+
+    As a model's own transform says; without one 224/256 as in the paper, and all of a tiny picture.
+    """
+    return 1 / (transform or EvalTransform(img_size)).resize_ratio
+
+
+def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0) -> Box:
+    """The centred box of a picture of ``size`` (height, width) with the proportions of ``shape`` (height, width).
+
+    It is ``keep`` times as large as the largest such box.
+    """
+    height, width = size
+    scale = keep * min(height / shape[0], width / shape[1])
+    box_height, box_width = shape[0] * scale, shape[1] * scale
+    return Box((width - box_width) / 2, (height - box_height) / 2, box_width, box_height)
+
+
+def whole_shape(size: tuple[int, int], model_size: tuple[int, int], cell: tuple[int, int]) -> tuple[int, int]:
+    """A shape with the proportions of the picture, about the model's area, in whole cells: nothing is cropped."""
+    height, width = size
+    scale = (model_size[0] * model_size[1] / (height * width)) ** 0.5
+    rows, columns = (max(1, round(side * scale / step)) for side, step in zip(size, cell, strict=True))
+    return rows * cell[0], columns * cell[1]
+
+
+def cut(pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> Tensor:
+    """``box`` of a picture (H, W, 3) uint8, resized to ``shape``: (3, h, w) float in [0, 1]."""
+    from PIL import Image
+
+    corners = (box.left, box.top, box.left + box.width, box.top + box.height)
+    picture = Image.fromarray(pixels).resize(
+        (shape[1], shape[0]), Image.Resampling.BICUBIC, box=corners, reducing_gap=3.0
+    )
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+
+
+def shown(backbone: Backbone, pixels: np.ndarray, fit: str, keep: float) -> tuple[Tensor, Box]:
+    """A picture (H, W, 3) as the model is shown it, (3, h, w) in [0, 1], and the part of the original it covers.
+
+    ``fit`` is "crop", the evaluation's centre crop, or "whole", all of the picture in its proportions.
+    """
+    size, shape = (pixels.shape[0], pixels.shape[1]), backbone.img_size
+    if fit == "crop":
+        box = centre_box(size, shape, keep)
+    else:
+        down, across = backbone.cell_size(shape)
+        shape = whole_shape(size, shape, (max(1, round(down)), max(1, round(across))))
+        box = Box(0, 0, size[1], size[0])
+    return cut(pixels, box, shape), box
+
+
+def spread_evenly(examples: Examples, limit: int) -> Examples:
+    """At most ``limit`` of the examples, the first and the last among them."""
+    count = min(limit, len(examples))
+    return examples.subset([round(i * (len(examples) - 1) / max(count - 1, 1)) for i in range(count)])
+
+
+def shown_batches(
+    examples: Examples, backbone: Backbone, size: int, label: str, keep: float | None = None
+) -> Iterator[Tensor]:
+    """The examples as the model is shown them; images that cannot be read are left out and counted.
+
+    ``keep`` is the share of the short side that its crop keeps, by default that of the evaluation's usual one.
+    """
+    keep = kept_share(backbone.img_size) if keep is None else keep
+    # A JPEG need not be decoded finer than twice what the crop shows.
+    enough = (round(2 * backbone.img_size[0] / keep), round(2 * backbone.img_size[1] / keep))
+    waiting: list[Tensor] = []
+    bad = 0
+    for index in console.progress(range(len(examples)), label=label):
+        try:
+            pixels = examples.read(index, at_least=enough)
+        except BadImage as error:
+            bad += 1
+            if bad == 1:
+                console.warn(f"left out: {error}")
+            continue
+        waiting.append(shown(backbone, pixels, "crop", keep)[0])
+        if len(waiting) == size:
+            yield torch.stack(waiting)
+            waiting = []
+    if waiting:
+        yield torch.stack(waiting)
+    if bad > 1:
+        console.warn(f"{bad} images could not be read and were left out")
+
+
+def model_input(backbone: Backbone, images: Tensor) -> Tensor:
+    """Pictures (B, 3, H, W) in [0, 1] -> what the backbone takes: its channels, with its normalisation."""
+    channels = backbone.in_chans
+    if channels == 1:
+        images = functional.rgb_to_grayscale(images)
+    elif channels != 3:
+        raise UserError(
+            f"{backbone.name} takes {channels} channels; pictures can be shown only to models that take 3 (or 1)."
+        )
+    mean = torch.tensor(backbone.mean).view(1, -1, 1, 1)
+    std = torch.tensor(backbone.std).view(1, -1, 1, 1)
+    device = next((parameter.device for parameter in backbone.parameters()), images.device)
+    return ((images - mean.to(images)) / std.to(images)).to(device)
+
+
+@contextmanager
+def at_rest(backbone: Backbone) -> Iterator[None]:
+    """The backbone in eval mode and without gradients, its mode put back afterwards."""
+    training = backbone.training
+    backbone.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        backbone.train(training)
+
+
+@dataclass(frozen=True)
+class SecondView:
+    """The paper's second view: mirrored, colours jittered with probability ``jitter``, grey with probability ``grey``.
+
+    The numbers are those of the released evaluation: flip always, jitter 0.8 of strength (0.4, 0.4, 0.2, 0.1), grey
+    always.
+    """
+
+    flip: bool = True
+    jitter: float = 0.8
+    grey: float = 1.0
+    strength: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """(B, 3, H, W) in [0, 1] -> the same; each image draws its own colours from ``generator`` (on the CPU)."""
+        views = [self._one(image, generator) for image in images]
+        return torch.stack(views)
+
+    def _one(self, image: Tensor, generator: torch.Generator) -> Tensor:
+        draws = torch.rand(6, generator=generator).tolist()
+        order = torch.randperm(4, generator=generator).tolist()
+        if self.flip:
+            image = image.flip(-1)
+        if draws[0] < self.jitter:
+            factors = [1 + amount * (2 * draw - 1) for amount, draw in zip(self.strength, draws[1:5], strict=True)]
+            adjust = [
+                lambda x: functional.adjust_brightness(x, factors[0]),
+                lambda x: functional.adjust_contrast(x, factors[1]),
+                lambda x: functional.adjust_saturation(x, factors[2]),
+                lambda x: functional.adjust_hue(x, factors[3] - 1),
+            ]
+            for index in order:
+                image = adjust[index](image)
+        if draws[5] < self.grey:
+            image = functional.rgb_to_grayscale(image, num_output_channels=3)
+        return image
+
+    def steps_off(self, regions: Regions) -> tuple[Tensor, Tensor]:
+        """By how many rows and columns a match is off, (h, h) and (w, w): [i, j] for row or column j as match of i."""
+        return regions.steps_off(0, mirrored=False), regions.steps_off(1, mirrored=self.flip)

@@ -1,0 +1,310 @@
+"""What holds for every network written here besides Swin: timm's interface, GridModel, any size, compile and export."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import timm
+import torch
+import torch._inductor.config as inductor
+from hypothesis import given
+from hypothesis import strategies as st
+from timm.models import group_parameters
+from torch import nn
+
+import frugalvit.backbones.architectures.cvt
+import frugalvit.backbones.architectures.cvt_windowed
+import frugalvit.backbones.architectures.t2t
+import frugalvit.backbones.architectures.vil  # noqa: F401
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.base import GridModel
+from frugalvit.backbones.weights.load import load_weights
+from frugalvit.engine.compile import prepare_compiler
+from frugalvit.errors import UserError
+
+TINY = {
+    "cvt_13": {"embed_dim": (8, 12, 16), "depths": (1, 1, 2), "num_heads": (1, 1, 2), "head_dim": 8},
+    "t2t_vit_14": {"embed_dim": 24, "depth": 2, "num_heads": 2, "token_dim": 8},
+    "cvt_tiny_w7": {"embed_dim": 4, "depths": (1, 1, 1, 2)},
+    "vil_tiny_w7": {"embed_dim": 8, "depths": (2, 1, 1, 1), "num_heads": (1, 2, 2, 4)},
+}
+# As few blocks as show every kind: tracing takes a second for each.
+MICRO = {
+    "cvt_13": {"embed_dim": (8, 8), "depths": (1, 1), "num_heads": (1, 2), "head_dim": 8},
+    "t2t_vit_14": {"embed_dim": 8, "depth": 1, "num_heads": 2, "token_dim": 8},
+    "cvt_tiny_w7": {"embed_dim": (8, 8), "depths": (1, 1), "num_heads": (1, 2)},
+    "vil_tiny_w7": {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2), "sparse_stages": 1},
+}
+STRIDE = {"cvt_13": 16, "t2t_vit_14": 16, "cvt_tiny_w7": 32, "vil_tiny_w7": 32}
+every_model = pytest.mark.parametrize("name", TINY)
+
+
+def tiny(name: str, **keywords) -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(name, **{"num_classes": 5, **TINY[name], **keywords}).eval()
+
+
+def images(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@every_model
+def test_is_a_grid_model(name):
+    model = tiny(name)
+    assert isinstance(model, GridModel)
+    assert model.family in ("cvt", "t2t", "vil")
+    assert model.num_features == model.feature_info[-1]["num_chs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "millions"),
+    [
+        ("cvt_13", {}, 19.94),
+        ("t2t_vit_14", {}, 21.55),
+        ("cvt_tiny_w7", {"num_classes": 0, "relative_bias": False}, 29.30),
+        ("vil_tiny_w7", {"num_classes": 0}, 27.57),
+    ],
+)
+def test_parameters_as_published(name, keywords, millions):
+    with torch.device("meta"):
+        model = timm.create_model(name, **keywords)
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 2) == millions
+
+
+@every_model
+@pytest.mark.parametrize("size", [(28, 28), (32, 32), (64, 64), (96, 96), (128, 128), (200, 312), (33, 71)])
+def test_any_size(name, size):
+    model = tiny(name)
+    batch = images(2, 3, *size)
+    with torch.no_grad():
+        grid, pooled = model.forward_grid(batch)
+        logits = model(batch)
+        blocks = model.forward_grid_blocks(batch)
+        attention = model.last_attention(batch)
+    assert grid.shape[:2] == (2, model.num_features)
+    if all(side % 4 == 0 for side in size):
+        assert grid.shape[2:] == tuple(math.ceil(side / STRIDE[name]) for side in size)
+    assert logits.isfinite().all()
+    torch.testing.assert_close(model.get_classifier()(pooled), logits)
+    torch.testing.assert_close(model.forward_head(model.forward_features(batch), pre_logits=True), pooled)
+
+    assert len(blocks) == model.stage_ends[-1] + 1
+    torch.testing.assert_close(model.final_norm(blocks[-1]), grid)
+    torch.testing.assert_close(blocks[-1], model.forward_grid(batch, norm=False)[0])
+    stages = [blocks[end] for end in model.stage_ends]
+    assert [stage.shape[1] for stage in stages] == [info["num_chs"] for info in model.feature_info]
+
+    tokens = grid.shape[2] * grid.shape[3] + (name == "t2t_vit_14")
+    assert attention.shape[2:] == (tokens, tokens)
+    torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:3]))
+    assert (attention >= 0).all()
+
+
+@given(height=st.integers(16, 70), width=st.integers(16, 70), name=st.sampled_from(sorted(TINY)))
+def test_an_image_is_not_moved_by_its_neighbours_in_the_batch(height, width, name):
+    model = tiny(name)
+    batch = images(3, 3, height, width)
+    with torch.no_grad():
+        together = model.forward_grid(batch)[0]
+        alone = model.forward_grid(batch[1:2])[0]
+    torch.testing.assert_close(together[1:2], alone, rtol=1e-4, atol=1e-5)
+
+
+@every_model
+def test_every_weight_learns(name):
+    model = tiny(name).train()
+    grid, pooled = model.forward_grid(images(2, 3, 96, 96))
+    weights = images(*grid.shape, seed=2)
+    ((grid * weights).sum() + model.get_classifier()(pooled).square().sum()).backward()
+    for parameter_name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            assert parameter_name == "pos_embed" or parameter_name.endswith(".w"), parameter_name
+            continue
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+        # Softmax does not feel a bias of the keys; what ViL's global token gathers in the last block of a stage is
+        # left behind with it.
+        left_behind = "g2g" in parameter_name and not parameter_name.startswith("layer1.1.")
+        if parameter.ndim > 1 and not left_behind:
+            assert parameter.grad.abs().sum() > 0, parameter_name
+
+
+@every_model
+def test_evaluation_and_seeded_training_repeat_themselves(name):
+    model = tiny(name, drop_path_rate=0.3)
+    batch = images(2, 3, 64, 64)
+    torch.testing.assert_close(model(batch), model(batch), rtol=0, atol=0)
+    model.train()
+    results = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        results.append(model(batch))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@every_model
+def test_compiles_as_one_graph(name):
+    model = tiny(name, **MICRO[name])
+    batch = images(2, 3, 40, 64)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(batch), model(batch))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "vil_tiny_w7" else pytest.param(name, marks=pytest.mark.slow) for name in TINY]
+)
+def test_exports_for_any_batch(name):
+    model = tiny(name, **MICRO[name])
+    with torch.no_grad():
+        program = torch.export.export(
+            model, (images(2, 3, 64, 64),), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},)
+        )
+        batch = images(5, 3, 64, 64)
+        torch.testing.assert_close(program.module()(batch), model(batch))
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # processors without bf16 say so
+@every_model
+def test_bf16_stays_close(name):
+    model = tiny(name)
+    batch = images(2, 3, 64, 96)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = model.forward_grid(batch)[0]
+    with torch.no_grad():
+        exact = model.forward_grid(batch)[0]
+    assert (rough.float() - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+@every_model
+def test_a_double_network_computes_in_double(name):
+    """Half a step moves the grid half as far; one this small drowns where anything is rounded to single precision."""
+    model, batch = tiny(name).double(), images(2, 3, 64, 64).double()
+    with torch.no_grad():
+        before, half, whole = (model.forward_grid(batch + step * batch.sin())[0] for step in (0, 5e-8, 1e-7))
+    moved = whole - before
+    assert (2 * (half - before) - moved).abs().max() < 1e-3 * moved.abs().max()
+
+
+@pytest.mark.gpu
+@every_model
+def test_bf16_on_a_device(name):
+    model = tiny(name).cuda().train()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        grid, pooled = model.forward_grid(images(4, 3, 96, 96).cuda())
+    (grid.float().square().mean() + pooled.float().mean()).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.gpu
+@every_model
+@inductor.patch({"triton.mix_order_reduction": True})  # what prepare_compiler may change, put back
+def test_compiled_on_a_device(name):
+    """At a size where torch 2.11 makes one kernel of several sums: gradients keep their shapes, and are the same."""
+    torch.manual_seed(0)
+    wide = {"embed_dim": (64, 64)} if name.startswith("cvt") else {}
+    model = timm.create_model(name, num_classes=5, **MICRO[name] | wide).cuda().train()
+    inputs, gradients = images(32, 3, 224, 224).cuda(), []
+    prepare_compiler(model)
+    for run in (model, torch.compile(model, dynamic=False)):
+        model.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            run(inputs).float().square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
+
+
+@every_model
+def test_gradient_checkpointing_changes_nothing(name):
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny(name).train()
+        model.set_grad_checkpointing(checkpointing)
+        model(images(2, 3, 64, 64)).square().sum().backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    plain, saved = gradients
+    assert plain.keys() == saved.keys()
+    for parameter_name, gradient in plain.items():
+        torch.testing.assert_close(saved[parameter_name], gradient)
+
+
+@every_model
+def test_classifier_and_channels(name):
+    model = tiny(name, in_chans=1, num_classes=0)
+    batch = images(2, 1, 64, 64)
+    torch.testing.assert_close(model(batch), model.forward_grid(batch)[1])
+    model.reset_classifier(3)
+    assert model(batch).shape == (2, 3)
+    assert model.num_classes == 3
+
+
+@every_model
+def test_smaller_patches_give_a_finer_grid(name):
+    model = tiny(name, img_size=32, patch_size=2)
+    assert model.forward_grid(images(1, 3, 32, 32))[0].shape[2] == 2 * 32 // STRIDE[name]
+    same_weights = tiny(name).state_dict()
+    fitting = [key for key, value in model.state_dict().items() if value.shape == same_weights[key].shape]
+    assert len(fitting) >= len(same_weights) - 1  # T2T's positions, ViL's first patch
+
+
+@every_model
+def test_stages_through_timm(name):
+    model = timm.create_model(name, features_only=True, **TINY[name])
+    stages = model(images(1, 3, 64, 64))
+    assert [64 // stage.shape[2] for stage in stages] == model.feature_info.reduction()
+
+
+@pytest.mark.parametrize("name", [*TINY, "swin_nano"])
+def test_stages_are_chosen_alike(name):
+    """All networks written here answer timm's question in one way, and refuse what they do not have in one line."""
+    model = tiny(name) if name in TINY else timm.create_model(name, img_size=64, patch_size=4).eval()
+    pixels = images(1, 3, 64, 64)
+    every = model.forward_intermediates(pixels, intermediates_only=True)
+    assert len(every) == len(model.stage_ends)
+    for indices, expected in ((1, every[-1:]), (0, []), ([0, -1], [every[0], every[-1]])):
+        found = model.forward_intermediates(pixels, indices, intermediates_only=True)
+        torch.testing.assert_close(found, expected)
+    features, normed = model.forward_intermediates(pixels, norm=True)
+    torch.testing.assert_close(features, model.forward_features(pixels))
+    torch.testing.assert_close(normed[-1], model.final_norm(every[-1]))
+    with pytest.raises(UserError, match="NCHW only"):
+        model.forward_intermediates(pixels, output_fmt="NLC")
+
+
+@every_model
+def test_every_parameter_has_a_place_in_layer_wise_learning_rates(name):
+    model = tiny(name)
+    groups = group_parameters(model, model.group_matcher(), reverse=True)
+    assert groups.keys() == dict(model.named_parameters()).keys()
+    blocks = model.stage_ends[-1] + 1
+    assert len(set(groups.values())) == 1 + blocks + 1  # the first embedding, every block, the head
+    assert groups["head.weight"] == max(groups.values())
+
+
+@every_model
+def test_impossible_shapes_are_said(name):
+    wrong = {"num_heads": 5} if name == "t2t_vit_14" else {"depths": (1, 1)}
+    with pytest.raises(UserError, match="num_heads"):
+        tiny(name, **wrong)
+
+
+@pytest.mark.parametrize("name", ["t2t_vit_14", "cvt_tiny_w7"])
+@pytest.mark.parametrize("size", [(1, 1), (40, 2)])
+def test_images_smaller_than_a_kernel_are_said(name, size):
+    with pytest.raises(UserError, match=f"{size[0]}x{size[1]} pixels are too few for this network: it needs 3"):
+        tiny(name)(images(1, 3, *size))
+
+
+@every_model
+def test_dropout_before_the_classifier(name):
+    """Where a backbone is trained by its pooled features, they are what is dropped."""
+    model = tiny(name, drop_rate=0.5)
+    pooled = model.train().forward_grid(images(2, 3, 64, 64))[1]
+    assert 0.2 < (pooled == 0).float().mean() < 0.8
+    assert not (model.eval().forward_grid(images(2, 3, 64, 64))[1] == 0).any()
+
+
+def test_tables_of_other_windows_are_resampled():
+    first, second = (create_backbone("cvt_tiny_w7", 64, window_size=window, **TINY["cvt_tiny_w7"]) for window in (7, 4))
+    assert not load_weights(second, first.model.state_dict()).missing

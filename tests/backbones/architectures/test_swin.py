@@ -1,0 +1,219 @@
+"""Our Swin against the released numbers, against timm, and against attention written as loops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import frugalvit.backbones
+from frugalvit.backbones.architectures.swin import Block, SwinTransformer
+from frugalvit.backbones.architectures.windows import cut, join, mask, plan_windows
+from frugalvit.errors import UserError
+
+TINY = {"embed_dim": 24, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 16)}
+
+
+def released_weights(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    """Released names -> timm's: the merging stands one stage later."""
+    weights = {}
+    for key, value in arrays.items():
+        if key.startswith("w."):
+            name = re.sub(r"layers\.(\d+)\.downsample", lambda hit: f"layers.{int(hit[1]) + 1}.downsample", key[2:])
+            weights[name] = torch.from_numpy(value).float()
+    return weights
+
+
+@pytest.mark.parametrize("pixels", [224, 96, 100, 64, 32])
+def test_equals_the_released_code(golden: Callable[[str], dict[str, np.ndarray]], pixels: int) -> None:
+    arrays = golden("c_swin_w7")
+    backbone = frugalvit.backbones.create_backbone("swin_tiny_w7", padding="zeros", **TINY).eval()
+    backbone.model.load_state_dict(released_weights(arrays))
+    images = torch.from_numpy(arrays[f"img{pixels}"]).float()
+    expected = {key: torch.from_numpy(arrays[f"img{pixels}.{key}"]) for key in ("view", "region", "last4", "last_attn")}
+    with torch.no_grad():
+        features = backbone(images)
+        torch.testing.assert_close(features.pooled, expected["view"], atol=1e-4, rtol=0)
+        torch.testing.assert_close(features.grid.flatten(2).mT, expected["region"], atol=1e-4, rtol=0)
+        torch.testing.assert_close(backbone.last_blocks(images, 4), expected["last4"], atol=1e-4, rtol=0)
+        weights, _ = backbone.model.last_window_attention(images)
+        torch.testing.assert_close(
+            weights.half(), expected["last_attn"], atol=1e-4, rtol=1e-3
+        )  # kept in half precision
+        rows = backbone.attention(images).sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+
+
+def test_equals_timm_where_windows_divide_every_map() -> None:
+    theirs = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, drop_path_rate=0.0, **TINY)
+    ours = SwinTransformer(num_classes=5, drop_path_rate=0.0, norm_eps=1e-5, **TINY)
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 3, 224, 224)
+    for model in (theirs, ours):
+        model(images).square().sum().backward()
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-5, rtol=1e-5)
+    for (name, parameter), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def attention_by_loops(block: Block, tokens: Tensor) -> Tensor:
+    """Window attention token by token: who shares a window and a region is read off the definition, nothing is padded.
+
+    The map is laid on windows that start ``shift`` before its corner (a roll does no more than that: what it brings
+    around the border is another region, and sees only itself).
+    """
+    normed = block.norm1(tokens)
+    batch, height, width, channels = tokens.shape
+    heads = block.attn.num_heads
+    query, key, value = block.attn.qkv(normed).view(batch, height, width, 3, heads, -1).unbind(3)
+    rows, columns = block.attn.window_size
+    shift = block.shift
+    table = block.attn.relative_position_bias_table.view(2 * rows - 1, 2 * columns - 1, heads)
+    output = torch.zeros_like(tokens)
+
+    def window_of(row: int, column: int) -> tuple[int, int]:
+        return (row - shift[0]) // rows, (column - shift[1]) // columns
+
+    places = [(row, column) for row in range(height) for column in range(width)]
+    for row, column in places:
+        seen = [place for place in places if window_of(*place) == window_of(row, column)]
+        for head in range(heads):
+            scores = torch.stack(
+                [
+                    (query[:, row, column, head] * key[:, r, c, head]).sum(-1) * (channels // heads) ** -0.5
+                    + table[row - r + rows - 1, column - c + columns - 1, head]
+                    for r, c in seen
+                ],
+                1,
+            ).softmax(1)
+            values = torch.stack([value[:, r, c, head] for r, c in seen], 1)
+            size = channels // heads
+            output[:, row, column, head * size : (head + 1) * size] = (scores[..., None] * values).sum(1)
+    return block.attn.proj(output)
+
+
+@given(
+    size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    window=st.integers(2, 4),
+    shifted=st.booleans(),
+)
+def test_masked_padding_is_attention_without_padding(size: tuple[int, int], window: int, shifted: bool) -> None:
+    torch.manual_seed(0)
+    shift = (window // 2,) * 2 if shifted else (0, 0)
+    block = Block(8, 2, (window, window), shift, 2.0, 0.0, True, 1e-6).double()
+    torch.nn.init.normal_(block.attn.relative_position_bias_table)
+    torch.nn.init.normal_(block.attn.qkv.bias)
+    tokens = torch.randn(2, *size, 8, dtype=torch.double, requires_grad=True)
+    plan = block.plan(tokens)
+    fast = block.attn(block.norm1(tokens), plan)
+    slow = attention_by_loops(block, tokens)
+    torch.testing.assert_close(fast, slow)
+    aim = torch.randn_like(fast)
+    (fast_gradient,) = torch.autograd.grad((fast * aim).sum(), tokens, retain_graph=True)
+    (slow_gradient,) = torch.autograd.grad((slow * aim).sum(), tokens)
+    torch.testing.assert_close(fast_gradient, slow_gradient)
+
+
+@pytest.mark.parametrize("mask_padding", [True, False])
+@pytest.mark.parametrize("size", [(7, 7), (8, 13), (3, 20), (6, 5), (14, 14)])
+def test_join_undoes_cut(size: tuple[int, int], mask_padding: bool) -> None:
+    tokens = torch.randn(2, *size, 3)
+    for shift in ((0, 0), (3, 3), (0, 3)):
+        plan = plan_windows(size, (7, 7), shift, mask_padding)
+        windows = cut(tokens, plan)
+        assert windows.shape[0] == 2 * plan.count
+        torch.testing.assert_close(join(windows, plan), tokens)
+
+
+def test_masks_are_built_once_and_usable_in_training_after_inference() -> None:
+    model = SwinTransformer(num_classes=2, img_size=64, **TINY)
+    with torch.inference_mode():
+        model(torch.randn(1, 3, 72, 64))
+    model(torch.randn(1, 3, 72, 64)).sum().backward()
+    tokens = torch.zeros(1)
+    plan = plan_windows((10, 10), (7, 7), (3, 3), True)
+    assert mask(plan, tokens) is mask(plan, tokens)
+
+
+def test_windows_and_shifts_as_released() -> None:
+    found = {}
+    for window in (7, 14):
+        model = SwinTransformer(num_classes=0, window_size=window, **TINY)
+        found[window] = [
+            [(block.attn.window_size[0], block.shift[0]) for block in stage.block_list()] for stage in model._stages()
+        ]
+    assert found[7] == [[(7, 0), (7, 3)]] * 3 + [[(7, 0), (7, 0)]]
+    assert found[14] == [[(14, 0), (14, 7)]] * 2 + [[(14, 0), (14, 0)], [(7, 0), (7, 0)]]
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("swin_tiny_w7", 27.52), ("swin_tiny_w14", 27.57), ("swin_small_w7", 48.84), ("swin_base_w14", 86.92)],
+)
+def test_parameter_counts(name: str, millions: float) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.006)
+
+
+def test_activation_checkpointing_changes_nothing() -> None:
+    model = SwinTransformer(num_classes=3, img_size=64, drop_path_rate=0.0, **TINY)
+    images = torch.randn(2, 3, 64, 64)
+    gradients = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        model(images).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_half_precision_keeps_padding_out() -> None:
+    model = SwinTransformer(num_classes=3, img_size=64, **TINY).eval()
+    images = torch.randn(1, 3, 72, 60)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model(images)
+    assert logits.dtype == torch.bfloat16 and logits.isfinite().all()
+    with torch.no_grad():
+        torch.testing.assert_close(logits.float(), model(images), atol=0.05, rtol=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_attention_to_look_at_sums_to_one_in_half_precision() -> None:
+    model = SwinTransformer(num_classes=0, img_size=64, **TINY).eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        weights, _ = model.last_window_attention(torch.randn(2, 3, 64, 64))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+
+
+def test_features_only_through_timm() -> None:
+    model = timm.create_model("swin_nano", features_only=True, img_size=64, patch_size=4)
+    shapes = [tuple(grid.shape[1:]) for grid in model(torch.zeros(1, 3, 64, 64))]
+    assert shapes == [(32, 16, 16), (64, 8, 8), (128, 4, 4)]
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UserError, match="padding='reflect'"):
+        SwinTransformer(padding="reflect")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="one number per stage"):
+        SwinTransformer(depths=(2, 2), num_heads=(3, 6, 12))
+    with pytest.raises(UserError, match="multiple of its heads"):
+        SwinTransformer(embed_dim=20, num_heads=(3, 6, 12, 24))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pixels", [64, 40])
+def test_compiles_in_one_graph(pixels: int) -> None:
+    model = SwinTransformer(img_size=64, patch_size=4, num_classes=3, embed_dim=16, depths=(2, 1), num_heads=(2, 4))
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    images = torch.randn(2, 3, pixels, pixels)
+    torch.testing.assert_close(compiled.eval()(images), model.eval()(images), atol=1e-5, rtol=1e-5)
+    compiled(images).sum().backward()

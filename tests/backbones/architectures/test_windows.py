@@ -1,0 +1,62 @@
+"""Relative biases: the gradient that gathers equals the one that an index's backward adds up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.architectures.windows import WindowPlan, offsets, pairs_of_rows, plan_windows, relative_bias
+
+SIZES = [((14, 14), (7, 7)), ((6, 9), (7, 7)), ((3, 5), (7, 7)), ((8, 8), (4, 2)), ((1, 1), (7, 7))]
+
+
+def plans() -> list[WindowPlan]:
+    return [plan_windows(size, table, (0, 0), True) for size, table in SIZES]
+
+
+@pytest.mark.parametrize("plan", plans(), ids=str)
+def test_equals_an_index(plan: WindowPlan) -> None:
+    rows = (2 * plan.table[0] - 1) * (2 * plan.table[1] - 1)
+    table = torch.randn(rows, 3, dtype=torch.float64, requires_grad=True)
+    index = offsets(plan, table)
+    ours, theirs = relative_bias(table, plan), table[index]
+    assert torch.equal(ours, theirs)
+    weight = torch.randn_like(theirs)
+    gradients = [torch.autograd.grad((bias * weight).sum(), table)[0] for bias in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
+    with torch.no_grad():
+        assert torch.equal(relative_bias(table, plan), theirs)
+
+
+def test_a_parameter_finds_what_is_kept() -> None:
+    """The same tensor each time: a network asks with its own table in every block and step."""
+    plan, table = plans()[0], torch.nn.Parameter(torch.zeros(169, 3))
+    assert offsets(plan, table) is offsets(plan, table) is offsets(plan, table.detach())
+
+
+@pytest.mark.parametrize("plan", plans(), ids=str)
+def test_every_pair_is_read_by_its_row_once(plan: WindowPlan) -> None:
+    index = offsets(plan, torch.zeros(1)).flatten()
+    pairs = pairs_of_rows(plan, torch.zeros(1))
+    for row, found in enumerate(pairs):
+        there = found[found < len(index)]
+        assert sorted(there.tolist()) == (index == row).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.slow
+def test_a_compiled_network_has_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    backbone = create_backbone("swin_nano", img_size=32, embed_dim=8, depths=(2, 2), num_heads=(1, 2), drop_path=0.0)
+    images = torch.randn(2, 3, 32, 32)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        backbone.zero_grad()
+        backbone(images).grid.square().sum().backward()
+        return {name: p.grad.clone() for name, p in backbone.named_parameters() if p.grad is not None}
+
+    plain = gradients()
+    assert any("relative_position_bias_table" in name for name in plain)
+    backbone.compile(fullgraph=True, dynamic=False)
+    for name, gradient in gradients().items():
+        torch.testing.assert_close(gradient, plain[name], atol=1e-4, rtol=1e-3, msg=name)

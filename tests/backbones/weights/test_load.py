@@ -1,0 +1,379 @@
+"""Every released format, made small from random models, must come back exactly."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from frugalvit.backbones.weights.load import LoadReport, load_weights, read_heads, read_localization
+from frugalvit.errors import UserError
+from helpers.released_checkpoints import (
+    SWIN,
+    drloc,
+    drloc_resnet,
+    esvit,
+    lucidrains,
+    microsoft,
+    projection_head,
+    resnet,
+    same,
+    save,
+    swin,
+    vit,
+)
+
+FORMATS = {
+    "timm swin": (swin, lambda s: s, "timm", 0),
+    "timm swin in state_dict": (swin, lambda s: {"epoch": 3, "state_dict": s, "arch": "swin"}, "timm", 0),
+    "timm, compiled and wrapped": (swin, lambda s: {f"_orig_mod.module.{n}": t for n, t in s.items()}, "timm", 0),
+    **{
+        f"timm under {prefix}*": (swin, lambda s, p=prefix: {p + n: t for n, t in s.items()}, "timm", 0)
+        for prefix in ("model._orig_mod.", "model.module.", "student.module.", "module.backbone._orig_mod.module.")
+    },
+    "microsoft swin": (swin, lambda s: {"model": microsoft(s), "epoch": 1, "max_accuracy": 81.2}, "swin", 0),
+    "vts-drloc swin": (swin, lambda s: {"model": microsoft(s) | drloc("drloc.0.layers.")}, "vts-drloc", 6),
+    "deit": (vit, lambda s: {"model": s}, "timm", 0),
+    "vts-drloc resnet": (resnet, lambda s: {"model": drloc_resnet(s)}, "vts-drloc", 6),
+    "torchvision resnet": (resnet, lambda s: s, "torchvision", 0),
+    "ema beside raw weights": (
+        vit,
+        lambda s: {
+            "state_dict": {n: t + 1 for n, t in s.items()},
+            "state_dict_ema": {f"module.{n}": t for n, t in s.items()},
+        },
+        "timm",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("old_format", [False, True])
+def test_every_format_loads_exactly(name: str, old_format: bool, tmp_path: Path):
+    make, disguise, kind, left_over = FORMATS[name]
+    torch.manual_seed(1)
+    source = make()
+    torch.manual_seed(2)
+    target = make()
+    assert not same(source, target)
+    report = load_weights(target, save(disguise(source.state_dict()), tmp_path, old_format))
+    assert same(source, target)
+    assert (report.kind, report.missing, len(report.unexpected)) == (kind, [], left_over)
+    assert len(report.matched) == len(target.state_dict())
+
+
+def test_safetensors_and_state_dicts(tmp_path: Path):
+    torch.manual_seed(1)
+    source, target = swin(), swin()
+    torch.manual_seed(2)
+    target = swin()
+    path = tmp_path / "model.pth"  # the name lies; the content counts
+    save_file({name: tensor.contiguous() for name, tensor in source.state_dict().items()}, path)
+    assert load_weights(target, path).kind == "timm"
+    assert same(source, target)
+    assert load_weights(swin(), source.state_dict(), strict=True).missing == []
+    save_file(source.state_dict(), path, metadata={"frugalvit": "0.1.0"})
+    assert load_weights(target, path).kind == "frugalvit"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "wrapper"), [("module.", ""), ("", ""), ("module.", "backbone."), ("", "backbone.backbone.")]
+)
+def test_esvit_checkpoints(prefix: str, wrapper: str, tmp_path: Path):
+    torch.manual_seed(1)
+    source = swin(num_classes=0)
+    checkpoint = esvit(microsoft(source.state_dict()), prefix, wrapper)
+    path = save(checkpoint, tmp_path)
+    torch.manual_seed(2)
+    target = swin(num_classes=0)
+    report = load_weights(target, path, strict=True)
+    assert same(source, target), "the teacher is preferred"
+    assert report.kind == "esvit"
+    assert report.missing == []
+    assert len(report.unexpected) == 16
+    assert any("heads" in note for note in report.notes)
+
+    for network, shift in (("teacher", 0), ("student", 1)):
+        heads = read_heads(path, network)
+        for level, seed in ((heads.view, 1), (heads.region, 2)):
+            expected = projection_head(192, seed)
+            assert level.keys() == expected.keys()
+            assert all(torch.equal(level[name], expected[name] + shift) for name in expected)
+        assert heads.view_center is not None and heads.view_center.unique().tolist() == [0.5]
+        assert heads.region_center is not None and heads.region_center.unique().tolist() == [0.25]
+
+    del checkpoint["teacher"]
+    load_weights(target, checkpoint)
+    assert torch.equal(target.norm.weight, source.norm.weight + 1), "the student where there is no teacher"
+
+
+@pytest.mark.parametrize(("make", "name"), [(vit, "ViT"), (resnet, "ResNet")])
+def test_dino_checkpoints(make, name: str):
+    torch.manual_seed(1)
+    source = make(num_classes=0)
+    torch.manual_seed(2)
+    target = make(num_classes=0)
+    report = load_weights(target, esvit(source.state_dict(), wrapper="backbone.", dense=False))
+    assert same(source, target)
+    assert (report.kind, report.missing) == ("dino", [])
+    assert read_heads(esvit(source.state_dict(), dense=False)).region == {}
+
+
+def test_vit_of_drloc_gives_the_same_features():
+    torch.manual_seed(1)
+    source = vit(qkv_bias=False)
+    torch.manual_seed(2)
+    target = vit()
+    checkpoint = {"model": lucidrains(source.state_dict())}
+    report = load_weights(target, checkpoint)
+    images = torch.rand(2, 3, 64, 64)
+    torch.testing.assert_close(target(images), source(images))
+    assert report.kind == "vts-drloc"
+    assert report.missing == []
+    assert "2 attention biases the file does without set to zero" in report.notes
+    assert read_localization(checkpoint).keys() == {f"layers.{i}.{p}" for i in (0, 2, 4) for p in ("weight", "bias")}
+    assert read_localization(source.state_dict()) == {}
+
+
+def test_another_class_count_leaves_the_classifier_out():
+    torch.manual_seed(1)
+    source = swin(num_classes=1000)
+    target = swin(num_classes=7)
+    before = target.head.fc.weight.clone()
+    report = load_weights(target, {"model": microsoft(source.state_dict())})
+    assert torch.equal(target.head.fc.weight, before)
+    assert report.missing == ["head.fc.weight", "head.fc.bias"]
+    assert report.unexpected == ["head.weight", "head.bias"]
+    assert "classifier of 1000 classes left out (this model has 7)" in report.notes
+    with pytest.raises(UserError, match=r"missing head\.fc\.weight, head\.fc\.bias; left over head\.weight"):
+        load_weights(target, microsoft(source.state_dict()), strict=True)
+    assert "classifier of 1000 classes left out" in load_weights(swin(num_classes=0), source.state_dict()).notes
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("target", "state", "words"),
+    [
+        (
+            lambda: swin(embed_dim=32),
+            lambda: microsoft(swin().state_dict()),
+            r"Swin \(Microsoft's names\).*width 24, depths 2-2-2-2",
+        ),
+        (vit, lambda: swin().state_dict(), r"seems to be a Swin"),
+        (swin, lambda: {"teacher": resnet().state_dict()}, r"seems to be a ResNet, teacher"),
+        (resnet, lambda: {"a.weight": torch.zeros(3)}, r"a network of an unknown kind"),
+    ],
+)
+def test_the_wrong_architecture_is_named(target, state, words: str):
+    model = target()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError, match=words) as caught:
+        load_weights(model, state())
+    assert type(model).__name__ in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()), "left untouched"
+
+
+def test_a_report_counts_and_names_only_what_is_odd():
+    source = vit().state_dict()
+    report = load_weights(vit(), source)
+    assert repr(report) == f"LoadReport({report.kind!r}, {len(report.matched)} matched, 0 missing, 0 unexpected)"
+    source["odd.weight"] = source.pop("norm.bias")
+    assert repr(load_weights(vit(), source)).endswith(
+        "1 missing, 1 unexpected; missing: norm.bias; unexpected: odd.weight)"
+    )
+
+
+def test_annotations_can_be_read():
+    assert get_type_hints(load_weights)["return"] is LoadReport
+
+
+def test_a_dictionary_without_a_network():
+    with pytest.raises(UserError, match=r"no network's weights \(its keys: epoch, lr\)"):
+        load_weights(swin(), {"epoch": 1, "lr": 0.1})
+
+
+NAME = "layers.0.blocks.0.attn.qkv.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.to(torch.int8), "holds int8 numbers"),
+        (lambda t: t.to(torch.complex64), "complex"),
+        (lambda t: t.to_sparse(), "sparse"),
+        (lambda t: t.to("meta"), "empty"),
+        (lambda t: t.fill_(float("nan")), "infinite or undefined numbers"),
+        (lambda t: t.index_fill(0, torch.tensor([0]), float("inf")), "infinite or undefined numbers"),
+    ],
+)
+def test_numbers_that_are_no_weights_are_refused(change, words: str):
+    target, state = swin(), swin().state_dict()
+    before = target.norm.weight.clone()
+    with pytest.raises(UserError, match=words) as caught:
+        load_weights(target, state | {"norm.weight": before + 1, NAME: change(state[NAME].clone())})
+    assert NAME in str(caught.value) and "\n" not in str(caught.value)
+    assert torch.equal(target.norm.weight, before), "left untouched"
+
+
+def test_tensors_of_odd_shapes_are_left_over():
+    state = swin().state_dict() | {"head.weight": torch.tensor(1.0)}
+    report = load_weights(swin(), {name: tensor for name, tensor in state.items() if "head.fc" not in name})
+    assert report.unexpected == ["head.weight"] and len(report.missing) == 2
+    odd = lucidrains(vit(qkv_bias=False).state_dict())
+    odd["to_patch_embedding.1.weight"] = torch.zeros(48, 100)
+    assert load_weights(vit(), {"model": odd}).missing == ["patch_embed.proj.weight"]
+
+
+def test_a_classifier_may_be_left_out():
+    source, target = swin(), swin()
+    before = target.head.fc.weight.data.zero_().clone()
+    report = load_weights(target, source.state_dict(), classifier=False)
+    assert torch.equal(target.head.fc.weight, before)
+    assert report.left_over == ["head.fc.weight", "head.fc.bias"]
+    assert "classifier of 10 classes left out" in report.notes
+
+
+def test_a_distilled_network_has_two_classifiers():
+    keywords = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
+    source = timm.create_model("deit_tiny_distilled_patch16_224", **keywords)
+    target = timm.create_model("deit_tiny_distilled_patch16_224", **keywords)
+    before = target.head_dist.weight.clone()
+    report = load_weights(target, {"model": source.state_dict()}, classifier=False)
+    assert torch.equal(target.head_dist.weight, before), "with the first, the second is left out"
+    assert report.left_over == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
+    assert report.notes == ["classifier of 10 classes left out"]
+    assert not load_weights(target, {"model": source.state_dict()}).missing
+    assert torch.equal(target.head.weight, source.head.weight)
+    assert torch.equal(target.head_dist.weight, source.head_dist.weight)
+    single = timm.create_model("deit_tiny_patch16_224", **keywords)
+    report = load_weights(single, {"model": source.state_dict()})
+    assert torch.equal(single.head.weight, source.head.weight), "the second takes nobody else's place"
+    assert {"head_dist.weight", "head_dist.bias"} <= set(report.left_over)
+
+
+def test_released_cvts_have_no_biases_and_get_none(golden):
+    from frugalvit import create_backbone
+
+    name, keywords, _ = GOLDEN["d_cvt_norpe"]
+    arrays = golden("d_cvt_norpe")
+    backbone = create_backbone(name, **keywords | {"relative_bias": True}).eval()
+    report = load_weights(backbone, released(arrays))
+    assert report.missing == [] and "8 relative bias tables the file does without set to zero" in report.notes
+    with torch.inference_mode():
+        pooled = backbone(torch.from_numpy(arrays["img96"]).float()).pooled
+    np.testing.assert_allclose(pooled.numpy(), arrays["img96.view"], atol=1e-4)
+
+
+# Ours
+
+
+def test_our_own_run_checkpoints_and_folders(tmp_path: Path):
+    torch.manual_seed(1)
+    source = swin()
+    plain = {f"backbone.model.{name}": tensor + 1 for name, tensor in source.state_dict().items()}
+    average = {f"average.model.{name}": tensor for name, tensor in source.state_dict().items()}
+    others = {"localization.mlp.0.weight": torch.zeros(2, 2)}
+    checkpoint = {"step": 3, "task": plain | average | others, "optimizer": {"state": {}}}
+    torch.manual_seed(2)
+    target = swin()
+    report = load_weights(target, save(checkpoint, tmp_path), strict=True)
+    assert same(source, target), "the moving average is preferred"
+    assert (report.kind, report.missing, report.unexpected) == ("frugalvit", [], [])
+    load_weights(target, {"step": 3, "task": plain | others})
+    assert torch.equal(target.norm.weight, source.norm.weight + 1)
+
+    for folder in (tmp_path / "model", tmp_path):
+        (tmp_path / "model").mkdir(exist_ok=True)
+        save_file(source.state_dict(), tmp_path / "model" / "model.safetensors", metadata={"frugalvit": "0.1.0"})
+        target = swin()
+        assert load_weights(target, folder).kind == "frugalvit"
+        assert same(source, target)
+
+
+# The released code's numbers
+
+
+def released(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name[2:]: torch.from_numpy(array).float() for name, array in arrays.items() if name.startswith("w.")}
+
+
+GOLDEN = {
+    "c_swin_w7": ("swin_tiny_w7", {**SWIN, "padding": "zeros"}, "swin"),
+    "d_cvt_norpe": (
+        "cvt_tiny_w7",
+        {
+            "embed_dim": (16, 32, 64, 128),
+            "depths": (2, 2, 2, 2),
+            "num_heads": (1, 2, 4, 8),
+            "padding": "zeros",
+            "relative_bias": False,
+        },
+        "esvit",
+    ),
+    "d_vil": (
+        "vil_tiny_w7",
+        {"embed_dim": 16, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 8), "bias_resize": "matrix"},
+        "esvit",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_released_esvit_networks(name: str, golden, tmp_path: Path):
+    from frugalvit import create_backbone
+
+    model, keywords, kind = GOLDEN[name]
+    backbone = create_backbone(model, **keywords).eval()
+    arrays = golden(name)
+    report = load_weights(backbone, released(arrays), strict=True)
+    assert (report.kind, report.missing, report.unexpected) == (kind, [], [])
+    for size in (224, 96):
+        with torch.inference_mode():
+            features = backbone(torch.from_numpy(arrays[f"img{size}"]).float())
+        regions = features.grid.flatten(2).transpose(1, 2)
+        np.testing.assert_allclose(features.pooled.numpy(), arrays[f"img{size}.view"], atol=1e-4)
+        np.testing.assert_allclose(regions.numpy(), arrays[f"img{size}.region"], atol=1e-4)
+
+    wrapped = save(esvit(released(arrays), "module."), tmp_path)
+    again = create_backbone(model, **keywords)
+    assert load_weights(again, wrapped, strict=True).kind == "esvit"
+    assert same(again.model, backbone.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "keywords"),
+    [
+        ("f_drloc_cvt", "cvt_13", {"embed_dim": (16, 24, 32), "depths": (1, 1, 2), "num_heads": (1, 1, 1)}),
+        ("f_drloc_t2t", "t2t_vit_14", {"embed_dim": 48, "depth": 2, "num_heads": 4, "token_dim": 16}),
+    ],
+)
+def test_released_drloc_networks(name: str, model: str, keywords: dict, golden):
+    from frugalvit import create_backbone
+
+    backbone = create_backbone(model, num_classes=10, **keywords).eval()
+    arrays = golden(name)
+    checkpoint = {"model": released(arrays), "max_accuracy": 80.0, "epoch": 100}
+    report = load_weights(backbone, checkpoint, strict=True)
+    assert (report.kind, report.missing, len(report.unexpected)) == ("vts-drloc", [], 6)
+    images = np.random.RandomState(zlib.crc32(b"dl.img")).standard_normal((2, 3, 224, 224)).astype(np.float16)
+    with torch.inference_mode():
+        logits = backbone.model(torch.from_numpy(images).float())
+    np.testing.assert_allclose(logits.numpy(), arrays["logits"], atol=1e-4)
+    assert [tensor.shape[0] for tensor in read_localization(checkpoint).values()] == [512, 512, 512, 512, 2, 2]
+
+
+def test_t2t_files_hold_the_average_under_its_own_name():
+    state = {"tokens_to_token.attention1.kqv.weight": torch.zeros(2, 2)}
+    with pytest.raises(UserError, match="seems to be a T2T-ViT with"):
+        load_weights(swin(), {"state_dict_ema": state})

@@ -1,0 +1,206 @@
+"""A weight file is read, or refused with its own reason; it is never executed."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import pickle
+import random
+import struct
+import sys
+import types
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save as safetensors_bytes
+
+from frugalvit.backbones.weights.safe_load import read_checkpoint
+from frugalvit.errors import UserError
+
+
+def torch_bytes(content: object, old_format: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer, _use_new_zipfile_serialization=not old_format)
+    return buffer.getvalue()
+
+
+def zip_bytes(compression: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name.replace("__", "/"), data)
+    return buffer.getvalue()
+
+
+class Evil:
+    """Unpickled by an ordinary unpickler, this writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_pickle_that_would_run_code_is_refused(bare: bool, old_format: bool, tmp_path: Path):
+    proof, path = tmp_path / "proof", tmp_path / "weights.pth"
+    content = {"model": {"weight": torch.ones(2)}, "extra": Evil(proof)}
+    path.write_bytes(pickle.dumps(content) if bare else torch_bytes(content, old_format))
+    with pytest.raises(UserError, match=r"refused: (it is a bare Python pickle|loading it would run code)") as caught:
+        read_checkpoint(path)
+    assert not proof.exists()
+    assert "\n" not in str(caught.value)
+    with path.open("rb") as file:  # the same file does harm in other hands
+        if bare:
+            pickle.load(file)
+        elif old_format:
+            torch.load(file, weights_only=False)
+    assert proof.exists() == (bare or old_format)
+
+
+@pytest.mark.parametrize("value", [torch.nn.Linear(2, 2), Path("x"), slice(1, 2), np.arange(3)])
+def test_other_classes_are_refused_by_name(value: object, tmp_path: Path):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(torch_bytes({"model": value}))
+    with pytest.raises(UserError, match=r"it asks for '[\w.]+'"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+def test_what_released_checkpoints_carry_is_read(old_format: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    yacs = types.ModuleType("yacs.config")
+
+    class CfgNode(dict):
+        def __init__(self, values: dict) -> None:
+            super().__init__(values)
+            self.__dict__["__immutable__"] = True
+
+    CfgNode.__module__, CfgNode.__qualname__ = "yacs.config", "CfgNode"
+    yacs.CfgNode = CfgNode  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "yacs", types.ModuleType("yacs"))
+    monkeypatch.setitem(sys.modules, "yacs.config", yacs)
+    numbers = [kind(1) for kind in (np.float16, np.float32, np.float64, np.int8, np.int64, np.uint16, np.bool_)]
+    content = {
+        "model": {"weight": torch.arange(3.0)},
+        "args": argparse.Namespace(lr=0.1),
+        "config": CfgNode({"MODEL": CfgNode({"NAME": "swin"})}),
+        "numbers": [*numbers, np.float64(0.1), np.array(2.5, dtype=">f8")[()]],
+    }
+    path = tmp_path / "weights.pth"
+    path.write_bytes(torch_bytes(content, old_format))
+    monkeypatch.delitem(sys.modules, "yacs.config")
+    read = read_checkpoint(path)
+    assert read["args"].lr == 0.1
+    assert read["config"]["MODEL"]["NAME"] == "swin"
+    assert read["numbers"] == [*[1] * 7, 0.1, 2.5]
+    assert torch.equal(read["model"]["weight"], torch.arange(3.0))
+
+
+GOOD = {"model": {"weight": torch.arange(1000.0), "bias": torch.ones(3)}, "epoch": 3}
+HTML = b"\n<!DOCTYPE html><html><head><title>Sign in</title></head></html>"
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+FILES = {
+    "empty": (b"", r"is empty \(0 bytes\)"),
+    "web page": (HTML, "is a web page"),
+    "xml page": (b"<?xml version='1.0'?><Error>AccessDenied</Error>", "is a web page"),
+    "lfs pointer": (LFS, "Git LFS pointer"),
+    "text": (b"hello there", "is not a checkpoint"),
+    "json": (b'{"architecture": "swin"}', "is a JSON text"),
+    "gzip": (b"\x1f\x8b\x08\x00" + bytes(40), "compressed archive"),
+    "tar": (bytes(257) + b"ustar\x0000" + bytes(200), "compressed archive"),
+    "truncated zip": (torch_bytes(GOOD)[:-700], "truncated or damaged"),
+    "truncated old format": (torch_bytes(GOOD, True)[:-900], "truncated or damaged"),
+    "truncated safetensors": (safetensors_bytes({"a": torch.ones(99)})[:-9], "damaged safetensors"),
+    "cut safetensors header": (safetensors_bytes({"a": torch.ones(99)})[:30], "damaged safetensors"),
+    "other zip": (zip_bytes(readme=b"hello"), "is a zip archive, not a torch checkpoint"),
+    "numpy archive": (zip_bytes(**{"a.npy": b"x"}), "is a NumPy archive"),
+    "compressed": (
+        zip_bytes(zipfile.ZIP_DEFLATED, archive__data_pkl=b"").replace(b"data_pkl", b"data.pkl"),
+        "is compressed",
+    ),
+    "torchscript": (zip_bytes(m__code__x=b"", **{"m/data.pkl": b""}), "TorchScript program"),
+    "exported program": (zip_bytes(**{"m/archive_format": b"pt2"}), "exported program"),
+    "a list": (torch_bytes([torch.ones(2)]), "holds a list, not a checkpoint"),
+    "a tensor": (torch_bytes(torch.ones(2)), "holds a Tensor, not a checkpoint"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_mistake_has_its_own_line(name: str, tmp_path: Path):
+    data, words = FILES[name]
+    path = tmp_path / "weights.pth"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=words) as caught:
+        read_checkpoint(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files_and_folders(tmp_path: Path):
+    with pytest.raises(UserError, match="There is no checkpoint file"):
+        read_checkpoint(tmp_path / "nothing.pth")
+    with pytest.raises(UserError, match="is a folder, not a checkpoint file; it holds no weight files"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"name a file in it: model\.safetensors"):
+        read_checkpoint(tmp_path)
+
+
+SEEDS = [torch_bytes(GOOD), torch_bytes(GOOD, True), safetensors_bytes({"a": torch.ones(9)})]
+
+
+@given(
+    seed=st.sampled_from(SEEDS),
+    cut=st.integers(0, 3000),
+    edits=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=8),
+)
+def test_damaged_bytes_never_reach_the_user_as_a_traceback(seed: bytes, cut: int, edits, tmp_path_factory):
+    data = bytearray(seed[: len(seed) - cut] if cut % 2 else seed)
+    for position, value in edits:
+        if data:
+            data[position % len(data)] = value
+    path = tmp_path_factory.mktemp("damaged") / "weights.pth"
+    path.write_bytes(data)
+    answers: list[object] = []
+    try:
+        answers.append(read_checkpoint(path))
+    except UserError as error:
+        answers.append(str(error))
+    assert isinstance(answers[0], dict) or "\n" not in str(answers[0])
+
+
+@pytest.mark.slow
+def test_thousands_of_damaged_files(tmp_path: Path):
+    """Bytes changed, removed and added, most of them where the structure is."""
+    chance = random.Random(0)
+    path = tmp_path / "weights.pth"
+    answers = {"read": 0, "refused": 0}
+    for _ in range(5000):
+        data = bytearray(chance.choice(SEEDS))
+        reach = len(data) if chance.random() < 0.5 else min(len(data), 900)
+        for _ in range(chance.choice([1, 2, 4, 16])):
+            at = chance.randrange(min(reach, len(data)))
+            some = bytes(chance.randrange(256) for _ in range(chance.randrange(1, 9)))
+            data[at : at + chance.choice([0, 1, len(some)])] = some
+        path.write_bytes(data[: chance.randrange(len(data))] if chance.random() < 0.15 else data)
+        try:
+            read_checkpoint(path)
+            answers["read"] += 1
+        except UserError:
+            answers["refused"] += 1
+    assert answers["read"] > 100 and answers["refused"] > 2000
+
+
+def test_a_header_that_promises_too_much(tmp_path: Path):
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(struct.pack("<Q", 1 << 31) + b"{" + bytes(20))
+    with pytest.raises(UserError, match="damaged safetensors"):
+        read_checkpoint(path)

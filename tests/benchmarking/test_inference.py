@@ -1,0 +1,146 @@
+"""Numbers of the bench against the papers' and against hand-counted work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import frugalvit as fv
+from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.benchmarking.inference import LiveTensors, accuracy_of, bench, count_parameters, measure, multiply_adds
+from frugalvit.cli.main import main
+from frugalvit.config.probe import BenchConfig
+from frugalvit.errors import UserError
+
+
+@pytest.mark.parametrize(("name", "parameters", "gflops"), [("swin_tiny_w7", 28, 4.5), ("resnet50", 23, 4.1)])
+def test_parameters_and_gflops_are_those_of_the_papers(name: str, parameters: int, gflops: float) -> None:
+    backbone = fv.create_backbone(name, num_classes=7).eval()
+    assert round(count_parameters(backbone) / 1e6 - 0.01) == pytest.approx(parameters, abs=1)
+    found = multiply_adds(backbone, torch.zeros(1, 3, *backbone.img_size)) / 1e9
+    assert found == pytest.approx(gflops, rel=0.04)
+
+
+def test_attention_is_counted() -> None:
+    backbone = fv.create_backbone("vit_tiny_patch16_224", img_size=32, patch_size=16, depth=1).eval()
+    tokens, dim = 5, 192  # four patches and the class token
+    embedding = 4 * dim * 3 * 16 * 16
+    attention = tokens * dim * 3 * dim + 2 * tokens * tokens * dim + tokens * dim * dim
+    mlp = 2 * tokens * dim * 4 * dim
+    assert multiply_adds(backbone, torch.zeros(1, 3, 32, 32)) == embedding + attention + mlp
+
+
+def test_live_tensors_by_hand() -> None:
+    first = torch.zeros(256)  # 1 KiB
+    with LiveTensors([first]) as live:
+        second = first + 1
+        third = (second * 2).view(2, 128)[0] + 0  # the product (1 KiB) and its half (0.5 KiB) live at once
+        del second, third
+        first.add_(1)
+    assert live.peak == 1024 * 3 + 512
+    assert live.live == 1024
+
+
+def test_memory_is_that_of_the_precision(model) -> None:
+    """Half the bytes of activations: with many images they outweigh the parameters, which stay in full."""
+    found = {precision: measure(model, 64, 1, precision)["peak_memory_gib"] for precision in ("32", "bf16")}
+    assert found["bf16"] < 0.8 * found["32"]
+
+
+def test_rows_are_relative_to_the_reference() -> None:
+    config = BenchConfig(
+        models=["swin_nano", "resnet18"], img_size=32, batch=2, steps=2, device="cpu", reference="resnet18"
+    )
+    result = bench(config)
+    first, second = result.data["models"]
+    assert second["relative"] == 1
+    assert first["relative"] == pytest.approx(first["images_per_second"] / second["images_per_second"])
+    assert first["img_size"] == 32 and first["parameters_m"] < second["parameters_m"]
+    assert json.dumps(result.data, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("reference", "scaled"),
+    [pytest.param("vit_base", True, marks=pytest.mark.slow), ("vit_base_patch16_224", True), ("resnet18", False)],
+)
+def test_only_vit_b_leads_to_the_scale_of_table_7(
+    reference: str, scaled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frugalvit.benchmarking.inference.measure", lambda *_, **__: {"images_per_second": 2.0})
+    result = bench(BenchConfig(models=["swin_nano"], img_size=32, device="cpu", reference=reference))
+    (row,) = result.data["models"]
+    assert row.get("table7") == (312 if scaled else None) and row["relative"] == 1
+    assert ("table7" in result.tables[0].columns) is scaled and "relative" in result.tables[0].columns
+
+
+@pytest.mark.parametrize("values", [{"reference": "nosuch"}, {"models": ["swin_nano", "swin_nan"]}, {"models": ["."]}])
+def test_names_are_resolved_before_any_is_measured(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("frugalvit.benchmarking.inference.measure", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(UserError, match=r"There is no folder, file or network|holds no model"):
+        bench(BenchConfig.parse({"models": ["swin_nano"], "img_size": 32, "device": "cpu"} | values))
+
+
+def test_the_head_line_is_a_phrase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frugalvit.benchmarking.inference.measure", lambda *_, **__: {"images_per_second": 2.0})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    result = bench(BenchConfig(models=["swin_nano"], img_size=32, device="cpu", precision="32", reference=None))
+    assert result.tables[0].title.endswith("CPU, 1 thread, 32-bit, batch 8")
+
+
+def test_no_reference_no_column() -> None:
+    result = bench(BenchConfig(models=["swin_nano"], img_size=32, batch=1, steps=1, device="cpu", reference=None))
+    assert "relative" not in result.tables[0].columns and result.data["reference"] is None
+
+
+def test_the_plot_over_runs(tmp_path: Path, model) -> None:
+    for name, accuracy in (("one", 61.0), ("two", 75.5)):
+        save_model_folder(model.backbone, tmp_path / name / "model")
+        (tmp_path / name / "summary.json").write_text(json.dumps({"top1": accuracy}))
+    runs, plot = [str(tmp_path / "one"), str(tmp_path / "two")], tmp_path / "figure.png"
+    config = BenchConfig(models=runs, batch=1, steps=1, device="cpu", reference=None, plot=str(plot))
+    result = bench(config)
+    assert [row["accuracy"] for row in result.data["models"]] == [61.0, 75.5]
+    with Image.open(plot) as drawn:
+        assert drawn.width > 300
+    with pytest.raises(UserError, match="not overwritten"):
+        bench(config)
+
+
+def test_accuracy_of_a_run_prefers_its_linear_probe(tmp_path: Path) -> None:
+    assert accuracy_of(str(tmp_path)) is None
+    (tmp_path / "summary.json").write_text(json.dumps({"knn": 40.0}))
+    assert accuracy_of(str(tmp_path)) == ("knn", 40.0)
+    probes = {"knn flowers": {"top1": 50.0, "data": "flowers"}, "linear flowers": {"top1": 60.0, "data": "flowers"}}
+    (tmp_path / "probes.json").write_text(json.dumps(probes))
+    assert accuracy_of(str(tmp_path)) == ("linear top1 on flowers", 60.0)
+    (tmp_path / "probes.json").write_text(json.dumps({"linear flowers": "top1"}))
+    assert accuracy_of(str(tmp_path)) == ("knn", 40.0)
+    (tmp_path / "probes.json").write_text("{")
+    with pytest.raises(UserError, match=r"probes\.json is not readable JSON"):
+        accuracy_of(str(tmp_path))
+
+
+def test_a_plot_without_any_accuracy_is_refused_before_measuring(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--plot needs runs"):
+        bench(BenchConfig(models=["swin_nano"], device="cpu", plot=str(tmp_path / "f.png")))
+    with pytest.raises(UserError, match="picture's name"):
+        bench(BenchConfig(models=["swin_nano"], device="cpu", plot=str(tmp_path / "f.gif")))
+
+
+def test_a_plot_below_a_file_is_said_before_any_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({"top1": 61.0}))
+    assert main(["bench", str(tmp_path / "run"), "--device", "cpu", "--plot", str(tmp_path / "file" / "f.png")]) == 2
+    told = capsys.readouterr().err
+    assert "Cannot write to" in told and len(told.splitlines()) == 1

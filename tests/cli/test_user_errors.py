@@ -1,0 +1,307 @@
+"""What a stranger does wrong, verb by verb: one line that says what is wrong and what to do, and nothing is begun."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from contextlib import nullcontext
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from frugalvit.cli import main as cli
+from frugalvit.cli.parser import make_parser
+from frugalvit.config.base import set_dotted
+from frugalvit.config.run import NO_MATTER
+from frugalvit.config.train import TrainConfig
+from frugalvit.errors import UserError
+from frugalvit.experiment.resume import check_resume, stored_config
+
+HERE = Path(__file__).parents[1]
+
+
+TINY = ["--backbone", "swin_nano", "--backbone-args", "{embed_dim: 8, depths: [1, 1], num_heads: [1, 2]}"]
+TINY += ["--img-size", "32", "--batch", "4", "--steps", "1", "--no-report", "--quiet"]
+
+
+def beside(name: str) -> ModuleType:
+    """A helper of another folder of tests."""
+    spec = importlib.util.spec_from_file_location(Path(name).stem, HERE / name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photos, scenes, objects, and a finished run of every kind."""
+    folder = tmp_path_factory.mktemp("place")
+    random = np.random.default_rng(0)
+    for split, count in (("train", 6), ("val", 2)):
+        for label in ("cat", "dog"):
+            (folder / "photos" / split / label).mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "photos" / split / label / f"{number}.png")
+    samples = beside("transfer/samples.py")
+    samples.make_coco(folder / "coco", train=4, val=2, side=48)
+    samples.make_scenes(folder / "scenes", train=4, val=2, side=40)
+    (folder / "empty").mkdir()
+    (folder / "text.txt").write_text("hello\n")
+    heads = ["--detector.channels", "8", "--detector.hidden", "8", "--detector.proposals", "20"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert cli.main(["train", "photos", "--out", "run", *TINY]) == 0
+        Path("bare.safetensors").write_bytes(Path("run/model/model.safetensors").read_bytes())
+        small = ["--matching.prototypes", "16", "--matching.hidden", "8", "--matching.bottleneck", "4"]
+        assert cli.main(["pretrain", "photos", "--out", "pre", *TINY, *small, "--crops.local-crops", "1"]) == 0
+        assert cli.main(["detect", "train", "coco", "--out", "det", *TINY, *heads]) == 0
+        assert cli.main(["segment", "train", "scenes", "--out", "seg", *TINY, "--decoder.channels", "8"]) == 0
+    return folder
+
+
+MISTAKES = [
+    # numbers
+    ("train photos --img-size 5000000", "--img-size = '5000000': it must be at most 8,192 pixels"),
+    ("train photos --img-size 33,abc", "it must be a whole number or 'auto'"),
+    ("train photos --img-size 32,0", "it must be more than 0"),
+    ("train photos --steps 1.5", "steps = '1.5': it must be a whole number."),
+    ("train photos --localization.pairs 0", "localization.pairs = '0': it must be at least 1 or 'all'"),
+    ("train photos --augment.scale 0.5", "augment.scale = ['0.5']: it must be 2 values, e.g. 0.08,1"),
+    ("train photos --augment.scale 1,0.5", "the smaller of the two comes first"),
+    ("train photos --augment.flip 3", "augment.flip = '3': it must be at most 1."),
+    ("train photos --drop-path 2", "--drop-path = '2': it must be less than 1 or 'auto'"),
+    ("train photos --ema 1", "ema = '1': it must be less than 1"),
+    ("train photos --workers -1", "workers = '-1': it must be at least 0"),
+    ("train photos --report perhaps", "one argument too many"),
+    ("train photos --accumulate 16 --batch 8", "a batch of 8 images has no 16 parts; lower --accumulate"),
+    ("pretrain photos --drop-path 3", "less than 1"),
+    ("pretrain photos --matching.prototypes 1", "it must be at least 2"),
+    ("pretrain photos --matching.momentum 2", "it must be at most 1"),
+    ("pretrain photos --matching.teacher-temp 0", "it must be more than 0"),
+    ("detect train coco --scales 2,1", "the smaller of the two comes first"),
+    ("detect train coco --detector.anchors 0", "it must be more than 0"),
+    ("detect train coco --drop-path 3", "less than 1"),
+    ("segment train scenes --scales 0,2", "it must be more than 0"),
+    ("segment train scenes --root x", "frugalvit: --root is not for segment; leave it out."),
+    ("reproduce few-labels --epochs -1", "epochs = '-1': it must be more than 0"),
+    (
+        "pretrain photos --crops.global-crops 1 --crops.local-crops 0",
+        "frugalvit: one crop has no other to match; raise",
+    ),
+    ("bench swin_nano --img-size 0", "--img-size = '0': it must be at least 1"),
+    ("train photos --lr nan", "lr = 'nan': it must be a finite number or 'auto'"),
+    ("train photos --localization.weight nan", "localization.weight = 'nan': it must be a finite number or 'auto'"),
+    ("probe knn run photos --img-size 100000", "it must be at most 8,192 pixels"),
+    # what contradicts itself
+    ("probe knn run photos --backbone resnet18", "run holds a swin_nano and says so itself: leave out --backbone"),
+    ("train photos --init run --pretrained", "--init and --pretrained both say which weights to start from"),
+    ("pretrain photos --init run --continue pre", "--init and --continue both say which weights"),
+    ("train photos --resume run --steps 50", "run was begun with --steps 1 and goes on so: leave it out"),
+    ("train --resume run --epochs 3", "run was begun without --epochs and goes on so: leave it out"),
+    ("train --resume run --init pre", "run was begun without --init and goes on so"),
+    ("train --resume run --localization.weight 3", "run was begun with --localization.weight 0.5 and goes on so"),
+    ("train --resume run --out other", "stays in its folder, run: leave out --out other"),
+    ("train photos --resume auto", "--resume auto goes on with the run in --out, if there is one: give --out a folder"),
+    ("train photos --resume auto --out run --steps 9", "run was begun with --steps 1 and goes on so"),
+    ("train photos --resume auto --out pre", "pre is a run of 'frugalvit pretrain'"),
+    ("train --resume auto --out new", "What should be trained on?"),
+    ("compare photos --resume auto --out new", "a comparison is not resumed"),
+    ("pretrain --resume pre --continue pre", "pre was begun without --continue and goes on so"),
+    ("pretrain --resume pre --steps 1234567", "or go on for longer in a new run with --continue pre --steps 1234567."),
+    ("compare photos --with lr=1 --without lr=1", "'with' and 'without' are the same setting"),
+    # runs of another kind
+    ("train --resume pre", "pre is a run of 'frugalvit pretrain': 'frugalvit pretrain --resume pre' resumes it"),
+    ("train --resume det", "det is a run of 'frugalvit detect train'"),
+    ("pretrain --resume run", "run is a run of 'frugalvit train'"),
+    ("detect train --resume seg", "seg is a run of 'frugalvit segment train'"),
+    ("segment train --resume run", "run is a run of 'frugalvit train'"),
+    ("pretrain photos --continue run", "--continue takes runs of 'frugalvit pretrain'; --init run starts from its"),
+    ("pretrain photos --continue nothere", "nothere holds no run"),
+    # names
+    ("train photos --init nothere", "--init nothere: there is no such run, exported folder or checkpoint file."),
+    ("detect train coco --init nothere", "--init nothere: there is no such run"),
+    ("train photos --backbone swin_nano --backbone-args {a:", "it must be a group, {name: value}"),
+    ('train photos --backbone-args {"img_size":32}', "'img_size' is not for these: use --img-size"),
+    ('train photos --backbone-args {"num_classes":4}', "'num_classes' is not for these: the data say it"),
+    ('pretrain photos --backbone-args {"name":"resnet18"}', "'name' is not for these: use --backbone"),
+    ('detect train coco --backbone-args {"img_size":32}', "'img_size' is not for these: use --img-size"),
+    ('train photos --backbone-args {"in_chans":4}', "images have 3 channels, or 1 in grey: leave in_chans out"),
+    ('segment train scenes --backbone-args {"in_chans":2}', "images have 3 channels, or 1 in grey"),
+    ("probe knn nothere photos", "There is no folder, file or network 'nothere'. Give a run's folder"),
+    ("probe knn swin_tiny photos", "Did you mean 'swin_tiny_w7'"),
+    ("probe knn empty photos", "empty holds no model (no config.json): give a run's folder"),
+    ("export nothere", "There is no folder, file or network 'nothere'"),
+    ("predict run empty", "empty holds no images"),
+    ("predict bare.safetensors photos", "is a bare file, which names no classes: give its run or"),
+    ("embed vit_tiny_patch16_224.augreg_in21k photos", "hf download timm/vit_tiny_patch16_224.augreg_in21k"),
+    ("report run pre --out photos", "photos is a folder: name a file in it, for instance photos/report.html"),
+    ("list models nothing", "No network is called nothing."),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    place: Path, line: str, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = sorted(path.name for path in place.iterdir())
+    assert cli.main(line.split()) == 2
+    said = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("oneDNN")]
+    assert len(said) == 1 and said[0].startswith("frugalvit: ") and expected in said[0], said
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train photos --steps 1 --backbone swin_nano --init empty", "empty is a folder, not a checkpoint file"),
+        ("pretrain photos --steps 5 --matching.prototypes 40 --continue pre", "pre has another shape ("),
+    ],
+)
+def test_what_the_weights_do_not_fit_is_said(
+    place: Path, line: str, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    assert cli.main([*line.split(), "--out", "spoilt", "--no-report"]) == 2
+    shutil.rmtree(place / "spoilt", ignore_errors=True)
+    error = capsys.readouterr().err
+    assert expected in error.splitlines()[-1] and "Traceback" not in error
+
+
+def test_a_run_resumes_with_the_options_it_was_begun_with(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values may be given again; "auto" is what was decided."""
+    monkeypatch.chdir(place)
+    same = ["--steps", "1", "--batch", "4", "--lr", "auto", "--out", "run", "--img-size", "32"]
+    free = ["--workers", "1", "--no-report", "--peer-timeout", "9"]
+    assert cli.main(["train", "photos", "--resume", "run", *same, *free]) == 0
+    assert "run is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "out"),
+    [
+        ("train photos", "run"),
+        ("pretrain photos --matching.prototypes 16 --matching.hidden 8 --matching.bottleneck 4", "pre"),
+        pytest.param("detect train coco --detector.channels 8 --detector.hidden 8", "det", marks=pytest.mark.slow),
+        ("segment train scenes --decoder.channels 8", "seg"),
+    ],
+)
+def test_a_job_queued_again_with_the_very_same_words(
+    place: Path, line: str, out: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--resume auto`` begins the first time, and finds the run the second time: whole here, killed elsewhere."""
+    monkeypatch.chdir(place)
+    words = [*line.split(), *TINY, "--out", f"{out}_queued", "--resume", "auto"]
+    assert cli.main(words) == 0
+    assert "is finished" not in capsys.readouterr().err
+    assert cli.main([word for word in words if word != "--quiet"]) == 0
+    assert f"{out}_queued is finished" in capsys.readouterr().err
+    shutil.rmtree(place / f"{out}_queued")
+
+
+@pytest.mark.parametrize(
+    ("folder", "verb"),
+    [
+        *(("photos", verb) for verb in ("train", "pretrain", "compare")),
+        *(("coco", verb) for verb in ("detect train", "detect compare")),
+        ("scenes", "segment train"),
+        ("photos/train", "train .."),
+    ],
+)
+def test_the_usual_folder_of_runs_is_not_laid_among_the_images(
+    place: Path, folder: str, verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder would be a class the next time; so would one that was made before that was found."""
+    monkeypatch.chdir(place / folder)
+    before = sorted(path.name for path in (place / folder).iterdir())
+    where = [] if verb.endswith("..") else ["."]
+    settings = ["--with", "lr=0.1", "--without", "lr=0.2"] if verb.endswith("compare") else []
+    assert cli.main([*verb.split(), *where, *TINY, *settings]) == 2
+    said = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("oneDNN")]
+    assert len(said) == 1 and "runs/, where the run would go, lies among the images of ." in said[0], said
+    assert "with --out" in said[0] and sorted(path.name for path in (place / folder).iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kept", "images", "auto_batch", "refused"),
+    [
+        ("batch", 64, 10, 10, False, False),  # there were no more images
+        ("batch", 64, 10, 20, False, True),
+        ("batch", 5, 10, 10, False, True),
+        ("accumulate", 1, 4, 10, True, False),
+        ("accumulate", 1, 4, 10, False, True),
+    ],
+)
+def test_what_a_run_lowered_by_itself_may_be_said_again(
+    tmp_path: Path, name: str, given: int, kept: int, images: int, auto_batch: bool, refused: bool
+) -> None:
+    stored = {"data": "photos", "batch": 16, "auto_batch": auto_batch, name: kept}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored), encoding="utf-8")
+    (tmp_path / "data.json").write_text(json.dumps({"images": images}), encoding="utf-8")
+    again = TrainConfig.parse({"data": "photos", "resume": str(tmp_path), name: given})
+    with pytest.raises(UserError, match="was begun with") if refused else nullcontext():
+        check_resume(again)
+
+
+@pytest.mark.parametrize("name", NO_MATTER)
+def test_what_no_score_follows_from_may_be_another_on_a_resume(tmp_path: Path, name: str) -> None:
+    values = {"log_every": 3, "save_every": 7, "workers": 2, "devices": 2, "nodes": 2, "peer_timeout": 9.0}
+    values |= {"report": False, "track": ["mlflow"], "device": "cuda"}
+    values |= {"cache.where": "off", "cache.folder": "kept", "cache.max_bad": 0.5}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": "photos", "cache": {"size": 64}}), encoding="utf-8")
+    given: dict[str, object] = {"resume": str(tmp_path)}
+    set_dotted(given, name, values[name])
+    again = TrainConfig.parse(given)
+    check_resume(again)
+    found = stored_config(again)
+    assert attrgetter(name)(found) == values[name], "what is given now counts"
+    assert (found.data, found.cache.size, found.resume) == ("photos", 64, str(tmp_path))
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def greedy(*_: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:113] not enough memory: you tried to allocate 3e14 bytes.")
+
+    monkeypatch.setattr("frugalvit.cli.list_command.recipes", greedy)
+    import torch  # noqa: F401  what runs out of memory has loaded it
+
+    assert cli.main(["list", "recipes"]) == 2
+    assert "not enough memory for this. Use fewer images at once (--batch)" in capsys.readouterr().err
+
+
+def test_an_image_smaller_than_a_patch_is_saved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    words = ["--backbone", "swin_nano", "--img-size", "4", "--steps", "1", "--batch", "2", "--no-report", "--quiet"]
+    assert cli.main(["segment", "train", "scenes", "--out", "small", *words]) == 0
+
+
+def test_help_says_what_a_value_looks_like(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert page.count("\noptions:") == 1 and page.index("\narguments:") < page.index("\noptions:")
+    for words in (
+        "--img-size N|auto|N,N",
+        "--augment.scale X,X",
+        "--compile true|false|auto|graphs",
+        "--backbone-args YAML",
+        "--track wandb|mlflow|trackio …",
+        "--report, --no-report",
+    ):
+        assert words in page, words
+    assert "--no-balance" not in page  # it is off already
+
+
+@pytest.mark.parametrize("verb", cli.VERBS, ids=lambda verb: verb.words.replace(" ", "-"))
+def test_no_help_says_merely_value(verb: cli.Verb) -> None:
+    page = make_parser(cli._load(verb.config), "x", "y").format_help()
+    assert " VALUE" not in page and "|VALUE" not in page

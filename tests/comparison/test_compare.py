@@ -1,0 +1,344 @@
+"""Comparisons: four outputs, only what is left is run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from frugalvit.cli.main import main
+from frugalvit.comparison import compare as module
+from frugalvit.comparison.compare import asked_otherwise, compare, known_metrics
+from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.errors import Halted, UserError
+from frugalvit.tasks.detection.metrics import AveragePrecision, Confusion
+from frugalvit.tasks.detection.task import summary_of
+from frugalvit.utils.tables import Result
+from helpers.tiny_runs import TRAIN, write_images
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("photos"))
+
+
+def config(photos: Path, out: Path, **values: object) -> CompareConfig:
+    common = TRAIN | {"steps": 4, "seeds": 2, "data": str(photos), "out": str(out)}
+    settings = {"with_settings": ["localization.weight=0.5"], "without_settings": ["localization.weight=0"]}
+    return CompareConfig.parse(common | settings | values)
+
+
+@pytest.mark.parametrize(
+    ("metric", "counts", "step"),
+    [
+        ("top1", (50, 50), 2),
+        ("top5", (50, 20), 5),
+        ("top1", (50, None), None),
+        ("top1", (0, 0), None),
+        ("val_top1", (50, 50), None),
+        ("seconds", (50, 50), None),
+    ],
+)
+def test_an_image_more_is_a_step_of_what_counts_images(
+    metric: str, counts: tuple[int | None, ...], step: float | None
+) -> None:
+    """How many images were watched is not told, and runs of earlier versions tell nothing."""
+    assert module._resolution(metric, [{"scored_images": count} for count in counts]) == step
+
+
+def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    real = module.run_once
+
+    def stops_after_three(run, train):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(str(run.out))
+        return real(run, train)
+
+    monkeypatch.setattr(module, "run_once", stops_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        compare(config(photos, tmp_path / "c"))
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("summary.json")}
+    assert len(finished) == 3
+    monkeypatch.setattr(module, "run_once", real)
+    result = compare(config(photos, tmp_path / "c"))
+    assert all(path.stat().st_mtime_ns == before for path, before in finished.items()), "a finished run was done again"
+    for kind in ("md", "csv", "tex", "png", "json"):
+        assert (tmp_path / "c" / f"comparison.{kind}").stat().st_size > 50
+    assert b"\r" not in (tmp_path / "c" / "comparison.csv").read_bytes()
+    rows = list(csv.DictReader((tmp_path / "c" / "comparison.csv").open()))
+    assert len(rows) == 4 and {row["seed"] for row in rows} == {"0", "1"}
+    assert result.data["differences"]["with"]["count"] == 2 and "\\pm" in (tmp_path / "c/comparison.tex").read_text()
+    assert json.loads((tmp_path / "c/comparison.json").read_text())["metric"] == "top1"
+    moved = (tmp_path / "c").rename(tmp_path / "moved")
+    drawn: list[dict[str, list[list[object]]]] = []
+    monkeypatch.setattr("frugalvit.comparison.chart.comparison_chart", lambda _, curves, *__: drawn.append(curves))
+    compare(config(photos, moved))
+    assert all(curve for curves in drawn[0].values() for curve in curves), "a moved comparison keeps its curves"
+    (tmp_path / "moved").rename(tmp_path / "c")
+    with pytest.raises(UserError, match="steps"):
+        compare(config(photos, tmp_path / "c", steps=5))
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_a_page_only_where_one_is_wanted(report: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def done(run: TrainConfig, _: object) -> dict[str, Any]:
+        return {"run": str(run.out), "seed": run.seed, "top1": 50.0, "seconds": 1.0, "seconds_per_step": 0.1}
+
+    monkeypatch.setattr(module, "run_once", done)
+    monkeypatch.setattr("frugalvit.report.page.write_report", lambda _, page: page.write_text("a page"))
+    (tmp_path / "c").mkdir()
+    result = compare(config(tmp_path / "photos", tmp_path / "c", report=report))
+    assert (tmp_path / "c" / "report.html").exists() == report == ("report.html" in result.notes[-1])
+
+
+@pytest.mark.parametrize(
+    ("splits", "summary", "told"),
+    [
+        ({"val"}, {"scored_on": "test", "best_step": 3}, ("on val while training", "on test, best weights")),
+        ({"test"}, {"scored_on": "test", "best_step": None}, ("on test while training", "on test, last weights")),
+        ({"val"}, {"scored_on": "test"}, ("on val while training", "on test")),
+        (set(), {"scored_on": "test", "best_step": 3}, ("", "final")),
+        ({"val"}, {}, ("", "final")),
+    ],
+)
+def test_the_chart_says_which_images_and_weights(
+    splits: set[str], summary: dict[str, Any], told: tuple[str, str]
+) -> None:
+    labels = module._labels("top1", splits, [summary])
+    assert tuple(label.replace("top1", "").strip() for label in labels) == told
+
+
+def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
+    usual = tmp_path / "compare_photos"
+
+    def place(*settings: str, lr: float = 0.1) -> Path:
+        def plan(folder: Path) -> Any:
+            asked = {"data": "photos", "lr": lr}
+            return {name: [TrainConfig.parse(asked | {"out": str(folder / name / "seed_0")})] for name in settings}
+
+        return module._free_place(usual, plan)[0]
+
+    def begin(folder: Path, name: str, lr: float = 0.1) -> None:
+        run = folder / name / "seed_0"
+        run.mkdir(parents=True)
+        asked = TrainConfig.parse({"data": "photos", "lr": lr})
+        (run / "asked.json").write_text(asked.model_dump_json(exclude={"out"}))
+
+    assert place("a", "b") == usual
+    begin(usual, "a")
+    assert place("a", "b") == usual  # begun, and gone on with
+    assert place("c", "d") == place("a", "b", lr=0.2) == tmp_path / "compare_photos_2"
+    begin(usual, "b")
+    (usual / "comparison.json").write_text('{"settings": {"a": {}, "b": {}}}')
+    assert place("a", "b", "c") == usual  # with one more, nothing is lost
+    assert place("a", "c") == tmp_path / "compare_photos_2"
+    assert module._others(usual, ["a", "c"]) == ["b"]
+
+
+def test_a_comparison_asked_for_by_name_is_not_written_over_either(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "comparison.json").write_text('{"settings": {"b": {}}}')
+    with pytest.raises(UserError, match="holds a comparison with b: name these too, or another --out"):
+        compare(config(photos, tmp_path / "c"))
+    assert compare(config(photos, tmp_path / "c", redraw=True, seeds=1)).data["settings"].keys() == {"with", "without"}
+
+
+def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("")
+    asked = []
+    wanted = TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run"), "devices": 4, "nodes": 2})
+    module.run_once(wanted, lambda run: asked.append(run) or Result({}))
+    assert (asked[0].resume, asked[0].devices, asked[0].nodes) == (str(tmp_path / "run"), 4, 2)
+
+
+def test_a_comparison_goes_on_with_other_values_of_what_no_score_follows_from(photos: Path, tmp_path: Path) -> None:
+    values = TRAIN | {"data": str(photos), "out": str(tmp_path / "run")}
+    other = {"log_every": 5, "save_every": 7, "devices": 2, "workers": 3, "cache": {"where": "off", "folder": "kept"}}
+    with pytest.raises(KeyboardInterrupt):
+        module.run_once(TrainConfig.parse(values), interrupt)
+    (tmp_path / "run" / "config.yaml").write_text("")  # it was begun
+    asked: list[TrainConfig] = []
+    module.run_once(TrainConfig.parse(values | other), lambda run: asked.append(run) or Result({}))
+    assert asked[0].resume == str(tmp_path / "run") and asked[0].was_given("cache.where")
+    found = asked[0].model_dump()
+    assert [found[name] for name in ("log_every", "save_every", "devices", "workers")] == [5, 7, 2, 3]
+    assert (asked[0].cache.where, asked[0].cache.folder) == ("off", "kept")
+    with pytest.raises(UserError, match="was run with cache"):
+        module.run_once(TrainConfig.parse(values | {"cache": {"size": 99}}), interrupt)
+
+
+@pytest.mark.parametrize("name", ["data", "init"])
+def test_one_place_may_be_written_in_several_ways(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = TRAIN | {"data": "photos", "recipe": "scratch", "out": "run"}
+    with pytest.raises(KeyboardInterrupt):
+        module.run_once(TrainConfig.parse(values | {name: "here/"}), interrupt)
+    for same in ("here", "./here", "other/../here", str(tmp_path / "here")):
+        assert module.asked_otherwise(Path("run"), TrainConfig.parse(values | {name: same})) == "", same
+    for other in ("there", "here/deeper", "hf:here", None):
+        said = module.asked_otherwise(Path("run"), TrainConfig.parse(values | {name: other}))
+        assert said == f"run was run with {name} = here/, now {other} is wanted"
+
+
+def interrupt(_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def test_a_comparison_is_named_after_its_data_by_whatever_way(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[Path] = []
+    monkeypatch.setattr(module, "run_once", lambda config, _: asked.append(Path(config.out)) or halt())
+    assert main(["compare", f"{photos}/train/..", "--seeds", "1"]) == 3
+    assert [path.parents[1] for path in asked] == [Path("runs") / f"compare_{photos.name}"]
+
+
+def test_settings_hold_several_values(photos: Path, tmp_path: Path) -> None:
+    """As one word each; a group of keywords joins those that both settings have."""
+    settings = [
+        "a: optimizer.betas=0.9,0.95 img_size=32,48 backbone_args={window_size: 4, depths: [2, 2]} lr=0.1",
+        "b: img_size=32 backbone_args.window_size=2 augment.scale=0.1,0.5",
+    ]
+    made = config(photos, tmp_path, settings=settings, with_settings=[], without_settings=[])
+    a, b = (TrainConfig.parse(made.run_values(one, 0, "out")) for one in made.named_settings().values())
+    assert (a.optimizer.betas, a.img_size, a.lr) == ((0.9, 0.95), (32, 48), 0.1)
+    assert a.backbone_args == {"embed_dim": 8, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+    assert (b.img_size, b.optimizer.betas, b.augment.scale) == (32, (0.9, 0.999), (0.1, 0.5))
+    assert b.backbone_args["window_size"] == 2
+    assert TrainConfig.parse({"img_size": "auto"}).img_size == "auto"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("img_size=32,48,64", "img_size = .*2 values"),
+        ("img_size=32,x", "img_size = .*a whole number"),
+        ("optimizer.betas=0.9", "optimizer.betas = .*2 values, e.g. 0.9,0.999"),
+        ("backbone_args={window_size: 4", "backbone_args = .*a group"),
+    ],
+)
+def test_several_values_amiss_are_one_line(setting: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainConfig.parse(assignments([setting]))
+
+
+def test_a_metric_that_no_run_has_is_said_before_the_first(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--metric val_top2: runs have no such number\. Did you mean 'val_top1'\?"):
+        compare(config(photos, tmp_path / "c", metric="val_top2"))
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_metric_that_these_runs_do_not_have_is_said_after_the_first(photos: Path, tmp_path: Path) -> None:
+    settings = {"with_settings": ["lr=0.001"], "without_settings": ["lr=0.002"], "localization": {"weight": 0}}
+    with pytest.raises(UserError, match="no number 'localization_error' to compare"):
+        compare(config(photos, tmp_path / "c", metric="localization_error", **settings))
+    (summary,) = (tmp_path / "c").rglob("summary.json")
+    numbers = {name for name, value in json.loads(summary.read_text()).items() if isinstance(value, int | float)}
+    assert numbers - {"seed"} <= set(known_metrics("train"))
+
+
+def test_every_score_of_detectors_and_segmenters_is_known() -> None:
+    found = AveragePrecision(*[0.0] * 6, curves={}, classes=[])
+    assert set(summary_of({"bbox": found, "segm": found})) <= set(known_metrics("detect"))
+    assert set(Confusion(2).summary()) <= set(known_metrics("segment"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"without_settings": []}, "two settings"),
+        ({"with_settings": [], "without_settings": [], "localization": {"weight": 0}}, "leaves nothing to compare"),
+        ({"settings": ["nameless"]}, "name: option=value"),
+        ({"settings": ["a: lr=1", "a: lr=2"]}, "'a' twice"),
+        ({"settings": ["with: lr=1"]}, "'with' twice"),
+        *(
+            ({"settings": [f"{name}: lr=1", "b: lr=2"]}, "choose a plain word")
+            for name in ("", "..", "../../escape", "/escape", "a\\b", "a\x1b[31m", "caf\udce9", "TensorBoard")
+        ),
+        ({"with_settings": ["recipe=finetune"]}, "cannot change the recipe"),
+        ({"with_settings": ["localization.weight"]}, "option=value"),
+        ({"with_settings": ["localization.wieght=1"]}, "localization.weight"),
+    ],
+)
+def test_mistakes(photos: Path, tmp_path: Path, values: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        compare(config(photos, tmp_path / "c", **values))
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_by_itself_the_loss_is_compared() -> None:
+    config = CompareConfig.parse({"data": "x", "localization": {"pairs": 32}})
+    first, second = (
+        TrainConfig.parse(config.run_values(values, 0, "out")) for values in config.named_settings().values()
+    )
+    assert (first.localization.weight, second.localization.weight) == ("auto", 0)
+    assert first.localization.pairs == 32 and list(config.named_settings()) == ["with", "without"]
+
+
+OLD = {"variant": "l1", "grid_size": 7}
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted", "same"),
+    [
+        ({"weight": 0.0} | OLD, {"weight": 0.0}, True),
+        ({"weight": 0.5} | OLD, {"weight": 0.5, "variant": "l1"}, True),
+        ({"weight": 0.5} | OLD, {"weight": 0.5}, False),
+        ({"weight": 0.5, "variant": "dense", "grid_size": 7}, {"weight": 0.5, "variant": "dense"}, False),
+        ({"weight": 0.5} | OLD, {"weight": 0.1, "variant": "l1"}, False),
+    ],
+)
+def test_what_makes_no_difference_is_no_other_question(
+    asked: dict[str, Any], wanted: dict[str, Any], same: bool, tmp_path: Path
+) -> None:
+    """A comparison that was begun before a value was left to itself goes on, if that comes to the same."""
+    before, now = (TrainConfig.parse({"data": "x", "localization": values}) for values in (asked, wanted))
+    (tmp_path / "asked.json").write_text(json.dumps(before.model_dump(mode="json")))
+    assert (asked_otherwise(tmp_path, now) == "") is same
+
+
+def test_a_question_of_an_earlier_version(tmp_path: Path) -> None:
+    """It lacks what came later, which had its default then, and says what now is left to itself."""
+    stored = PretrainConfig.parse({"data": "x"}).model_dump(mode="json")
+    del stored["optimizer"]["whole_cosine"]
+    stored["matching"]["view_weight"] = 0.5
+    (tmp_path / "asked.json").write_text(json.dumps(stored))
+    assert asked_otherwise(tmp_path, PretrainConfig.parse({"data": "x"})) == ""
+    for other in (
+        {"optimizer": {"whole_cosine": True}},
+        {"matching": {"view_weight": 1.0}},
+        {"backbone_args": {"a": 1}},
+    ):
+        assert asked_otherwise(tmp_path, PretrainConfig.parse({"data": "x"} | other))
+
+
+@pytest.mark.parametrize("text", ['{"data": ', "[]"])
+def test_a_damaged_question_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "asked.json").write_text(text)
+    with pytest.raises(UserError, match=r"asked\.json .*mend or remove it"):
+        asked_otherwise(tmp_path, TrainConfig.parse({"data": "x"}))
+
+
+def test_a_stopped_comparison_can_be_queued_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its status is that of a stopped run: there is more to do, with the same words."""
+    run = TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")})
+    with pytest.raises(Halted):
+        module.run_once(run, lambda _: Result({"stopped": "SIGTERM"}))
+    monkeypatch.setattr(module, "run_once", halt)
+    assert main(["compare", str(photos), "--seeds", "1", "--out", str(tmp_path / "out"), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out) == {"error": "stopped; the same command goes on.", "status": 3}
+
+
+def halt(*_: object) -> NoReturn:
+    raise Halted

@@ -1,0 +1,177 @@
+"""UCF101's videos in their real layout: the frame that is taken, resuming, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from frugalvit.config.probe import SuiteConfig
+from frugalvit.data import open_data
+from frugalvit.data.formats import ucf101
+from frugalvit.errors import UserError
+from frugalvit.probing import suite
+
+CLIPS = {
+    "train": ["Archery/v_Archery_g08_c01.avi", "Biking/v_Biking_g08_c01.avi"],
+    "test": ["Archery/v_Archery_g01_c01.avi", "Biking/v_Biking_g01_c01.avi"],
+}
+
+
+@pytest.fixture
+def av():
+    return pytest.importorskip("av", reason="av is not installed; it comes with the video extra")
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    """Neighbouring frames are far apart, so that one too early or too late is seen."""
+    return 40 + 70 * (number % 3), 200 - 12 * (number % 15), 20 + 100 * (number % 2)
+
+
+def make_video(av, path: Path, count: int, *, between: int = 0) -> None:
+    """``count`` frames of one colour each, as UCF101 has them: MPEG-4 with the tag XVID in an AVI, 320 x 240."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=25, options={"bf": str(between)})
+        stream.width, stream.height, stream.pix_fmt = 320, 240, "yuv420p"
+        stream.codec_context.codec_tag = "XVID"
+        for number in range(count):
+            frame = av.VideoFrame.from_ndarray(np.full((240, 320, 3), colour(number), np.uint8), format="rgb24")
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+def make_lists(root: Path, clips: dict[str, list[str]] = CLIPS) -> None:
+    """The official lists; the test list has no class numbers."""
+    lists = root / "ucfTrainTestlist"
+    lists.mkdir(parents=True)
+    (lists / "trainlist01.txt").write_text("".join(f"{clip} {n}\r\n" for n, clip in enumerate(clips["train"], 1)))
+    (lists / "testlist01.txt").write_text("".join(f"{clip}\r\n" for clip in clips["test"]))
+    (lists / "classInd.txt").write_text("1 Archery\r\n2 Biking\r\n")
+
+
+def touch_clips(root: Path) -> None:
+    for clip in (clip for clips in CLIPS.values() for clip in clips):
+        path = root / "UCF-101" / clip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+
+def is_frame(image: Image.Image, number: int) -> bool:
+    return bool(np.abs(np.asarray(image.convert("RGB")).mean((0, 1)) - colour(number)).max() < 6)
+
+
+@pytest.mark.parametrize("between", [0, 2])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 30])
+def test_the_middle_frame_is_the_right_one(av, tmp_path: Path, count: int, between: int) -> None:
+    """Also with frames that are stored after the ones they are shown before (``between``)."""
+    make_video(av, tmp_path / "clip.avi", count, between=between)
+    found = ucf101.middle_frame(tmp_path / "clip.avi")
+    assert found.size == (320, 240)
+    assert [number for number in range(count) if is_frame(found, number)] == [count // 2]
+
+
+def test_frames_are_counted_where_the_header_does_not_say(av, tmp_path: Path) -> None:
+    make_video(av, tmp_path / "clip.avi", 7)
+    (tmp_path / "pipe.mkv").write_bytes(b"")
+    with av.open(str(tmp_path / "clip.avi")) as source, av.open(str(tmp_path / "pipe.mkv"), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
+    with av.open(str(tmp_path / "pipe.mkv")) as container:
+        assert container.streams.video[0].frames == 0
+    assert is_frame(ucf101.middle_frame(tmp_path / "pipe.mkv"), 3)
+
+
+def test_the_suite_takes_the_frames_of_videos_and_reads_them(av, tmp_path: Path) -> None:
+    make_lists(tmp_path)
+    for count, clip in enumerate((clip for clips in CLIPS.values() for clip in clips), start=5):
+        make_video(av, tmp_path / "UCF-101" / clip, count)
+    (entry,) = suite.list_entries(SuiteConfig(model="swin_nano", root=str(tmp_path), datasets=["ucf101"]))
+    assert entry.status == "present"
+    assert not (tmp_path / ".ucf101.part").exists()
+    source = open_data("ucf101", split="given", root=str(tmp_path))
+    assert source.classes == ("Archery", "Biking")
+    found = {split: source.splits[split] for split in ("train", "test")}
+    assert {split: examples.labels.tolist() for split, examples in found.items()} == {"train": [0, 1], "test": [0, 1]}
+    middles = [Image.fromarray(examples.read(place)) for examples in found.values() for place in range(2)]
+    assert all(is_frame(image, count // 2) for count, image in enumerate(middles, start=5))
+
+
+def test_a_broken_video_is_named_and_nothing_taken_is_lost(av, tmp_path: Path) -> None:
+    make_lists(tmp_path)
+    for clip in (clip for clips in CLIPS.values() for clip in clips):
+        make_video(av, tmp_path / "UCF-101" / clip, 4)
+    broken = tmp_path / "UCF-101" / CLIPS["test"][0]
+    whole = broken.read_bytes()
+    for content, word in (
+        (b"", "cannot be decoded"),
+        (b"<html>404", "cannot be decoded"),
+        (whole[:6000], "ends before"),
+    ):
+        broken.write_bytes(content)
+        with pytest.raises(UserError, match=rf"v_Archery_g01_c01\.avi {word}.*unpack UCF101\.rar again") as caught:
+            ucf101.make_frames(tmp_path)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "ucf101").exists()
+    (entry,) = suite.list_entries(SuiteConfig(model="swin_nano", root=str(tmp_path), datasets=["ucf101"]))
+    assert entry.status == "by hand" and "v_Archery_g01_c01.avi" in entry.instruction
+    broken.write_bytes(whole)
+    taken = (tmp_path / ".ucf101.part" / "train" / CLIPS["train"][0]).with_suffix(".jpg").stat().st_mtime_ns
+    ucf101.make_frames(tmp_path)
+    assert (tmp_path / "ucf101" / "train" / CLIPS["train"][0]).with_suffix(".jpg").stat().st_mtime_ns == taken
+
+
+def test_sound_without_pictures_is_no_video(av, tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "clip.avi"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    with pytest.raises(UserError, match="holds no video"):
+        ucf101.middle_frame(tmp_path / "clip.avi")
+
+
+# -- what needs no PyAV
+
+
+def test_without_pyav_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_lists(tmp_path)
+    touch_clips(tmp_path)
+    monkeypatch.delitem(sys.modules, "av", raising=False)
+    monkeypatch.setattr(ucf101.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r'pip install "frugalvit\[video\]"$'):
+        ucf101.make_frames(tmp_path)
+    (entry,) = suite.list_entries(SuiteConfig(model="swin_nano", root=str(tmp_path), datasets=["ucf101"]))
+    assert entry.status == "by hand" and 'pip install "frugalvit[video]"' in entry.instruction
+
+
+def test_the_first_split_is_laid_out_as_folders(tmp_path: Path) -> None:
+    make_lists(tmp_path)
+    touch_clips(tmp_path)
+    assert ucf101.videos_present(tmp_path)
+    ucf101.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
+    made = sorted(str(path.relative_to(tmp_path / "ucf101")) for path in (tmp_path / "ucf101").rglob("*.*"))
+    wanted = [f"{split}/{clip}".replace(".avi", ".jpg") for split, clips in CLIPS.items() for clip in clips]
+    assert made == sorted(wanted)
+    with pytest.raises(UserError, match="lacks train or test; remove it"):
+        ucf101.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
+
+
+def test_clips_that_are_listed_but_absent_are_named(tmp_path: Path) -> None:
+    make_lists(tmp_path)
+    touch_clips(tmp_path)
+    (tmp_path / "UCF-101" / CLIPS["train"][1]).unlink()
+    with pytest.raises(UserError, match=r"v_Biking_g08_c01\.avi is in trainlist01\.txt but not there"):
+        ucf101.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
+    (tmp_path / "ucfTrainTestlist" / "testlist01.txt").write_text("\n")
+    touch_clips(tmp_path)
+    with pytest.raises(UserError, match=r"testlist01\.txt names no clips"):
+        ucf101.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))

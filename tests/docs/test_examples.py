@@ -1,0 +1,99 @@
+"""The examples run, and what they add to somebody's loop is three marked lines."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FILES = sorted(EXAMPLES.glob("*.py"))
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_three_marked_lines(path: Path) -> None:
+    marks = [line.partition("# <- ")[2][0] for line in path.read_text().splitlines() if "# <- " in line]
+    assert marks == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("name", ["plain_pytorch", "timm_loop", "resnet", "region_matching"])
+def test_example_runs(name: str) -> None:
+    losses = load(name).main(steps=4)
+    assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
+
+
+def test_views_of_a_network_that_widens_before_its_classifier() -> None:
+    losses = load("region_matching").main(steps=2, backbone="mobilenetv3_small_050")
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("lightning_module", "lightning"), ("huggingface_trainer", "transformers")]
+)
+def test_example_of_another_framework(name: str, package: str) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed; it is no dependency of ours")
+    losses = load(name).main(steps=3)
+    assert len(losses) >= 3 and all(math.isfinite(loss) for loss in losses)
+
+
+def test_lightning_lines_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three lines compute and train, whatever stands around them."""
+
+    class Module(nn.Module):
+        def log_dict(self, values: dict[str, Tensor]) -> None:
+            self.logged = values
+
+    stand_in: Any = ModuleType("lightning")
+    stand_in.LightningModule = Module
+    monkeypatch.setitem(sys.modules, "lightning", stand_in)
+    model = load("lightning_module").Classifier(img_size=32)
+    optimizer = model.configure_optimizers()
+    loss = model.training_step((torch.randn(2, 3, 32, 32), torch.tensor([0, 1])), 0)
+    loss.backward()
+    assert 0 <= float(model.logged["localization_error"]) < 7
+    head = set(model.localization.parameters())
+    assert head <= {p for group in optimizer.param_groups for p in group["params"]}
+    assert all(parameter.grad is not None for parameter in head)
+
+
+def test_trainer_lines_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Swin(nn.Module):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.swin = nn.Conv2d(3, 8, 16, 16)
+            self.swin.num_features = 8  # type: ignore[assignment]
+
+        def post_init(self) -> None: ...
+
+        def forward(self, pixel_values: Tensor, labels: Tensor | None, output_hidden_states: bool) -> Any:
+            grid = self.swin(pixel_values)
+            loss = None if labels is None else nn.functional.cross_entropy(grid.mean((2, 3)), labels)
+            return SimpleNamespace(loss=loss, reshaped_hidden_states=(grid,) if output_hidden_states else None)
+
+    stand_in: Any = ModuleType("transformers")
+    stand_in.SwinForImageClassification = Swin
+    for name in ("SwinConfig", "Trainer", "TrainingArguments", "set_seed"):
+        setattr(stand_in, name, object)
+    monkeypatch.setitem(sys.modules, "transformers", stand_in)
+    model = load("huggingface_trainer").LocalizingSwinForImageClassification(None)
+    images, labels = torch.randn(2, 3, 64, 64), torch.tensor([0, 1])
+    plain = nn.functional.cross_entropy(model.swin(images).mean((2, 3)), labels)
+    loss = model(images, labels).loss
+    loss.backward()
+    assert loss > plain and all(parameter.grad is not None for parameter in model.localization.parameters())
+    assert torch.equal(model.eval()(images, labels).loss, plain)

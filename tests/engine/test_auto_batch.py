@@ -1,0 +1,116 @@
+"""``--auto-batch``: what is tried out before a run, and how a batch is split; blended images are split in pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+
+from frugalvit.backbones import create_backbone
+from frugalvit.config.train import TrainConfig
+from frugalvit.engine import auto_batch
+from frugalvit.engine.schedules import Constant
+from frugalvit.engine.trainer import Plan
+from frugalvit.errors import UserError
+from frugalvit.runs.run_folder import Run
+from frugalvit.tasks.pretraining.task import PretrainTask
+from helpers.toy_task import ToyBatch, ToyTask
+
+
+class Mixed(ToyTask):
+    """Twelve images, blended in pairs."""
+
+    batches: Any = SimpleNamespace(mixing="some")
+
+    def batch_at(self, step: int) -> ToyBatch:
+        return ToyBatch(torch.randn(12, 3), torch.arange(12))
+
+
+def fabric_of(world: int) -> Any:
+    return SimpleNamespace(
+        world_size=world,
+        device=torch.device("cpu"),
+        autocast=Fabric(accelerator="cpu", devices=1).autocast,
+        all_reduce=lambda value, reduce_op: value,
+    )
+
+
+@pytest.mark.parametrize(("world", "most", "parts"), [(2, 3, 6), (2, 4, 3), (1, 3, 4)])
+def test_pairs_stay_together(world: int, most: int, parts: int) -> None:
+    task = cast(Any, Mixed())
+    task.most = most
+    assert auto_batch.parts_that_fit(task, 1, fabric_of(world)) == parts
+
+
+@pytest.mark.parametrize("name", ["swin_nano", "cvt_13", "t2t_vit_14", "vil_tiny_w7"])
+def test_what_is_tried_out_is_what_is_run(name: str) -> None:
+    """The trial changes nothing, running means included; it keeps as little for the way back as a real step."""
+    backbone = create_backbone(name, img_size=32)
+    cast(Any, backbone.model).set_grad_checkpointing(True)
+    kept: dict[bool, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[backbone.training] = kept.get(backbone.training, 0) + tensor.nbytes
+        return tensor
+
+    for training in (True, False):
+        backbone.train(training)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            backbone(torch.randn(2, 3, 32, 32))
+    assert kept[False] <= 1.05 * kept[True]
+
+
+@pytest.mark.parametrize(("begin", "every", "step"), [(0, 10, 0), (1, 10, 10), (20, 10, 20), (21, 10, 30)])
+def test_the_step_that_is_tried_out_has_all_losses(begin: int, every: int, step: int) -> None:
+    """Regions may begin late, and signs of life are looked for in some steps only."""
+    task: Any = SimpleNamespace(regions_from=begin, health_every=every)
+    assert PretrainTask.fullest(task) == step
+    tried: list[int] = []
+
+    class Asked(Mixed):
+        def fullest(self) -> int:
+            return step
+
+        def forward(self, batch: Any, step: int) -> dict[str, torch.Tensor]:
+            tried.append(step)
+            return super().forward(batch, step)
+
+    asked = cast(Any, Asked())
+    asked.most = 12
+    auto_batch.parts_that_fit(asked, 1, fabric_of(1))
+    assert tried == [step]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_continues_another_is_tried_out(
+    tmp_path: Path, resumed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state it begins with is the other's: only a run that is resumed has been tried out before."""
+    monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
+    monkeypatch.setattr(auto_batch, "with_batch", lambda *_: None)
+    fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
+    config, run, task = TrainConfig(resume=str(tmp_path) if resumed else None), Run(tmp_path), cast(Any, Mixed())
+    run.save_checkpoint({"step": 4, "task": {}})
+    plan = Plan(steps=8, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
+    parts = auto_batch.fit_to_memory(config, plan, task, run, fabric).accumulate
+    run.close()
+    assert parts == config.accumulate == (1 if resumed else 2)
+
+
+def test_a_split_that_is_not_accepted_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise UserError("no such batch")
+
+    monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
+    monkeypatch.setattr(auto_batch, "with_batch", refuse)
+    fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
+    config, run, task = TrainConfig(), Run(tmp_path), cast(Any, Mixed())
+    plan = Plan(steps=1, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
+    with pytest.raises(UserError, match="no such batch"):
+        auto_batch.fit_to_memory(config, plan, task, run, fabric)
+    run.close()
+    assert config.accumulate == 1 and not (tmp_path / "config.yaml").exists()

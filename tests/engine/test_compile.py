@@ -1,0 +1,263 @@
+"""Compiled runs: when, how, and with the same outcome."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch._inductor.config as inductor
+from lightning_fabric import Fabric
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.benchmarking import train_step
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.probe import BenchStepConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.data.loader import Batch
+from frugalvit.engine.compile import PAYS_FROM, compile_task, prepare_compiler
+from frugalvit.engine.schedules import Constant
+from frugalvit.engine.step import Plan
+from frugalvit.experiment.auto_values import Decisions, Facts, decide_localization
+from frugalvit.experiment.drloc_pairs import Share, draw, loss_at, measure, pair_generator
+from frugalvit.objectives import DenseLocalization, RelativeLocalization
+from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.train import make_task, train
+from helpers.tiny_runs import TRAIN, write_images
+
+
+def task_that(is_told: list[Any], replayable: bool = False) -> Any:
+    return SimpleNamespace(compile_with=is_told.append, replayable=replayable, parameters=list, no_graphs="")
+
+
+def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
+    """How a task is told to compile itself, "not at all" where it is not."""
+    told: list[Any] = ["not at all"]
+    task = task_that(told)
+    plan, fabric = Plan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
+    compile_task(task, kind.parse({"data": "photos", **values}), plan, fabric)
+    return told[-1]
+
+
+def task_of(backbone: Backbone, **localization: Any) -> SupervisedTask:
+    """As a run makes it, once it has decided what was left open."""
+    config = TrainConfig.parse({"data": "photos", "localization": {"weight": 0.5} | localization, "ema": 0.0})
+    decide_localization(config, Facts(8, 3, 32, "cpu").knowing(backbone), Decisions())
+    return make_task(config, backbone, Plan(10, 10, Constant(0.1)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "version", "fused"),
+    [((1, 8, 1, 1), "2.11.0+cu130", False), ((8, 1, 1), "2.14.1", False), ((1, 8, 1, 1), "2.15.0+cu132", True)]
+    + [(shape, "2.11.0", True) for shape in [(8,), (8, 1), (8, 4), (1, 1, 8), (1, 1, 1, 1), (8, 4, 1, 1)]],
+)
+def test_gradients_keep_their_shapes(
+    shape: tuple[int, ...], version: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a torch would give back (C,) for (1, C, 1, 1), it is told not to fuse the sums that do so."""
+    monkeypatch.setattr(torch, "__version__", version)
+    with inductor.patch({"triton.mix_order_reduction": True}):
+        prepare_compiler(torch.nn.ParameterList([torch.zeros(shape)]))
+        assert inductor.triton.mix_order_reduction is fused
+        prepare_compiler(torch.nn.ParameterList([torch.zeros(shape)]).requires_grad_(False))
+        assert inductor.triton.mix_order_reduction
+
+
+def test_a_cpu_compiles_only_when_told() -> None:
+    assert compiled() == "not at all"
+    assert compiled(compile=False) == "not at all"
+    assert compiled(compile=True) is False
+
+
+@pytest.mark.parametrize(
+    ("steps", "replayable", "scaler", "accumulate", "told"),
+    [
+        (PAYS_FROM, True, None, 1, True),
+        (PAYS_FROM - 1, True, None, 1, "not at all"),
+        (PAYS_FROM, False, None, 1, False),
+        (PAYS_FROM, True, "of fp16", 1, False),
+        (PAYS_FROM, True, None, 2, False),
+    ],
+)
+def test_what_auto_means_on_a_gpu(
+    steps: int, replayable: bool, scaler: Any, accumulate: int, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    answers: list[Any] = ["not at all"]
+    task = task_that(answers, replayable)
+    strategy = SimpleNamespace(precision=SimpleNamespace(scaler=scaler))
+    fabric: Any = SimpleNamespace(device=torch.device("cuda"), world_size=1, strategy=strategy)
+    plan = Plan(steps, steps, Constant(0.1), accumulate=accumulate)
+    compile_task(task, TrainConfig.parse({"data": "photos"}), plan, fabric)
+    assert answers[-1] == told
+
+
+@pytest.mark.parametrize(
+    ("backbone", "variant", "replayable"),
+    [("swin_nano", "l1", True), ("swin_nano", "dense", False), ("vit_tiny_patch16_224", "l1", False)],
+)
+def test_which_steps_are_known_to_be_replayed(backbone: str, variant: str, replayable: bool) -> None:
+    network = create_backbone(backbone, img_size=32, num_classes=3)
+    assert task_of(network, variant=variant).replayable == replayable
+
+
+def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compiled(compile="graphs") is False
+    assert "there is no CUDA device" in capsys.readouterr().err
+    assert compiled(kind=PretrainConfig, compile="graphs", crops_at_once=2) is False
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("pairs", [8, "all"])
+def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> None:
+    """The compiled head is what a step calls, and says the same, gradients included."""
+    torch.manual_seed(0)
+    grid = torch.randn(2, 5, 4, 4, requires_grad=True)
+    head = DenseLocalization([5], pairs=pairs, hidden=8) if dense else RelativeLocalization(5, pairs=pairs, hidden=8)
+
+    def answer() -> tuple[torch.Tensor, ...]:
+        if isinstance(head, DenseLocalization):
+            loss, error = measure(head, [grid], number=3, share=Share())
+        else:
+            loss, error = loss_at(head, grid, draw(head, (4, 4), 2, Share(), pair_generator(3, Share(), grid.device)))
+        return loss, error, *torch.autograd.grad(loss, grid)
+
+    plain, counter = answer(), torch._dynamo.testing.CompileCounter()
+    head.compile(dynamic=False, backend=counter, fullgraph=True)
+    torch.testing.assert_close(answer(), plain)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"weight": 0.0},
+        {},
+        {"variant": "ce"},
+        {"variant": "dense"},
+        *(
+            pytest.param(values, marks=pytest.mark.slow)
+            for values in (
+                *({"pairs": "all"}, {"images": "clean"}, {"schedule": "ramp"}),
+                {"variant": "dense", "images": "clean"},
+            )
+        ),
+    ],
+)
+def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network, classifier and losses are compiled as one, without a break, and say what they say otherwise."""
+    torch.manual_seed(0)
+    backbone = create_backbone(
+        "swin_nano", img_size=32, num_classes=3, embed_dim=24, depths=(1, 1), num_heads=(2, 4), drop_path=0.0
+    )
+    task = task_of(backbone, **values)
+    images, clean = torch.randn(2, 4, 3, 32, 32)
+    batch = Batch(images, torch.rand(4, 3).softmax(1), None, torch.arange(4), clean)
+    plain = task(batch, 3)
+    if task.localization is not None:  # it is the images before mixing that count, where they are asked about
+        other = task(replace(batch, clean=images), 3)
+        assert torch.equal(other["localization"], plain["localization"]) == (values.get("images") != "clean")
+    counter = torch._dynamo.testing.CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
+    task.compile_with(graphs=False)
+    torch.testing.assert_close(task(batch, 3), plain)
+    task(batch, 4)
+    heads = len(task.localization.levels) if isinstance(task.localization, DenseLocalization) else 0
+    assert counter.frame_count == 1 + heads
+
+
+def test_little_of_the_loss_is_queued_one_by_one() -> None:
+    """Outside of what is compiled, a step with Drloc draws its pairs and says λ; without, it does nothing."""
+
+    class Counter(TorchDispatchMode):
+        operations = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.operations += 1
+            return function(*args, **(kwargs or {}))
+
+    counts = []
+    for weight in (0.0, 0.5):
+        backbone = create_backbone(
+            "swin_nano", img_size=32, num_classes=3, embed_dim=24, depths=(1, 1), num_heads=(2, 4)
+        )
+        task: Any = task_of(backbone, weight=weight)
+        assert len(task.parameter_groups()) == 2
+        batch = Batch(torch.randn(4, 3, 32, 32), torch.rand(4, 3), None, torch.arange(4))
+        losses = task(batch, 0)
+        task.judge = lambda *_, losses=losses: dict(losses)
+        with Counter() as counter:
+            task(batch, 0)
+        counts.append(counter.operations)
+    assert counts == [0, 2]
+
+
+def test_every_setting_of_a_long_comparison_is_compiled() -> None:
+    """Torch gives up on a function after a few kinds of graphs; a comparison has one for each setting."""
+
+    class Setting(torch.nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.width = width
+
+        def judge(self, images: torch.Tensor) -> torch.Tensor:
+            return images * self.width
+
+        def compile_with(self, graphs: bool) -> None:
+            self.judge = torch.compile(self.judge, dynamic=False, backend=counter)
+
+    counter, count = torch._dynamo.testing.CompileCounter(), 12
+    config, fabric = TrainConfig.parse({"data": "photos", "compile": True}), Fabric(accelerator="cpu", devices=1)
+    for width in range(count):
+        setting = Setting(width)
+        compile_task(setting, config, Plan(1, 1, Constant(0.1)), fabric)
+        setting.judge(torch.ones(2))
+    assert counter.frame_count == count
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backbone", ["swin_nano", "resnet10t"])
+@pytest.mark.parametrize("kind", ["train", "pretrain"])
+def test_graphs_train_as_without_them(kind: str, backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same losses, step by step, as far as random depth allows; weights that move; graphs that are replayed."""
+    curves, replayed, replay = [], [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replayed.append(1) or replay(graph))
+    for graphs in (False, True):
+        torch._dynamo.reset()
+        values = {"kind": kind, "backbone": backbone, "img_size": 64, "batch": 16, "device": "cuda"}
+        config = BenchStepConfig.parse(values | ({"prototypes": 64} if kind == "pretrain" else {}))
+        fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
+        store, classes, _ = train_step._store(config, fabric.device)
+        stepper = train_step._stepper(config, train_step._batches(config, store, classes), classes, fabric, False)
+        stepper.task.compile_with(graphs)
+        losses = []
+        for step in range(12):
+            stepper.step, stepper.window = step, {}
+            stepper.one_step()
+            losses.append(
+                float(next(row[names.index("loss")] for names, row in stepper.window.items() if "loss" in names))
+            )
+        curves.append(losses)
+        assert bool(replayed) == graphs
+    assert curves[0] == pytest.approx(curves[1], rel=0.05)
+    assert curves[1][0] != curves[1][-1]
+
+
+@pytest.mark.gpu
+def test_graphs_of_an_earlier_run_give_their_memory_back(tmp_path: Path) -> None:
+    """A comparison makes many runs in one process."""
+    values = TRAIN | {"data": str(write_images(tmp_path / "images")), "device": "cuda", "compile": "graphs"}
+    kept = []
+    for run in range(3):
+        train(TrainConfig.parse(values | {"batch": 24, "img_size": 128, "out": str(tmp_path / f"run{run}")}))
+        gc.collect()
+        torch.cuda.empty_cache()
+        kept.append(torch.cuda.memory_reserved())
+    assert kept[2] - kept[0] < 2 * 2**20  # bytes; a run's graphs keep twenty times that

@@ -1,0 +1,193 @@
+"""Recorded gradients against those they are a recording of. On a CPU something that computes them again stands for the
+graph; the graph itself is tested where there is a GPU (``test_compiling``, ``test_resume_on_gpu``)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from frugalvit.benchmarking import train_step
+from frugalvit.config.probe import BenchStepConfig
+from frugalvit.engine import cuda_graphs
+from frugalvit.engine.cuda_graphs import WARM_UP, Recording
+from frugalvit.engine.ema import MovingAverage
+from frugalvit.engine.schedules import Constant, Cosine
+from frugalvit.engine.step import Stepper
+from frugalvit.errors import UserError
+
+Values = dict[str, Tensor]
+
+
+@pytest.fixture
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a graph does, done anew with the very tensors that it was recorded with, and their gradients and values."""
+    replays: list[Any] = []
+
+    def make(learning: list[nn.Parameter]) -> Callable[..., Any]:
+        def record(action: Callable[[], Values], stream: Any, pool: Any) -> tuple[Callable[[], None], Values]:
+            assert all(parameter.grad is None for parameter in learning)
+            with undone():
+                values = action()
+            gradients = [parameter.grad for parameter in learning]
+
+            def replay() -> None:
+                replays.append(action)
+                for parameter in learning:
+                    parameter.grad = None
+                for name, value in action().items():
+                    values[name].copy_(value)
+                for parameter, gradient in zip(learning, gradients, strict=True):
+                    assert (gradient is None) == (parameter.grad is None)
+                    if gradient is not None:
+                        gradient.copy_(parameter.grad)
+                    parameter.grad = None
+
+            return replay, values
+
+        return record
+
+    monkeypatch.setattr(cuda_graphs, "aside", lambda action, stream: action())
+    monkeypatch.setattr(Recording, "_record", _patched(make))
+    return replays
+
+
+STEPPED: list[nn.Module] = []
+"""The task whose steps are recorded now."""
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """A graph's recording does nothing: what an action did to centres and generators is taken back."""
+    before = [{name: value.clone() for name, value in task.state_dict().items()} for task in STEPPED]
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+    for task, values in zip(STEPPED, before, strict=True):
+        task.load_state_dict(values)
+
+
+def _patched(make: Callable[..., Any]) -> Callable[..., Any]:
+    real = Recording._record
+
+    def with_its_parameters(self: Recording, action: Any, inputs: Any) -> Any:
+        before = cuda_graphs.record
+        cuda_graphs.record = make(list(self.parameters))
+        try:
+            return real(self, action, inputs)
+        finally:
+            cuda_graphs.record = before
+
+    return with_its_parameters
+
+
+def stepper_of(kind: str, recorded: bool, localization: float) -> Stepper:
+    values = {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 4}
+    values |= {"prototypes": 16} if kind == "pretrain" else {"localization": localization}
+    config = BenchStepConfig.parse(values | {"device": "cpu", "precision": "32"})
+    fabric = Fabric(accelerator="cpu", devices=1)
+    store, classes, _ = train_step._store(config, fabric.device)
+    stepper = train_step._stepper(config, train_step._batches(config, store, classes), classes, fabric, False)
+    stepper.plan.lr = Cosine(1e-3, 1e-4, 12)
+    stepper.task.recorded = recorded
+    if kind == "pretrain":
+        task: Any = stepper.task
+        task.hold_last, task.health_every = 2, 2
+    STEPPED[:] = [stepper.task]
+    return stepper
+
+
+@pytest.mark.parametrize(("kind", "localization", "replayed"), [("train", 0.5, 10), ("pretrain", 0.0, 5)])
+def test_a_recorded_step_is_the_step(kind: str, localization: float, replayed: int, without_a_gpu: list[Any]) -> None:
+    """Other images, targets, pairs, temperatures, stochastic depth and rates at every step, and the same weights.
+
+    When pre-training every other step is looked at, which is a kind of its own, and the first two are not recorded.
+    """
+    ends = []
+    for recorded in (False, True):
+        stepper = stepper_of(kind, recorded, localization)
+        losses = []
+        for step in range(WARM_UP + 10):
+            stepper.step, stepper.window = step, {}
+            stepper.one_step()
+            losses.append({name: row[names.index(name)] for names, row in stepper.window.items() for name in names})
+        ends.append((losses, dict(stepper.task.state_dict())))
+    assert len(without_a_gpu) == replayed
+    torch.testing.assert_close(ends[1], ends[0])
+
+
+@pytest.mark.parametrize("kind", ["train", "pretrain"])
+def test_a_recorded_step_that_is_skipped(kind: str, without_a_gpu: list[Any]) -> None:
+    """Weights, centres and averages stay, as where steps are taken as they come."""
+    stepper = stepper_of(kind, True, 0.0)
+    task: Any = stepper.task
+    if kind == "train":
+        task.ema, task.average = 0.5, copy.deepcopy(task.backbone)
+        task.following = MovingAverage(task.average, task.backbone, buffers=True)
+    else:
+        task.momentum = Constant(0.5)
+    for step in range(2 * WARM_UP + 4):
+        stepper.step = step
+        stepper.one_step()
+    replayed = len(without_a_gpu)
+    before = {name: value.clone() for name, value in task.state_dict().items()}
+    batch = task.batch_at(stepper.step + 1)
+    (batch.images[0] if kind == "pretrain" else batch.images)[0] = torch.nan
+    task.batch_at = lambda step: batch
+    stepper.step += 1
+    stepper.one_step()
+    assert len(without_a_gpu) == replayed + 1 and stepper.guard.tolist() == [1, 1]
+    torch.testing.assert_close(dict(task.state_dict()), before, rtol=0, atol=0)
+
+
+def toy() -> tuple[Recording, nn.Parameter, Callable[..., Values]]:
+    STEPPED.clear()
+    weight = nn.Parameter(torch.zeros(2))
+
+    def action(images: Tensor, more: Tensor | None, twice: bool) -> Values:
+        loss = (weight * images.sum(0)).sum() * (2 if twice else 1) + (0 if more is None else more.sum() * weight.sum())
+        loss.backward()
+        return {"loss": loss.detach().clone()}
+
+    return Recording([weight], torch.device("cpu")), weight, action
+
+
+def test_every_kind_has_its_own(without_a_gpu: list[Any]) -> None:
+    """A smaller last batch, a step that lacks a tensor, one with a flag."""
+    made, weight, action = toy()
+    for step in range(100):
+        images = torch.full((3 if step % 4 else 2, 2), float(step))
+        more, twice = torch.ones(1) if step % 2 else None, step % 5 == 0
+        weight.grad = None
+        made.take(action, [images, more, twice])
+        wanted = images.sum(0) * (2 if twice else 1) + (0 if more is None else 1)
+        torch.testing.assert_close(weight.grad, wanted)
+    assert len(made.recorded) == 6
+    assert len(without_a_gpu) == 100 - 6 * WARM_UP
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_cannot_be_recorded(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _, action = toy()
+
+    def refuse(action: Any, stream: Any, pool: Any) -> Any:
+        if full:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr(cuda_graphs, "aside", lambda action, stream: action())
+    monkeypatch.setattr(cuda_graphs, "record", refuse)
+    for _ in range(WARM_UP):
+        made.take(action, [torch.ones(2, 2), None, False])
+    if full:
+        with pytest.raises(torch.OutOfMemoryError):
+            made.take(action, [torch.ones(2, 2), None, False])
+    else:
+        with pytest.raises(UserError, match=r"operation not permitted when stream is capturing.*Use --compile true"):
+            made.take(action, [torch.ones(2, 2), None, False])

@@ -1,0 +1,323 @@
+"""What several processes of a run agree on; they are threads here, and real ones in ``test_distributed.py``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+
+from frugalvit.comparison import compare
+from frugalvit.config.dense import DetectConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.data.dataset import ArrayExamples
+from frugalvit.engine import distributed
+from frugalvit.engine.trainer import Stopped
+from frugalvit.errors import UserError
+from frugalvit.experiment import builders, experiment, resume
+from frugalvit.experiment.auto_values import Decisions
+from frugalvit.runs.run_folder import Run
+from frugalvit.tasks.classification import train
+from frugalvit.tasks.dense import experiment as running
+from frugalvit.tasks.dense import loader
+from frugalvit.utils import launch_env, system
+from frugalvit.utils.tables import Result
+from helpers.fake_distributed import gather
+from helpers.toy_task import ToyTask, run_toy
+
+
+class Enough(Exception):
+    """The test has seen what it wanted to see."""
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times that collectives were given; threads have no process group whose time could be set."""
+    given: list[float] = []
+    monkeypatch.setattr(distributed, "_wait_at_most", given.append)
+    monkeypatch.setattr(distributed, "_LOOKING", 0.3)
+    return given
+
+
+# -- the folder of the run
+
+
+@pytest.mark.parametrize("command", ["train", "segment"])
+def test_all_score_the_best_weights_of_the_first(command: str, tmp_path: Path) -> None:
+    """The second process does not see them: another machine, or a network disk that is late."""
+
+    def finish(fabric: Any) -> list[Any]:
+        (tmp_path / str(fabric.global_rank)).mkdir()
+        run = Run(tmp_path / str(fabric.global_rank))
+        if fabric.global_rank == 0:
+            run.save_checkpoint({"step": 3, "task": {"weight": torch.ones(2)}}, best=True)
+        taken: list[Any] = []
+
+        def score(*_: Any) -> None:
+            raise Enough
+
+        task: Any = SimpleNamespace(load_state_dict=taken.append, scores=score, scored=score, backbone=None)
+        config, data = TrainConfig(), SimpleNamespace(classes=("a", "b"))
+        job, decisions, outcome = SimpleNamespace(score=score), Decisions(), {"steps": 9}
+        arguments = {
+            "train": (config, data, run, fabric, task, outcome, None, None, decisions),
+            "segment": (config, job, data, run, fabric, task, outcome, None, "val", decisions),
+        }
+        end: Any = {"train": train._finish, "segment": running._finish}[command]
+        with pytest.raises(Enough):
+            end(*arguments[command])
+        run.close()
+        return [state["weight"].tolist() for state in taken]
+
+    assert gather(2, finish) == [[[1.0, 1.0]]] * 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_folder_must_be_seen_by_all(shared: bool, tmp_path: Path) -> None:
+    """A folder of the same name on another machine is not the same folder."""
+    (tmp_path / "1").mkdir()
+
+    def look(fabric: Any) -> None:
+        folder = tmp_path / str(0 if shared else fabric.global_rank)
+        folder.mkdir(exist_ok=True)
+        distributed.check_shared(fabric, folder)
+
+    found = gather(2, look)
+    assert not list(tmp_path.rglob(".seen*"))
+    if shared:
+        assert found == [None, None]
+    else:
+        assert all(
+            isinstance(error, UserError) and "file system that all machines share" in str(error) for error in found
+        )
+
+
+def test_all_must_find_the_run_to_go_on_with() -> None:
+    """``--resume auto``: one that would begin while the others go on would take other steps."""
+
+    def look(fabric: Any) -> None:
+        found = "run" if fabric.global_rank == 0 else None
+        resume.check_agreed(TrainConfig(out="run").model_copy(update={"resume": found}), fabric)
+
+    errors = gather(2, look)
+    assert all(
+        isinstance(e, UserError) and "Some processes find a run in run, and others do not" in str(e) for e in errors
+    )
+
+
+# -- a command with several processes
+
+
+def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any) -> list[Any]:
+    peers = threading.local()
+    monkeypatch.setattr(builders, "make_fabric", lambda _: peers.own)
+
+    def command(fabric: Any) -> Any:
+        peers.own = fabric
+        config = TrainConfig(data="photos", out=str(out))
+        return experiment.in_run_folder(config, "train", open_source, body, Result)
+
+    return gather(2, command)
+
+
+def test_only_the_first_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> Result:
+        raise Stopped("SIGTERM")
+
+    results = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), stop)
+    assert [result.data["stopped"] for result in results] == ["SIGTERM"] * 2
+    assert capsys.readouterr().err.count("saved; continue with") == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_peer_that_cannot_open_the_data_is_said(lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_source(_: TrainConfig, fabric: Any) -> Any:
+        if fabric.global_rank == lost:
+            raise UserError("There is no folder photos.")
+        return SimpleNamespace(name="photos")
+
+    results = live(monkeypatch, tmp_path / "run", open_source, lambda *_: Result({}))
+    assert str(results[lost]) == "There is no folder photos."
+    left = results[1 - lost]
+    assert isinstance(left, UserError), left
+    assert "Another process of this run has ended" in str(left) and "--resume" not in str(left)
+
+
+def test_a_mistake_in_the_midst_of_a_run_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = threading.local()
+    monkeypatch.setattr(launch_env, "local_rank", lambda: getattr(ranks, "own", 0))
+
+    def open_source(_: TrainConfig, fabric: Any) -> Any:
+        ranks.own = fabric.global_rank  # known by now, as after a launch
+        return SimpleNamespace(name="photos")
+
+    def body(*_: Any) -> Result:
+        raise UserError("There are no weights for this network.")
+
+    errors = live(monkeypatch, tmp_path / "run", open_source, body)
+    assert [type(error) for error in errors] == [UserError, launch_env.MetByAll]
+    assert len({str(error) for error in errors}) == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_peer_that_is_gone_is_said_by_whoever_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been the first: then nobody else says anything."""
+    monkeypatch.setattr(launch_env, "local_rank", lambda: 1)
+
+    def body(_: Any, __: Any, ___: Any, fabric: Any) -> Result:
+        with distributed.mind_the_peers(fabric, None, 1.0):
+            raise RuntimeError("[gloo] Connection closed by peer")
+
+    errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
+    assert [type(error) for error in errors] == [launch_env.PeerLost] * 2
+
+
+def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    real = Run.save_checkpoint
+    monkeypatch.setattr(Run, "save_checkpoint", lambda *args, **more: done.append("save") or real(*args, **more))
+    monkeypatch.setattr(Fabric, "barrier", lambda *_: done.append("barrier"))
+
+    class Told(ToyTask):
+        def after_step(self, step: int, skipped: torch.Tensor) -> None:
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="SIGTERM"):
+        run_toy(tmp_path / "run", Told(), save_every=100)
+    assert done[-2:] == ["save", "barrier"]
+
+
+@pytest.mark.parametrize(("rank", "error"), [("0", KeyboardInterrupt), ("1", SystemExit)])
+def test_a_stopped_comparison(
+    rank: str,
+    error: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A status other than 0 of any but the first makes the launcher kill the first."""
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    wanted = TrainConfig(data="photos", out=str(tmp_path / "run"), devices=2)
+    with pytest.raises(error) as left:
+        compare.run_once(wanted, lambda _: Result({"stopped": "SIGTERM"}))
+    assert (tmp_path / "run" / "asked.json").exists() == (rank == "0")
+    assert ("starting" in capsys.readouterr().err) == (rank == "0")
+    if rank == "1":
+        assert left.value.code == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("devices", "writes"), [(2, False), (1, True)], ids=["the second of two", "a lone one"])
+def test_one_process_writes_the_comparison(
+    devices: int, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters leave ranks in the environment of processes that are on their own."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    written: list[Path] = []
+    monkeypatch.setattr(compare, "write_comparison", lambda folder, *_: written.append(folder))
+    monkeypatch.setattr(compare, "run_once", lambda *_: {"run": "r", "top1": 1.0})
+    config = compare.CompareConfig.parse(
+        {"data": "photos", "out": str(tmp_path / "c"), "settings": ["a: lr=1", "b: lr=2"], "devices": devices}
+    )
+    compare.compare(config)
+    assert bool(written) == writes
+
+
+# -- what they decide together
+
+
+def test_memory_is_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frugalvit.data.cache.build.available_memory", lambda: 10_000)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert loader.Pictures([], [(10, 20)]).keeps
+    fabric: Any = SimpleNamespace(launch=lambda: None, world_size=1, global_rank=0, strategy=None)
+    distributed.launch(fabric, 8)
+    assert not loader.Pictures([], [(10, 20)]).keeps
+    distributed.launch(fabric, 1)
+    assert loader.Pictures([], [(10, 20)]).keeps, "the next run of this process is alone"
+
+
+def test_as_many_readers_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines with 16 and 8 cores, on each of which torchrun has started two processes."""
+    cores = threading.local()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores.here), raising=False)
+    monkeypatch.setattr(system, "_groups", lambda *_: ())
+    monkeypatch.setattr(builders, "StreamedExamples", SimpleNamespace)
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+    def decide(fabric: Any) -> Any:
+        cores.here = 16 if fabric.global_rank < 2 else 8
+        config, shards = TrainConfig(), SimpleNamespace(shards=range(100))
+        builders.decide_reading(config, shards, fabric, Decisions())  # type: ignore[arg-type]
+        return config.workers
+
+    assert gather(4, decide) == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("lengths", "error"), [((5, 5), ""), ((5, 4), "this one")])
+def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has room in RAM and the other has not; one cannot read an image that the other can."""
+    places: list[str] = []
+
+    def build(*_: Any, agree: Any, **__: Any) -> Any:
+        rank = ranks.own
+        places.append(agree(("ram", "off")[rank]))
+        return SimpleNamespace(readable=lengths[rank])
+
+    ranks = threading.local()
+    monkeypatch.setattr(builders, "build_store", build)
+    examples = ArrayExamples(torch.zeros(5, 8, 8, 3, dtype=torch.uint8).numpy(), None, "five")
+
+    def keep(fabric: Any) -> int:
+        ranks.own = fabric.global_rank
+        return builders._build(examples, (8, 8), TrainConfig(), fabric.device, fabric).readable
+
+    found = gather(2, keep)
+    assert places == ["off", "off"]
+    if error:
+        assert all(isinstance(one, UserError) and error in str(one) for one in found)
+    else:
+        assert found == [5, 5]
+
+
+def test_all_learn_to_detect_from_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = threading.local()
+    monkeypatch.setattr(running, "readable", lambda items, *_: (items[ranks.own :], None))
+    bad = SimpleNamespace(find_bad=lambda *_: range(ranks.own))
+    monkeypatch.setattr(running, "open_pictures", lambda *_: bad)
+    for made in (running._scored, running._learned):
+
+        def open_them(fabric: Any, made: Any = made) -> None:
+            ranks.own = fabric.global_rank
+            made(Mock(), [1, 2, 3], None, DetectConfig(), None, fabric)
+
+        found = gather(2, open_them)
+        assert [str(one).partition("(")[2].partition(")")[0] for one in found] == ["this one 3 of 3", "this one 2 of 3"]
+
+
+def test_time_counts_in_the_steps_only(waits: list[float]) -> None:
+    """Preparing may take longer than a step ever does: the others wait, and only then does the time begin."""
+    arrived: list[int] = []
+
+    def work(fabric: Any) -> None:
+        if fabric.global_rank == 1:
+            threading.Event().wait(0.2)
+        arrived.append(fabric.global_rank)
+        with distributed.in_step(fabric, 5.0):
+            assert len(arrived) == 2
+            fabric.barrier()
+
+    assert gather(2, work) == [None, None]
+    assert waits == [5.0, 5.0, distributed.PREPARING, distributed.PREPARING]
+    fabric: Any = SimpleNamespace(launch=lambda: None, barrier=lambda: None, world_size=2, global_rank=0, strategy=None)
+    distributed.launch(fabric)
+    assert waits[-1] == distributed.PREPARING

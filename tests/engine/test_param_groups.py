@@ -1,0 +1,251 @@
+"""Which parameters learn how fast: frozen blocks, layer decay, weight decay, the schedules a run is planned with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from lightning_fabric import Fabric
+from timm.layers.drop import DropPath
+from torch import nn
+
+from frugalvit.backbones import create_backbone
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import LocalizationConfig, TrainConfig
+from frugalvit.engine.param_groups import (
+    decay_groups,
+    freeze_first,
+    grouped_alike,
+    layer_groups,
+    layers_of,
+    renumbered,
+    spared_in,
+)
+from frugalvit.engine.schedules import Constant, Cosine
+from frugalvit.engine.step import Plan, Stepper, make_optimizer
+from frugalvit.errors import UserError
+from frugalvit.objectives import RelativeLocalization
+from frugalvit.tasks.classification import train
+from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.dense.pyramid import Pyramid
+from frugalvit.tasks.pretraining import train as pretrain
+from frugalvit.tasks.pretraining.task import make_twin
+from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
+from frugalvit.tasks.segmentation.task import SegmentTask
+from helpers.tiny_runs import PRETRAIN, TRAIN
+
+SMALL: dict[str, dict[str, Any]] = {
+    "cvt_13": {"embed_dim": (8, 16, 16), "depths": (1, 2, 2), "num_heads": (1, 2, 2), "head_dim": 8},
+    "cvt_tiny_w7": {"embed_dim": (8, 16, 16), "depths": (1, 2, 2), "num_heads": (1, 2, 2)},
+    "vil_tiny_w7": {"embed_dim": (8, 16, 16), "depths": (1, 2, 2), "num_heads": (1, 2, 2)},
+}
+"""Networks whose later stages begin with an embedding of their own."""
+
+FIRST = {1: 1, 2: 3}
+"""Of the later stages the first block."""
+
+
+def blocks_of(model: Any) -> list[list[nn.Parameter]]:
+    """The parameters of every block, from input to output."""
+    return [
+        [parameter for module in block for parameter in module.parameters()]
+        for _, blocks in model.stage_parts()
+        for block in blocks
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("name", SMALL)
+def test_as_many_blocks_are_frozen_as_asked_for(name: str, count: int) -> None:
+    """With the embeddings that feed them."""
+    model: Any = create_backbone(name, img_size=64, num_classes=2, **SMALL[name]).model
+    blocks = blocks_of(model)
+    assert len(layers_of(model)) == len(blocks) + 2
+    freeze_first(model, count)
+    learning = [{parameter.requires_grad for parameter in block} for block in blocks]
+    assert learning == [{False}] * count + [{True}] * (len(blocks) - count)
+    inside = {id(parameter) for block in blocks for parameter in block}
+    for stage, first in FIRST.items():
+        embedding = [parameter for parameter in _stage(model, stage) if id(parameter) not in inside]
+        assert {parameter.requires_grad for parameter in embedding} == ({True} if first >= count else {False})
+
+
+def _stage(model: Any, number: int) -> list[nn.Parameter]:
+    stages = list(model.layers) if hasattr(model, "layers") else []
+    names = (f"stage{number}", f"layer{number + 1}")
+    stage = stages[number] if stages else next(getattr(model, name) for name in names if hasattr(model, name))
+    return list(stage.parameters())
+
+
+FITTING_NOTHING = {"stem": r"^nothing", "blocks": [(r"^blocks_under_another_name\.(\d+)", None)]}
+
+
+@pytest.mark.parametrize("matcher", [None, lambda coarse: FITTING_NOTHING], ids=["says nothing", "fits nothing"])
+def test_a_network_whose_blocks_cannot_be_told_apart_is_refused(matcher: Any) -> None:
+    """As timm's LeViT and RepViT were until 1.0.30: all layers would learn at one rate in silence."""
+    with torch.device("meta"):
+        model = timm.create_model("resnet10t", num_classes=2)
+    model.group_matcher = matcher
+    for ask in (lambda: layer_groups(model, 0.1, 0.7), lambda: freeze_first(model, 1)):
+        with pytest.raises(UserError, match="does not say how its layers are ordered"):
+            ask()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_rates_fall_by_the_block(name: str) -> None:
+    """An embedding learns as the first block of its stage does."""
+    model: Any = create_backbone(name, img_size=64, num_classes=2, **SMALL[name]).model
+    scale = {
+        id(parameter): group["lr_scale"] for group in layer_groups(model, 0.1, 0.5) for _, parameter in group["params"]
+    }
+    blocks = blocks_of(model)
+    assert [{scale[id(parameter)] for parameter in block} for block in blocks] == [
+        {0.5 ** (len(blocks) - number)} for number in range(len(blocks))
+    ]
+    inside = {id(parameter) for block in blocks for parameter in block}
+    for stage, first in FIRST.items():
+        rates = {scale[id(parameter)] for parameter in _stage(model, stage) if id(parameter) not in inside}
+        assert rates == {scale[id(blocks[first][0])]}
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "sizes"),
+    [
+        ("swinv2_tiny_window8_256", "logit_scale", {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}),
+        ("swinv2_tiny_window8_256", "cpb_mlp", {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}),
+        ("xcit_nano_12_p16_224", "temperature", {"depth": 1, "embed_dim": 16}),
+        ("twins_svt_small", "pos_block", {}),
+    ],
+)
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+def test_what_a_network_spares_is_not_decayed(name: str, part: str, sizes: dict[str, Any], layer_decay: float) -> None:
+    backbone = create_backbone(name, img_size=64, num_classes=2, **sizes)
+    task = SupervisedTask(
+        backbone, None, LocalizationConfig(), Constant(0.0), weight_decay=0.1, layer_decay=layer_decay
+    )
+    groups = task.parameter_groups()
+    of_part = {group["decayed"] for group in groups for name, _ in group["params"] if part in name}
+    assert of_part == {False} and any(group["decayed"] for group in groups)
+
+
+def test_a_network_is_asked_wherever_it_stands() -> None:
+    """A pre-training has a student and a teacher, each under a name of its own."""
+    backbone = create_backbone("twins_svt_small", img_size=64, num_classes=0)
+    spared = spared_in(nn.ModuleDict({"student": backbone}))
+    assert "student.model.pos_block.0.proj.0.weight" in spared
+    assert spared == {f"student.model.{name}" for name in spared_in(backbone.model)}
+
+
+def test_a_network_under_a_segmenter_is_asked_too() -> None:
+    network = Segmenter(Pyramid(create_backbone("twins_svt_small", img_size=64)), SegmenterSpec(3, 16))
+    groups = SegmentTask(network, 64).parameter_groups()
+    of_part = [(name, group["decayed"]) for group in groups for name, _ in group["params"] if "pos_block" in name]
+    assert of_part and not any(decayed for _, decayed in of_part)
+
+
+def test_moments_find_their_parameters_in_other_groups() -> None:
+    """A run that an earlier version began decays other parameters when it goes on."""
+    parameters = {name: nn.Parameter(torch.full((2, 2), float(k))) for k, name in enumerate(("a", "b", "c"))}
+    before, after = (
+        torch.optim.AdamW(decay_groups(parameters.items(), 0.05, spared=spared)) for spared in ((), ("a",))
+    )
+    for parameter in parameters.values():
+        parameter.grad = parameter.detach().clone()
+    before.step()
+    assert grouped_alike(before.state_dict(), before.state_dict())
+    assert not grouped_alike(before.state_dict(), after.state_dict())
+    after.load_state_dict(renumbered(before.state_dict(), after.state_dict()))
+    for parameter in parameters.values():
+        assert torch.equal(after.state[parameter]["exp_avg"], before.state[parameter]["exp_avg"])
+    assert [group["weight_decay"] for group in after.param_groups] == [0.05, 0]
+
+
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+@pytest.mark.parametrize("step", [0, 7])
+def test_schedules_reach_the_optimiser(layer_decay: float, step: int) -> None:
+    """On a real Swin: matrices are decayed as scheduled, biases, norms and position tables not, heads learn faster."""
+    backbone = create_backbone("swin_nano", img_size=32, num_classes=2, embed_dim=8, depths=(1, 1), num_heads=(1, 2))
+    head = RelativeLocalization(backbone.dim, hidden=8)
+    task = SupervisedTask(
+        backbone, head, LocalizationConfig(lr_scale=3.0), Constant(0.5), weight_decay=0.1, layer_decay=layer_decay
+    )
+    plan = Plan(10, 10, Cosine(1e-2, 1e-4, 10, warmup=3, warmup_from=1e-3), weight_decay=Cosine(0.1, 0.4, 10))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
+    stepper = Stepper(task, module, optimizer, plan, fabric)
+    stepper._set_schedules(step)
+    found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    matrices = {
+        f"{name}.weight" for name, part in task.named_modules() if isinstance(part, nn.Linear | nn.Conv2d | nn.Conv1d)
+    }
+    names = dict(task.named_parameters())
+    assert len(found) == len(names) and len(matrices) > 5
+    depth = {id(parameter): place for place, layer in enumerate(layers_of(backbone.model)) for _, parameter in layer}
+    for name, parameter in names.items():
+        layers_above = max(depth.values()) - depth[id(parameter)] if id(parameter) in depth else 0
+        scale = 3.0 if name.startswith("localization") else layer_decay**layers_above
+        decay = plan.weight_decay.at(step) if name in matrices else 0.0  # type: ignore[union-attr]
+        assert found[id(parameter)] == pytest.approx((scale * plan.lr.at(step), decay)), name
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_a_run_is_planned_with_a_warm_up(verb: str) -> None:
+    """It begins far below its rate, has it when the warm-up ends (at most a fifth of the run), and ends low."""
+    values = {"data": "x", "steps": 100, "batch": 8, "lr": 1e-2, "optimizer": {"warmup": 1.0, "min_lr": 1e-3}}
+    if verb == "train":
+        plan = train.make_plan(TrainConfig.parse(TRAIN | values), images=80, watched=8, world=1)
+    else:
+        plan = pretrain.make_plan(PretrainConfig.parse(PRETRAIN | values), images=80, world=1)
+    rates = [plan.lr.at(step) for step in range(plan.steps)]
+    assert plan.steps_per_epoch == 10
+    assert rates[0] <= 1e-5 and rates[9] == pytest.approx(1e-2) and max(rates) == pytest.approx(1e-2)
+    assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
+    assert plan.lr.at(plan.steps) == pytest.approx(1e-5)
+
+
+def test_weight_decay_rises_from_the_first_step_on() -> None:
+    """It has no warm-up, in the paper neither; supervised it stays."""
+    values = {"data": "x", "steps": 100, "batch": 8, "optimizer": {"warmup": 2.0, "weight_decay": 0.04}}
+    plan = pretrain.make_plan(PretrainConfig.parse(PRETRAIN | values | {"weight_decay_end": 0.4}), images=80, world=1)
+    assert plan.weight_decay is not None
+    assert [plan.weight_decay.at(step) for step in (0, 50, 100)] == pytest.approx([0.04, 0.22, 0.4])
+    plan = train.make_plan(TrainConfig.parse(TRAIN | values), images=80, watched=8, world=1)
+    assert plan.weight_decay is not None
+    assert [plan.weight_decay.at(step) for step in (0, 50, 100)] == [0.04] * 3
+
+
+def test_the_teacher_comes_to_rest_at_the_end() -> None:
+    config = PretrainConfig.parse(PRETRAIN | {"data": "x"})
+    config.localization.weight = 0.0
+    config.matching.teacher_temp = 0.07
+    plan = Plan(40, 10, Constant(0.1))
+    task = pretrain.make_task(config, pretrain.make_network(config), plan)
+    kept = [task.momentum.at(step) for step in range(plan.steps + 1)]
+    assert kept[0] == pytest.approx(0.9) and kept[-1] == 1.0 and kept == sorted(kept)
+
+
+def test_a_teacher_has_no_stochastic_depth() -> None:
+    shape: dict[str, Any] = {"embed_dim": 8, "depths": (2, 2), "num_heads": (1, 2)}
+    student = create_backbone("swin_nano", img_size=32, num_classes=0, drop_path=0.2, **shape)
+    rates = [
+        [part.drop_prob for part in network.modules() if isinstance(part, DropPath)]
+        for network in (student, make_twin(student))
+    ]
+    assert max(rates[0]) == pytest.approx(0.2) and not any(rates[1])
+    images = torch.randn(2, 3, 32, 32)
+    twin = make_twin(student).train()
+    torch.testing.assert_close(twin(images).pooled, twin(images).pooled, rtol=0, atol=0)
+
+
+def test_a_teacher_looks_at_all_neighbours() -> None:
+    """Also that of a ViL whose student draws one of them."""
+    shape = SMALL["vil_tiny_w7"] | {"window_size": 3, "sparse_stages": 2, "neighbours": "random"}
+    student = create_backbone("vil_tiny_w7", img_size=64, num_classes=0, patch_size=2, **shape).train()
+    twin = make_twin(student).train()
+    images = torch.randn(2, 3, 64, 64)
+    seen = {network: [network(images).grid for _ in range(4)] for network in (student, twin)}
+    assert not all(torch.equal(grid, seen[student][0]) for grid in seen[student])
+    assert all(torch.equal(grid, seen[twin][0]) for grid in seen[twin])
+    torch.testing.assert_close(seen[twin][0], student.eval()(images).grid)

@@ -1,0 +1,321 @@
+"""Small print of the loop: what a resumed optimiser is, how many bad steps are borne, what is said in trouble."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+
+from frugalvit.cli import main as cli
+from frugalvit.engine import step as stepping
+from frugalvit.engine import trainer
+from frugalvit.engine.distributed import mind_the_peers
+from frugalvit.engine.failure_dump import is_out_of_memory
+from frugalvit.engine.hardware import make_precision
+from frugalvit.engine.schedules import Cosine
+from frugalvit.errors import UserError
+from frugalvit.runs.run_folder import Run
+from helpers.fake_distributed import gather
+from helpers.fork_server import Nursery
+from helpers.processes import torchrun_variables
+from helpers.tiny_runs import TRAIN, write_config, write_images
+from helpers.toy_task import ToyTask, run_toy, toy_plan
+
+
+def groups(run: Path) -> list[dict]:
+    return torch.load(run / "checkpoints" / "last.pt", weights_only=True)["optimizer"]["param_groups"]
+
+
+def test_a_resumed_optimiser_is_this_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun where the step is not fused (as on Apple's GPU), resumed where it is: bad gradients must be left out."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(stepping, "_fused", lambda fabric: False)
+        run_toy(tmp_path / "run", ToyTask(), steps=4)
+    assert [group["fused"] for group in groups(tmp_path / "run")] == [False]
+    run_toy(tmp_path / "run", ToyTask(), steps=8)
+    assert [group["fused"] for group in groups(tmp_path / "run")] == [True]
+
+
+def test_settings_of_a_carried_over_optimiser(tmp_path: Path) -> None:
+    """What another run left must not bring its averaging rates along."""
+    run_toy(tmp_path / "run", ToyTask(), steps=4, betas=(0.8, 0.9))
+    run_toy(tmp_path / "run", ToyTask(), steps=8, betas=(0.9, 0.95))
+    assert [tuple(group["betas"]) for group in groups(tmp_path / "run")] == [(0.9, 0.95)]
+
+
+def test_the_resumed_optimiser_has_its_moments(tmp_path: Path) -> None:
+    run_toy(tmp_path / "whole", ToyTask(), steps=8)
+    run_toy(tmp_path / "parts", ToyTask(), steps=4)
+    run_toy(tmp_path / "parts", ToyTask(), steps=8)
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True) for name in ("whole", "parts")
+    )
+    torch.testing.assert_close(whole["task"], parts["task"], rtol=0, atol=0)
+    torch.testing.assert_close(whole["optimizer"]["state"], parts["optimizer"]["state"], rtol=0, atol=0)
+
+
+def test_bad_steps_are_counted_across_an_interruption(tmp_path: Path) -> None:
+    """In all, and in a row: what ends a run must not begin anew with every resumption."""
+    spoilt = {1: "loss"} | dict.fromkeys(range(4, 20), "loss")
+    run_toy(tmp_path / "run", ToyTask(spoilt), steps=3)
+    assert run_toy(tmp_path / "run", ToyTask(spoilt), steps=6)["skipped"] == 3
+    with pytest.raises(UserError, match=r"5 steps in a row .* stopped at step 9"):
+        run_toy(tmp_path / "run", ToyTask(spoilt), log_every=1)
+
+
+def test_a_resumed_scaler_has_its_scale(tmp_path: Path) -> None:
+    """One that fp16 has found; from the usual 65,536 it would look for it again, and skip steps."""
+    scales = []
+    for steps, start in ((2, 64.0), (4, 65536.0)):
+        precision: Any = make_precision("fp16", "cpu")
+        precision.scaler._init_scale = start
+        fabric = Fabric(accelerator="cpu", devices=1, plugins=[precision])
+        fabric.launch()
+        run = Run(tmp_path)
+        trainer.fit(ToyTask(), toy_plan(images_per_step=8, steps=steps), run, fabric)
+        run.close()
+        scales.append(torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["scaler"]["scale"])
+    assert scales == [64.0, 64.0]
+
+
+def test_of_equal_scores_the_latest_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six validation images often score alike: the first of such steps has hardly learned."""
+    scores = {2: 50.0, 4: 66.7, 6: 66.7, 8: 33.3}
+    monkeypatch.setattr(ToyTask, "evaluate", lambda self, step: {"top1": scores[step]})
+    outcome = run_toy(tmp_path / "run", ToyTask(), steps=8, evaluate_every=2)
+    assert (outcome["best"], outcome["best_step"]) == (66.7, 6)
+    assert torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)["step"] == 6
+
+
+@pytest.mark.parametrize(("signals", "written"), [(2, 1), (3, 0)])
+def test_who_leaves_at_once_lets_a_line_be_written(
+    signals: int, written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue of TensorBoard's that was left half-way kept the run from ending; a tracker that hangs must not."""
+    lines: list[int] = []
+
+    def log(run: Run, step: int, **values: Any) -> None:
+        for _ in range(signals):
+            signal.raise_signal(signal.SIGTERM)
+        lines.append(step)
+
+    monkeypatch.setattr(Run, "log", log)
+    with pytest.raises(KeyboardInterrupt):
+        run_toy(tmp_path / "run", ToyTask(), steps=8)
+    assert len(lines) == written
+
+
+def test_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
+    run_toy(tmp_path / "run", ToyTask(), steps=4)
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save({name: value for name, value in state.items() if name != "format"}, path)
+    with pytest.raises(UserError, match=r"an earlier frugalvit.*begin anew"):
+        run_toy(tmp_path / "run", ToyTask(), steps=8)
+
+
+def test_means_of_values_that_do_not_always_come(tmp_path: Path) -> None:
+    """Every third step says something more; each value is averaged over the steps, and parts of steps, that had it."""
+
+    class Talkative(ToyTask):
+        def forward(self, batch: Any, step: int) -> dict[str, torch.Tensor]:
+            more = {"sign": torch.tensor(float(step))} if step % 3 == 0 else {}
+            return super().forward(batch, step) | {"number": torch.tensor(float(step))} | more
+
+    run_toy(tmp_path / "run", Talkative(), steps=6, log_every=6, accumulate=2)
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["number"] == sum(range(6)) / 6
+    assert line["sign"] == (0 + 3) / 2
+    assert line["gradient_norm"] > 0
+
+
+def test_the_rate_that_is_logged_is_the_schedules(tmp_path: Path) -> None:
+    """Groups of parameters scale it: the first one may be an embedding that hardly learns."""
+
+    class Scaled(ToyTask):
+        def parameter_groups(self) -> list[dict[str, Any]]:
+            return [group | {"lr_scale": 0.25} for group in super().parameter_groups()]
+
+    run_toy(tmp_path / "run", Scaled(), steps=4, log_every=1, lr=Cosine(0.1, 0.0, 4))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["lr"] for line in lines] == [Cosine(0.1, 0.0, 4).at(step) for step in range(4)]
+    assert groups(tmp_path / "run")[0]["lr"] == 0.25 * lines[-1]["lr"]
+
+
+class Part(trainer._Loop):
+    """What one of several processes keeps of a window, saves and finds again; ``saved`` stands for the folder."""
+
+    def __init__(self, peer: Any, saved: dict[str, Any]) -> None:
+        peer.strategy = SimpleNamespace(precision=SimpleNamespace(state_dict=dict))
+        task: Any = ToyTask()
+        optimizer, plan = torch.optim.AdamW(task.parameters()), toy_plan(save_every=0, save_minutes=1.0)
+        self.saved = saved
+        run: Any = SimpleNamespace(folder="run", load_checkpoint=lambda: saved, metrics=list)
+        run.save_checkpoint = lambda state, best: saved.update(state) if peer.is_global_zero else None
+        run.forget_metrics_after = lambda step: None
+        super().__init__(task, task, optimizer, plan, run, peer)
+
+    def see(self, *steps: int) -> None:
+        """Another loss in every process, and a sign at every other step."""
+        for step in steps:
+            loss = torch.tensor(10.0 * self.fabric.global_rank + step / 3)
+            self._collect({"loss": loss} | ({"sign": loss} if step % 2 else {}))
+
+
+def test_a_resumed_window_is_that_of_all_processes() -> None:
+    """Each has seen other losses; resumed in the middle of a window they log what they would have logged."""
+    saved: dict[str, Any] = {}
+
+    def go_on(peer: Any) -> dict[str, float]:
+        part = Part(peer, saved)
+        part.see(1, 2, 3)
+        part.save()
+        part.see(4, 5)
+        return part._means()
+
+    def resume(peer: Any) -> dict[str, float]:
+        part = Part(peer, saved)
+        part.resume()
+        part.see(4, 5)
+        return part._means()
+
+    wanted = {"loss": (1 + 2 + 3 + 4 + 5) / 3 / 5 + 10, "sign": (1 + 3 + 5) / 3 / 3 + 10}
+    whole = gather(3, go_on)
+    assert whole == [pytest.approx(wanted)] * 3
+    assert gather(3, resume) == whole
+
+
+def test_the_first_process_says_when_to_save() -> None:
+    """What is saved is gathered from all of them, so they must not decide by clocks of their own."""
+
+    def ask(peer: Any) -> list[bool]:
+        part, said = Part(peer, {}), []
+        for step, waited in ((4, 0.0), (5, 90.0), (6, 90.0)):  # lines are logged at even steps
+            part.step = step
+            part.saved_at = time.monotonic() - (waited if peer.global_rank == 0 else 90.0 - waited)
+            said.append(part.time_to_save())
+        return said
+
+    assert gather(2, ask) == [[False, False, True]] * 2
+
+
+@pytest.mark.parametrize(("scaled", "borne"), [(False, 5), (True, 21)])
+def test_a_gradient_scaler_may_look_for_its_scale(scaled: bool, borne: int) -> None:
+    """fp16 begins with overflows on purpose: from 65,536 it takes up to sixteen of them to come down to one."""
+    assert trainer._Loop._patience(SimpleNamespace(plan=toy_plan(), scaled=scaled)) == borne
+
+
+def test_evidence_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("frugalvit.engine.failure_dump.write_atomically", full)
+    with pytest.raises(UserError, match=r"5 steps in a row.*could not be kept.*No space left.*checkpoint is intact"):
+        run_toy(tmp_path / "run", ToyTask(dict.fromkeys(range(7, 20), "loss")), log_every=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 8.10 GB)"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: BaseException, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+
+
+def test_metrics_after_a_power_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Blocks that never reached the disk read as zeros: the lines around them still count, and resuming goes on."""
+    run_toy(tmp_path / "run", ToyTask(), steps=8)
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    lines[1] = b"\0" * len(lines[1])
+    lines.insert(2, b'["no", "record"]')
+    path.write_bytes(b"\n".join(lines) + b'{"step": 8, "lo')
+    run_toy(tmp_path / "run", ToyTask(), steps=10)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2, 6, 8, 10]
+    assert "is damaged and left out" in capsys.readouterr().err
+
+
+def test_a_run_is_closed_on_a_full_disk_too(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+
+    class Full:
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    run._metrics = Full()  # type: ignore[assignment]
+    run.close()
+    again = Run(tmp_path)  # the lock is free
+    assert again.writer
+    again.close()
+
+
+def test_a_summary_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = Run(tmp_path)
+    monkeypatch.setattr("frugalvit.runs.run_folder.write_text", full)
+    with pytest.raises(UserError, match=r"Could not save summary.json.*No space left on device"):
+        run.save_json("summary.json", {})
+    run.close()
+
+
+def test_a_full_disk_anywhere_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(words: list[str]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr(cli, "_run", full)
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err == (
+        "frugalvit: No space left on device: model.safetensors. What was written before is intact.\n"
+    )
+
+
+def test_a_lost_peer_is_said_after_the_training_too(tmp_path: Path) -> None:
+    """The last scores are gathered over all processes: who is left alone there must hear why."""
+    fabric = SimpleNamespace(world_size=2)
+    with (
+        pytest.raises(UserError, match=r"Another process of this run has ended.*--resume"),
+        mind_the_peers(fabric, tmp_path, 5.0),  # type: ignore[arg-type]
+    ):
+        raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
+    with pytest.raises(RuntimeError, match="else"), mind_the_peers(Fabric(accelerator="cpu"), tmp_path, 5.0):
+        raise RuntimeError("something else timed out")
+
+
+@pytest.mark.slow
+def test_a_peer_that_dies_while_scoring(tmp_path: Path) -> None:
+    """A real one, that leaves where the training ends and the last scores are gathered."""
+    nursery = Nursery(tmp_path)
+    write_images(tmp_path / "images")
+    write_config(tmp_path / "config.yaml", TRAIN, steps=2)
+    words = ["train", "images", "--config", "config.yaml", "--out", "run", "--device", "cpu"]
+    first, second = torchrun_variables(2)
+    child = nursery.start(*words, **first)
+    leave = "import frugalvit.tasks.classification.train as c, os; c._finish = lambda *a: os._exit(9)"
+    run = f"{leave}; import sys; from frugalvit.cli import main as cli; sys.exit(cli.main({words!r}))"
+    variables = os.environ | second | {"OMP_NUM_THREADS": "1", "FRUGALVIT_CACHE": str(tmp_path / "cache")}
+    peer = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=variables, capture_output=True, timeout=120)
+    assert peer.returncode == 9, peer.stderr
+    assert child.wait() == 2, child.said()
+    assert "Another process of this run has ended" in child.said() and "Traceback" not in child.said()

@@ -1,0 +1,146 @@
+"""A run that fails before its first step: the corrected command takes its place, and nothing lies about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frugalvit.cli import main as cli
+from frugalvit.config.base import read_yaml
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.errors import UserError
+from frugalvit.runs.layout import remove_unbegun
+from frugalvit.runs.run_folder import Run, holds_run
+from frugalvit.tasks.classification import train
+from frugalvit.tasks.pretraining import train as pretrain
+from helpers.tiny_runs import TRAIN, write_config, write_images
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_images(tmp_path / "images")
+    write_config(tmp_path / "train.yaml", TRAIN, steps=1, report=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: str) -> int:
+    verb, *rest = words
+    return cli.main([verb, "images", "--config", "train.yaml", "--device", "cpu", *rest])
+
+
+def test_the_corrected_command_may_have_the_same_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "runs/lab").mkdir(parents=True)
+    assert run("train", "--freeze", "99", "--out", "runs/lab") == 2
+    said = capsys.readouterr().err
+    assert "blocks" in said and "run folder" not in said
+    assert (place / "runs/lab").is_dir()  # somebody has made it: it is not ours to remove
+    assert run("train", "--freeze", "1", "--out", "runs/lab") == 0
+    assert read_yaml(place / "runs/lab/config.yaml")["freeze"] == 1
+    assert run("train", "--freeze", "1", "--out", "runs/lab") == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+WRONG = [("--backbone", "swin_nanoo"), ("--freeze", "99")]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
+@pytest.mark.parametrize("out", [(), ("--out", "runs/deep/lab")], ids=["unnamed", "named"])
+def test_a_folder_that_the_command_has_made_goes_away(
+    wrong: tuple[str, ...], out: tuple[str, ...], place: Path
+) -> None:
+    assert run("train", *wrong, *out) == 2
+    assert not list(place.glob("runs/*"))
+
+
+def test_of_what_others_have_put_there_nothing_goes(place: Path) -> None:
+    (place / "lab").mkdir()
+    (place / "lab" / "data.json").write_text("mine")
+    assert run("train", "--backbone", "swin_nanoo", "--out", "lab") == 2
+    assert (place / "lab" / "data.json").read_text() == "mine"
+
+
+def test_a_mistake_that_comes_after_the_words_of_the_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is: what the run wrote before its first step goes, unless the line says how to go on with it."""
+    for line, kept in (("too dark.", False), ("The disk is full: then --resume lab.", True)):
+
+        def refuse(*_: object, line: str = line, **__: object) -> None:
+            raise UserError(line)
+
+        monkeypatch.setattr(train, "make_task", refuse)
+        assert run("train", "--out", "lab") == 2
+        assert (place / "lab" / "config.yaml").exists() == (place / "lab").exists() == kept
+
+
+def test_a_comparison_can_be_corrected_too(place: Path) -> None:
+    settings = ("--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1", "--out", "deep/both")
+    assert run("compare", *settings, "--freeze", "99") == 2
+    assert not (place / "deep").exists()
+    assert run("compare", *settings, "--freeze", "1") == 0
+
+
+def test_a_comparison_of_nothing_leaves_nothing(place: Path) -> None:
+    (place / "nothing").mkdir()
+    words = ["--with", "lr=0.001", "--without", "lr=0.002", "--out", "both", "--config", "train.yaml"]
+    assert cli.main(["compare", "nothing", *words]) == 2
+    assert not (place / "both").exists()
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ("auto", "every class has a single image"),
+        ("remake", "every class has a single image"),
+        ("given", "--split auto"),
+    ],
+)
+def test_nothing_to_score_on(split: str, words: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_images(place / "singles", train=1, val=0)
+    write_config(place / "train.yaml", TRAIN | {"data": "singles"}, steps=1)
+    assert cli.main(["train", "--config", "train.yaml", "--split", split, "--out", "lab"]) == 2
+    assert words in capsys.readouterr().err and not (place / "lab").exists()
+
+
+def test_too_few_images_for_the_processes(tmp_path: Path) -> None:
+    """Said when the data are opened; a run of as many processes as there are pairs, or images, goes on."""
+    few = str(write_images(tmp_path / "few", train=2, val=1))
+    for kind, open_data, enough, words in (
+        (
+            TrainConfig,
+            train._open,
+            2,
+            r"3 processes, each of which takes them in pairs \(for mixing\): use at most 2",
+        ),
+        (PretrainConfig, pretrain._open, 4, "5 processes: use at most 4"),
+    ):
+        fabric: Any = None
+        open_data(kind.parse({"data": few, "devices": enough}), fabric)
+        with pytest.raises(UserError, match=f"4 training images are too few for {words}"):
+            open_data(kind.parse({"data": few, "devices": enough + 1}), fabric)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/best.pt", "checkpoints/last.damaged"])
+def test_what_a_run_has_come_to_is_kept(name: str, tmp_path: Path) -> None:
+    opened = Run(tmp_path)
+    for start in ("config.yaml", "data.json", "decisions.json"):
+        (tmp_path / start).write_text("{}")
+    assert not holds_run(tmp_path)
+    (tmp_path / name).write_text("")
+    assert holds_run(tmp_path)
+    opened.close()
+    remove_unbegun([tmp_path], UserError("a mistake"))
+    assert (tmp_path / name).exists()
+
+
+def test_a_folder_in_which_another_works_is_kept(tmp_path: Path) -> None:
+    """Two processes were asked for one run, and the second was refused."""
+    folder = tmp_path / "run"
+    opened = Run(folder)
+    remove_unbegun([folder], UserError("Another process is working here"))
+    assert folder.exists()
+    opened.close()
+    remove_unbegun([folder], UserError("a mistake"))
+    assert not folder.exists()

@@ -1,0 +1,182 @@
+"""Weights that are there already: what a folder or a file brings along, what did not fit, what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.config.train import TrainConfig
+from frugalvit.errors import UserError
+from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.builders import make_backbone
+from frugalvit.experiment.experiment import follow_init
+from frugalvit.experiment.load_model import load_model
+
+NARROW = {"embed_dim": 8, "depths": [1, 1, 1], "num_heads": [1, 2, 2]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Swin for 224 pixels and three classes, with statistics of its own."""
+    backbone = create_backbone("swin_nano", 224, 3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), **NARROW)
+    return save_model_folder(backbone, tmp_path_factory.mktemp("models") / "swin", classes=["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("given", "classes", "taken", "words"),
+    [
+        ({}, ("a", "b", "c"), True, "missing, 0 left over"),
+        ({}, ("a", "b", "d"), False, "its classes are others (a, b, c), so the classifier begins anew"),
+        (
+            {"img_size": 32},
+            ("a", "b", "c"),
+            True,
+            "at 32x32: keeps the shape its weights were trained in and ends in 1x1",
+        ),
+        ({"backbone": "swin_nano"}, ("x",), False, "2 left over (head.fc.bias, head.fc.weight); classifier of 3"),
+        ({"init": "model.safetensors"}, ("a", "b", "d"), False, "its classes are others (a, b, c)"),
+        ({"init": "bare.pth"}, ("a", "b", "d"), True, "its classifier is taken as it is, for the file does not name"),
+    ],
+)
+def test_init_brings_its_network_and_says_what_did_not_fit(
+    folder: Path, given: dict, classes: tuple[str, ...], taken: bool, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = load_file(folder / "model.safetensors")
+    torch.save(stored, folder / "bare.pth")
+    file = given.get("init", "")
+    by_hand = {"backbone": "swin_nano", "backbone_args": NARROW, "img_size": 224} if file else {}
+    run = TrainConfig.parse(by_hand | given | {"data": "x", "init": str(folder / file)})
+    follow_init(run, Decisions())
+    backbone = make_backbone(run, classes)
+    assert words in capsys.readouterr().err
+    assert torch.equal(backbone.model.state_dict()["head.fc.weight"], stored["head.fc.weight"]) is taken
+    if not file:
+        assert backbone.mean == (0.5, 0.5, 0.5) and backbone.model.patch_embed.patch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "brought"),
+    [
+        ({}, {"patch_size", "window_size", "mean", "std", "keep_shape"}),
+        ({"backbone": "swin_nano"}, {"patch_size", "mean", "std", "keep_shape"}),
+        ({"backbone": "swin_nano", "backbone_args": {"attn_drop": 0.1}}, {"patch_size", "mean", "attn_drop"}),
+        ({"backbone": "swin_tiny_w7"}, {"mean", "std"}),
+    ],
+)
+def test_what_a_folder_brings_along(given: dict[str, Any], brought: set[str], tmp_path: Path) -> None:
+    """All that shapes its network where that is wanted, its pixels' statistics in any case; the user's word is last."""
+    made = create_backbone("swin_nano", 32, 3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), **NARROW)
+    save_model_folder(made, tmp_path)
+    run = TrainConfig.parse({"data": "x", "init": str(tmp_path)} | given)
+    follow_init(run, Decisions())
+    wanted = brought & ({*made.keywords, "keep_shape", "attn_drop"})
+    assert wanted <= set(run.backbone_args)
+    assert ("embed_dim" in run.backbone_args) == (run.backbone == "swin_nano")
+    assert (run.img_size == (32, 32)) == (run.backbone == "swin_nano")
+
+
+def test_a_grey_network_stays_grey(tmp_path: Path) -> None:
+    save_model_folder(create_backbone("swin_nano", 32, 3, in_chans=1, mean=(0.3,), std=(0.2,), **NARROW), tmp_path)
+    run = TrainConfig.parse({"data": "x", "init": str(tmp_path)})
+    follow_init(run, Decisions())
+    backbone = make_backbone(run, ("a", "b", "c"))
+    assert (backbone.in_chans, backbone.mean) == (1, (0.3,))
+    other = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone": "swin_tiny_w7"})
+    follow_init(other, Decisions())
+    assert other.backbone_args == {}, "the mean of grey pixels says nothing of three channels"
+    coloured = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone_args": {"in_chans": 3}})
+    follow_init(coloured, Decisions())
+    assert make_backbone(coloured, ("a", "b", "c")).in_chans == 3
+
+
+def test_a_run_that_goes_on_has_brought_its_network_along_already(tmp_path: Path) -> None:
+    save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
+    run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "resume": "runs/begun", "backbone": "swin_nano"})
+    follow_init(run, Decisions())
+    assert run.backbone_args == {} and run.img_size == "auto"
+
+
+def test_a_folder_of_somebody_else_needs_the_networks_name(tmp_path: Path) -> None:
+    save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["SwinModel"]}')
+    run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone": "swin_nano", "backbone_args": NARROW})
+    run.img_size = 32
+    follow_init(run, Decisions())
+    assert make_backbone(run, ("a", "b", "c")).num_classes == 3
+    with pytest.raises(UserError, match="names no architecture"):
+        follow_init(TrainConfig.parse({"data": "x", "init": str(tmp_path)}), Decisions())
+
+
+@pytest.mark.parametrize(
+    ("where", "more", "words"),
+    [
+        ("test_vit", {"img_size": 160}, "warning: 'test_vit' is a name alone: its weights are random"),
+        ("test_vit", {"img_size": 160, "random": True}, ""),
+        ("swin", {"img_size": 64}, "ends in 2x2 tokens"),
+        ("bare.pth", {"architecture": "swin_nano", "img_size": 224}, "bare.pth: classifier of 3 classes left out"),
+        ("more.pth", {"architecture": "swin_nano"}, "warning: {where}: wings.weight found no place in the network"),
+        ("fine.pth", {"architecture": "swin_nano", "img_size": 96}, "patch_size=4"),
+    ],
+)
+def test_what_a_model_is_made_of_is_said(
+    folder: Path, where: str, more: dict, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    path, state = folder.parent / where, None
+    if where.endswith(".pth"):
+        size, classes = (96, 0) if where == "fine.pth" else (224, 3)
+        state = create_backbone("swin_nano", size, classes).model.state_dict()
+        torch.save(state | ({"wings.weight": torch.ones(2)} if where == "more.pth" else {}), path)
+    model = load_model(str(path) if path.exists() else where, **more)
+    said = capsys.readouterr().err
+    assert words.format(where=path) in said and bool(said) == bool(words)
+    assert "random" in said or "keep_shape" not in model.backbone.keywords or "ends in" in said
+    if state:
+        ours = model.backbone.model.state_dict()
+        assert all(torch.equal(ours[name], state[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("where", "architecture", "words"),
+    [
+        ("vit_tiny_patch16_224.augreg_in21k", None, "names published weights, which are not fetched here"),
+        ("half.pth", "swin_nano", r"lacks \d+ tensors of 'swin_nano' .*is it the right"),
+    ],
+)
+def test_models_without_their_weights_are_refused(
+    tmp_path: Path, where: str, architecture: str | None, words: str
+) -> None:
+    if architecture:
+        state = create_backbone(architecture, 224).model.state_dict()
+        torch.save({name: state[name] for name in list(state)[: len(state) * 2 // 3]}, tmp_path / where)
+        where = str(tmp_path / where)
+    with pytest.raises(UserError, match=words):
+        load_model(where, architecture=architecture)
+
+
+def test_a_file_of_a_run_leads_to_its_folder(folder: Path, tmp_path: Path) -> None:
+    """A model folder's weights are the model; a checkpoint does not name its network, but its run does."""
+    run = tmp_path / "run"
+    shutil.copytree(folder, run / "model")
+    weights = run / "model" / "model.safetensors"
+    named = load_model(str(weights))
+    assert named.backbone.spec() == load_model(str(run)).backbone.spec()
+    (run / "checkpoints").mkdir()
+    torch.save({}, run / "checkpoints" / "last.pt")
+    (tmp_path / "foreign").mkdir()  # another library's folder, whose weights are ours by name
+    shutil.copy(weights, tmp_path / "foreign" / "model.safetensors")
+    (tmp_path / "foreign" / "config.json").write_text('{"architectures": ["SwinModel"]}')
+    with pytest.raises(UserError, match="holds another architecture"):  # it is read, and of another width
+        load_model(str(tmp_path / "foreign" / "model.safetensors"), architecture="swin_nano")
+    with pytest.raises(UserError, match="it holds no state of a run"):
+        load_model(str(run / "checkpoints" / "last.pt"))
+    torch.save({}, tmp_path / "bare.pt")
+    with pytest.raises(UserError, match="does not name its network: say it with --backbone NAME"):
+        load_model(str(tmp_path / "bare.pt"))

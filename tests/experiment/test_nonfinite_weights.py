@@ -1,0 +1,172 @@
+"""Weights that give no numbers: never the best, never a result, and said in one line wherever they are used."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import frugalvit as fv
+from frugalvit.cli import main as cli
+from frugalvit.errors import UserError
+from frugalvit.experiment.summary import run_result
+from frugalvit.tasks.classification.metrics import ClassificationScores
+from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.train import _hardly_localized
+from frugalvit.utils import console
+from frugalvit.utils.tables import Table
+from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_config, write_images
+from helpers.toy_task import ToyTask, run_toy
+
+WILD = {"steps": 3, "lr": 1e30, "optimizer": {"clip": 0.0}, "save_every": 0, "log_every": 1, "evaluate_every": 1}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("broken") / "images")
+
+
+def strict(text: str) -> Any:
+    """JSON as every reader but Python's has it: a bare NaN is none."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize(("verb", "settings"), [("train", TRAIN | {"ema": 0.0}), ("pretrain", PRETRAIN)])
+def test_a_run_that_ends_without_numbers_is_no_success(
+    tmp_path: Path, images: Path, verb: str, settings: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = {name: value for name, value in WILD.items() if verb == "train" or name != "evaluate_every"}
+    config = write_config(tmp_path / "config.yaml", settings, **wild)
+    run = tmp_path / "run"
+    words = [verb, str(images), "--config", str(config), "--out", str(run), "--device", "cpu", "--quiet", "--json"]
+    assert cli.main(words) == 2
+    said = capsys.readouterr()
+    error = strict(said.out)["error"]
+    assert "answers are not finite" in error and "of 3 steps were skipped" in error and "--lr" in error
+    assert said.err.count("frugalvit: ") == 1
+    left = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "fault"} <= left and not left & {"model", "summary.json"}
+    assert not (run / "checkpoints" / "best.pt").exists()
+    assert cli.main(["replay", str(run), "--device", "cpu"]) == 0
+    assert "first bad tensor" in capsys.readouterr().out
+
+
+class Judged(ToyTask):
+    """Scores 1 at every evaluation; from ``since`` on its answers are no numbers."""
+
+    def __init__(self, since: int, **kind: Any) -> None:
+        super().__init__()
+        self.since = since
+        self.__dict__ |= kind
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        self.broken = step >= self.since
+        return {"top1": math.nan if self.broken else 1.0}
+
+
+def test_the_best_weights_are_handed_out_where_there_are_some(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    outcome = run_toy(tmp_path / "run", Judged(since=15), evaluate_every=5)
+    assert outcome["best_step"] == 10 and outcome["best"] == 1.0 and outcome["broken"]
+    assert "at step 15 the network's answers are not finite" in capsys.readouterr().err
+    assert [line["top1"] for line in read_metrics(tmp_path / "run") if "top1" in line] == [1.0, 1.0, None, None]
+
+
+@pytest.mark.parametrize("kind", [{"watched": "test"}, {"hands_out_last": True}], ids=["no val", "the last ones count"])
+def test_the_last_weights_must_give_numbers_where_they_are_the_result(tmp_path: Path, kind: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"ends with weights whose.*the checkpoint before is intact"):
+        run_toy(tmp_path / "run", Judged(since=20, **kind), evaluate_every=5)
+    state = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
+    assert state["step"] == 18, "the broken weights are not saved over those before"
+
+
+def test_broken_weights_that_recover_are_scored_again(tmp_path: Path) -> None:
+    class Passing(Judged):
+        def evaluate(self, step: int) -> dict[str, float]:
+            self.broken = step == 10
+            return {"top1": 2.0 if self.broken else 1.0}
+
+    outcome = run_toy(tmp_path / "run", Passing(0), evaluate_every=5)
+    assert outcome["best_step"] == 20 and outcome["best"] == 1.0 and not outcome["broken"]
+
+
+@pytest.mark.parametrize(("odd", "broken"), [(None, False), (math.nan, True), (math.inf, True)])
+def test_answers_that_are_no_numbers_are_counted(odd: float | None, broken: bool) -> None:
+    scores = ClassificationScores(3, torch.device("cpu"))
+    logits = torch.randn(4, 3)
+    scores.add(logits, torch.tensor([0, 1, 2, 0]))
+    if odd is not None:
+        logits[2, 1] = odd
+        scores.add(logits, torch.tensor([0, 1, 2, 0]))
+    assert scores.broken() is broken
+
+
+@pytest.mark.parametrize(("skipped", "words"), [(0, None), (1, "1 of 30 steps was"), (2, "2 of 30 steps were")])
+def test_skipped_steps_are_said(tmp_path: Path, skipped: int, words: str | None) -> None:
+    summary = {"run": str(tmp_path), "skipped_steps": skipped, "steps": 30}
+    notes = "\n".join(run_result(summary, Table(["a"], [[1]]), []).notes)
+    assert (words in notes) if words else ("of 30 steps" not in notes)
+
+
+def test_an_error_that_is_no_number_is_not_remembered() -> None:
+    task: Any = SimpleNamespace(last_error=None)
+    for error in (2.5, math.nan, math.inf):
+        SupervisedTask.watch(task, 1, {"localization_error": error})
+    SupervisedTask.watch(task, 2, {"top1": 3.0})
+    assert task.last_error == 2.5
+    assert _hardly_localized({"localization_error": math.nan, "constant_answer_error": 1.0}) == []
+    assert _hardly_localized({"localization_error": 0.9, "constant_answer_error": 1.0})
+
+
+def test_json_has_no_word_for_what_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"a": math.nan, "b": [1.5, -math.inf, (math.inf,)], "c": {"d": True, "e": None, "f": "NaN", "ü": 2}}
+    plain = {"a": None, "b": [1.5, None, [None]], "c": {"d": True, "e": None, "f": "NaN", "ü": 2}}
+    console.print_json(value)
+    assert strict(capsys.readouterr().out) == plain
+    from frugalvit.runs.run_folder import Run
+
+    run = Run(tmp_path / "run")
+    run.save_json("some.json", value)
+    run.log(1, split="train", loss=math.nan)
+    run.close()
+    assert strict((tmp_path / "run" / "some.json").read_text(encoding="utf-8")) == plain
+    assert strict((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8"))["loss"] is None
+
+
+@pytest.fixture(scope="module")
+def broken(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported folder whose weights are numbers, but too large for answers that are."""
+    from frugalvit.backbones import create_backbone
+    from frugalvit.backbones.weights.model_folder import save_model_folder
+
+    backbone = create_backbone("swin_nano", img_size=16, num_classes=2, embed_dim=8, depths=[1, 1], num_heads=[1, 2])
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.mul_(1e30)
+    folder = tmp_path_factory.mktemp("models") / "broken"
+    save_model_folder(backbone, folder, classes=("cat", "dog"))
+    return folder
+
+
+@pytest.mark.parametrize("words", [["predict", "{model}", "{image}"], ["export", "{model}", "--out", "{out}"]])
+def test_a_broken_model_is_said_in_one_line(
+    words: list[str], broken: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"model": broken, "image": images / "val" / "cat" / "0.png", "out": tmp_path / "out"}
+    assert cli.main([word.format(**places) for word in words]) == 2
+    said = capsys.readouterr()
+    assert f"The answers of {broken} are not finite" in said.err and "--lr" in said.err and "report" not in said.err
+    assert not said.out and not (tmp_path / "out").exists()
+
+
+def test_a_broken_model_predicts_nothing_in_python(broken: Path, images: Path) -> None:
+    with pytest.raises(UserError, match="answers of broken are not finite"):
+        fv.load(broken).predict(images / "val" / "cat" / "0.png")

@@ -1,0 +1,209 @@
+"""Other machines: Apple's GPU (a stand-in), the spawn start method, Windows's names and locks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import frugalvit
+from frugalvit.config.data import AugmentConfig, CropsConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.data.augment import affine
+from frugalvit.data.augment.mixup import Mixing
+from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment
+from frugalvit.data.rng import generator_for, ship, uniform
+from frugalvit.engine.hardware import numbered_device, pick_device, precision_name
+from frugalvit.errors import UserError
+from frugalvit.experiment import builders
+from frugalvit.runs.run_folder import new_run_folder
+from frugalvit.tasks.classification.metrics import ClassificationScores
+from frugalvit.tasks.pretraining.health import effective_rank, feature_deviation
+from helpers.fake_mps import MPS, AppleGpu
+from helpers.fork_server import Nursery
+from helpers.tiny_runs import TRAIN, differences, write_config, write_images
+
+SOURCE = Path(frugalvit.__file__).parent
+
+
+# ---- Apple's GPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "expected", "precision"),
+    [(True, True, "cuda", "bf16-mixed"), (False, True, "mps", "32-true"), (False, False, "cpu", "32-true")],
+)
+def test_the_best_device(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, expected: str, precision: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert pick_device("auto") == expected
+    assert precision_name("auto", expected) == precision
+    if not mps:
+        with pytest.raises(UserError, match="There is no mps device here"):
+            pick_device("mps")
+
+
+def test_one_process_on_apples_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    with pytest.raises(UserError, match="--devices 1"):
+        builders.make_fabric(TrainConfig(device="mps", devices=2))
+
+
+def test_the_stand_in_refuses_what_mps_refuses() -> None:
+    with AppleGpu():
+        there = torch.ones(3).to(MPS)
+        assert there.device.type == "mps" and (there * 2).device.type == "mps" and there.cpu().device.type == "cpu"
+        with pytest.raises(TypeError, match="float64"):
+            there.double()
+        with pytest.raises(AssertionError, match="mixes"):
+            there + torch.ones(3)
+
+
+def test_scores_and_signs_need_no_doubles_there() -> None:
+    torch.manual_seed(0)
+    features, labels = torch.randn(20, 6), torch.arange(20) % 3
+    expected = (effective_rank(features), feature_deviation(features))
+    here = ClassificationScores(3, torch.device("cpu"))
+    here.add(features[:, :3], labels)
+    with AppleGpu():
+        there = features.to(MPS)
+        assert (effective_rank(there), feature_deviation(there)) == pytest.approx(expected)
+        scores = ClassificationScores(3, MPS)
+        scores.add(there[:, :3], labels.to(MPS))
+        assert scores.summary() == here.summary()
+
+
+@pytest.mark.parametrize("kind", ["train", pytest.param("crops", marks=pytest.mark.slow), "eval"])
+def test_augmentation_needs_no_doubles_there(kind: str) -> None:
+    """Parameters are drawn as doubles on the CPU; what reaches the device are floats."""
+    images = torch.randint(0, 255, (6, 3, 24, 30), dtype=torch.uint8)
+    sizes = torch.tensor([[24, 30]] * 6)
+    means = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+    everything = AugmentConfig(
+        jitter=(0.4, 0.4, 0.4, 0.1),
+        grayscale=0.5,
+        blur=0.5,
+        erasing=0.5,
+        operation_prob=1.0,
+    )
+    make = {
+        "train": lambda: TrainAugment(everything, 16, **means),
+        "crops": lambda: MultiCrop(CropsConfig(local_crops=2, local_size=8), 16, **means),
+        "eval": lambda: EvalTransform(16, **means),
+    }[kind]
+
+    def views(pixels: torch.Tensor) -> list[torch.Tensor]:
+        augment = make()
+        if isinstance(augment, EvalTransform):
+            return [augment(pixels, sizes)]
+        numbers = uniform(6, augment.columns, generator_for(0, "augment", 3))
+        made = augment.apply(pixels, sizes, numbers)
+        return made if isinstance(made, list) else [made]
+
+    expected = views(images)
+    with AppleGpu():
+        for view, wanted in zip(views(images.to(MPS)), expected, strict=True):
+            torch.testing.assert_close(view.cpu(), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_cubic_sampling_there() -> None:
+    """It has no bicubic sampling of its own; what stands in for it differs by half a per cent on pure noise."""
+    images, fill = torch.rand(6, 3, 24, 30), torch.full((3,), 0.5)
+    maps = affine.rotation(torch.linspace(-30, 30, 6))
+    expected = affine.affine(images, maps, fill, "bicubic")
+    with AppleGpu():
+        found = affine.affine(images.to(MPS), maps.to(MPS), fill.to(MPS), "bicubic")
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0.02)
+
+
+def test_mixing_needs_no_doubles_there() -> None:
+    config = TrainConfig()
+    mixing = Mixing(config.mixing, 3)
+    blend = mixing.draw((16, 16), generator_for(0, "mixing", 1))
+    images, labels = torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
+    expected = mixing.apply(images, labels, blend)
+    with AppleGpu():
+        mixed = mixing.apply(images.to(MPS), labels.to(MPS), blend)
+        for one, other in zip(mixed, expected, strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+
+
+def test_doubles_are_shipped_as_floats() -> None:
+    with AppleGpu():
+        shipped = ship([torch.rand(3, dtype=torch.float64), torch.arange(3)], MPS)
+    assert [tensor.dtype for tensor in shipped] == [torch.float32, torch.int64]
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_spawned_workers_decode_what_this_process_does(tmp_path: Path) -> None:
+    """Workers are spawned on every system; what they give is what decoding here gives, to the bit of the end."""
+    nursery = Nursery(tmp_path)
+    write_images(tmp_path / "images")
+    config = write_config(tmp_path / "config.yaml", TRAIN, cache={"where": "off"}, steps=4)
+    for workers in ("0", "1"):
+        words = ["train", "images", "--config", str(config), "--out", f"with_{workers}", "--workers", workers]
+        status, said = nursery.run(*words)
+        assert status == 0, said
+    assert differences(tmp_path / "with_0", tmp_path / "with_1") == []
+
+
+def test_nothing_forks() -> None:
+    """A fork of a process with threads can hang, and Windows has none: every pool names its start method."""
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "os.fork" not in text and 'get_context("fork")' not in text, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ProcessPoolExecutor":
+                assert "spawn" in ast.unparse(node), f"{path} lets the system choose how to start processes"
+
+
+# ---- Windows --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["hf:org/data", "C:\\photos", "https://far/{0..3}.tar?x=1", 'a<b>|"c"*', "x" * 400])
+def test_run_folders_have_names_that_every_system_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = new_run_folder(None, "train", word).name
+    assert not re.search(r'[<>:"/\\|?*\x00-\x1f]', name) and not name.endswith((".", " ")) and len(name) < 200
+
+
+_POSIX_ONLY = {"fcntl", "resource", "pwd", "grp", "termios", "tty"}
+_POSIX_CALLS = re.compile(
+    r"\b(os\.(fork|geteuid|getuid|setsid|killpg|getpgid|mkfifo|sched_getaffinity|posix_\w+)|"
+    r"signal\.(SIGKILL|SIGHUP|SIGUSR\d|SIGALRM|SIGSTOP|SIGCONT|SIGCHLD)|O_DIRECTORY)\b"
+)
+
+
+def test_what_only_posix_has_is_guarded() -> None:
+    """Modules of POSIX are imported inside functions, and its calls stand behind a question."""
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert not _POSIX_ONLY & set(names), f"{path} imports {names} where Windows has none"
+        lines = text.splitlines()
+        for number, line in enumerate(lines):
+            if _POSIX_CALLS.search(line):
+                before = "\n".join(lines[max(0, number - 8) : number + 1])
+                assert "hasattr(os" in before or "os.name" in before, f"{path}:{number + 1} is for POSIX only: {line}"
+
+
+@pytest.mark.parametrize("wanted", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)])
+def test_a_device_with_its_number(wanted: str | torch.device) -> None:
+    assert numbered_device(wanted) == ("cpu", 0)
+
+
+@pytest.mark.parametrize("wanted", ["cpu:1", "cpu:x", "auto:0", "gpu"])
+def test_a_device_that_is_not_there(wanted: str) -> None:
+    with pytest.raises(UserError, match="There is no"):
+        numbered_device(wanted)

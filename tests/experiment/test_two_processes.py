@@ -1,0 +1,213 @@
+"""Two processes with half the batch each are one process with the whole; a lost one ends the run with a clear line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.fork_server import Nursery
+from helpers.processes import finish, free_port, start, torchrun_variables
+from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_config, write_images
+
+# Stochastic depth is drawn by each process for its own images: equal in distribution, not in numbers.
+WITHOUT_CHANCE: dict[str, Any] = {"drop_path": 0.0}
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+    folder = tmp_path_factory.mktemp("distributed")
+    # 26 training images make an uneven end of every epoch, 11 validation images an uneven last batch.
+    write_images(folder / "images", train=13, val=11)
+    write_config(folder / "train.yaml", TRAIN, **WITHOUT_CHANCE)
+    localization = {"weight": 0.1, "hidden": 8, "pairs": 4}
+    write_config(folder / "pretrain.yaml", PRETRAIN, localization=localization, **WITHOUT_CHANCE)
+    return Nursery(folder)
+
+
+def slurm_variables(world: int) -> list[dict[str, str]]:
+    """What srun sets for each task of a job on one node that asked for --ntasks alone."""
+    common = {"SLURM_JOB_ID": "1234", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": str(world), "SLURM_NNODES": "1"}
+    common |= {"SLURM_STEP_NUM_TASKS": str(world), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_ID": "0"}
+    common |= {"SLURM_NODELIST": "localhost", "SLURM_NODEID": "0", "SRUN_DEBUG": "3"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(world)]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Losses, scores, weights, optimiser and centres of two runs agree to rounding."""
+    first, second = read_metrics(one), read_metrics(other)
+    assert [line.keys() for line in first] == [line.keys() for line in second]
+    # Signs of life are computed within each process's part and then averaged: no sums over the whole batch.
+    within = ("prototypes_used", "dominant", "match_entropy")
+    for a, b in zip(first, second, strict=True):
+        names = [name for name in a if not name.removeprefix("region_").startswith(within)]
+        assert [a[name] for name in names if name != "split"] == pytest.approx(
+            [b[name] for name in names if name != "split"], rel=2e-4, abs=2e-5
+        )
+    states = [torch.load(run / "checkpoints" / "last.pt", weights_only=True) for run in (one, other)]
+    moments = [state["optimizer"]["state"] for state in states]
+    torch.testing.assert_close(states[0]["task"], states[1]["task"], rtol=2e-3, atol=5e-5)
+    torch.testing.assert_close(moments[0], moments[1], rtol=2e-3, atol=5e-5)
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_two_halves_equal_the_whole(nursery: Nursery, verb: str) -> None:
+    words = [verb, "images", "--config", f"{verb}.yaml", "--json"]
+    status, said = nursery.run(*words, "--out", f"{verb}_1")
+    assert status == 0, said
+    said = finish(start(nursery, torchrun_variables(2), *words, "--out", f"{verb}_2"))
+    assert sum(line.startswith("{") for text in said for line in text.splitlines()) == 1, "one answer, not two"
+    assert_same_run(nursery.folder / f"{verb}_1", nursery.folder / f"{verb}_2")
+
+
+def test_slurm_starts_the_processes_itself(nursery: Nursery) -> None:
+    words = ["train", "images", "--config", "train.yaml", "--steps", "2", "--out", "slurm"]
+    said = finish(start(nursery, slurm_variables(2), *words))
+    assert (nursery.folder / "slurm" / "summary.json").exists()
+    assert "waiting for 2 processes at 127.0.0.1:" in said[0] and "waiting for" not in said[1]
+
+
+def test_a_batch_script_without_srun_runs_alone(nursery: Nursery) -> None:
+    """It has the job's number of tasks in its environment, and a task's number; nobody else will come."""
+    own = slurm_variables(2)[0]
+    own = {name: value for name, value in own.items() if "STEP" not in name}
+    (child,) = start(
+        nursery, [own], "train", "images", "--config", "train.yaml", "--steps", "2", "--out", "without_srun"
+    )
+    (said,) = finish([child])
+    assert "this job has 2 tasks but was not started by srun" in said
+
+
+def test_the_same_words_begin_and_go_on(nursery: Nursery) -> None:
+    """``--resume auto``: the job that a queue starts again."""
+    out = nursery.folder / "queued"
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "30", "--resume", "auto"]
+    children = start(nursery, torchrun_variables(2), *words)
+    children[0].wait_for(out / "metrics.jsonl")
+    children[1].send(signal.SIGUSR1)
+    assert [child.wait() for child in children] == [3, 0], "\n".join(child.said() for child in children)
+    assert "resuming" in finish(start(nursery, torchrun_variables(2), *words))[0]
+    assert "is finished; this is its result" in finish(start(nursery, torchrun_variables(2), *words))[0]
+
+
+def test_a_signal_to_one_process_stops_all_and_two_resume(nursery: Nursery) -> None:
+    out = nursery.folder / "stopped"
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "30", "--save-every", "0"]
+    children = start(nursery, torchrun_variables(2), *words)
+    children[0].wait_for(out / "metrics.jsonl")
+    children[1].send(signal.SIGTERM)
+    assert [child.wait() for child in children] == [3, 0], "\n".join(child.said() for child in children)
+    assert "saved; continue" in children[0].said()
+    said = finish(start(nursery, torchrun_variables(2), "train", "--resume", str(out)))
+    assert "resuming" in said[0] and "resuming" not in said[1]
+    assert [line["step"] for line in read_metrics(out) if line["split"] == "train"][-1] == 30
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_dead_peer_ends_the_run(nursery: Nursery, lost: int) -> None:
+    out = nursery.folder / f"dead_{lost}"
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "100000"]
+    children = start(nursery, torchrun_variables(2), *words)
+    children[0].wait_for(out / "checkpoints" / "last.pt")
+    children[lost].send(signal.SIGKILL)
+    assert children[lost].wait() == -signal.SIGKILL
+    began = time.monotonic()
+    other = children[1 - lost]
+    assert other.wait() == 2, other.said()
+    assert time.monotonic() - began < 30
+    assert "Another process of this run has ended" in other.said() and f"--resume {out}" in other.said()
+    assert "Traceback" not in other.said()
+
+
+def test_a_hanging_peer_is_given_up(nursery: Nursery) -> None:
+    out = nursery.folder / "hanging"
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "100000", "--peer-timeout", "2"]
+    children = start(nursery, torchrun_variables(2), *words)
+    children[0].wait_for(out / "checkpoints" / "last.pt")
+    children[1].send(signal.SIGSTOP)
+    assert children[0].wait() == 2, children[0].said()
+    assert "has not answered for 2 s" in children[0].said()
+    children[1].send(signal.SIGKILL)
+    children[1].wait()
+
+
+def test_a_mistake_of_the_first_process_is_everybodys(nursery: Nursery) -> None:
+    out = nursery.folder / "taken"
+    out.mkdir()
+    (out / "config.yaml").write_text("{}")
+    children = start(nursery, torchrun_variables(2), "train", "images", "--config", "train.yaml", "--out", str(out))
+    assert [child.wait() for child in children] == [2, 2]
+    assert ["already holds a run" in child.said() for child in children] == [True, False], "the first says it for all"
+
+
+def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) -> None:
+    """Through the installed script, whose processes lightning starts by running the same words again."""
+    script = Path(sys.executable).with_name("frugalvit")
+    if not script.exists():
+        pytest.skip("frugalvit is not installed as a script")
+    words = ["train", str(nursery.folder / "images"), "--config", str(nursery.folder / "train.yaml"), "--steps", "2"]
+    words += ["--out", str(tmp_path / "run"), "--devices", "2", "--device", "cpu", "--json", "--quiet"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [script, *words], capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 2 and len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ("nodata", "There is no folder"),
+        pytest.param("empty", "empty", marks=pytest.mark.slow),
+        pytest.param("few", "2 training images are too few for 2 processes", marks=pytest.mark.slow),
+        pytest.param(
+            "some --img-size 32 --backbone coat_tiny", "coat_tiny gives no single grid", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_once(data: str, expected: str, tmp_path: Path) -> None:
+    """Data that is not there before any process is started, and what only opening it or the run tells by the first."""
+    script = Path(sys.executable).with_name("frugalvit")
+    if not script.exists():
+        pytest.skip("frugalvit is not installed as a script")
+    (tmp_path / "empty").mkdir()
+    write_images(tmp_path / "few", train=1, val=1)
+    write_images(tmp_path / "some", train=4, val=1)
+    words = ["train", *data.split(), "-o", "run", "--devices", "2", "--device", "cpu", "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [script, *words], capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2 and expected in done.stderr, done.stderr
+    assert done.stderr.count("frugalvit: ") == 1 and len(done.stdout.splitlines()) == 1
+    assert json.loads(done.stdout)["status"] == 2
+
+
+@pytest.mark.slow
+def test_under_torchrun(nursery: Nursery, tmp_path: Path) -> None:
+    words = ["train", str(nursery.folder / "images"), "--config", str(nursery.folder / "train.yaml"), "--steps", "2"]
+    words += ["--out", str(tmp_path / "run"), "--device", "cpu", "--json", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    command += ["-m", "frugalvit.cli", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2

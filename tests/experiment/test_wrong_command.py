@@ -1,0 +1,84 @@
+"""Commands that are not for a run are told so in one line, with the one that is."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.cli import main as cli
+from frugalvit.config.train import TrainConfig
+from frugalvit.errors import UserError
+from frugalvit.experiment.load_model import load_model
+from frugalvit.experiment.resume import check_kind
+from frugalvit.report import sections
+from frugalvit.runs.run_folder import Run, new_run_folder
+from frugalvit.tasks.classification import train
+from frugalvit.tasks.detection import commands as detect_commands
+from frugalvit.tasks.pretraining import train as pretrain
+from frugalvit.tasks.segmentation import commands as segment_commands
+from frugalvit.utils import console
+from helpers.tiny_runs import TRAIN
+
+
+@pytest.mark.parametrize("verb", ["compare", "detect compare", "segment compare"])
+def test_a_comparison_is_not_resumed(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*verb.split(), "images", "--with", "lr=1", "--without", "lr=2", "--resume", "runs/x"]) == 2
+    assert "a comparison is not resumed: the same command with the same --out goes on." in capsys.readouterr().err
+    assert cli.main([*verb.split(), "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--init" in said and "--resume" not in said
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("detect", "it finds objects, with 'frugalvit detect predict {run} IMAGE…'"),
+        ("segment", "it finds the class of every pixel, with 'frugalvit segment predict {run} IMAGE…'"),
+        ("pretrain", "it was pre-trained without labels. 'frugalvit train LABELLED_IMAGES/ --init {run}' adds one"),
+        (None, "it gives features only"),
+    ],
+)
+def test_a_model_without_classifier_says_what_it_is_for(
+    task: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backbone = create_backbone("swin_nano", 32, **TRAIN["backbone_args"])  # type: ignore[arg-type]
+    save_model_folder(backbone, tmp_path / "run" / "model", meta={"task": task})
+    assert cli.main(["predict", str(tmp_path / "run"), "image.png", "--device", "cpu"]) == 2
+    assert words.format(run=tmp_path / "run") in capsys.readouterr().err
+
+
+def test_the_name_of_a_network_is_no_run_to_begin_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["predict", "swin_nano", "image.png", "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert "'frugalvit train LABELLED_IMAGES/ --backbone swin_nano' trains one" in said and "--init" not in said
+
+
+def test_commands_to_copy_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a space in its name is one word to a shell, in every line that names a command."""
+    monkeypatch.chdir(tmp_path)
+    run = Path("my run")
+    Run(run).close()
+    (run / "config.yaml").write_text("images: train\n")
+    scored = {"run": str(run), "scored_on": "val", "scored_images": 1}
+    detected, segmented = scored | {"box_ap": 1.0}, scored | {"miou": 1.0, "mean_accuracy": 1.0}
+    jobs = (detect_commands.DetectJob().result(detected), segment_commands.SegmentJob().result(segmented))
+    lines = [result.notes[-1] for result in (train._result(scored), pretrain._result({"run": str(run)}), *jobs)]
+    record: Any = SimpleNamespace(finished=False, folder=run, name="my run")
+    lines.append(html.unescape(sections.unfinished([record])))
+    for refused in (
+        lambda: new_run_folder(str(run)),
+        lambda: load_model(str(run)),
+        lambda: check_kind(run, TrainConfig, "'frugalvit {verb} --resume {folder}' resumes it"),
+    ):
+        with pytest.raises(UserError) as error:
+            refused()
+        lines.append(str(error.value))
+    for line in lines:
+        assert " 'my run'" in line, line
+    assert console.shown("runs/plain") == "runs/plain"

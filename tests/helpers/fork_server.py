@@ -1,0 +1,188 @@
+"""Real processes of the command, started in milliseconds: one process imports everything, then forks a child per run.
+
+``Nursery.start`` runs ``frugalvit ARGV`` in a child that can be sent any signal. ``kill_at`` lets the child kill itself
+with SIGKILL, or send itself other signals, at its n-th operation on files whose path begins with ``inside`` (open to
+write, rename, link, remove, make a folder). That reaches moments that no timer hits, between a file and its rename,
+between two renames, and the same one on a busy machine as on an idle one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+_EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.truncate")
+_MODULES = (
+    "frugalvit.cli",
+    "frugalvit.cli.parser",
+    "frugalvit.tasks.classification.train",
+    "frugalvit.tasks.pretraining.train",
+    "frugalvit.probing.knn",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+)
+
+
+@dataclass
+class Child:
+    """A running command."""
+
+    pid: int
+    log: Path
+    nursery: Nursery
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit status; minus the signal's number when one ended it."""
+        return self.nursery.ask({"wait": self.pid})["status"]
+
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
+
+    def wait_until_said(self, words: str, seconds: float = 60.0) -> None:
+        until = time.monotonic() + seconds
+        while words not in self.said():
+            assert time.monotonic() < until, f"it never said '{words}'\n{self.said()}"
+            time.sleep(0.01)
+
+    def wait_for(self, path: Path, seconds: float = 60.0) -> None:
+        """Until ``path`` exists."""
+        until = time.monotonic() + seconds
+        while not path.exists():
+            assert time.monotonic() < until, f"{path} did not appear\n{self.said()}"
+            time.sleep(0.005)
+
+
+class Nursery:
+    """Starts commands in ``folder``. All nurseries of a test session share the one process that forks."""
+
+    _process: ClassVar[subprocess.Popen[str] | None] = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+        if Nursery._process is None:
+            Nursery._process = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+
+    def start(
+        self,
+        *argv: str,
+        kill_at: int | None = None,
+        inside: Path | None = None,
+        signals: Sequence[int] = (signal.SIGKILL,),
+        **variables: str,
+    ) -> Child:
+        self.count += 1
+        log = self.folder / f"log_{self.count}.txt"
+        variables = {"FRUGALVIT_CACHE": str(self.folder / "cache")} | variables
+        order = {"argv": argv, "log": str(log), "cwd": str(self.folder), "variables": variables}
+        order |= {"kill_at": kill_at, "inside": str(inside or self.folder), "signals": list(signals)}
+        return Child(self.ask(order)["pid"], log, self)
+
+    def run(self, *argv: str, **more: Any) -> tuple[int, str]:
+        """Run a command to its end: its exit status and all it said."""
+        child = self.start(*argv, **more)
+        return child.wait(), child.said()
+
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        process = Nursery._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+
+@atexit.register
+def _close() -> None:
+    if Nursery._process is not None and Nursery._process.stdin is not None:
+        Nursery._process.stdin.close()
+        Nursery._process.wait()
+
+
+def _serve() -> None:
+    import importlib
+
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run minds nohup, and the tests may have been started with it
+    for module in _MODULES:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            answer = {"status": _status(order["wait"])}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                _live(order)
+            answer = {"pid": pid}
+        print(json.dumps(answer), flush=True)
+
+
+def _status(pid: int, seconds: float = 120.0) -> int:
+    """How a child ended; one that does not is killed, so that a test fails instead of waiting for ever."""
+    until = time.monotonic() + seconds
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+            ended = os.waitpid(pid, 0)
+            break
+        time.sleep(0.005)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def _live(order: dict[str, Any]) -> None:
+    """The child: run the command and leave, never to come back to the server's loop."""
+    status = 1
+    try:
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(order["cwd"])
+        os.environ.update(order["variables"])
+        if order["kill_at"] is not None:
+            _kill_self_at(order["kill_at"], order["inside"], order["signals"])
+        from frugalvit.cli import main as cli
+
+        sys.argv = ["frugalvit", *order["argv"]]
+        status = cli.main(list(order["argv"]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _kill_self_at(number: int, inside: str, signals: list[int]) -> None:
+    left = number
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event not in _EVENTS or not arguments or not str(arguments[0]).startswith(inside):
+            return
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+            return
+        left -= 1
+        if left == -1:
+            for which in signals:
+                os.kill(os.getpid(), which)
+
+    sys.addaudithook(watch)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,84 @@
+"""A task so small that the loop itself is what is tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from frugalvit.engine.schedules import Constant
+from frugalvit.engine.trainer import Plan, fit
+from frugalvit.runs.run_folder import Run
+
+
+@dataclass
+class ToyBatch:
+    images: Tensor
+    index: Tensor
+
+
+class ToyTask(nn.Module):
+    """A line through points; ``spoil`` names what goes wrong at which steps."""
+
+    score, watched, recorded = "top1", "val", False
+    broken = hands_out_last = False
+
+    def __init__(self, spoil: dict[int, str] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 1)
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("center", torch.zeros(3))
+        self.spoil = spoil or {}
+        self.most = 10**9  # images that fit
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.named_parameters()), "weight_decay": 0.0}]
+
+    def batch_at(self, step: int) -> ToyBatch:
+        images = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+        if self.spoil.get(step) == "input":
+            images[0, 0] = torch.nan
+        return ToyBatch(images, torch.arange(8))
+
+    def forward(self, batch: ToyBatch, step: int) -> dict[str, Tensor]:
+        if len(batch.images) > self.most or self.spoil.get(step) == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has …")
+        self.center.lerp_(batch.images.mean(0), 0.1)
+        found = self.linear(self.norm(batch.images))
+        loss = (found - batch.images.sum(1, keepdim=True)).square().mean()
+        if self.spoil.get(step) == "loss":
+            loss = loss * torch.inf
+        if self.spoil.get(step) == "gradient":
+            loss.register_hook(lambda gradient: gradient * torch.nan)
+        return {"loss": loss}
+
+    def fullest(self) -> int:
+        return 0
+
+    def before_optimizer(self, step: int) -> None: ...
+    def after_step(self, step: int, skipped: Tensor) -> None: ...
+    def evaluate(self, step: int) -> dict[str, float]:
+        return {}
+
+    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+        return False
+
+
+def toy_plan(**more: Any) -> Plan:
+    return Plan(**({"steps": 20, "steps_per_epoch": 5, "lr": Constant(0.1), "log_every": 2, "save_every": 2} | more))
+
+
+def run_toy(folder: Path, task: ToyTask, **more: Any) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    run = Run(folder)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    try:
+        return fit(task, toy_plan(images_per_step=8, **more), run, fabric)
+    finally:
+        run.close()

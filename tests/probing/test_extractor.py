@@ -1,0 +1,178 @@
+"""Features: equal to the plain forward pass, found again by content only, resumable, and never wrong."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from frugalvit.data import open_data
+from frugalvit.data.augment.transforms import EvalTransform
+from frugalvit.data.decode import decode
+from frugalvit.errors import UserError
+from frugalvit.experiment.load_model import Model
+from frugalvit.probing import extractor as extract
+from frugalvit.probing.extractor import Extractor, model_hash, resolve_precision
+from helpers import suite_layouts
+
+
+def by_hand(model: Model, names: list[str], kind: str) -> Tensor:
+    """One image at a time through the model's own preprocessing."""
+    rows = []
+    with torch.no_grad():
+        for name in names:
+            image = model.transform.image(decode(name))
+            if kind == "last_blocks":
+                rows.append(model.backbone.last_blocks(image, 3))
+            else:
+                rows.append(getattr(model.backbone(image), kind))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("kind", ["pooled", "grid", "last_blocks"])
+def test_equals_a_plain_forward_pass(model: Model, squares: Path, kind: extract.Kind, cache: Path) -> None:
+    examples = open_data(str(squares), split="given").splits["test"]
+    found = Extractor(model, kind=kind, blocks=3, batch=5)(examples)
+    torch.testing.assert_close(found.features, by_hand(model, examples.names, kind), rtol=1e-3, atol=1e-4)
+    assert found.labels is not None and examples.labels is not None
+    assert found.labels.tolist() == examples.labels.tolist() and found.names == examples.names
+
+
+def test_the_second_call_computes_nothing(model: Model, squares: Path, cache: Path, monkeypatch) -> None:
+    examples = open_data(str(squares), split="given").splits["train"]
+    first = Extractor(model)(examples)
+    monkeypatch.setattr(Extractor, "images", lambda *_: pytest.fail("computed again"))
+    again = Extractor(copy.copy(model))(examples)  # the weights count, not the object
+    assert again.from_cache and not first.from_cache
+    assert torch.equal(first.features, again.features)
+
+
+def test_other_weights_images_and_settings_never_share_features(model: Model, squares: Path, cache: Path) -> None:
+    examples = open_data(str(squares), split="given").splits["train"]
+    base = Extractor(model)(examples)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        next(other.backbone.parameters()).view(-1)[0] += 1.0
+    assert model_hash(other) != model_hash(model)
+    assert not Extractor(other)(examples).from_cache
+    assert not Extractor(model, precision="bf16")(examples).from_cache
+    assert not Extractor(model, kind="last_blocks", blocks=2)(examples).from_cache
+    assert not Extractor(model, kind="last_blocks", blocks=1)(examples).from_cache
+    assert not Extractor(model)(examples, view=0).from_cache
+    assert not Extractor(model)(examples.subset([1, 0])).from_cache
+    for changed in ({"resize_ratio": 1.5}, {"interpolation": "bilinear"}):
+        transform = EvalTransform(**model.transform.spec() | changed)
+        assert not Extractor(dataclasses.replace(model, transform=transform))(examples).from_cache
+    assert Extractor(model, batch=3, workers=1)(examples).from_cache  # how it is computed does not matter
+    assert torch.equal(Extractor(model)(examples).features, base.features)
+
+
+def test_a_changed_image_is_computed_again(model: Model, tmp_path: Path, cache: Path) -> None:
+    folder = suite_layouts.folders(tmp_path / "data", {"train": 2})
+    first = Extractor(model)(open_data(str(folder), split="given").splits["train"])
+    suite_layouts.write(folder / "train" / "class0" / "0.png", 2, 99)
+    second = Extractor(model)(open_data(str(folder), split="given").splits["train"])
+    assert not second.from_cache
+    changed = (first.features != second.features).any(dim=1)
+    assert changed.tolist() == [name.endswith("class0/0.png") for name in first.names]
+
+
+def test_an_interrupted_call_goes_on_where_it_was(model: Model, squares: Path, cache: Path, monkeypatch) -> None:
+    monkeypatch.setattr(extract, "CHUNK", 5)
+    examples = open_data(str(squares), split="given").splits["train"]
+    whole = Extractor(model, cache=False)(examples).features
+    real, calls = Extractor.images, []
+
+    def stops(self, images):
+        calls.append(len(images))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(self, images)
+
+    monkeypatch.setattr(Extractor, "images", stops)
+    with pytest.raises(KeyboardInterrupt):
+        Extractor(model)(examples)
+    calls.clear()
+    calls.extend([0] * 10)
+    found = Extractor(model)(examples)
+    assert sum(calls) == len(examples) - 15
+    torch.testing.assert_close(found.features, whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "nan", "other"])
+def test_a_damaged_file_is_computed_again(model: Model, squares: Path, cache: Path, damage: str, capsys) -> None:
+    examples = open_data(str(squares), split="given").splits["val"]
+    first = Extractor(model)(examples)
+    (path,) = cache.rglob("*.npz")
+    if damage == "truncate":
+        path.write_bytes(path.read_bytes()[:200])
+    elif damage == "nan":
+        features = np.full((len(examples), 4), np.nan, dtype=np.float32)
+        np.savez(path, features=features, positions=np.arange(len(examples)), bad="[]")
+    else:
+        np.savez(path, something=np.zeros(3))
+    again = Extractor(model)(examples)
+    assert not again.from_cache and torch.equal(again.features, first.features)
+    assert "computing it again" in capsys.readouterr().err
+    assert Extractor(model)(examples).from_cache
+
+
+def test_views_differ_from_each_other_and_repeat(model: Model, squares: Path) -> None:
+    examples = open_data(str(squares), split="given").splits["val"]
+    extractor = Extractor(model, cache=False)
+    centre, first, second = extractor(examples), extractor(examples, view=0), extractor(examples, view=1)
+    assert not torch.equal(first.features, second.features) and not torch.equal(first.features, centre.features)
+    assert torch.equal(extractor(examples, view=1).features, second.features)
+
+
+def test_views_follow_the_seed(model: Model, squares: Path, cache: Path) -> None:
+    """In the cache, too: another seed's view is another one."""
+    examples = open_data(str(squares), split="given").splits["val"]
+    extractor = Extractor(model)
+    views = {(seed, view): extractor(examples, view=view, seed=seed) for seed in (0, 1) for view in (0, 1)}
+    assert not any(found.from_cache for found in views.values())
+    assert len({found.features.numpy().tobytes() for found in views.values()}) == 4
+    assert extractor(examples, view=1, seed=1).from_cache
+    extractor(examples, seed=0)
+    assert extractor(examples, seed=1).from_cache, "nothing is random about the centre crop"
+
+
+def test_bad_images_are_left_out_by_name_until_they_are_too_many(model: Model, tmp_path: Path, cache, capsys) -> None:
+    folder = suite_layouts.folders(tmp_path / "data", {"train": 8})
+    (folder / "train" / "class1" / "3.png").write_bytes(b"not an image")
+    examples = open_data(str(folder), split="given").splits["train"]
+    found = Extractor(model)(examples)
+    assert len(found) == 23 and found.bad[0][0].endswith("class1/3.png")
+    assert found.labels is not None and torch.bincount(found.labels).tolist() == [8, 7, 8]
+    assert "class1/3.png" in capsys.readouterr().err
+    (folder / "train" / "class2" / "3.png").write_bytes(b"not an image")
+    with pytest.raises(UserError, match="2 of 24 images cannot be read"):
+        Extractor(model)(open_data(str(folder), split="given").splits["train"])
+
+
+def test_a_broken_model_is_said_and_leaves_nothing_in_the_cache(model: Model, squares: Path, cache: Path) -> None:
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in broken.backbone.parameters():
+            parameter.fill_(torch.nan)
+    examples = open_data(str(squares), split="given").splits["val"]
+    with pytest.raises(UserError, match="NaN"):
+        Extractor(broken)(examples)
+    assert not list(cache.rglob("*.npz"))
+
+
+def test_auto_is_what_runs_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that only emulates bf16 is faster with fp16."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert resolve_precision("auto", torch.device("cuda")) == "fp16"
+    assert [resolve_precision("auto", torch.device(kind)) for kind in ("cpu", "mps")] == ["32", "32"]
+    assert [resolve_precision(wanted, torch.device("cpu")) for wanted in ("32", "bf16", "fp16")] == [
+        "32",
+        "bf16",
+        "fp16",
+    ]

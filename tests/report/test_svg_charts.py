@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frugalvit.report import svg_charts
+from frugalvit.report.run_record import read_run
+from helpers.report_samples import write_run
+
+
+@pytest.mark.parametrize(
+    ("metric", "heading"),
+    [
+        ("loss", "Loss"),
+        ("cross_entropy", "Loss"),
+        ("localization", "Loss"),
+        ("view_loss", "Loss"),
+        ("region_loss", "Loss"),
+        ("top1", "Accuracy"),
+        ("knn", "k-NN"),
+        ("localization_error", "Localisation error"),
+        ("lr", "Schedules"),
+        ("teacher_entropy", "Health"),
+        ("region_teacher_entropy", "Health"),
+        ("gradient_norm", "Health"),
+        ("feature_deviation", "Health"),
+        ("prototypes_used", "Health"),
+        ("skipped", "Health"),
+        ("region_agreement", "Health"),
+        ("something", "Other"),
+    ],
+)
+def test_every_metric_has_a_heading(metric, heading):
+    assert svg_charts.chapter(metric) == heading
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_ticks_are_few_round_and_inside(low, span):
+    span = max(span, 1e-6 * abs(low))
+    high = low + span
+    ticks = svg_charts.ticks(low, high)
+    assert len(ticks) <= 6
+    assert all(low - span * 1e-6 <= tick <= high + span * 1e-6 for tick in ticks)
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.0, 2.5, 5.0], ["0.0", "2.5", "5.0"]),
+        ([100.001, 100.002], ["100.001", "100.002"]),
+        ([0.0, 2.5e-4, 5e-4], ["0", "2.5e-4", "5e-4"]),
+        ([0.0, 100000.0], ["0", "1e5"]),
+        ([1000.0, 2000.0], ["1,000", "2,000"]),
+        ([-0.1, 0.0, 0.1], ["-0.1", "0.0", "0.1"]),
+        ([3.0], ["3"]),
+        ([], []),
+    ],
+)
+def test_tick_texts_tell_ticks_apart(values, texts):
+    assert svg_charts.tick_texts(values) == texts
+
+
+def test_log_ticks():
+    assert svg_charts.log_ticks(-2, 3) == [0.01, 0.1, 1, 10, 100, 1000]
+    assert svg_charts.log_ticks(0, 1) == [1, 2, 5, 10]
+
+
+def panel(curve, label="a<b>"):
+    return svg_charts.Panel("Loss", "loss <b>", "epoch", [svg_charts.Series(label, 0, curve)], False)
+
+
+@pytest.mark.parametrize(
+    ("heading", "values", "ends"),
+    [("Accuracy", (60.0, 100.0), True), ("k-NN", (99.0, 100.0), True), ("Loss", (60.0, 100.0), False)],
+)
+def test_a_percentage_ends_at_a_hundred(heading, values, ends):
+    text = svg_charts.chart(
+        svg_charts.Panel(heading, "top1", "epoch", [svg_charts.Series("a", 0, [*enumerate(values)])], False)
+    )
+    points = re.search(r'points="([^"]*)"', text)[1].split()
+    tops = [float(point.partition(",")[2]) for point in points]
+    assert (min(tops) == 10.0) is ends  # the frame's upper edge
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        [(0.0, 1.0)],
+        [(0.0, 0.0), (1.0, 0.0)],
+        [(0.0, -3.0), (5.0, 4.0)],
+        [(float(x), 10.0 ** (-x)) for x in range(6)],
+        [(float(x), math.sin(x)) for x in range(2000)],
+    ],
+)
+def test_a_chart_is_well_formed_and_holds_its_numbers(curve):
+    text = svg_charts.chart(panel(curve))
+    assert "<b>" not in text
+    svg = re.search(r"<svg viewBox.*?</svg>", text)
+    assert svg is not None
+    root = ElementTree.fromstring(svg[0])
+    for polyline in root.iter("polyline"):
+        for point in polyline.attrib["points"].split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= svg_charts.WIDTH and 0 <= y <= svg_charts.HEIGHT
+    data = json.loads(re.search(r"<script[^>]*>(.*?)</script>", text)[1])
+    assert data["series"][0]["label"] == "a<b>"
+    assert data["series"][0]["y"][-1] == pytest.approx(curve[-1][1], rel=1e-4)
+
+
+def test_one_kind_shares_panels_between_splits(tmp_path):
+    record = read_run(write_run(tmp_path / "run"))
+    found = {panel.title: panel for panel in svg_charts.panels([record])}
+    assert [series.label for series in found["loss"].series] == ["train", "val"]
+    assert [series.style for series in found["loss"].series] == [0, 1]
+
+
+def test_several_kinds_have_a_panel_per_split_and_means(tmp_path):
+    runs = [read_run(write_run(tmp_path / f"{w}_{s}", seed=s, weight=w)) for w in (0.0, 0.5) for s in (0, 1)]
+    found = {panel.title: panel for panel in svg_charts.panels(runs)}
+    assert {"loss (train)", "loss (val)", "top1"} <= set(found)
+    series = found["top1"].series
+    assert [(line.weight, line.style) for line in series] == [
+        ("faint", 0),
+        ("faint", 0),
+        ("mean", 0),
+        ("faint", 1),
+        ("faint", 1),
+        ("mean", 1),
+    ]
+    first, second, mean = (dict(line.curve) for line in series[:3])
+    assert mean == {x: pytest.approx((first[x] + second[x]) / 2) for x in first}
+
+
+def test_names_cannot_leave_the_json():
+    block = svg_charts.json_block({"name": "</script><script>alert(1)</script>\u2028"})
+    assert block.count("<") == 2 and "\u2028" not in block
+    inside = re.search(r">(.*)<", block)
+    assert inside is not None and json.loads(inside[1])["name"].startswith("</script>")
+
+
+def test_the_last_number_below_a_chart_lies_inside():
+    texts = re.findall(
+        r'<text x="([\d.]+)" y="195" text-anchor="(\w+)">([\d,]+)</text>', svg_charts.chart(panel([(0, 1), (1e4, 2)]))
+    )
+    assert texts[-1][1:] == ("end", "10,000") and float(texts[-1][0]) <= svg_charts.WIDTH
+    assert {anchor for _, anchor, _ in texts[:-1]} == {"middle"}
+    short = svg_charts.chart(panel([(0, 1), (20, 2)]))
+    assert 'text-anchor="middle">20</text>' in short
+
+
+@pytest.mark.parametrize("low", [0.69260, 0.1, 12345.67801])
+def test_the_numbers_on_the_left_lie_inside(low):
+    drawn = svg_charts.chart(panel([(0.0, low), (1.0, low + 0.0006)]))
+    texts = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">([\d,.]+)</text>', drawn)
+    assert texts and all(6 * len(text) <= float(x) for x, text in texts)
+    assert f'data-frame="{int(texts[0][0]) + 6} ' in drawn, "the read-out knows where the frame begins"
+
+
+def test_epochs_and_steps_share_no_axis(tmp_path):
+    records = [read_run(write_run(tmp_path / name, weight=weight)) for name, weight in (("a", 0.0), ("b", 0.5))]
+    records[1].x_label = "step"
+    found = [panel for panel in svg_charts.panels(records) if panel.title == "top1"]
+    assert [(panel.x_label, [line.label for line in panel.series]) for panel in found] == [
+        ("epoch", ["a"]),
+        ("step", ["b"]),
+    ]
+    assert [panel.series[0].style for panel in found] == [0, 1], "a run keeps its colour"
+
+
+def test_headings_and_nameless_metrics_are_only_text(tmp_path):
+    drawn = svg_charts.chart(svg_charts.Panel("<b>", "", "x", [svg_charts.Series("", 0, [(0.0, 1.0)])], False))
+    assert "<b>" not in drawn and "&lt;b&gt;" in drawn
+    record = read_run(write_run(tmp_path / "run"))
+    record.curves[("train", "")] = [(0.0, 1.0)]
+    assert "" in {panel.title for panel in svg_charts.panels([record])}
+
+
+def test_more_lines_than_colours_are_told_apart():
+    drawn = [svg_charts.swatch(style, 22) for style in range(64)]
+    assert len(set(drawn)) == 64 and len({re.search(r"series-\d", line)[0] for line in drawn}) == 8

@@ -1,0 +1,398 @@
+"""Supervised training end to end on a handful of images: what it writes, what it refuses, that the loss learns."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from frugalvit.backbones import create_backbone
+from frugalvit.cli import main as cli
+from frugalvit.config.base import read_yaml
+from frugalvit.config.train import PredictConfig, TrainConfig
+from frugalvit.data.augment.transforms import EvalTransform
+from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.loader import Batch
+from frugalvit.errors import UserError
+from frugalvit.experiment import drloc_pairs
+from frugalvit.experiment.builders import EvalSet
+from frugalvit.experiment.load_model import load_model
+from frugalvit.experiment.summary import _seen_from, worst_mistakes
+from frugalvit.tasks.classification import task
+from frugalvit.tasks.classification import train as commands
+from frugalvit.tasks.classification.predict import predict
+from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.train import train
+from helpers.tiny_runs import TRAIN, differences, read_metrics, write_images
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("photos"))
+
+
+def config(photos: Path, out: Path, **values: object) -> TrainConfig:
+    return TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(out)} | values)
+
+
+def test_a_run_leaves_everything_behind(photos: Path, tmp_path: Path) -> None:
+    result = train(config(photos, tmp_path / "run", steps=30, report=True))
+    assert {"run", "top1", "top5", "mean_per_class", "seconds"} <= set(result.data)
+    files = ("config.yaml", "metrics.jsonl", "summary.json", "report.html", "checkpoints/last.pt", "model/config.json")
+    for name in files:
+        assert (tmp_path / "run" / name).exists(), name
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["classes"] == ["cat", "dog"]
+    errors = [line["localization_error"] for line in read_metrics(tmp_path / "run") if "localization_error" in line]
+    assert len(errors) > 5 and np.isfinite(errors).all()
+    assert result.data["localization_error"] == errors[-1]
+
+
+def test_the_recipe_and_how_often_it_is_evaluated_are_decisions(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config(photos, tmp_path / "run", evaluate_every="auto", steps=6))
+    said, written = capsys.readouterr().err, json.loads((tmp_path / "run" / "decisions.json").read_text())
+    assert "auto: recipe = scratch: from random weights" in said
+    assert "auto: evaluate_every = 3: 2 looks in 6 steps, of 3 an epoch\n" in said
+    assert {"recipe": "scratch", "evaluate_every": 3}.items() <= {d["name"]: d["value"] for d in written}.items()
+    assert TrainConfig.stored(tmp_path / "run" / "config.yaml").evaluate_every == 3
+    train(config(photos, tmp_path / "asked", recipe="scratch", steps=1))
+    assert "auto: recipe" not in capsys.readouterr().err
+
+
+def test_images_that_are_not_kept_are_trained_on_and_shown(tmp_path: Path) -> None:
+    """With the cache off there are no pictures at hand of the images that were taken for others: they are read."""
+    photos = write_images(tmp_path / "photos", classes=("cat", "dog", "cow", "hen"))  # more than can be told apart
+    for where in ("ram", "off"):
+        train(config(photos, tmp_path / where, steps=2, cache={"where": where}, workers=0))
+    mistakes, others = (json.loads((tmp_path / where / "mistakes.json").read_text()) for where in ("off", "ram"))
+    assert mistakes and mistakes == others
+    assert all(mistake["image"].startswith("data:image/jpeg") for mistake in mistakes)
+    files = [Path(mistake["file"]) for mistake in mistakes]
+    assert all((photos / file).is_file() and not file.is_absolute() for file in files)
+    assert [file.parts[:2] for file in files] == [("val", mistake["label"]) for mistake in mistakes]
+
+
+@pytest.mark.parametrize(("where", "shown"), [("photos", "val/cat/1.png"), ("photos/t.csv", "val/cat/1.png")])
+def test_files_are_named_from_where_the_data_are(where: str, shown: str, tmp_path: Path) -> None:
+    """A report may go to others, whom the folders above the data are no concern of."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "t.csv").write_text("")
+    assert _seen_from(str(tmp_path / where), str(tmp_path / "photos/val/cat/1.png")) == shown
+
+
+@pytest.mark.parametrize(("prob", "passes"), [(0.0, 1), (1.0, 2)])
+def test_clean_images_cost_a_second_pass_where_others_were_mixed(
+    photos: Path, tmp_path: Path, prob: float, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    judge = SupervisedTask.judge
+
+    def count(self: SupervisedTask, *inputs: Any) -> dict[str, torch.Tensor]:
+        forward, calls = self.backbone.forward, []
+        with monkeypatch.context() as patch:
+            patch.setattr(self.backbone, "forward", lambda images: calls.append(1) or forward(images))
+            losses = judge(self, *inputs)
+        seen.append(len(calls))
+        return losses
+
+    monkeypatch.setattr(SupervisedTask, "judge", count)
+    settings = {"localization": {"weight": 0.5, "images": "clean"}, "mixing": {"prob": prob, "cutmix": 0.0}, "steps": 2}
+    train(config(photos, tmp_path / "run", **settings))
+    assert seen == [passes] * 2 and "localization" in read_metrics(tmp_path / "run")[0]
+
+
+class Brightness:
+    """Says "light" of an image, the surer the lighter it is."""
+
+    def eval(self) -> None: ...
+
+    def __call__(self, images: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(pooled=images.mean((1, 2, 3)))
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.zeros_like(pooled), 10 * (pooled - 0.5)], 1)
+
+
+def test_the_surest_mistakes_come_first_with_their_pictures() -> None:
+    levels, labels = torch.tensor([[20, 240, 150, 180, 250, 60, 5], [1, 1, 0, 0, 0, 0, 0]])
+    store = ImageStore.from_arrays(levels.byte().view(7, 1, 1, 1).expand(7, 3, 8, 8), labels)
+    dataset = EvalSet(store, EvalTransform(8, (0, 0, 0), (1, 1, 1)), batch=2)
+    found = worst_mistakes(Brightness(), dataset, ("dark", "light"), count=3)  # type: ignore[arg-type]
+    assert [(each["label"], each["predicted"]) for each in found] == [
+        ("dark", "light"),
+        ("light", "dark"),
+        ("dark", "light"),
+    ]
+    assert [each["probability"] for each in found] == pytest.approx([0.9919, 0.9855, 0.8868], abs=1e-3)
+    pictures = [Image.open(io.BytesIO(base64.b64decode(each["image"].partition(",")[2]))) for each in found]
+    assert [np.asarray(picture).mean() for picture in pictures] == pytest.approx([250, 20, 180], abs=3)
+
+
+@pytest.mark.parametrize(("weight", "error", "told"), [(0.5, 0.9, True), (0.5, 0.6, False), (0.0, 0.9, False)])
+def test_a_task_that_was_hardly_learned_is_said(
+    photos: Path, tmp_path: Path, weight: float, error: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the error of a constant answer; a run without the loss has nothing to say."""
+    measured = drloc_pairs.loss_at
+    monkeypatch.setattr(
+        task,
+        "loss_at",
+        lambda head, *rest: (measured(head, *rest)[0], torch.tensor(error * head.guess_error(4, 4))),
+    )
+    settings = {"localization": {"weight": weight}, "steps": 2}
+    result = train(config(photos, tmp_path / "run", **settings))
+    assert any("hardly learned" in note for note in result.notes) == told
+    assert ("constant_answer_error" in result.data) == (weight > 0)
+
+
+def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Train and test alone: test images are only watched, so the last weights are kept and there is no best step."""
+    watched = write_images(tmp_path / "watched")
+    (watched / "val").rename(watched / "test")
+    settings = TRAIN | {
+        "data": str(watched),
+        "split": "given",
+        "steps": 4,
+        "report": True,
+        "out": str(tmp_path / "run"),
+    }
+    data = train(TrainConfig.parse(settings)).data
+    assert data["best_step"] is None and data["val_top1"] is None
+    assert data["weights"] == "those of the last step: no validation images to choose the best by"
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert data["weights"] in page and "best step" not in page
+    assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 0
+    assert data["weights"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ema", [0.9, 0.0])
+def test_the_best_weights_are_scored_and_kept(
+    ema: float, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that is best early on: those of that step, and not the last ones."""
+    monkeypatch.setattr(SupervisedTask, "evaluate", lambda self, step: {"top1": 100.0 / step})
+    assert train(config(photos, tmp_path / "run", ema=ema)).data["best_step"] == 4
+    best, last = (
+        torch.load(tmp_path / f"run/checkpoints/{name}.pt", weights_only=True)["task"] for name in ("best", "last")
+    )
+    kept, whose = load_model(str(tmp_path / "run")).backbone.state_dict(), "average" if ema else "backbone"
+    assert all(torch.equal(value, best[f"{whose}.{name}"]) for name, value in kept.items())
+    assert not all(torch.equal(value, last[f"{whose}.{name}"]) for name, value in kept.items())
+
+
+def test_the_best_weights_are_said_in_words(photos: Path, tmp_path: Path) -> None:
+    data = train(config(photos, tmp_path / "run", steps=4)).data
+    assert data["best_step"] == 4 and data["weights"] == "the best on val, of step 4"
+
+
+def test_data_that_has_moved_is_named_at_the_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scratch disks change from job to job: the run ends with the same bits."""
+    here = write_images(tmp_path / "here")
+    train(config(here, tmp_path / "whole", save_every=2))
+    with monkeypatch.context() as patch:
+        seen = SupervisedTask.after_step
+
+        def stop(self: SupervisedTask, step: int, skipped: torch.Tensor) -> None:
+            if step == 6:
+                raise KeyboardInterrupt
+            seen(self, step, skipped)
+
+        patch.setattr(SupervisedTask, "after_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(here, tmp_path / "moved", save_every=2))
+    here.rename(tmp_path / "there")
+    capsys.readouterr()
+    run, stored = tmp_path / "moved", (tmp_path / "moved/config.yaml").read_text()
+    assert cli.main(["train", "--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert "There is no folder" in said
+    assert f"If it lies elsewhere now: frugalvit train PLACE --resume {run}" in said
+    assert cli.main(["train", str(tmp_path / "there"), "--resume", str(run)]) == 0
+    assert "have changed" not in capsys.readouterr().err
+    # The next resume, which need not name it, finds it too.
+    assert (run / "config.yaml").read_text() == stored.replace(f"data: {here}\n", f"data: {tmp_path / 'there'}\n", 1)
+    assert differences(tmp_path / "whole", tmp_path / "moved") == []
+
+
+def test_predict_goes_on_without_what_cannot_be_read(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And its CSV is read back as it was, whatever a file is called."""
+    train(config(photos, tmp_path / "run", steps=2, seed=99_999_999_999))
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "in" / 'a "good", one.png')
+    (tmp_path / "in" / "bad.png").write_bytes(b"no image")
+    assert cli.main(["predict", str(tmp_path / "run"), str(tmp_path / "in"), "--format", "csv", "--device", "cpu"]) == 0
+    told = capsys.readouterr()
+    rows = list(csv.DictReader(told.out.splitlines()))
+    assert {row["image"] for row in rows} == {str(tmp_path / "in" / 'a "good", one.png')} and "bad.png" in told.err
+
+
+def test_timm_computes_what_predict_says(photos: Path, tmp_path: Path) -> None:
+    import timm
+
+    train(config(photos, tmp_path / "run"))
+    images = sorted(str(path) for path in (photos / "val").rglob("*.png"))[:3]
+    told = predict(PredictConfig(model=str(tmp_path / "run"), images=images, top=2)).data["predictions"]
+    ours = load_model(str(tmp_path / "run"))
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'run' / 'model'}", pretrained=True).eval()
+    for path, row in zip(images, told, strict=True):
+        with torch.inference_mode():
+            chances = theirs(ours.transform.image(Image.open(path)))[0].softmax(0)
+        named = {ours.classes[i]: chance for i, chance in enumerate(chances.tolist())}  # type: ignore[index]
+        for guess in row["predictions"]:
+            assert guess["probability"] == pytest.approx(named[guess["class"]], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"localization": {"weight": 0.5, "variant": "dense", "hidden": 4, "pairs": 4}},
+        {"localization": {"weight": 0.5, "variant": "ce", "form": "released", "hidden": 4, "schedule": "ramp"}},
+        {"localization": {"weight": 0.5, "variant": "reg", "hidden": 4, "grid_size": None}},
+        {"localization": {"weight": 0.5, "images": "clean", "grid": "raw", "pairs": "all", "hidden": 4, "lr_scale": 3}},
+        {"localization": {"weight": 0}, "balance": True, "labels": 0.5, "accumulate": 2, "freeze": 1, "ema": 0},
+        {"optimizer": {"layer_decay": 0.7, "clip": 1.0, "clip_per": "tensor"}, "precision": "bf16"},
+        {"split": "remake", "mixing": {"mixup": 0, "cutmix": 0}, "epochs": 1, "steps": None},
+    ],
+    ids=["dense", "released-ce", "reg-own-grid", "clean-all-pairs", "few-labels", "layers", "remade-split"],
+)
+def test_options_do_something_and_run(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
+    base = train(config(photos, tmp_path / "base", steps=4)).data
+    other = train(config(photos, tmp_path / "other", **({"steps": 4} | values))).data
+    assert np.isfinite(other["top1"])
+    weights = [load_model(str(tmp_path / name)).backbone.state_dict() for name in ("base", "other")]
+    assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0]), "the options changed nothing"
+    assert base["run"] != other["run"]
+
+
+def test_same_seed_same_run_and_same_start_with_and_without(photos: Path, tmp_path: Path) -> None:
+    runs = [train(config(photos, tmp_path / name, steps=4)).data["run"] for name in ("a", "b")]
+    assert read_metrics(Path(runs[0])) == read_metrics(Path(runs[1]))
+
+
+def test_a_run_of_another_network_is_not_gone_on_with(photos: Path, tmp_path: Path) -> None:
+    train(config(photos, tmp_path / "run", steps=2))
+    (tmp_path / "run" / "summary.json").unlink()
+    stored = tmp_path / "run" / "config.yaml"
+    stored.write_text(stored.read_text().replace("backbone_args:\n", "backbone_args:\n  mlp_ratio: 3.0\n"))
+    with pytest.raises(UserError, match="was begun with another network"):
+        train(TrainConfig.parse({"resume": str(tmp_path / "run")}))
+
+
+def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) -> None:
+    few = write_images(tmp_path / "few", train=2, val=1)
+    first = train(config(photos, tmp_path / "first", steps=4)).data["run"]
+    result = train(config(few, tmp_path / "second", init=first, steps=None, epochs=1, batch=128))
+    assert result.data["steps"] >= 1 and TrainConfig.stored(tmp_path / "second/config.yaml").recipe == "finetune"
+
+
+@pytest.mark.parametrize(
+    "where", ["run", "run/model", "run/checkpoints/last.pt", "exported", "exported/model.safetensors"]
+)
+def test_own_features_are_fine_tuned_at_the_full_rate(where: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("matching: {}\n")
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "config.json").write_text('{"frugalvit": {"meta": {"task": "pretrain"}}}')
+    asked = {"data": "photos", "init": str(tmp_path / where)}
+    assert TrainConfig.parse(asked).recipe == "scratch"
+    (tmp_path / "run" / "config.yaml").write_text("mixing: {}\n")  # a classifier, though its folder may lie in another
+    (tmp_path / "config.yaml").write_text("matching: {}\n")
+    (tmp_path / "exported" / "config.json").write_text('{"frugalvit": {"meta": {"task": "train"}}}')
+    assert TrainConfig.parse(asked).recipe == "finetune"
+    assert TrainConfig.parse({"data": "photos", "pretrained": True}).recipe == "finetune"
+    (tmp_path / "run" / "config.yaml").write_text("a: !!python/tuple [1, 2]\n")  # somebody else's
+    (tmp_path / "exported" / "config.json").write_text("{")
+    assert TrainConfig.parse(asked).recipe == "finetune"
+
+
+def test_frozen_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> None:
+    values = {"backbone": "resnet10t", "backbone_args": {}, "img_size": 32, "steps": 2, "freeze": 2, "ema": 0}
+    train(config(photos, tmp_path / "run", **values))
+    torch.manual_seed(0)
+    start = create_backbone("resnet10t", img_size=32, num_classes=2).model.state_dict()
+    end = load_model(str(tmp_path / "run")).backbone.model.state_dict()
+    moved = {name for name in start if "running_mean" in name and not torch.equal(start[name], end[name])}
+    assert moved and not any(name.startswith(("conv1", "bn1", "layer1", "layer2")) for name in moved)
+
+
+def test_a_batch_that_cannot_be_shared_is_said(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config(photos, tmp_path / "run", steps=2, accumulate=3, lr="auto"))
+    said = capsys.readouterr().err
+    assert "batch = 6: 3 parts of a step cannot share 8 equally\n" in said and said.count("batch = ") == 1
+    assert "scaled with the square root to batch 6\n" in said
+    assert read_yaml(tmp_path / "run" / "config.yaml")["batch"] == 6
+
+
+def test_parts_of_a_step_are_asked_about_other_pairs(photos: Path, tmp_path: Path) -> None:
+    asked: list[torch.Tensor] = []
+
+    class Listening(SupervisedTask):
+        def _pairs(self, batch: Batch) -> torch.Tensor | None:
+            pairs = super()._pairs(batch)
+            assert pairs is not None
+            asked.append(pairs)
+            return pairs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "SupervisedTask", Listening)
+        train(config(photos, tmp_path / "run", steps=2, accumulate=2))
+    assert len(asked) == 4 and all(not torch.equal(a, b) for i, a in enumerate(asked) for b in asked[:i])
+
+
+def make_bad(folder: Path, kind: str) -> list[str]:
+    photos = write_images(folder / "photos", train=3, val=2)
+    if kind == "empty class":
+        (photos / "train" / "bird").mkdir()
+        (photos / "val" / "bird").mkdir()
+    if kind == "one class":
+        for split in ("train", "val"):
+            (photos / split / "dog").rename(folder / f"away-{split}")
+    if kind == "unknown class":
+        (photos / "val" / "dog").rename(photos / "val" / "wolf")
+    flags = {
+        "image size": ["--img-size", "3"],
+        "negative weight": ["--localization.weight", "-0.1"],
+        "not writable": ["--out", "/proc/nothing/here"],
+    }
+    return [*flags.get(kind, []), str(photos)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["empty class", "one class", "unknown class", "image size", "negative weight", "not writable"]
+)
+def test_bad_input_is_one_line_before_training(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = make_bad(tmp_path, kind)
+    status = cli.main(["train", "--backbone", "swin_nano", "--steps", "1", *words])
+    captured = capsys.readouterr()
+    last = captured.err.strip().splitlines()[-1]
+    assert status == 2 and last.startswith("frugalvit: "), captured.err
+    assert "Traceback" not in captured.err and "epoch" not in captured.err
+
+
+def test_a_used_folder_is_not_overwritten(photos: Path, tmp_path: Path) -> None:
+    train(config(photos, tmp_path / "run", steps=2))
+    with pytest.raises(UserError, match="--resume"):
+        train(config(photos, tmp_path / "run", steps=2))
+    again = train(TrainConfig.parse({"resume": str(tmp_path / "run")}))
+    assert again.data["run"] == str(tmp_path / "run")

@@ -1,0 +1,79 @@
+"""Trained detectors and segmenters in Python: the same as their commands write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from faster_coco_eval.core import mask as run_length
+from PIL import Image
+
+import frugalvit as fv
+from frugalvit.cli.main import main
+
+
+def test_a_detector_finds_what_its_command_finds(detector: Path, shapes: Path, tmp_path: Path) -> None:
+    picture = sorted((shapes / "images").glob("val_*.png"))[0]
+    words = ["--threshold", "0", "--out", str(tmp_path / "found"), "--device", "cpu", "--quiet"]
+    assert main(["detect", "predict", str(detector), str(picture), *words]) == 0
+    written = json.loads((tmp_path / "found" / "detections.json").read_text())
+    names = {entry["id"]: entry["name"] for entry in written["categories"]}
+    ready = fv.load_detector(detector, device="cpu")
+    assert set(ready.classes) == set(names.values())
+    pixels = np.asarray(Image.open(picture).convert("RGB"))
+    for given in (str(picture), Image.open(picture), pixels):
+        (found,) = ready.predict(given, threshold=0)
+        assert found and [entry.score for entry in found] == sorted((entry.score for entry in found), reverse=True)
+        said = sorted(written["annotations"], key=lambda entry: -entry["score"])
+        assert [entry.name for entry in found] == [names[entry["category_id"]] for entry in said]
+        for mine, theirs in zip(found, said, strict=True):
+            assert mine.score == pytest.approx(theirs["score"], abs=1e-4)
+            assert mine.box == pytest.approx(theirs["bbox"], abs=0.1)
+            assert mine.mask is not None and mine.mask.shape == pixels.shape[:2]
+            assert np.array_equal(mine.mask, run_length.decode(theirs["segmentation"]).astype(bool))
+    assert ready.predict([pixels, pixels], threshold=1.0) == [[], []]
+
+
+def test_a_segmenter_says_what_its_command_writes(segmenter: Path, scenes: Path, tmp_path: Path) -> None:
+    picture = sorted((scenes / "images" / "val").iterdir())[0]
+    words = ["--out", str(tmp_path / "found"), "--device", "cpu", "--quiet"]
+    assert main(["segment", "predict", str(segmenter), str(picture), *words]) == 0
+    ready = fv.load_segmenter(segmenter, device="cpu")
+    (classes,) = ready.predict(picture)
+    assert np.array_equal(classes, np.asarray(Image.open(tmp_path / "found" / f"{picture.stem}.png")))
+    assert len(ready.classes) == 3
+
+
+def test_a_grey_picture_is_one_too_and_noise_is_none(detector: Path, segmenter: Path) -> None:
+    grey = np.full((40, 52), 90, np.uint8)
+    assert fv.load_segmenter(segmenter, device="cpu").predict([grey, grey[..., None]])[1].shape == (40, 52)
+    with pytest.raises(fv.UserError, match=r"An array of float64 and shape \(4, 4, 4\) is no image"):
+        fv.load_detector(detector, device="cpu").predict(np.zeros((4, 4, 4)))
+
+
+@pytest.mark.parametrize("kind", ["detector", "segmenter"])
+def test_loading_leaves_random_numbers_and_onednn_to_the_program(kind: str, request: pytest.FixtureRequest) -> None:
+    where, loads = request.getfixturevalue(kind), {"detector": fv.load_detector, "segmenter": fv.load_segmenter}
+    torch.manual_seed(5)
+    expected, onednn = torch.rand(3), torch.backends.mkldnn.enabled
+    try:
+        torch.backends.mkldnn.enabled = True
+        torch.manual_seed(5)
+        ready = loads[kind](where, device="cpu")
+        assert torch.equal(torch.rand(3), expected) and torch.backends.mkldnn.enabled
+        ready.predict(np.zeros((40, 52, 3), np.uint8))
+        assert torch.backends.mkldnn.enabled
+    finally:
+        torch.backends.mkldnn.enabled = onednn
+
+
+def test_each_refuses_the_other(detector: Path, segmenter: Path) -> None:
+    with pytest.raises(fv.UserError, match="is a run of 'frugalvit segment', not of 'detect'"):
+        fv.load_detector(segmenter)
+    with pytest.raises(fv.UserError, match="is a run of 'frugalvit detect', not of 'segment'"):
+        fv.load_segmenter(detector)
+    with pytest.raises(fv.UserError, match=r"There is no device 'cpu:1': 1 of kind 'cpu' here"):
+        fv.load_detector(detector, device="cpu:1")

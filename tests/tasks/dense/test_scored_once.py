@@ -1,0 +1,61 @@
+"""Weights that were scored at the last step are not scored on the same images again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frugalvit.tasks.detection import commands as detect_commands
+from frugalvit.tasks.detection.task import DetectTask
+from frugalvit.tasks.segmentation import commands as segment_commands
+from frugalvit.tasks.segmentation.task import SegmentTask
+from helpers.dense_runs import detect_config, segment_config
+
+LAST, EARLIER = (0.0, 0.5), (0.5, 0.0)
+"""Scores at steps 1 and 2."""
+
+
+@pytest.mark.parametrize(
+    ("verb", "values", "more", "asked"),
+    [
+        ("detect", LAST, {}, 2),
+        ("detect", EARLIER, {}, 3),
+        ("segment", LAST, {}, 2),
+        ("segment", EARLIER, {}, 3),
+        ("segment", LAST, {"test": {"multi_scale": True, "scales": [1.0]}}, 3),  # and what one look gives is known
+    ],
+)
+def test_a_run_scores_the_same_weights_once(
+    verb: str,
+    values: tuple[float, ...],
+    more: dict[str, Any],
+    asked: int,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind, name, commands, make, data = {
+        "detect": (DetectTask, "find", detect_commands, detect_config, "shapes"),
+        "segment": (SegmentTask, "scores", segment_commands, segment_config, "scenes"),
+    }[verb]
+    calls: list[Any] = []
+    plain, evaluate, fed = getattr(kind, name), kind.evaluate, iter(values)
+    monkeypatch.setattr(kind, name, lambda task, *rest: calls.append(rest) or plain(task, *rest))
+    monkeypatch.setattr(kind, "evaluate", lambda task, step: evaluate(task, step) | {kind.score: next(fed)})
+    where = request.getfixturevalue(data)
+    config: Any = make(where, tmp_path / "run", steps=2, evaluate_every=1, report=False, **more)
+    summary = commands.train(config).data
+    assert len(calls) == asked and summary["best_step"] == (2 if values == LAST else 1)
+    again = commands.evaluate(_asked(verb, tmp_path / "run", where, config)).data
+    assert again[kind.score] == pytest.approx(summary[kind.score], abs=1e-6), "what was kept is what the weights score"
+
+
+def _asked(verb: str, run: Path, data: Path, config: Any) -> Any:
+    from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig
+
+    values: dict[str, Any] = {"model": str(run), "data": str(data), "device": "cpu"}
+    if verb == "detect":
+        return DetectEvalConfig.parse(values)
+    return SegmentEvalConfig.parse(values | {"test": config.test.model_dump()})

@@ -1,0 +1,115 @@
+"""A picture that cannot be decoded: the same weights and scores wherever pictures are kept, to the bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from frugalvit.cli import main as cli
+from frugalvit.errors import UserError
+from frugalvit.tasks.dense import loader
+from frugalvit.tasks.dense.loader import Pictures
+from frugalvit.tasks.detection import commands
+from frugalvit.tasks.segmentation import commands as segment_commands
+from helpers.dense_runs import detect_config, segment_config
+from helpers.dense_samples import make_coco, make_scenes
+
+
+def spoil(path: Path) -> None:
+    """Pixels that cannot be decoded between a sound beginning and a sound end, as a failing disk leaves them."""
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+
+
+def picture(kind: str, data: Path, split: str, number: int) -> Path:
+    return data / "images" / (f"{split}_{number}.png" if kind == "detect" else f"{split}/{number}.png")
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_the_same_weights_and_scores_wherever_pictures_are_kept(kind: str, tmp_path: Path) -> None:
+    """Those that are not kept are decoded in their turn: one that cannot be gives way, and is not scored."""
+    make, config = (make_coco, detect_config) if kind == "detect" else (make_scenes, segment_config)
+    command: Any = commands if kind == "detect" else segment_commands
+    data = make(tmp_path / "data", train=5, val=3, side=48)
+    for split, number in (("train", 3), ("val", 1)):
+        spoil(picture(kind, data, split, number))
+    found = []
+    for where in ("ram", "off"):
+        out = tmp_path / where
+        summary = command.train(config(data, out, cache={"where": where, "max_bad": 0.4}, steps=6)).data
+        saved = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["task"]
+        facts = json.loads((out / "data.json").read_text())
+        found.append((saved, {key: value for key, value in summary.items() if key.endswith(("ap", "miou"))}, facts))
+        assert summary["scored_images"] == 2 and facts["used"] == {"train": 4, "val": 2}
+    (one, scores, facts), (other, again, told) = found
+    assert scores and scores == again and one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one if isinstance(one[key], torch.Tensor))
+    assert facts["left_out"] == told["left_out"] and facts["left_out"]["count"] == 2
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_a_score_does_not_depend_on_free_memory(
+    kind: str,
+    detector: Path,
+    segmenter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = (make_coco if kind == "detect" else make_scenes)(tmp_path / "data", train=2, val=4, side=48)
+    spoil(picture(kind, data, "val", 1))
+    words = [kind, "eval", str(detector if kind == "detect" else segmenter), str(data), "--device", "cpu", "--json"]
+    found = []
+    for memory in (1 << 30, 0):
+        monkeypatch.setattr(loader, "memory_share", lambda memory=memory: memory)
+        assert cli.main([*words, "--out", str(tmp_path / f"out_{memory}")]) == 0
+        found.append({k: v for k, v in json.loads(capsys.readouterr().out).items() if k != "seconds"})
+    assert found[0] == found[1] and found[0]["scored_images"] == 3
+
+
+def pictures_of(folder: Path, where: str, count: int = 6) -> Pictures:
+    for number in range(count):
+        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(folder / f"{number}.png")
+    return Pictures([folder / f"{number}.png" for number in range(count)], [(8, 8)] * count, where=where)
+
+
+@pytest.mark.parametrize("where", ["ram", "off"])
+def test_the_next_picture_is_learned_from(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = pictures_of(tmp_path, where)
+    for number in (2, 5):
+        (tmp_path / f"{number}.png").write_bytes(b"no image")
+    assert pictures.find_bad(2, max_bad=0.5) == [2, 5]
+    found = [pictures.to_learn(index) for index in range(6)]
+    assert [place for place, _ in found] == [0, 1, 3, 3, 4, 0]
+    assert [int(pixels[0, 0, 0]) for _, pixels in found] == [0, 10, 30, 30, 40, 0]
+    capsys.readouterr()
+    others = pictures.without_bad()
+    assert [path.name for path in others.paths] == ["0.png", "1.png", "3.png", "4.png"] and not others.faults
+    assert [int(others.read(place)[0, 0, 0]) for place in range(4)] == [0, 10, 30, 40]
+    assert [Path(name).name for name, _ in others.bad] == ["2.png", "5.png"]
+    shutil.rmtree(tmp_path)  # what is kept is there still
+    if where == "ram":
+        assert [others.to_learn(place)[0] for place in range(4)] == [0, 1, 2, 3]
+
+
+def test_pictures_that_vanish_are_named_until_they_are_too_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = pictures_of(tmp_path, "off")
+    assert pictures.find_bad(2, max_bad=0.4) == []
+    for number in (1, 2):
+        (tmp_path / f"{number}.png").unlink()
+    for _ in range(2):
+        assert [pictures.to_learn(index)[0] for index in range(6)] == [0, 3, 3, 3, 4, 5]
+    assert capsys.readouterr().err.count("(left out)") == 2 and len(pictures.bad) == 2
+    (tmp_path / "4.png").unlink()
+    with pytest.raises(UserError, match=r"3 of 6 images cannot be read, .*raise --cache\.max-bad"):
+        pictures.to_learn(4)

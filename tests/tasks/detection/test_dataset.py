@@ -1,0 +1,233 @@
+"""A detector's batches: equal to pictures and objects brought to size one by one, whatever is kept or sent together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from frugalvit import create_backbone
+from frugalvit.data.rng import generator_for, uniform
+from frugalvit.tasks.dense import loader
+from frugalvit.tasks.dense.experiment import open_pictures
+from frugalvit.tasks.dense.loader import Feed
+from frugalvit.tasks.dense.pyramid import Pyramid
+from frugalvit.tasks.detection.coco import masks_of, open_coco
+from frugalvit.tasks.detection.dataset import ObjectPictures, Objects, View, lay_out, make_targets, shifted, unpack
+from frugalvit.tasks.detection.layers import DetectorSpec
+from frugalvit.tasks.detection.model import Detector
+from frugalvit.tasks.detection.task import DetectTask
+from helpers.dense_samples import edit, make_coco
+
+BATCH = 4
+
+
+def one_by_one(task: DetectTask, dataset: ObjectPictures, step: int, seed: int) -> tuple[Tensor, list[Any], list[Any]]:
+    """The oracle: each picture by itself, its masks rasterised anew, padded at the end."""
+    order = [
+        int(
+            torch.randperm(len(dataset), generator=generator_for(seed, "order", place // len(dataset)))[
+                place % len(dataset)
+            ]
+        )
+        for place in range(step * BATCH, (step + 1) * BATCH)
+    ]
+    numbers = uniform(BATCH, 2, generator_for(seed, "augment", step)).tolist()
+    images, sizes, targets = [], [], []
+    for index, (size_number, flip_number) in zip(order, numbers, strict=True):
+        annotated = dataset.images[index]
+        entries, pixels = annotated.learnable(), dataset.pictures.read(index)
+        height, width = task.view.fit(annotated.height, annotated.width, task.view.side_for(size_number))
+        image = F.interpolate(pixels[None].float() / 255, size=(height, width), mode="bilinear", antialias=True)
+        corners = torch.tensor([entry["bbox"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
+        corners[:, 2:] += corners[:, :2]
+        left, top, right, bottom = (
+            corners * torch.tensor([width / annotated.width, height / annotated.height] * 2)
+        ).unbind(1)
+        target = {"labels": torch.tensor([dataset.data.class_of()[e["category_id"]] for e in entries]).long()}
+        masks = torch.zeros(0, height, width, dtype=torch.uint8)
+        known = [entry for entry in entries if "segmentation" in entry]
+        if known:
+            drawn = torch.from_numpy(masks_of(known, annotated.height, annotated.width))[:, None].float()
+            masks = (F.interpolate(drawn, size=(height, width), mode="bilinear")[:, 0] >= 0.5).to(torch.uint8)
+        if flip_number < 0.5:
+            image, masks, left, right = image.flip(3), masks.flip(2), width - right, width - left
+        target["boxes"] = torch.stack([left, top, right, bottom], 1)
+        target["mask_of"] = torch.tensor([known.index(e) if e in known else -1 for e in entries]).long()
+        targets.append(target | ({"masks": masks} if dataset.masks else {}))
+        images.append(task.normalize(image)[0])
+        sizes.append((height, width))
+    if not dataset.masks or all((target["mask_of"] >= 0).all() for target in targets):
+        for target in targets:
+            del target["mask_of"]
+    sides = [-(-max(size[axis] for size in sizes) // 32) * 32 for axis in (0, 1)]
+    whole = torch.zeros(BATCH, 3, *sides)
+    for place, image in enumerate(images):
+        whole[place, :, : image.shape[1], : image.shape[2]] = image
+    return whole, sizes, targets
+
+
+def task_of(masks: bool) -> DetectTask:
+    backbone = create_backbone("swin_nano", img_size=64, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
+    spec = DetectorSpec(3, masks=masks, channels=16, hidden=32, anchors=2, proposals=50, samples=32)
+    return DetectTask(Detector(Pyramid(backbone), spec), View(80, (0.5, 1.2)))
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six pictures: polygons and run lengths, one picture without objects, one crowd."""
+    root = make_coco(tmp_path_factory.mktemp("coco") / "shapes", train=6, val=1, side=50)
+
+    def change(content: dict[str, Any]) -> None:
+        empty = content["images"][2]["id"]
+        content["annotations"] = [entry for entry in content["annotations"] if entry["image_id"] != empty]
+        content["annotations"][0]["iscrowd"] = 1
+
+    edit(root, "train", change)
+    return root
+
+
+def is_equal(found: Any, wanted: tuple[Tensor, list[Any], list[Any]]) -> bool:
+    images, sizes, targets = wanted
+    assert torch.equal(found.images, images) and found.sizes == sizes and len(found.targets) == len(targets)
+    for target, right in zip(found.targets, targets, strict=True):
+        assert target.keys() == right.keys()
+        assert all(
+            target[name].dtype == value.dtype and torch.equal(target[name], value) for name, value in right.items()
+        )
+    return True
+
+
+@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize("where", ["ram", "off"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_equal_pictures_made_one_by_one(shapes: Path, masks: bool, where: str, workers: int) -> None:
+    """In the first epoch and when masks are remembered; a feed that begins later gives the same (resume)."""
+    data = open_coco(str(shapes))
+    items, task = data.splits["train"], task_of(masks)
+    dataset = ObjectPictures(items, data, open_pictures(items, where), masks)
+    for seed in (0, 1):
+        task.feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
+        for step in range(6):
+            assert is_equal(task.batch_at(step), one_by_one(task, dataset, step, seed))
+        task.feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
+        assert is_equal(task.batch_at(4), one_by_one(task, dataset, 4, seed))
+    assert len(dataset._kept) == (len(items) if where == "ram" else 0)
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 9])
+@pytest.mark.parametrize("where", ["ram", "off"])
+def test_some_objects_have_no_mask(tmp_path: Path, count: int, where: str) -> None:
+    """Those of whole pictures too; nothing is told of it in batches where all objects have one."""
+    root = make_coco(tmp_path / "shapes", train=6, val=1, side=50)
+
+    def strip(content: dict[str, Any]) -> None:
+        for entry in content["annotations"][:count]:
+            del entry["segmentation"]
+        content["annotations"] = [content["annotations"][place] for place in (0, 3, 1, 2, *range(4, 10))]
+
+    edit(root, "train", strip)
+    data = open_coco(str(root))
+    items, task = data.splits["train"], task_of(True)
+    dataset = ObjectPictures(items, data, open_pictures(items, where), True)
+    task.feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=0)
+    batches = [task.batch_at(step) for step in range(6)]
+    assert all(is_equal(batch, one_by_one(task, dataset, step, 0)) for step, batch in enumerate(batches))
+    told = ["mask_of" in target for batch in batches for target in batch.targets]
+    assert any(told) and (count > 1 or not all(told))
+    bare = sum(int((target["mask_of"] < 0).sum()) for b in batches for target in b.targets if "mask_of" in target)
+    assert bare == 4 * count, "in four epochs each object is seen four times"
+
+
+@pytest.mark.parametrize(
+    ("memory", "pictures", "masks"), [(45_000, False, False), (47_811, True, False), (47_812, True, True)]
+)
+def test_masks_count_where_memory_is_short(
+    shapes: Path, memory: int, pictures: bool, masks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six pictures of 50 × 50 take 45,000 bytes, the masks of their nine objects 2,812; all may take a quarter."""
+    monkeypatch.setattr(loader, "memory_share", lambda: 4 * memory)
+    data = open_coco(str(shapes))
+    items = data.splits["train"]
+    dataset = ObjectPictures(items, data, open_pictures(items), True)
+    for index in range(len(items)):
+        dataset.load(index)
+    assert dataset.pictures.keeps == pictures and len(dataset._kept) == (len(items) if masks else 0)
+    boxes = ObjectPictures(items, data, open_pictures(items), False)
+    boxes.load(0)
+    assert len(boxes._kept) == pictures
+
+
+def test_real_objects_too(data_root: Path) -> None:
+    data = open_coco(str(data_root / "coco_mini"))
+    items, task = data.splits["val"][:10], task_of(True)
+    dataset = ObjectPictures(items, data, open_pictures(items, "ram"), True)
+    task.feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=3)
+    assert all(is_equal(task.batch_at(step), one_by_one(task, dataset, step, 3)) for step in range(4))
+
+
+def test_evaluation_sees_pictures_as_training_does_without_chance(shapes: Path) -> None:
+    data, task = open_coco(str(shapes)), task_of(False)
+    pictures = open_pictures(data.splits["train"], "ram")
+    read = [pictures.read(place) for place in range(3)]
+    sizes = [task.view.fit(50, 50, 80)] * 3
+    seen = lay_out(read, sizes, [False] * 3, task.mean, task.std)
+    for image, pixels in zip(seen, read, strict=True):
+        alone = F.interpolate(pixels[None].float() / 255, size=(80, 80), mode="bilinear", antialias=True)
+        assert torch.equal(image[:, :80, :80], task.normalize(alone)[0])
+        assert not image[:, 80:].any() and not image[:, :, 80:].any()
+
+
+@given(st.integers(0, 4), st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_masks_come_back_from_their_bits(count: int, height: int, width: int, seed: int) -> None:
+    """Also where they end within a byte."""
+    drawn = np.random.default_rng(seed).integers(0, 2, (count, height, width), dtype=np.uint8)
+    objects = Objects(torch.zeros(count, 4), torch.zeros(count).long(), torch.from_numpy(np.packbits(drawn)))
+    size = (height, width)
+    first, second = make_targets([objects] * 2, [size] * 2, [size] * 2, [False, True], torch.device("cpu"))
+    assert torch.equal(first["masks"], torch.from_numpy(drawn))
+    assert torch.equal(second["masks"], torch.from_numpy(drawn[:, :, ::-1].copy()))
+
+
+def test_a_device_unpacks_as_numpy_does() -> None:
+    bits = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(shifted(bits), unpack(bits))
+
+
+def test_targets_follow_their_picture() -> None:
+    inside = torch.zeros(2, 64, 64, dtype=torch.uint8)
+    inside[0, 4:34, 4:30] = inside[1, 20:40, 40:60] = 1
+    boxes = torch.tensor([[4.0, 4, 30, 34], [40.0, 20, 60, 40]])
+    objects = Objects(boxes, torch.tensor([1, 3]), torch.from_numpy(np.packbits(inside.numpy())))
+    for flip in (False, True):
+        (moved,) = make_targets([objects], [(64, 64)], [(128, 96)], [flip], torch.device("cpu"))
+        for box, mask in zip(moved["boxes"], moved["masks"], strict=True):
+            rows, columns = torch.nonzero(mask, as_tuple=True)
+            around = torch.tensor([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+            assert torch.allclose(around.float(), box, atol=1.01)
+
+
+@pytest.mark.gpu
+def test_bits_and_batches_are_the_same_on_a_gpu(shapes: Path) -> None:
+    bits = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(unpack(bits.cuda()).cpu(), unpack(bits))
+    data = open_coco(str(shapes))
+    items, task = data.splits["train"], task_of(True)
+    dataset = ObjectPictures(items, data, open_pictures(items, "ram"), True)
+    found = []
+    for device in ("cpu", "cuda"):
+        task.to(device).feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=0)
+        found.append([task.batch_at(step) for step in range(3)])
+    for here, there in zip(*found, strict=True):
+        assert here.sizes == there.sizes
+        assert torch.allclose(here.images, there.images.cpu(), atol=1e-4)
+        for one, other in zip(here.targets, there.targets, strict=True):
+            assert torch.equal(one["labels"], other["labels"].cpu()) and torch.equal(one["boxes"], other["boxes"].cpu())
+            assert (one["masks"] != other["masks"].cpu()).float().mean().nan_to_num() < 1e-3

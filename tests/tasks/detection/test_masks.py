@@ -1,0 +1,226 @@
+"""Masks of boxes lie where their boxes do, both when they are learnt and when they are drawn, pixel by pixel."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from frugalvit.tasks.detection.masks import cut_masks, mask_loss, on_masks, paste_masks
+
+
+def slowly_pasted(mask: Tensor, box: list[float], size: tuple[int, int]) -> Tensor:
+    """The mask (m, m) at every pixel's centre: four cells around it, each by its nearness; zeros beyond the mask."""
+    cells = len(mask)
+    left, top, right, bottom = box
+    values = torch.zeros(size)
+    for row in range(size[0]):
+        for column in range(size[1]):
+            y = (row + 0.5 - top) / (bottom - top) * cells - 0.5
+            x = (column + 0.5 - left) / (right - left) * cells - 0.5
+            for i in (math.floor(y), math.floor(y) + 1):
+                for j in (math.floor(x), math.floor(x) + 1):
+                    if 0 <= i < cells and 0 <= j < cells:
+                        values[row, column] += (1 - abs(y - i)) * (1 - abs(x - j)) * mask[i, j]
+    return values
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    cells=st.integers(1, 6),
+    seed=st.integers(0, 10_000),
+)
+def test_pixels_are_read_at_their_centres(size: tuple[int, int], cells: int, seed: int) -> None:
+    """Boxes of all sizes, over the border too; pixels within rounding of a half may fall to either side."""
+    random = torch.Generator().manual_seed(seed)
+    low = torch.rand(3, 2, generator=random) * 20 - 5
+    boxes = torch.cat([low, low + 0.1 + torch.rand(3, 2, generator=random) * 20], 1)
+    masks = torch.rand(3, 1, cells, cells, generator=random)
+    found = paste_masks(masks, boxes, size)
+    assert found.shape == (3, *size) and found.dtype == torch.bool
+    for inside, mask, box in zip(found, masks, boxes.tolist(), strict=True):
+        wanted = slowly_pasted(mask[0], box, size)
+        clear = (wanted - 0.5).abs() > 1e-4
+        assert torch.equal(inside[clear], (wanted >= 0.5)[clear])
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_full_mask_fills_its_box_and_no_more(precision: torch.dtype) -> None:
+    boxes = torch.tensor([[10.0, 20, 20, 30], [0, 0, 40, 50], [3, 4, 4, 5], [10.4, 10.4, 12.6, 12.6], [5.6, 5, 6.4, 9]])
+    with torch.autocast("cpu", torch.bfloat16):  # which would round where a pixel lies
+        found = paste_masks(torch.ones(5, 1, 28, 28, dtype=precision), boxes, (50, 40))
+    wanted = torch.zeros(5, 50, 40, dtype=torch.bool)
+    wanted[0, 20:30, 10:20] = wanted[1] = wanted[2, 4, 3] = wanted[3, 10:13, 10:13] = True
+    assert torch.equal(found, wanted), "the last is narrower than a pixel and holds no centre"
+    assert paste_masks(torch.ones(0, 1, 28, 28), boxes[:0], (50, 40)).shape == (0, 50, 40)
+
+
+def test_interpolation_is_torchs() -> None:
+    torch.manual_seed(0)
+    mask, (left, top, right, bottom) = torch.rand(1, 1, 28, 28), (13.3, 7.7, 91.2, 60.1)
+    rows, columns = (torch.arange(70) + 0.5 - top) / (bottom - top), (torch.arange(100) + 0.5 - left) / (right - left)
+    grid = torch.stack(torch.meshgrid(2 * rows - 1, 2 * columns - 1, indexing="ij")[::-1], -1)[None]
+    wanted = F.grid_sample(mask, grid, align_corners=False)[0, 0]
+    found = paste_masks(mask, torch.tensor([[left, top, right, bottom]]), (70, 100))[0]
+    clear = (wanted - 0.5).abs() > 1e-4
+    assert torch.equal(found[clear], (wanted >= 0.5)[clear]) and 0 < found.sum() < found.numel()
+
+
+def slowly_cut(mask: Tensor, box: list[float], side: int) -> Tensor:
+    """Every cell is the mean of places spread evenly in it, at most a pixel apart, between the pixels' centres."""
+    height, width = mask.shape
+    left, top, right, bottom = box
+    high, wide = (bottom - top) / side, (right - left) / side
+    down, across = math.ceil(high), math.ceil(wide)
+    values = torch.zeros(side, side)
+    for row in range(side):
+        for column in range(side):
+            for i in range(down):
+                for j in range(across):
+                    y = top + high * (row + (i + 0.5) / down) - 0.5
+                    x = left + wide * (column + (j + 0.5) / across) - 0.5
+                    for p in (math.floor(y), math.floor(y) + 1):
+                        for q in (math.floor(x), math.floor(x) + 1):
+                            pixel = mask[min(max(p, 0), height - 1), min(max(q, 0), width - 1)]
+                            values[row, column] += (1 - abs(y - p)) * (1 - abs(x - q)) * pixel / (down * across)
+    return values
+
+
+@settings(deadline=None, max_examples=15)
+@given(counts=st.lists(st.integers(0, 3), min_size=1, max_size=3), side=st.integers(1, 4), seed=st.integers(0, 10_000))
+def test_masks_are_learnt_as_the_plain_formula_has_it(counts: list[int], side: int, seed: int) -> None:
+    """Images with and without objects; the loss and its gradient."""
+    random = torch.Generator().manual_seed(seed)
+    targets, regions, owners, wanted, labels = [], [], [], [], []
+    for count in counts:
+        masks = torch.randint(0, 2, (count, 9, 12), generator=random, dtype=torch.uint8)
+        low = torch.rand(2 * count, 2, generator=random) * 6
+        boxes = torch.cat([low, low + 0.2 + torch.rand(2 * count, 2, generator=random) * 2.8], 1)
+        owner = torch.randint(0, max(1, count), (2 * count,), generator=random)
+        label = torch.randint(1, 4, (count,), generator=random)
+        targets.append({"masks": masks, "labels": label})
+        regions.append(boxes)
+        owners.append(owner)
+        for box, one in zip(boxes.tolist(), owner.tolist(), strict=True):
+            wanted.append(slowly_cut(masks[one].float(), box, side))
+            labels.append(label[one])
+    logits = torch.randn(len(labels), 4, side, side, generator=random, requires_grad=True)
+    loss = mask_loss(logits, regions, owners, targets)
+    slow = logits.sum() * 0
+    for one, label, cells in zip(logits, labels, wanted, strict=True):
+        share = one[label].sigmoid()
+        slow = slow - (cells * share.log() + (1 - cells) * (1 - share).log()).sum() / (len(labels) * side * side)
+    assert torch.allclose(loss, slow, atol=1e-5)
+    assert torch.allclose(*(torch.autograd.grad(part, logits)[0] for part in (loss, slow)), atol=1e-5)
+
+
+CASES = st.lists(st.lists(st.booleans(), max_size=4), min_size=1, max_size=4)
+"""For every image which of its objects have a mask."""
+
+
+def some_objects(
+    cases: list[list[bool]], random: torch.Generator
+) -> tuple[list[dict[str, Tensor]], list[Tensor], list[Tensor]]:
+    """Targets, and three regions an object with their owners."""
+    targets, regions, owners = [], [], []
+    for known in cases:
+        count, flags = len(known), torch.tensor(known, dtype=torch.bool)
+        low = torch.rand(3 * count, 2, generator=random) * 6
+        regions.append(torch.cat([low, low + 0.2 + torch.rand(3 * count, 2, generator=random) * 2.8], 1))
+        owners.append(torch.randint(0, max(1, count), (3 * count,), generator=random))
+        targets.append(
+            {
+                "labels": torch.randint(1, 4, (count,), generator=random),
+                "masks": torch.randint(0, 2, (int(flags.sum()), 9, 12), generator=random, dtype=torch.uint8),
+                "mask_of": torch.where(flags, flags.cumsum(0) - 1, -1),
+            }
+        )
+    return targets, regions, owners
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases=CASES, side=st.integers(1, 3), seed=st.integers(0, 10_000))
+def test_only_regions_of_objects_with_a_mask_learn(cases: list[list[bool]], side: int, seed: int) -> None:
+    """The loss and its gradients are those of a loop over them; the others have none at all."""
+    random = torch.Generator().manual_seed(seed)
+    targets, regions, owners = some_objects(cases, random)
+    weights = torch.randn(4, 4 * side * side, generator=random, requires_grad=True)
+    inputs = [part.clone().requires_grad_() for part in regions]
+
+    def head(boxes: Tensor) -> Tensor:
+        return (boxes @ weights / 5).view(-1, 4, side, side)
+
+    kept, shown = on_masks(inputs, owners, targets)
+    loss = mask_loss(head(torch.cat(kept)), [part.detach() for part in kept], shown, targets)
+    terms = []
+    for target, boxes, given_boxes, owner, known in zip(targets, inputs, regions, owners, cases, strict=True):
+        for region, box, one in zip(boxes, given_boxes.tolist(), owner.tolist(), strict=True):
+            if known[one]:
+                cells = slowly_cut(target["masks"][sum(known[:one])].float(), box, side)
+                logit = head(region[None])[0, target["labels"][one]]
+                terms.append(-(cells * F.logsigmoid(logit) + (1 - cells) * F.logsigmoid(-logit)).mean())
+    slow = torch.stack(terms).mean() if terms else weights.sum() * 0
+    assert torch.allclose(loss, slow, atol=1e-5)
+    if not inputs or not sum(map(len, inputs)):
+        return
+    fast, loop = (
+        torch.autograd.grad(part, [weights, *inputs], allow_unused=True, materialize_grads=True)
+        for part in (loss, slow)
+    )
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(fast, loop, strict=True))
+    for gradient, owner, known in zip(fast[1:], owners, cases, strict=True):
+        without = [not known[one] for one in owner.tolist()]
+        assert not gradient[torch.tensor(without, dtype=torch.bool)].any()
+
+
+def loss_before(
+    logits: Tensor, regions: list[Tensor], owners: list[Tensor], targets: list[dict[str, Tensor]]
+) -> Tensor:
+    """As it was when every object had a mask."""
+    if not len(logits):
+        return logits.sum() * 0
+    labels = torch.cat([target["labels"][owner] for target, owner in zip(targets, owners, strict=True)])
+    wanted = torch.cat(
+        [
+            cut_masks(target["masks"], owner, region, logits.shape[-1])
+            for target, owner, region in zip(targets, owners, regions, strict=True)
+        ]
+    )
+    return F.binary_cross_entropy_with_logits(logits[torch.arange(len(labels)), labels], wanted)
+
+
+@settings(deadline=None, max_examples=20)
+@given(counts=st.lists(st.integers(0, 4), min_size=1, max_size=4), told=st.booleans(), seed=st.integers(0, 10_000))
+def test_where_all_have_masks_nothing_has_changed(counts: list[int], told: bool, seed: int) -> None:
+    """To the bit, whether it is told or not that they have."""
+    random = torch.Generator().manual_seed(seed)
+    targets, regions, owners = some_objects([[True] * count for count in counts], random)
+    if not told:
+        targets = [{name: value for name, value in target.items() if name != "mask_of"} for target in targets]
+    kept, shown = on_masks(regions, owners, targets)
+    assert all(torch.equal(*pair) for pair in zip([*kept, *shown], [*regions, *owners], strict=True))
+    logits = torch.randn(3 * sum(counts), 4, 5, 5, generator=random, requires_grad=True)
+    found = [loss(logits, kept, shown, targets) for loss in (mask_loss, loss_before)]
+    assert torch.equal(*found)
+    assert torch.equal(*(torch.autograd.grad(one, logits)[0] for one in found))
+
+
+@pytest.mark.parametrize("box", [(30, 20, 54, 44), (0, 0, 28, 28), (7, 5, 91, 61)])
+def test_what_is_learnt_is_drawn_where_it_was(box: tuple[int, int, int, int]) -> None:
+    """A frame with a hole, cut out and pasted back; half a pixel would show on one side of it."""
+    left, top, right, bottom = box
+    mask = torch.zeros(1, 70, 100, dtype=torch.uint8)
+    mask[0, top:bottom, left:right] = 1
+    mask[0, top + 8 : bottom - 8, left + 8 : right - 8] = 0
+    boxes = torch.tensor([box], dtype=torch.float32)
+    cut = cut_masks(mask, torch.tensor([0]), boxes, 28)
+    assert torch.allclose(cut, cut.flip(1, 2), atol=1e-4)
+    again = paste_masks(cut[None], boxes, (70, 100))
+    overlap = (again & mask.bool()).sum() / (again | mask.bool()).sum()
+    assert overlap > 0.97

@@ -1,0 +1,94 @@
+"""What a detector finds in a picture follows from that picture alone, whatever is looked at together with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from frugalvit import create_backbone
+from frugalvit.tasks.dense.experiment import open_pictures
+from frugalvit.tasks.dense.predict_io import lone_fabric
+from frugalvit.tasks.dense.pyramid import Pyramid
+from frugalvit.tasks.detection.coco import open_coco
+from frugalvit.tasks.detection.dataset import ObjectPictures, View, frame_of
+from frugalvit.tasks.detection.layers import DetectorSpec
+from frugalvit.tasks.detection.model import Detector
+from frugalvit.tasks.detection.task import DetectTask
+from helpers.dense_samples import edit, make_coco, resize
+
+SHAPES = [(40, 64), (64, 40), (40, 40), (64, 40), (30, 90), (41, 64)]
+
+
+def task_of(head: str, masks: bool) -> DetectTask:
+    torch.manual_seed(0)
+    backbone = create_backbone("swin_nano", img_size=64, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
+    spec = DetectorSpec(2, head, masks=masks, channels=16, hidden=32, anchors=2, proposals=10, samples=32)
+    task = DetectTask(Detector(Pyramid(backbone), spec), View(48))
+    task.fabric = lone_fabric("cpu")
+    return task.eval()
+
+
+def noise() -> list[Tensor]:
+    random = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 256, (3, *shape), dtype=torch.uint8, generator=random) for shape in SHAPES]
+
+
+def are_alike(found: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+    assert len(found) == len(other) > 0
+    for one, two in zip(found, other, strict=True):
+        assert one.keys() == two.keys() and one["label"] == two["label"]
+        assert one["score"] == pytest.approx(two["score"], abs=1e-4)
+        assert one["bbox"] == pytest.approx(two["bbox"], abs=1e-2)
+    return True
+
+
+@pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
+@pytest.mark.parametrize("masks", [True, False])
+def test_objects_are_the_same_together_and_one_by_one(head: str, masks: bool) -> None:
+    task, pictures = task_of(head, masks), noise()
+    together = task.detect(pictures)
+    for pixels, found in zip(pictures, together, strict=True):
+        assert are_alike(found, task.detect([pixels])[0])
+    assert all(("segmentation" in entry) == masks for found in together for entry in found)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 16])
+def test_a_set_is_searched_in_batches_of_one_frame_and_told_in_order(
+    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_folder = make_coco(tmp_path / "data", train=1, val=len(SHAPES), side=40)
+    for place, shape in enumerate(SHAPES):
+        resize(data_folder / "images" / f"val_{place}.png", shape)
+
+    def change(content: dict[str, Any]) -> None:
+        for entry, (height, width) in zip(content["images"], SHAPES, strict=True):
+            entry.update(height=height, width=width)
+        content["annotations"] = []
+
+    edit(data_folder, "val", change)
+    data, task = open_coco(str(data_folder)), task_of("mask-rcnn", False)
+    items = data.splits["val"]
+    dataset = ObjectPictures(items, data, open_pictures(items, "ram"), False)
+    task.eval_batch = 1
+    alone = task.find(dataset)
+    looks: list[int] = []
+    original = task.net.forward
+    monkeypatch.setattr(
+        task.net, "forward", lambda images, *rest: (looks.append(len(images)), original(images, *rest))[1]
+    )
+    task.eval_batch = batch
+    found = task.find(dataset)
+    assert [entry["image"] for entry in found] == [entry["image"] for entry in alone]
+    assert are_alike(found, alone)
+    assert sum(looks) == len(SHAPES) and max(looks) > 1
+
+
+def test_beyond_every_picture_there_is_a_strip() -> None:
+    for side in range(1, 200):
+        height, width = frame_of((side, 2 * side))
+        assert side < height <= side + 32 and 2 * side < width <= 2 * side + 32
+        assert height % 32 == 0 and width % 32 == 0

@@ -1,0 +1,331 @@
+"""Label-free training end to end on a handful of images: it learns, its health is told, collapse is called by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from timm.layers import DropPath
+from torch import nn
+
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.architectures import swin
+from frugalvit.config.data import CropsConfig
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.data.augment.transforms import MultiCrop
+from frugalvit.engine.schedules import Constant
+from frugalvit.errors import UserError
+from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.builders import make_backbone
+from frugalvit.experiment.experiment import follow_init
+from frugalvit.experiment.load_model import load_model
+from frugalvit.tasks.classification.train import train
+from frugalvit.tasks.pretraining.health import Health
+from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.train import _check_crops, make_plan, pretrain
+from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_images
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("photos"))
+
+
+def config(photos: Path, out: Path, **values: object) -> PretrainConfig:
+    merged = PRETRAIN | {"data": str(photos), "out": str(out)} | values
+    if "matching" in values:
+        merged["matching"] = PRETRAIN["matching"] | values["matching"]  # type: ignore[operator]
+    return PretrainConfig.parse(merged)
+
+
+def test_a_run_is_told_and_its_model_used(photos: Path, tmp_path: Path) -> None:
+    result = pretrain(config(photos, tmp_path / "run", steps=20, report=True))
+    assert result.data["health"] and result.data["effective_rank"] >= 1 and result.data["knn"] is not None
+    assert (tmp_path / "run" / "report.html").exists()
+    model = load_model(str(tmp_path / "run"))
+    state = torch.load(tmp_path / "run/checkpoints/last.pt", weights_only=True)["task"]
+    name = next(name for name in model.backbone.state_dict() if name.endswith("qkv.weight"))
+    torch.testing.assert_close(model.backbone.state_dict()[name], state[f"teacher.{name}"])
+    names = {key for line in read_metrics(tmp_path / "run") for key in line}
+    assert {
+        "view_loss",
+        "region_loss",
+        "teacher_entropy",
+        "prototypes_used",
+        "agreement",
+        "region_match_entropy",
+    } <= names
+    tuned = train(
+        TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "t"), "init": str(tmp_path / "run")})
+    )
+    assert tuned.data["top1"] >= 0
+
+
+@pytest.mark.parametrize(("every", "epochs", "steps"), [(1.0, 4, 10), (1.0, 200, 40), (0.5, 4, 5), (0.01, 4, 1)])
+def test_how_often_features_are_looked_at(every: float, epochs: int, steps: int) -> None:
+    """Fifty times at most."""
+    settings = PretrainConfig.parse(
+        {"data": "x", "epochs": epochs, "batch": 10, "lr": 1e-3, "health": {"every": every}}
+    )
+    assert make_plan(settings, images=100, world=1).evaluate_every == steps
+
+
+def test_a_beginning_is_no_collapse(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs are flat at first in every run: for a fifth of it nothing is said of them."""
+    settled: list[int] = []
+
+    def noted(prototypes: int, steps: int, from_step: int, **more: bool) -> Health:
+        settled.append(from_step)
+        return Health(prototypes, steps, from_step, **more)
+
+    monkeypatch.setattr("frugalvit.tasks.pretraining.train.Health", noted)
+    pretrain(config(photos, tmp_path / "run", steps=20))
+    assert settled == [4]
+
+
+def test_a_report_compiles_nothing(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled teacher would be compiled again for the report's few images on a CPU, which takes minutes."""
+    seen: list[Backbone] = []
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda module, **_: setattr(module, "_compiled_call_impl", module.forward)
+    )
+    monkeypatch.setattr("frugalvit.report.page.write_report", lambda *_, model, **__: seen.append(model))
+    pretrain(config(photos, tmp_path / "run", steps=2, report=True, compile=True))
+    assert [backbone._compiled_call_impl for backbone in seen] == [None]
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"), [({}, 0.2), ({"drop_path": 0.4}, 0.4), ({"localization": {"grid": "raw"}}, 0.2)]
+)
+def test_a_run_that_begins_from_it_has_its_own_stochastic_depth(
+    photos: Path, tmp_path: Path, given: dict[str, object], rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A teacher has none, and hands out its network without; the grid is the new run's choice too."""
+    monkeypatch.setitem(swin.NANO, "drop_path_rate", 0.2)
+    pretrain(config(photos, tmp_path / "run", steps=2))
+    values = {
+        "data": str(photos),
+        "out": str(tmp_path / "t"),
+        "init": str(tmp_path / "run"),
+        "steps": 2,
+        "img_size": 16,
+    }
+    run = TrainConfig.parse(values | given)
+    decisions = Decisions()
+    follow_init(run, decisions)
+    keywords = {} if run.drop_path == "auto" else {"drop_path": run.drop_path}
+    backbone = make_backbone(run, 2, grid_norm=run.localization.grid == "normed", **keywords)
+    depths = [module.drop_prob for module in backbone.modules() if isinstance(module, DropPath)]
+    assert max(depths) == pytest.approx(rate) and backbone.grid_norm == (given != {"localization": {"grid": "raw"}})
+    assert backbone.model.embed_dim == 8
+
+
+def test_a_head_that_waits_is_not_worn_away(photos: Path, tmp_path: Path) -> None:
+    """Until L_R begins, weight decay leaves its head alone."""
+    heads = []
+    for steps in (1, 4):
+        waiting = {"steps": steps, "lr": 0.05, "optimizer": {"weight_decay": 0.5}, "matching": {"regions_from": 100.0}}
+        pretrain(config(photos, tmp_path / str(steps), **waiting))
+        state = torch.load(tmp_path / str(steps) / "checkpoints/last.pt", weights_only=True)["task"]
+        heads.append({name: value for name, value in state.items() if name.startswith(("regions.", "views."))})
+    for name, value in heads[0].items():
+        if name.startswith("regions."):
+            assert torch.equal(value, heads[1][name]), name
+    assert any(not torch.equal(value, heads[1][name]) for name, value in heads[0].items() if "views.student" in name)
+
+
+def test_the_teacher_keeps_its_own_statistics() -> None:
+    """Its parameters follow the student; what its BatchNorm saw is not what the student's saw."""
+    teacher, student = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    rates = {"teacher_temp": Constant(0.04), "momentum": Constant(0.5)}
+    task = PretrainTask(student, teacher, views=None, regions=None, **rates)  # type: ignore[arg-type]
+    student.running_mean += 5
+    with torch.no_grad():
+        student.weight += 2
+    task.after_step(0)
+    assert teacher.weight.tolist() == [2.0] * 3
+    assert teacher.running_mean is not None and teacher.running_mean.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"matching": {"region_weight": 0.0}},
+        {"matching": {"view_weight": 0.0, "regions_from": 0.0}},
+        {"localization": {"weight": 0.5, "hidden": 4}, "images": "all"},
+        {"crops": {"local_crops": 0}, "optimizer": {"clip_per": "global"}},
+        {"crops": {"local_crops": 3, "local_size": 8}, "crops_at_once": 1, "matching": {"chunked": True}},
+        {"accumulate": 2, "batch": 8},
+    ],
+    ids=["views", "regions", "drloc", "global-only", "few-at-once", "accumulated"],
+)
+def test_every_combination_runs(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
+    result = pretrain(config(photos, tmp_path / "run", steps=3, **values))
+    assert result.data["loss"] is not None and result.data["skipped_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("matching", "said"),
+    [
+        ({"regions_from": 50.0}, "L_R takes no part in this run: --matching.regions-from 50, and it has 0."),
+        ({"regions_from": 50.0, "region_weight": 0.0}, None),
+        ({"regions_from": 0.0}, None),
+    ],
+)
+def test_a_run_without_its_regions_says_so(
+    photos: Path, tmp_path: Path, matching: dict[str, float], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain(config(photos, tmp_path / "run", steps=1, matching=matching))
+    told = capsys.readouterr().err
+    assert said in told if said else "L_R takes no part" not in told
+
+
+def test_regions_alone_do_not_wait(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="leaves nothing to learn before L_R begins"):
+        pretrain(config(photos, tmp_path / "run", matching={"view_weight": 0.0, "regions_from": 1.0}))
+
+
+def test_crops_in_parts_give_the_same_run(photos: Path, tmp_path: Path) -> None:
+    for name, at_once in (("whole", 0), ("parts", 1)):
+        pretrain(config(photos, tmp_path / name, steps=3, crops_at_once=at_once))
+    first, second = (
+        [line["loss"] for line in read_metrics(tmp_path / name) if line["split"] == "train"]
+        for name in ("whole", "parts")
+    )
+    assert first == pytest.approx(second, rel=1e-4)
+
+
+def test_accumulated_parts_move_the_centres_once(photos: Path, tmp_path: Path) -> None:
+    """Two parts of four images end with the centre that one part of eight has (drawn apart, so only nearly)."""
+    levels = {"regions_from": 0.0, "center_momentum": 0.5}
+    for name, parts in (("one", 1), ("two", 2)):
+        pretrain(config(photos, tmp_path / name, steps=1, lr=1e-9, accumulate=parts, matching=levels))
+    states = [torch.load(tmp_path / name / "checkpoints/last.pt", weights_only=True)["task"] for name in ("one", "two")]
+    for level in ("views", "regions"):
+        one, two = (state[f"{level}.center"] for state in states)
+        # Moved twice by half, a centre would lie at three quarters of the mean instead of one half.
+        assert two.norm() / one.norm() == pytest.approx(1.0, abs=0.2)
+
+
+COLLAPSES = {
+    # No sharpening: the teacher's outputs are flat, and so is what the student learns.
+    "uniform collapse": {"teacher_temp": 5.0, "teacher_temp_start": 5.0},
+    # No centring and a very sharp teacher: one prototype takes everything.
+    "one-prototype collapse": {"teacher_temp": 0.005, "teacher_temp_start": 0.005, "center_momentum": 1.0},
+}
+
+
+@pytest.mark.parametrize(("name", "seed"), [(name, 0) for name in COLLAPSES] + [("uniform collapse", 3)])
+def test_a_forced_collapse_is_called_by_its_name(name: str, seed: int, photos: Path, tmp_path: Path) -> None:
+    """Also where the features stay as spread as they were by chance (seed 3)."""
+    forced = COLLAPSES[name] | {"regions_from": 0.0, "region_weight": 0.0, "hold_last": 0.0}
+    run = config(photos, tmp_path / "run", steps=60, log_every=2, lr=3e-3, matching=forced, seed=seed)
+    run.health.stop_on_collapse = True
+    result = pretrain(run)
+    assert name in result.data["health"], result.data
+    assert result.data["steps"] < 60 and (tmp_path / "run" / "model" / "config.json").exists()
+
+
+def test_views_only_continued_with_regions(photos: Path, tmp_path: Path) -> None:
+    pretrain(config(photos, tmp_path / "first", steps=6, matching={"region_weight": 0.0}))
+    before = torch.load(tmp_path / "first/checkpoints/last.pt", weights_only=True)
+    second = config(
+        photos, tmp_path / "second", steps=8, save_every=0, matching={"regions_from": 0.0, "region_weight": 0.5}
+    )
+    second.continue_from = str(tmp_path / "first")
+    pretrain(second)
+    lines = [line for line in read_metrics(tmp_path / "second") if line["split"] == "train"]
+    assert lines[0]["step"] > 6 and "region_loss" in lines[0], "the position is carried, the new loss is there"
+    after = torch.load(tmp_path / "second/checkpoints/last.pt", weights_only=True)
+    assert after["step"] == 8
+    numbers = {
+        n: i for g in after["optimizer"]["param_groups"] for n, i in zip(g["param_names"], g["params"], strict=True)
+    }
+    old = {
+        n: i for g in before["optimizer"]["param_groups"] for n, i in zip(g["param_names"], g["params"], strict=True)
+    }
+    shared = [name for name in old if name.startswith("student.")]
+    assert shared and all(after["optimizer"]["state"][numbers[name]]["step"] == 8 for name in shared)
+    fresh = [name for name in numbers if name.startswith("regions.")]
+    assert fresh and all(
+        after["optimizer"]["state"][numbers[name]]["step"] == 2
+        for name in fresh
+        if numbers[name] in after["optimizer"]["state"]
+    )
+
+
+def test_a_run_begun_without_the_widths_of_its_heads_goes_on(photos: Path, tmp_path: Path) -> None:
+    """They are written down; where an earlier version has left them open, they are what they were."""
+    matching = {"hidden": "auto", "prototypes": 16, "bottleneck": 4}
+    values = {"steps": 3, "save_every": 1, "matching": matching, "localization": {"weight": 0.1}}
+    run = tmp_path / "run"
+    pretrain(config(photos, run, **values))
+    written = (run / "config.yaml").read_text()
+    assert written.count("hidden: ") == 2 and "hidden: auto" not in written
+    (run / "config.yaml").write_text(re.sub(r"hidden: \d+", "hidden: auto", written).replace("steps: 3", "steps: 4"))
+    (run / "summary.json").unlink()
+    assert pretrain(PretrainConfig.parse({"resume": str(run)})).data["steps"] == 4
+
+
+def test_nothing_to_learn_is_said(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to learn"):
+        pretrain(config(photos, tmp_path / "run", matching={"region_weight": 0.0, "view_weight": 0.0}))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("labels", "learned", "watched"), [("auto", 27, True), ("ignore", 27, False)])
+def test_loose_images_are_learned_from(labels: str, learned: int, watched: bool, tmp_path: Path) -> None:
+    """Beside class folders too, and what could not be read is kept by name."""
+    folder = write_images(tmp_path / "photos")
+    for number in range(3):
+        shutil.copy(folder / "train" / "cat" / "0.png", folder / "train" / f"loose{number}.png")
+    (folder / "train" / "words.png").write_bytes(b"just some words")
+    run = config(folder, tmp_path / "run", steps=2, labels=labels, report=True)
+    summary = pretrain(run).data
+    assert (summary["knn"] is not None) == watched
+    facts = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert facts["used"] == {"train": learned} and facts["images"] == learned + 1
+    assert any("loose image" in note for note in facts["notes"]) == watched
+    assert facts["left_out"]["count"] == 1
+    assert [Path(file["name"]).name for file in facts["left_out"]["files"]] == ["words.png"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "words.png" in page and "a text file, not an image" in page and f"train: {learned} images" in page
+
+
+def test_unlabelled_folder_and_summary(photos: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate((photos / "train").rglob("*.png")):
+        (flat / f"{number}.png").write_bytes(path.read_bytes())
+    result = pretrain(config(flat, tmp_path / "run", steps=3))
+    assert result.data["knn"] is None
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["auto"]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "local", "weight", "said", "refused"),
+    [
+        (32, 32, 1.0, False, False),
+        (32, 16, 1.0, True, False),  # one region is matched like nine
+        (16, 16, 1.0, False, True),
+        (16, 16, 0.0, False, False),  # as the refusal itself advises
+    ],
+)
+def test_crops_of_one_region(
+    pixels: int, local: int, weight: float, said: bool, refused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backbone = SimpleNamespace(name="net", grid_size=lambda size: (size[0] // 16, size[1] // 16))
+    settings = PretrainConfig.parse(
+        {"data": "x", "localization": {"weight": 0.0}, "matching": {"region_weight": weight}}
+    )
+    augment = MultiCrop(CropsConfig(local_size=local), (pixels, pixels))
+    with pytest.raises(UserError, match="no regions to match") if refused else nullcontext():
+        _check_crops(backbone, augment, settings)  # type: ignore[arg-type]
+    assert ("end in one region each" in capsys.readouterr().err) is said

@@ -1,0 +1,29 @@
+"""What a report of a segmenter says of each class."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from frugalvit.report.sections import table
+from frugalvit.tasks.detection.metrics import IGNORED, Confusion
+from frugalvit.tasks.segmentation.commands import _per_class
+
+
+def test_classes_that_are_only_predicted_are_shown_as_they_count() -> None:
+    """The mean of the table is the mIoU; a class in neither truth nor prediction is in none of both."""
+    confusion = Confusion(4)
+    confusion.add(torch.tensor([0, 0, 0, 1, 1, 2, 3]), torch.tensor([0, 0, 0, 1, 1, 1, IGNORED]))
+    data: Any = SimpleNamespace(data=SimpleNamespace(classes=("sky", "road", "tree", "car")))
+    found = _per_class(confusion, data)
+    assert found["rows"] == [
+        ["sky", "50.0 %", 1.0, 1.0],
+        ["road", "50.0 %", pytest.approx(2 / 3), pytest.approx(2 / 3)],
+        ["tree", "0.0 %", 0.0, None],
+    ]
+    mean = sum(row[2] for row in found["rows"]) / 3
+    assert confusion.summary()["miou"] == pytest.approx(mean)
+    assert "<td>-</td>" in table(found["columns"], found["rows"])

@@ -1,0 +1,46 @@
+"""What a segmenter's two heads cost, by maps of which it is known where they lie in the picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from frugalvit import create_backbone
+from frugalvit.tasks.dense.pyramid import Pyramid
+from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
+
+SIDE = 64
+
+
+def segmenter(auxiliary: float) -> Any:
+    torch.manual_seed(0)
+    backbone = create_backbone("swin_nano", img_size=SIDE, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
+    return Segmenter(Pyramid(backbone), SegmenterSpec(2, 16, dropout=0.0, auxiliary=auxiliary)).train()
+
+
+def halves(grid: Tensor) -> Tensor:
+    """Logits that are sure: the left half of the map is of class 0, the right one of class 1."""
+    side = torch.arange(grid.shape[3]) >= grid.shape[3] // 2
+    return 40.0 * torch.stack([~side, side]).float()[None, :, None].expand(len(grid), 2, grid.shape[2], -1)
+
+
+@pytest.mark.parametrize("auxiliary", [0.4, 0.1])
+def test_the_helpers_answers_lie_where_its_map_does(auxiliary: float) -> None:
+    """On the second coarsest map; sure answers in the wrong place would cost 40 a pixel."""
+    net, seen = segmenter(auxiliary), []
+    net.helper.forward = lambda grid: seen.append(grid.shape[3]) or halves(grid)
+    labels = (torch.arange(SIDE) >= SIDE // 2).long().expand(1, SIDE, SIDE)
+    right = net.losses(torch.rand(1, 3, SIDE, SIDE), labels)["loss_auxiliary"]
+    wrong = net.losses(torch.rand(1, 3, SIDE, SIDE), 1 - labels)["loss_auxiliary"]
+    assert seen == [round(SIDE / net.pyramid.strides[-2])] * 2
+    assert right < auxiliary * 1.0 and wrong == pytest.approx(auxiliary * 40.0, rel=0.1)
+
+
+def test_without_a_weight_there_is_no_helper() -> None:
+    net = segmenter(0.0)
+    assert net.helper is None and list(net.losses(torch.rand(1, 3, SIDE, SIDE), torch.zeros(1, SIDE, SIDE).long())) == [
+        "loss_main"
+    ]

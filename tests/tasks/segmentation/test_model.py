@@ -1,0 +1,397 @@
+"""UperNet, its loss, crops, sliding windows and multi-scale testing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch.nn import functional as F
+from torchvision.transforms.functional import adjust_contrast
+
+from frugalvit import create_backbone
+from frugalvit.config.dense import TestConfig
+from frugalvit.data.rng import generator_for, uniform
+from frugalvit.tasks.dense import loader
+from frugalvit.tasks.dense.experiment import open_pictures
+from frugalvit.tasks.dense.loader import Feed, Pictures
+from frugalvit.tasks.dense.predict_io import lone_fabric
+from frugalvit.tasks.dense.pyramid import Pyramid
+from frugalvit.tasks.detection.metrics import IGNORED
+from frugalvit.tasks.segmentation import model
+from frugalvit.tasks.segmentation.dataset import open_scenes
+from frugalvit.tasks.segmentation.model import (
+    Segmenter,
+    SegmenterSpec,
+    most_probable,
+    pixel_loss,
+    probabilities,
+    window_starts,
+)
+from frugalvit.tasks.segmentation.task import COLUMNS, LabelledPictures, SegmentTask, choose_crop, distort, size_at_test
+from helpers.dense_samples import make_scenes
+
+
+def segmenter(classes: int = 3, auxiliary: float = 0.4) -> Segmenter:
+    torch.manual_seed(0)
+    backbone = create_backbone("swin_nano", img_size=32, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
+    return Segmenter(Pyramid(backbone), SegmenterSpec(classes, 16, 0.0, auxiliary))
+
+
+def test_every_parameter_learns() -> None:
+    net = segmenter()
+    images, labels = torch.rand(2, 3, 32, 32), torch.randint(0, 3, (2, 32, 32))
+    losses = net.losses(images, labels)
+    assert set(losses) == {"loss_main", "loss_auxiliary"}
+    sum(losses.values()).backward()
+    assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert set(segmenter(auxiliary=0).losses(images, labels)) == {"loss_main"}
+
+
+class Places(torch.nn.Module):
+    """A pyramid whose cells hold the column, in pixels, that their middle is at: ``ends`` says how many there are."""
+
+    channels, strides = [1, 1, 1], [4.0, 8.0, 32.0]
+
+    def __init__(self, ends: Callable[[float], int]) -> None:
+        super().__init__()
+        self.ends = ends
+
+    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+        sides = [(self.ends(images.shape[3] / stride), stride) for stride in self.strides]
+        return [(stride * (torch.arange(cells) + 0.5)).expand(1, 1, cells, cells) for cells, stride in sides]
+
+
+@pytest.mark.parametrize("ends", [math.ceil, math.floor])  # the last cell hangs over the edge, or a remainder is lost
+@pytest.mark.parametrize("side", [72, 90, 96, 100, 171])
+def test_what_a_coarse_map_saw_is_fused_where_it_was(side: int, ends: Callable[[float], int]) -> None:
+    net = Segmenter(Places(ends), SegmenterSpec(1, 1, 0.0, 0.0))  # type: ignore[arg-type]
+    same = torch.nn.Identity()
+    net.pooling = net.fuse = net.classify = same  # type: ignore[assignment]
+    net.lateral = net.smooth = torch.nn.ModuleList([same, same])
+    maps = net.pyramid(torch.zeros(1, 3, side, side))
+    fused = net(torch.zeros(1, 3, side, side))[0, :, 0] / torch.tensor([[1.0], [2.0], [3.0]])  # sums of 1 to 3 levels
+    finest = maps[0][0, 0, 0]
+    # Between the middles of the first and the last cell of each level, beyond which there is nothing to interpolate;
+    # and a cell of the level between further in.
+    inside = (finest >= 16 + 8) & (finest <= min(maps[1].max(), maps[2].max() - 8))
+    assert fused.shape == (3, len(finest)) and inside.sum() >= 4
+    for level in fused:
+        torch.testing.assert_close(level[inside], finest[inside])
+
+
+@pytest.mark.parametrize("cells", [26, 25, 24])
+def test_logits_lie_where_their_cells_do(cells: int) -> None:
+    """Cells of four pixels in an image of 102: one hangs over the edge, one is short of it, two lost borders."""
+    columns = 4 * (torch.arange(float(cells)) + 0.5) - 0.5
+    found = model._to_scale(columns.expand(1, 1, 2, cells), 4, (8, 102))[0, 0, 0]
+    assert found.shape == (102,)
+    truth = torch.arange(102.0)
+    if cells < 25:  # from edge to edge
+        truth = (truth + 0.5) * cells * 4 / 102 - 0.5
+    torch.testing.assert_close(found[2:98], truth.clamp(max=float(columns[-1]))[2:98])
+
+
+def test_half_batches_average_to_the_whole() -> None:
+    """Group norms and a mean over all pixels: two processes with half the batch equal one with the whole."""
+    net = segmenter()
+    images, labels = torch.rand(4, 3, 32, 32), torch.randint(0, 3, (4, 32, 32))
+    labels[0, :20] = IGNORED
+    whole = net.losses(images, labels)["loss_main"]
+    halves = [net.losses(images[part], labels[part])["loss_main"] for part in (slice(0, 2), slice(2, 4))]
+    assert torch.allclose(whole, torch.stack(halves).mean(), atol=1e-6)
+
+
+def test_ignored_pixels_add_nothing() -> None:
+    logits = torch.randn(1, 3, 4, 4, requires_grad=True)
+    labels = torch.randint(0, 3, (1, 4, 4))
+    labels[:, 2:] = IGNORED
+    by_hand = -logits.log_softmax(1).gather(1, labels[:, None].clamp(max=2))[:, 0][:, :2].sum() / 16
+    loss = pixel_loss(logits, labels, 1.0)
+    assert torch.allclose(loss, by_hand)
+    loss.backward()
+    assert logits.grad is not None and logits.grad[:, :, 2:].abs().sum() == 0
+    assert pixel_loss(logits, torch.full((1, 4, 4), IGNORED), 1.0) == 0
+
+
+@given(length=st.integers(1, 300), window=st.integers(1, 120))
+def test_windows_cover_everything(length: int, window: int) -> None:
+    starts = window_starts(length, window)
+    seen = np.zeros(length, int)
+    for start in starts:
+        assert start >= 0 and (start + window <= length or length < window)
+        seen[start : start + window] += 1
+    assert seen.min() >= 1
+
+
+class Pointwise(torch.nn.Module):
+    """A network whose answer at a pixel depends on that pixel alone: windows and flips must not matter."""
+
+    spec, pyramid = SegmenterSpec(2), SimpleNamespace(strides=[1.0])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.stack([images.sum(1), -images.prod(1)], 1)
+
+
+@pytest.mark.parametrize("window", [0, 7, 16, 64])
+@pytest.mark.parametrize("flip", [False, True])
+def test_windows_and_flips_are_put_back_where_they_came_from(window: int, flip: bool) -> None:
+    net, images = Pointwise(), torch.randn(2, 3, 21, 34)
+    found = probabilities(net, images, (21, 34), window=window, flip=flip)  # type: ignore[arg-type]
+    assert torch.allclose(found, net(images).softmax(1), atol=1e-5)
+
+
+class Patchwise(torch.nn.Module):
+    """Patches of 16 pixels, the last ones hanging over the edge; each says what its mean is."""
+
+    spec, pyramid = SegmenterSpec(2), SimpleNamespace(strides=[16.0])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        below, right = -images.shape[2] % 16, -images.shape[3] % 16
+        means = torch.nn.functional.avg_pool2d(torch.nn.functional.pad(images, (0, right, 0, below)), 16)
+        return torch.stack([means.sum(1), -means[:, 0]], 1)
+
+
+def test_what_hangs_over_the_edge_is_cut_off() -> None:
+    """An image that ends within a patch is answered as the part of a larger one that it is."""
+    net, images = Patchwise(), torch.zeros(1, 3, 48, 64)
+    images[:, :, :40, :50] = torch.randn(1, 3, 40, 50)
+    whole = probabilities(net, images, (48, 64))  # type: ignore[arg-type]
+    part = probabilities(net, images[:, :, :40, :50], (40, 50))  # type: ignore[arg-type]
+    torch.testing.assert_close(part, whole[:, :, :40, :50])
+
+
+def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
+    task = SegmentTask(segmenter(), 32).eval()
+    picture = torch.randint(0, 256, (3, 40, 56), dtype=torch.uint8)
+    test = TestConfig(multi_scale=True, scales=[0.5, 1.5], window=0)
+    total = torch.zeros(3, 40, 56)
+    with torch.no_grad():
+        for scale in (0.5, 1.5):
+            size = (max(32, round(32 * scale)), max(32, round(32 * scale * 56 / 40)))
+            look = F.interpolate(picture[None] / 255, size=size, mode="bilinear", antialias=True)
+            look = (look - task.mean) / task.std
+            for mirrored in (False, True):
+                logits = task.net(look.flip(3) if mirrored else look)
+                covered = [round(cells * task.net.pyramid.strides[0]) for cells in logits.shape[2:]]
+                chances = F.interpolate(logits, size=covered, mode="bilinear").softmax(1)[:, :, : size[0], : size[1]]
+                chances = chances.flip(3) if mirrored else chances
+                total += F.interpolate(chances, size=(40, 56), mode="bilinear")[0] / 2
+    found = task.predict([picture], test)[0]
+    assert (found == total.argmax(0)).float().mean() > 0.999
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 7])
+@pytest.mark.parametrize("scales", [[1.0], [0.5, 1.0, 3.0]])
+def test_classes_of_large_pictures_are_compared_a_few_at_a_time(
+    together: int, scales: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As probabilities of all classes at full size would say; no more of them are ever made than are allowed."""
+    size = (90, 120)
+    views = [torch.randn(7, round(30 * scale), round(40 * scale)).softmax(0) for scale in scales]
+    views[0][3] = views[0][1]  # of equals the first
+    whole = sum(F.interpolate(view[None], size=size, mode="bilinear")[0] for view in views)
+    made: list[int] = []
+    original = F.interpolate
+
+    def watched(*given: torch.Tensor, **more: Any) -> torch.Tensor:
+        made.append(original(*given, **more).numel())
+        return original(*given, **more)
+
+    monkeypatch.setattr(model, "_AT_ONCE", together * 90 * 120 + 1)
+    monkeypatch.setattr(F, "interpolate", watched)
+    assert torch.equal(most_probable(views, size), whole.argmax(0))  # type: ignore[union-attr]
+    assert max(made) == together * 90 * 120
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "seen"),
+    [
+        ((480, 640), 512, (512, 683)),
+        ((100, 400), 64, (64, 256)),
+        ((30, 3000), 512, (32, 2048)),
+        ((200, 3), 64, (256, 32)),
+    ],
+)
+def test_strips_are_looked_at_smaller(size: tuple[int, int], side: int, seen: tuple[int, int]) -> None:
+    assert size_at_test(size, side) == seen
+
+
+def test_a_strip_takes_no_more_than_four_squares() -> None:
+    task = SegmentTask(segmenter(), 64).eval()
+    pixels: list[int] = []
+    task.net.register_forward_pre_hook(lambda _, given: pixels.append(given[0][0, 0].numel()))
+    found = task.predict([torch.zeros(3, 3, 200, dtype=torch.uint8)], TestConfig())
+    assert found.shape == (1, 3, 200) and 0 < max(pixels) <= 4 * 64 * 64
+
+
+def test_pictures_of_a_batch_are_brought_to_their_size_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, made = SegmentTask(segmenter(), 32).eval(), []
+    original = F.interpolate
+
+    def watched(*given: torch.Tensor, size: tuple[int, int], **more: Any) -> torch.Tensor:
+        found = original(*given, size=size, **more)
+        if tuple(size) == (100, 140):
+            made.append(len(found))
+        return found
+
+    pictures = [torch.randint(0, 256, (3, 100, 140), dtype=torch.uint8) for _ in range(3)]
+    alone = torch.cat([task.predict([picture], TestConfig()) for picture in pictures])
+    monkeypatch.setattr(F, "interpolate", watched)
+    found = task.predict(pictures, TestConfig())
+    assert made == [1, 1, 1] and found.dtype == torch.int64
+    assert (found == alone).float().mean() > 0.999
+
+
+@given(
+    height=st.integers(10, 90),
+    width=st.integers(10, 90),
+    numbers=st.lists(st.floats(0, 1, exclude_max=True), min_size=COLUMNS, max_size=COLUMNS),
+)
+def test_crops_stay_inside_and_keep_the_shape(height: int, width: int, numbers: list[float]) -> None:
+    labels = torch.zeros(height, width, dtype=torch.uint8)
+    crop = choose_crop(labels, 32, (0.5, 2.0), 0.75, numbers)
+    assert 0 <= crop.top <= height - crop.height and 0 <= crop.left <= width - crop.width
+    assert max(crop.out) <= 32
+    scale = 32 / min(height, width) * (0.5 + 1.5 * numbers[0])
+    assert crop.out[0] == pytest.approx(crop.height * scale, abs=max(1.0, scale))
+
+
+def test_crops_filled_by_one_class_are_drawn_anew() -> None:
+    labels = torch.zeros(64, 64, dtype=torch.uint8)
+    labels[:, 48:] = 1
+    random = np.random.default_rng(0)
+    shares = {}
+    for limit in (0.75, 1.0):
+        both = 0
+        for _ in range(100):
+            crop = choose_crop(labels, 32, (2.0, 2.0), limit, random.random(COLUMNS).tolist())
+            part = labels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+            both += int(0.25 <= part.float().mean() <= 0.75)
+        shares[limit] = both
+    assert shares[0.75] > 90 > shares[1.0]
+
+
+def test_a_share_of_one_draws_nothing_anew() -> None:
+    numbers = np.random.default_rng(0).random(COLUMNS).tolist()
+    crop = choose_crop(torch.zeros(64, 64, dtype=torch.uint8), 32, (2.0, 2.0), 1.0, numbers)
+    assert (crop.top, crop.left) == (int(numbers[2] * 33), int(numbers[3] * 33))
+
+
+def test_distortion_changes_half_and_keeps_the_range() -> None:
+    images, whole = torch.rand(8, 3, 6, 6), torch.ones(8, 1, 6, 6)
+    none = torch.ones(8, 8, dtype=torch.float64) * 0.9
+    assert torch.allclose(distort(images, none, whole), images, atol=1e-5)
+    numbers = torch.rand(8, 8, dtype=torch.float64) * 0.4
+    changed = distort(images, numbers, whole)
+    assert (changed - images).abs().amax((1, 2, 3)).min() > 1e-3
+    assert changed.min() >= 0 and changed.max() <= 1
+    strongest = torch.tensor([[0.9, 0.5] * 3 + [0.1, 1.0]], dtype=torch.float64)
+    red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+    tenth = torch.tensor([1.0, 0.6, 0.0]).view(1, 3, 1, 1)  # a tenth of a turn towards yellow
+    torch.testing.assert_close(distort(red, strongest, torch.ones(1, 1, 1, 1)), tenth, atol=1e-3, rtol=0)
+
+
+def test_distortion_is_torchvisions_contrast_of_the_picture_alone() -> None:
+    """A picture in a corner of black: its own pixels become what torchvision makes of it by itself."""
+    picture = torch.rand(1, 3, 4, 5) * 0.5 + 0.3
+    padded, inside = torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8)
+    padded[..., :4, :5], inside[..., :4, :5] = picture, 1
+    half = torch.tensor([[0.9, 0.5, 0.1, 0.0, 0.9, 0.5, 0.9, 0.5]], dtype=torch.float64)
+    found = distort(padded, half, inside)[..., :4, :5]
+    torch.testing.assert_close(found, adjust_contrast(picture, 0.5), atol=1e-5, rtol=0)
+
+
+def test_an_image_of_which_nothing_counts_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    root = make_scenes(tmp_path / "shapes", train=1, val=3, side=40)
+    Image.fromarray(np.full((40, 40), IGNORED, np.uint8)).save(root / "masks" / "val" / "1.png")
+    data = open_scenes(str(root))
+    scenes = data.splits["val"]
+    task = SegmentTask(segmenter(), 32)
+    task.fabric, task.eval_batch = lone_fabric("cpu"), 3
+    _, shares = task.scores(LabelledPictures(scenes, data, open_pictures(scenes, "ram")), TestConfig())
+    assert [scenes[place].path.name for place, _ in shares] == ["0.png", "2.png"]
+    assert all(0 <= share <= 1 for _, share in shares)
+
+
+def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> None:
+    data = open_scenes(str(make_scenes(tmp_path / "shapes")))
+    scenes = data.splits["train"]
+
+    def batch(step: int, rank: int = 0, world: int = 1, seed: int = 0) -> torch.Tensor:
+        pictures = Pictures([scene.path for scene in scenes], [(s.height, s.width) for s in scenes])
+        task = SegmentTask(segmenter(), 32)
+        dataset = LabelledPictures(scenes, data, pictures)
+        task.feeding = Feed(len(scenes), 4, dataset.load, COLUMNS, seed=seed, rank=rank, world=world)
+        for earlier in range(max(0, step - 1), step):
+            task.batch_at(earlier)
+        found = task.batch_at(step)
+        assert found.images.shape == (4 // world, 3, 32, 32) and found.labels.shape == (4 // world, 32, 32)
+        assert set(found.labels.unique().tolist()) <= {0, 1, 2, IGNORED}
+        return found.images
+
+    whole = batch(3)
+    assert torch.equal(whole, batch(3))
+    assert torch.equal(whole, torch.cat([batch(3, rank, 2) for rank in (0, 1)]))
+    assert not torch.equal(whole, batch(4)) and not torch.equal(whole, batch(3, seed=1))
+
+
+@pytest.mark.parametrize("photometric", [True, False])
+@pytest.mark.parametrize("scales", [(0.5, 2.0), (0.4, 0.8)])
+def test_batches_equal_crops_made_one_by_one(tmp_path: Path, photometric: bool, scales: tuple[float, float]) -> None:
+    """Also where the picture is smaller than the crop: what is beyond it changes none of its colours."""
+    data = open_scenes(str(make_scenes(tmp_path / "shapes", side=45)))
+    scenes = data.splits["train"]
+    dataset = LabelledPictures(scenes, data, open_pictures(scenes, "ram"))
+    task = SegmentTask(segmenter(), 40, scales=scales, photometric=photometric)
+    task.feeding = Feed(len(scenes), 4, dataset.load, COLUMNS, seed=5, workers=2)
+    for step in range(4):
+        found = task.batch_at(step)
+        numbers = uniform(4, COLUMNS, generator_for(5, "augment", step))
+        images, labels = torch.zeros(4, 3, 40, 40), torch.full((4, 40, 40), IGNORED)
+        inside = torch.zeros(4, 1, 40, 40)
+        for place, index in enumerate(task.feeding.indices(step)):
+            pixels, classes = dataset.load(index)
+            row = numbers[place].tolist()
+            crop = choose_crop(classes, 40, scales, task.largest_share, row)
+            window = (slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width))
+            image = F.interpolate(pixels[None, :, *window].float() / 255, crop.out, mode="bilinear", antialias=True)[0]
+            label = F.interpolate(classes[None, None, *window].float(), crop.out, mode="nearest-exact")[0, 0].long()
+            height, width = crop.out
+            flipped = row[1] < 0.5
+            if photometric:
+                image = distort(image[None], numbers[place : place + 1, -8:], torch.ones(1, 1, height, width))[0]
+            images[place, :, :height, :width] = image.flip(2) if flipped else image
+            labels[place, :height, :width] = label.flip(1) if flipped else label
+            inside[place, :, :height, :width] = 1
+        wanted = torch.where(inside > 0, task.normalize(images), 0.0)
+        torch.testing.assert_close(found.images, wanted, atol=1e-5 if photometric else 0, rtol=0)
+        assert torch.equal(found.labels, labels)
+
+
+def test_an_epoch_sees_every_image_once() -> None:
+    loader = Feed(10, 4, lambda index: index, 1, seed=0)
+    seen = [index for step in range(5) for index in loader.at(step)[0]]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+
+
+@pytest.mark.parametrize(("memory", "masks"), [(4 * 24 * 48**2 + 1, False), (4 * 32 * 48**2, True)])
+def test_labels_are_kept_where_there_is_room_beside_the_pictures(
+    tmp_path: Path, memory: int, masks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight pictures of 48 × 48 take 24 times that in bytes, their labels 8 times; all may take a quarter."""
+    monkeypatch.setattr(loader, "memory_share", lambda: memory)
+    data = open_scenes(str(make_scenes(tmp_path / "shapes")))
+    scenes = data.splits["train"]
+    dataset = LabelledPictures(scenes, data, open_pictures(scenes))
+    dataset.load(0)
+    assert dataset.pictures.keeps and len(dataset._kept) == masks

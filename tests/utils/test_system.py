@@ -1,0 +1,139 @@
+"""Cores and memory: what affinity, control groups, SLURM and the other processes of a run leave to this one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from frugalvit.utils import system
+from frugalvit.utils.system import available_memory, cores
+
+GIB = 2**30
+
+
+def write(root: Path, files: dict[str, object]) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{content}\n")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "TORCHELASTIC_", "LOCAL_WORLD_SIZE"))]:
+        monkeypatch.delenv(name)
+
+
+def allow(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+
+
+# -- cores
+
+
+@pytest.mark.parametrize(("allowed", "processes", "each"), [(96, None, 96), (96, 8, 12), (12, 1, 12), (4, 8, 1)])
+def test_processes_share_the_cores_they_may_use(
+    allowed: int, processes: int | None, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1000)  # of a machine on which a job has some
+    allow(monkeypatch, allowed)
+    if processes is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert cores(tmp_path) == each
+
+
+def test_systems_without_affinity_count_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    assert cores(tmp_path) == 10
+
+
+@pytest.mark.parametrize(("allowed", "each"), [(12, 12), (96, 12)])
+def test_cores_that_srun_gave_a_task_are_its_own(
+    allowed: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight tasks with 96 cores: each bound to twelve of them, or all to all."""
+    allow(monkeypatch, allowed)
+    facts = {"SLURM_STEP_ID": 0, "SLURM_PROCID": 3, "SLURM_LOCALID": 3, "SLURM_STEP_NUM_TASKS": 8}
+    facts |= {"SLURM_JOB_NAME": "train", "SLURM_CPUS_ON_NODE": 96, "LOCAL_WORLD_SIZE": 8}
+    for name, value in facts.items():
+        monkeypatch.setenv(name, str(value))
+    assert cores(tmp_path) == each
+
+
+@pytest.mark.parametrize(
+    ("files", "processes", "each"),
+    [
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "600000 100000"}, 1, 6),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "600000 100000"}, 4, 2),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, 1, 16),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/job",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": 50_000,
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": 100_000,
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": -1,
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": 100_000,
+            },
+            1,
+            1,
+        ),
+    ],
+)
+def test_a_container_with_few_cores(
+    files: dict[str, object], processes: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(monkeypatch, 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    write(tmp_path, files)
+    assert cores(tmp_path) == each
+
+
+# -- memory
+
+V2 = {
+    "proc/meminfo": f"MemTotal: {100 * GIB // 1024} kB\nMemAvailable: {64 * GIB // 1024} kB",
+    "proc/self/cgroup": "0::/system.slice/job_7/step_0",
+}
+JOB = "sys/fs/cgroup/system.slice/job_7"
+V1 = {
+    "proc/meminfo": V2["proc/meminfo"],
+    "proc/self/cgroup": "11:cpuset:/slurm/job_7\n4:memory:/slurm/job_7/step_0\n0::/",
+}
+
+
+def group(folder: str, limit: object, used: int, files: int) -> dict[str, object]:
+    facts = {"max": limit, "current": used, "stat": f"anon 5\ninactive_file {files}"}
+    return {f"{folder}/memory.{name}": value for name, value in facts.items()}
+
+
+def old_group(folder: str, limit: int, used: int, files: int) -> dict[str, object]:
+    stat = f"inactive_file 1\ntotal_inactive_file {files}"  # of the group alone, and of all inside it
+    facts = {"limit_in_bytes": limit, "usage_in_bytes": used, "stat": stat}
+    return {f"{folder}/memory.{name}": value for name, value in facts.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        (V2, 64),  # nothing is limited
+        (V2 | group(f"{JOB}/step_0", "max", 5 * GIB, 0) | group(JOB, 32 * GIB, 8 * GIB, 2 * GIB), 26),  # the job is
+        (V2 | group(f"{JOB}/step_0", 16 * GIB, GIB, 0) | group(JOB, 32 * GIB, 2 * GIB, 0), 15),
+        (V2 | group("sys/fs/cgroup", 20 * GIB, 4 * GIB, GIB), 17),  # a container that sees only itself
+        (V2 | group(JOB, GIB, 2 * GIB, 0), 0),
+        (V1 | old_group("sys/fs/cgroup/memory/slurm/job_7", 32 * GIB, 8 * GIB, 2 * GIB), 26),
+        (V1 | old_group("sys/fs/cgroup/memory", 9223372036854771712, 8 * GIB, 0), 64),  # what unlimited is there
+    ],
+)
+def test_memory_is_that_of_the_job(files: dict[str, object], left: int, tmp_path: Path) -> None:
+    write(tmp_path, files)
+    assert available_memory(tmp_path) == left * GIB
+
+
+def test_systems_without_control_groups(tmp_path: Path) -> None:
+    assert available_memory(tmp_path) == 8 * GIB and list(system._groups("memory", tmp_path)) == []
+
+
+def test_this_machine_has_some() -> None:
+    assert cores() >= 1 and available_memory() > 0

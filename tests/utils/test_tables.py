@@ -1,0 +1,55 @@
+"""Tables in Markdown, CSV and LaTeX: every sign of a name is shown, none acts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+
+from frugalvit.utils.tables import Bold, as_csv, as_latex, as_markdown, markdown_text
+
+COLUMNS = ["a|b", "x^y~z"]
+ROWS: list[list[object]] = [["c|d", r"50 % \ ±"], [Bold("e_f"), 0.123456], ["two\nlines", None]]
+
+
+def test_markdown() -> None:
+    head, ruler, *body = as_markdown(COLUMNS, ROWS).splitlines()
+    for line in (head, ruler, *body):
+        assert len(re.findall(r"(?<!\\)\|", line)) == 3
+    assert body == [r"| c\|d | 50 % \\ ± |", r"| **e\_f** | 0.1235 |", "| two lines | - |"]
+
+
+@pytest.mark.parametrize("sign", "\\|*_`[]#<>&")
+def test_no_sign_acts_in_rendered_markdown(sign: str) -> None:
+    """Python-Markdown, which TensorBoard renders with, gives the very text back."""
+    markdown = pytest.importorskip("markdown")
+    text = f"{sign}a{sign} {sign}{sign}b{sign}{sign} {sign}(c)"
+    shown = markdown.markdown(as_markdown(["name"], [[text]]), extensions=["tables"])
+    (cell,) = re.findall(r"<td>(.*?)</td>", shown)
+    assert cell.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") == text
+
+
+def test_text_is_one_line() -> None:
+    assert markdown_text("a\n# b\t<i>") == r"a \# b &lt;i&gt;"
+
+
+def test_csv_is_read_back_and_ends_lines_alike() -> None:
+    text = as_csv(COLUMNS, ROWS)
+    assert "\r" not in text
+    assert list(csv.reader(io.StringIO(text))) == [COLUMNS, *([str(cell or "") for cell in row] for row in ROWS)]
+
+
+def test_latex() -> None:
+    assert as_latex(COLUMNS, ROWS[:1], ROWS[1:2]).splitlines() == [
+        r"\begin{tabular}{lr}",
+        r"\hline",
+        r"a|b & x\textasciicircum{}y\textasciitilde{}z \\",
+        r"\hline",
+        r"c|d & 50 \% \textbackslash{} $\pm$ \\",
+        r"\hline",
+        r"\textbf{e\_f} & 0.1235 \\",
+        r"\hline",
+        r"\end{tabular}",
+    ]

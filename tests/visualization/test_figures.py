@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from frugalvit.features import Features
+from frugalvit.utils import palette
+from frugalvit.utils.plotting import save
+from frugalvit.visualization import attention, correspondence
+from frugalvit.visualization import figures as plots
+from frugalvit.visualization.grid import Regions
+from frugalvit.visualization.model_views import model_input
+from helpers.fake_backbones import PatchFeatures
+
+
+def matched(title, height=32, width=48):
+    backbone = PatchFeatures((height, width))
+    image = torch.rand(3, height, width, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        first, second = (backbone(model_input(backbone, view[None])) for view in (image, image.flip(2)))
+    return plots.MatchedViews(
+        title, image, image.flip(2), correspondence.correspond(first, second), (whole(height, width),) * 2
+    )
+
+
+def whole(height=32, width=32):
+    return Regions((height // 8, width // 8), (height, width), (8, 8))
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_correspondences_in_every_format_and_twice_the_same(tmp_path, kind):
+    paths = [tmp_path / f"{name}.{kind}" for name in "ab"]
+    for path in paths:
+        save(plots.correspondence_figure([matched("a $ sign"), matched("other")]), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    if kind == "png":
+        assert Image.open(paths[0]).width > 800
+
+
+def test_pictures_keep_their_room():
+    figure = plots.correspondence_figure([matched("one", 32, 32)])
+    FigureCanvasAgg(figure).draw()
+    boxes = [axis.get_window_extent() for axis in figure.axes]
+    assert sum(box.width for box in boxes) > 0.85 * figure.bbox.width
+
+
+def test_the_marks_of_matches_have_a_key_and_are_seen():
+    """Also those of the left picture, and where a number stands in the same region: they are open, and on top."""
+    row = matched("one", 32, 32)
+    pair = row.seen.pairs[0]
+    seen = dataclasses.replace(row.seen, own=(pair.first, pair.second), other=(pair.first, pair.second))
+    figure = plots.correspondence_figure([dataclasses.replace(row, seen=seen)])
+    (key,) = figure.legends
+    assert [text.get_text().split()[0] for text in key.get_texts()] == ["matches,", "nearest", "nearest"]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    drawn = torch.from_numpy(np.asarray(canvas.buffer_rgba())[..., :3].copy()).int()
+    height = drawn.shape[0]
+    for axis in figure.axes:
+        box = axis.get_window_extent()
+        part = drawn[round(height - box.y1) : round(height - box.y0), round(box.x0) : round(box.x1)]
+        for colour in (palette.BLUE, palette.RED, palette.YELLOW):
+            wanted = torch.tensor(list(bytes.fromhex(colour[1:])))
+            assert ((part - wanted).abs().amax(dim=2) < 6).sum() > 20, colour
+    places = key.get_window_extent()
+    assert not any(places.overlaps(axis.get_window_extent()) for axis in figure.axes)
+
+
+def test_a_region_that_several_match_has_all_their_numbers():
+    row = matched("one", 32, 32)
+    pairs = [dataclasses.replace(pair, second=row.seen.pairs[0].second) for pair in row.seen.pairs]
+    figure = plots.correspondence_figure([dataclasses.replace(row, seen=dataclasses.replace(row.seen, pairs=pairs))])
+    told = sorted(text.get_text() for text in figure.axes[1].texts)
+    ranks = [str(pair.rank) for pair in pairs]
+    assert told == sorted([*ranks, " ".join(sorted(ranks, key=int))])
+
+
+def test_a_head_that_looks_everywhere_alike_is_seen_to():
+    """One scale of colours for all heads, from zero, and the most bits there are as a line."""
+    attention_of = torch.full((2, 17, 17), 1 / 17)
+    attention_of[1] = torch.eye(17)
+    view = attention.view_attention(attention_of, (4, 4), (1, 2))
+    figure = plots.attention_figure(torch.rand(3, 32, 32), view, whole(), "title", 0.6)
+    maps = [axis.images[-1] for axis in figure.subfigs[2].axes if len(axis.images) == 2]
+    assert len(maps) == 2 and {(image.norm.vmin, image.norm.vmax) for image in maps} == {(0, 1)}
+    assert any("share of a head's attention" in axis.get_xlabel() for axis in figure.subfigs[3].axes)
+    bars = figure.subfigs[0].axes[1]
+    assert [list(line.get_ydata()) for line in bars.get_lines()] == [[4, 4]]
+
+
+@pytest.mark.parametrize("heads", [1, 3, 12])
+def test_attention_shows_every_head_twice(tmp_path, heads):
+    image = torch.rand(3, 32, 32)
+    view = attention.attend(PatchFeatures(heads=heads), image, (1, 2))
+    figure = plots.attention_figure(image, view, whole(), "title", 0.6)
+    titles = [axis.get_title() for part in figure.subfigs for axis in part.axes]
+    assert [title for title in titles if title] == [f"head {head}" for head in view.order] * 2
+    if heads == 3:
+        save(figure, tmp_path / "a.png")
+
+
+def test_regions_are_drawn_where_the_network_sees_them():
+    """At 28 pixels of stride 8 the fourth column shows 4: the map reaches beyond the picture and is cut there."""
+    image, regions = torch.rand(3, 28, 28), Regions((4, 4), (28, 28), (8, 8))
+    view = attention.view_attention(torch.full((1, 16, 16), 1 / 16), (4, 4), (1, 3))
+    figure = plots.attention_figure(image, view, regions, "title", 0.6)
+    for part in figure.subfigs[1:3]:
+        (axis,) = (axis for axis in part.axes if axis.images)
+        assert axis.images[-1].get_extent() == [-0.5, 31.5, 31.5, -0.5]
+        assert (axis.get_xlim(), axis.get_ylim()) == ((-0.5, 27.5), (27.5, -0.5))
+        (box,) = axis.patches
+        assert (box.get_xy(), box.get_width(), box.get_height()) == ((23.5, 7.5), 4, 8)
+    grid = torch.eye(16).view(1, 16, 4, 4)
+    seen = correspondence.correspond(*(Features(grid, grid.mean((2, 3))),) * 2, top=16)
+    figure = plots.correspondence_figure([plots.MatchedViews("one", image, image, seen, (regions, regions))])
+    ends = {text.xy for text in figure.axes[1].texts}
+    assert {x for x, _ in ends} == {y for _, y in ends} == {3.5, 11.5, 19.5, 25.5}
+
+
+def test_scores_of_several_models(tmp_path):
+    score = correspondence.evaluate_correspondence(PatchFeatures(), [torch.rand(2, 3, 32, 32)])
+    scores = {f"model {i}": dataclasses.replace(score, accuracy=i / 10) for i in range(9)}
+    figure = plots.score_figure(scores)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(scores)
+    save(figure, tmp_path / "scores.svg")
+
+
+def test_probes_and_reports_draw_alike(tmp_path):
+    from frugalvit.probing import figures
+
+    assert (figures.AHEAD, figures.BEHIND) == (palette.BLUE, palette.RED)
+    drawn = figures.suite_figure(["a $ sign"], [50.0], None, "title")
+    for name in ("a", "b"):
+        save(drawn, tmp_path / "new" / f"{name}.SVG")
+    assert (tmp_path / "new" / "a.SVG").read_bytes() == (tmp_path / "new" / "b.SVG").read_bytes()

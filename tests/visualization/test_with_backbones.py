@@ -1,0 +1,135 @@
+"""The lens on real networks, made small: attention is what the last block computes with, on square and wide images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from frugalvit.backbones import create_backbone
+from frugalvit.errors import UserError
+from frugalvit.visualization.attention import attend
+from frugalvit.visualization.correspondence import evaluate_correspondence
+from frugalvit.visualization.explorer_data import Picture, gather
+from frugalvit.visualization.model_views import model_input
+from helpers.fake_backbones import coordinate_images
+
+
+def small_swin(depth, img_size=(64, 96)):
+    sizes = {"embed_dim": 24, "depths": (1, depth), "num_heads": (2, 4), "window_size": 4, "patch_size": 4}
+    return create_backbone("swin_tiny_w7", img_size=img_size, **sizes).eval()
+
+
+def small_vit(img_size=(64, 96)):
+    sizes = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 16}
+    return create_backbone("vit_tiny_patch16_224", img_size=img_size, **sizes).eval()
+
+
+def shake(backbone):
+    """Random weights start near zero, where every attention is flat; these are not."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return backbone
+
+
+def seen_by(module, backbone, images):
+    """What goes into a module and what comes out."""
+    found = []
+    handle = module.register_forward_hook(lambda _, inputs, output: found.append((inputs[0], output)))
+    with torch.no_grad():
+        backbone(images)
+    handle.remove()
+    return found[0]
+
+
+def weigh(attention, values, heads):
+    """Rows of attention (heads, askers, T) and values (T, C) -> what the askers gather, (askers, C)."""
+    split = values.view(len(values), heads, -1).permute(1, 0, 2)
+    return (attention @ split).permute(1, 0, 2).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        ("mobilenetv3_small_050", {}),
+        ("deit_tiny_distilled_patch16_224", {"embed_dim": 24, "depth": 1, "num_heads": 2}),
+    ],
+)
+def test_networks_whose_pooled_feature_has_another_width_are_explored(name, small):
+    backbone = create_backbone(name, img_size=(64, 64), num_classes=3, **small).eval()
+    assert backbone.pooled_dim != backbone.dim
+    picture = Picture.of("one", (255 * coordinate_images(1, 64, 64)[0]).byte().permute(1, 2, 0).numpy())
+    seen = gather([(name, backbone)], [picture], second_views=True)
+    assert len(seen["models"][0]["global"]) == 2
+
+
+@pytest.mark.parametrize("depth", [1, 2], ids=["not shifted", "shifted"])
+@pytest.mark.parametrize("size", [(64, 96), (56, 56)], ids=["wide", "padded"])
+def test_swin_attention_is_what_the_block_gathers_with(depth, size):
+    backbone = shake(small_swin(depth, size))
+    image = torch.rand(3, *size, generator=torch.Generator().manual_seed(1))
+    images = model_input(backbone, image[None])
+    block = backbone.model.layers[-1].blocks[-1]
+    assert (block.shift != (0, 0)) == (depth == 2)
+    tokens, output = seen_by(block, backbone, images)
+    height, width = tokens.shape[1:3]
+    maps = [[attend(backbone, image, (row, column)).maps for column in range(width)] for row in range(height)]
+    attention = torch.stack([torch.stack(line) for line in maps]).flatten(0, 1).flatten(2).transpose(0, 1)
+    torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:2]))
+    with torch.no_grad():
+        values = block.attn.qkv(block.norm1(tokens)).chunk(3, dim=-1)[2].flatten(0, 2)
+        gathered = block.attn.proj(weigh(attention, values, 4)).view(tokens.shape)
+        middle = tokens + gathered
+        expected = middle + block.mlp(block.norm2(middle))
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_vit_attention_is_what_the_block_gathers_with():
+    backbone = shake(small_vit())
+    image = torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(1))
+    layer = backbone.model.blocks[-1].attn
+    tokens, output = seen_by(layer, backbone, model_input(backbone, image[None]))
+    for line, query in ((0, None), (1, (0, 0)), (1 + 2 * 6 + 5, (2, 5))):
+        view = attend(backbone, image, query)
+        weights = torch.cat([view.elsewhere[:, None], view.maps.flatten(1)], dim=1)
+        with torch.no_grad():
+            values = layer.qkv(tokens[0]).chunk(3, dim=-1)[2]
+            gathered = layer.proj(weigh(weights[:, None], values, 2))[0]
+        torch.testing.assert_close(output[0, line], gathered, rtol=1e-4, atol=1e-4)
+
+
+SMALL_STAGES = {"embed_dim": (16, 32), "depths": (1, 1), "num_heads": (1, 2), "patch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("cvt_13", SMALL_STAGES),
+        ("cvt_tiny_w7", SMALL_STAGES),
+        ("vil_tiny_w7", SMALL_STAGES | {"sparse_stages": 1}),
+        ("t2t_vit_14", {"embed_dim": 24, "depth": 1, "num_heads": 2}),
+    ],
+)
+def test_every_kind_of_model_can_be_asked(name, sizes):
+    backbone = create_backbone(name, img_size=64, **sizes).eval()
+    grid = backbone.grid_size((64, 64))
+    view = attend(backbone, torch.rand(3, 64, 64), (grid[0] - 1, 0))
+    assert view.maps.shape[1:] == grid
+    assert (view.maps.sum(dim=(1, 2)) + view.elsewhere).tolist() == pytest.approx([1] * len(view.maps), abs=1e-4)
+    assert view.masks.any(dim=2).any(dim=1).all()
+
+
+def test_a_network_without_attention_says_so_and_can_be_explored():
+    backbone = create_backbone("resnet10t", img_size=64).eval()
+    image = torch.rand(3, 64, 64)
+    with pytest.raises(UserError):
+        attend(backbone, image, (0, 0))
+    pixels = (image.permute(1, 2, 0) * 255).byte().numpy()
+    model = gather([("resnet", backbone)], [Picture("a", pixels), Picture("b", pixels[:, ::-1].copy())])["models"][0]
+    assert model["heads"] == [] and model["notes"]
+
+
+def test_scores_of_a_real_network_on_wide_images():
+    score = evaluate_correspondence(small_vit(), [coordinate_images(2, 64, 96)])
+    assert score.grid == (4, 6) and 0 <= score.accuracy <= 1
