@@ -17,11 +17,11 @@ import torch
 from frugalvit.data import open_data
 from frugalvit.embedding.selection import representatives
 from frugalvit.experiment.load_model import load_model
-from frugalvit.probing.extractor import Embedded, Extractor
+from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.knn import knn_accuracy
 
 
-def score(pool: Embedded, test: Embedded, rows: list[int], classes: int) -> float:
+def score(pool: FeatureSet, test: FeatureSet, rows: list[int], classes: int) -> float:
     assert pool.labels is not None and test.labels is not None
     found = knn_accuracy(pool.features[rows], pool.labels[rows], test.features, test.labels, [1], classes=classes)
     return found[1]["mean_per_class"]
@@ -36,7 +36,7 @@ def main() -> None:
     given = parser.parse_args()
     source = open_data(given.data, split="train+val")
     assert source.classes is not None
-    extract = Extractor(load_model(given.run))
+    extract = FeatureExtractor(load_model(given.run))
     pool, test = extract(source.splits["train"]), extract(source.splits["test"])
     rows = []
     for count in given.labels:

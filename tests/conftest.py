@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from frugalvit.engine.hardware import tune_for_cpu
+from frugalvit.engine.hardware import configure_cpu
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.utils import console
 from helpers import browser as browsers
@@ -23,7 +23,7 @@ settings.load_profile("frugalvit")
 
 # Two test processes on two cores: more threads each would only fight.
 torch.set_num_threads(1)
-tune_for_cpu()
+configure_cpu()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,10 +19,10 @@ import frugalvit as fv
 from frugalvit import api, cli
 from frugalvit.config.base import Config, option
 from frugalvit.config.train import TrainConfig
-from frugalvit.engine.hardware import tune_for_gpu
+from frugalvit.engine.hardware import configure_cuda
 from frugalvit.tasks.classification.train import train
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result
+from frugalvit.utils.tables import CommandResult
 
 SMALL: dict[str, Any] = {"backbone": "swin_nano", "img_size": 32, "batch": 8, "steps": 2, "report": False}
 
@@ -38,7 +38,7 @@ def test_train_then_ask(digits: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     outcome = fv.train(digits, quiet=True, out=tmp_path / "run", localization={"weight": 0.25}, **SMALL)
     assert capsys.readouterr() == ("", "")
     assert fv.load(outcome["run"]).predict(np.zeros((8, 8), np.uint8))[0][0][0] in "01"
-    stored = TrainConfig.stored(tmp_path / "run" / "config.yaml")
+    stored = TrainConfig.from_run(tmp_path / "run" / "config.yaml")
     assert (stored.localization.weight, stored.steps, stored.data) == (0.25, 2, digits)
     score = fv.run("probe knn", outcome["run"], digits, quiet=True)
     assert score["top1"] >= 0 and cli.main(["report", str(outcome["run"]), "--quiet"]) == 0
@@ -58,10 +58,10 @@ def test_the_environment_stays_the_callers(monkeypatch: pytest.MonkeyPatch) -> N
     assert os.environ["SLURM_NTASKS"] == "4" and "FRUGALVIT_FIRST_PROCESS" not in os.environ
 
 
-def change(config: Config) -> Result:
+def change(config: Config) -> CommandResult:
     del os.environ["SLURM_NTASKS"]
     os.environ["FRUGALVIT_FIRST_PROCESS"] = "1"
-    return Result({})
+    return CommandResult({})
 
 
 def test_the_settings_of_torch_stay_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +84,8 @@ def test_the_settings_of_torch_stay_the_callers(monkeypatch: pytest.MonkeyPatch)
         torch.backends.mkldnn.enabled = onednn
 
 
-def tune(config: Config) -> Result:
-    tune_for_gpu()
+def tune(config: Config) -> CommandResult:
+    configure_cuda()
     torch.backends.mkldnn.enabled = not torch.backends.mkldnn.enabled
     torch.manual_seed(0)
     raise fv.UserError("failed")
@@ -125,12 +125,12 @@ def test_a_command_computes_the_same_whatever_mode_the_caller_is_in(mode: Any, m
     assert (before.dtype, before.device, before.is_inference()) == (after.dtype, after.device, after.is_inference())
 
 
-def compute(config: Words) -> Result:
+def compute(config: Words) -> CommandResult:
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     loss = weight @ weight
     loss.backward()
     assert weight.grad is not None and weight.grad.tolist() == [2.0, 4.0]
-    return Result({"sum": loss.item(), "kind": str(loss.dtype)})
+    return CommandResult({"sum": loss.item(), "kind": str(loss.dtype)})
 
 
 @pytest.mark.parametrize("mode", ["autocast", "inference", "float64"])
@@ -154,13 +154,13 @@ def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 _at_work: list[str] = []
 
 
-def wait(config: Words) -> Result:
+def wait(config: Words) -> CommandResult:
     _at_work.append(config.first)
     most = fv.run("wait", *config.more)["with"] if config.more else 0
     threading.Event().wait(0.05)  # time for another to come in between
     most = max(most, len(_at_work))
     _at_work.remove(config.first)
-    return Result({"with": most})
+    return CommandResult({"with": most})
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -189,13 +189,13 @@ def test_a_forked_child_does_not_wait_for_threads_it_is_without() -> None:
 
 def test_silence_ends_with_the_last_that_asked_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Threads that are hushed end in any order."""
-    first, second = console.hushed(), console.hushed()
+    first, second = console.quiet(), console.quiet()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    console.say("within")
+    console.info("within")
     second.__exit__(None, None, None)
-    console.say("after")
+    console.info("after")
     assert capsys.readouterr().err == "after\n"
 
 
@@ -212,7 +212,7 @@ def test_the_environment_is_never_emptied(monkeypatch: pytest.MonkeyPatch) -> No
 def test_pretrain_then_train(digits: str, tmp_path: Path) -> None:
     before = fv.pretrain(digits, quiet=True, out=tmp_path / "pre", matching={"prototypes": 16}, **SMALL)
     after = fv.train(digits, quiet=True, out=tmp_path / "run", init=before["run"], **SMALL)
-    assert TrainConfig.stored(Path(after["run"]) / "config.yaml").init == before["run"]
+    assert TrainConfig.from_run(Path(after["run"]) / "config.yaml").init == before["run"]
 
 
 def test_a_configuration_stays_the_callers(digits: str, tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fv.run("say it", first="a", **{"group.x": 2})["group"] == {"x": 2}
 
 
-def say(config: Words) -> Result:
-    return Result(config.model_dump())
+def say(config: Words) -> CommandResult:
+    return CommandResult(config.model_dump())
 
 
 class Loaded:

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from frugalvit.cli.main import find_verb
+from frugalvit.cli.main import find_command
 from frugalvit.config.base import Config, flat_fields, merge, set_dotted
 from frugalvit.errors import GUARD, UserError
 from frugalvit.utils import console, launch_env
@@ -51,33 +51,33 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
             ``continue_from``, and there is no ``--config``: ``**yaml.safe_load(…)`` does the same.
     """
     words = command.split()
-    verb = find_verb(words) if words else None
+    verb = find_command(words) if words else None
     if verb is None or verb.words != " ".join(words):
         raise UserError(f"There is no command '{command}': see 'frugalvit --help'.")
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # spawned, and still reading the main module
         raise UserError(f"{GUARD[0].upper()}{GUARD[1:]}: this is one of them, and must not begin the work anew.")
-    with _running, console.hushed() if quiet else contextlib.nullcontext():
+    with _running, console.quiet() if quiet else contextlib.nullcontext():
         wanted = pkgutil.resolve_name(verb.config)
         values = _values(wanted, arguments, options)
         config = wanted.parse(values)
-        if verb.several and config.devices > 1 and launch_env.starts_itself():
+        if verb.distributed and config.devices > 1 and launch_env.needs_launch():
             from frugalvit.cli import subprocess_run
 
-            return subprocess_run.run_apart(verb.words, values, config, quiet=quiet)
+            return subprocess_run.run_in_subprocess(verb.words, values, config, quiet=quiet)
         function = pkgutil.resolve_name(verb.function)  # brings torch, where the command needs it: to be remembered too
         with _environment_as_it_was(), _torch_as_it_was():
             data = function(config).data
-            if verb.several:
+            if verb.distributed:
                 _meet_the_others(config)
             return data
 
 
 def _meet_the_others(config: Any) -> None:
     """A program goes on in every process that torchrun has started, and may read at once what the first one writes."""
-    if math.prod(launch_env.places(config.devices, config.nodes)) > 1:
-        from frugalvit.engine.distributed import meet
+    if math.prod(launch_env.devices_and_nodes(config.devices, config.nodes)) > 1:
+        from frugalvit.engine.distributed import barrier
 
-        meet()
+        barrier()
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def _torch_as_it_was() -> Iterator[None]:
 
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(devices), hardware.given_back(), _plain_torch(torch):
+        with torch.random.fork_rng(devices), hardware.preserve_onednn(), _plain_torch(torch):
             yield
     finally:
         torch.set_num_threads(threads)

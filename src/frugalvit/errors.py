@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class Halted(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
     """Somebody stopped a run of several, and it is saved: the same command goes on."""
 
 
@@ -18,7 +18,7 @@ GUARD = "a script works below 'if __name__ == \"__main__\":', since processes th
 """What a program of somebody's own needs where processes are spawned."""
 
 
-def nearest(word: str, options: Iterable[str], count: int = 1) -> str:
+def did_you_mean(word: str, options: Iterable[str], count: int = 1) -> str:
     """`` Did you mean 'x'?`` for the options closest to ``word``, or an empty string when nothing is close."""
     close = difflib.get_close_matches(word, list(dict.fromkeys(options)), n=count, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(option) for option in close)}?" if close else ""

@@ -20,11 +20,11 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from frugalvit.backbones import Backbone, create_backbone, list_models
-from frugalvit.backbones.factory import OWN, from_spec, outline
+from frugalvit.backbones.factory import OWN, build_meta, from_spec
 from frugalvit.backbones.small_images import final_grid
 from frugalvit.backbones.weights.timm_config import timm_config, timm_state_dict
 from frugalvit.errors import UserError
-from frugalvit.tasks.pretraining.task import make_twin
+from frugalvit.tasks.pretraining.task import make_teacher
 
 VIT: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2}
 SWIN: dict[str, Any] = {"embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
@@ -189,7 +189,7 @@ def test_last_blocks_of_swin_tiny_are_2304_wide() -> None:
         ("swin_tiny_w7", 96, {**SWIN, "patch_size": 4, "window_size": 7}, 4, "swin_tiny_w7"),
         ("vit_base", 64, VIT, 4, "vit_base_patch16_224"),
         ("deit_small", 224, VIT, 4, "deit_small_patch16_224"),
-        ("test_resnet", 64, {}, 4, "slow_stem"),
+        ("test_resnet", 64, {}, 4, "frugalvit_small_stem"),
         ("test_resnet", 224, {}, 4, "test_resnet"),
     ],
 )
@@ -279,7 +279,7 @@ def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("name", ["poolformer_s12", "hrnet_w18_small", "naflexvit_base_patch16_gap"])
 def test_networks_that_check_their_keywords_themselves(name: str) -> None:
     """Some of timm's refuse all the keywords they do not know in one sentence; ours about sizes are only offered."""
-    assert final_grid(outline(name, 64, 3, 3), (64, 64)) == ((4, 4) if name.startswith("naflex") else (2, 2))
+    assert final_grid(build_meta(name, 64, 3, 3), (64, 64)) == ((4, 4) if name.startswith("naflex") else (2, 2))
 
 
 @pytest.mark.parametrize("name", ["swin_nano", "test_vit"])
@@ -290,7 +290,7 @@ def test_drop_path_rate_is_drop_path(name: str) -> None:
     assert max(part.drop_prob for part in backbone.modules() if isinstance(part, DropPath)) == pytest.approx(0.5)
     same = create_backbone(name, img_size=32, drop_path=0.5, drop_path_rate=0.5)
     assert same.spec() == backbone.spec() == create_backbone(name, img_size=32, drop_path=0.5).spec()
-    twin = make_twin(backbone).train()
+    twin = make_teacher(backbone).train()
     images = torch.randn(8, 3, 32, 32)
     assert torch.equal(twin(images).grid, twin(images).grid)
     assert not torch.equal(backbone.train()(images).grid, backbone(images).grid)

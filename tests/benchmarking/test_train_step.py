@@ -16,8 +16,8 @@ from PIL import Image
 
 from frugalvit.backbones import create_backbone
 from frugalvit.benchmarking import train_step
-from frugalvit.benchmarking.esvit_reference import AsWritten
-from frugalvit.benchmarking.torchvision_input import Files, UsualBatches, supervised_transform, usual_loader
+from frugalvit.benchmarking.esvit_reference import ReferencePretrainingTask
+from frugalvit.benchmarking.torchvision_input import Files, TorchvisionBatches, supervised_transform, usual_loader
 from frugalvit.config.data import CropsConfig, MixingConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
@@ -29,7 +29,7 @@ from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import Batches
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Decisions, Facts, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, decide_training
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.tasks.pretraining.task import PretrainTask
 from frugalvit.tasks.pretraining.train import make_plan
@@ -44,7 +44,7 @@ def test_the_algorithm_as_written_gives_the_same_loss_centres_and_gradients() ->
     views, regions = ViewMatching(student.dim, **heads), RegionMatching(student.dim, **heads)
     schedules = {"teacher_temp": Constant(0.05), "momentum": Constant(0.9)}
     fast = PretrainTask(student, teacher, views=views, regions=regions, **schedules, health_every=10**9).double()
-    slow = AsWritten(
+    slow = ReferencePretrainingTask(
         copy.deepcopy(student), copy.deepcopy(teacher), views=copy.deepcopy(views), regions=copy.deepcopy(regions),
         **schedules,
     ).double()  # fmt: skip
@@ -104,7 +104,7 @@ def test_an_option_that_would_do_nothing_is_refused(values: dict[str, Any], flag
 def test_drloc_is_measured_in_the_form_that_a_run_chooses(as_written: bool, variant: str) -> None:
     settings = train_step._settings(BenchStepConfig(kind="train"), as_written)
     assert isinstance(settings, TrainConfig)
-    decide_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), Decisions())
+    decide_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), AutoValues())
     assert settings.localization.variant == variant
 
 
@@ -119,7 +119,7 @@ def test_a_step_of_a_network_that_pools_into_another_width(as_written: bool) -> 
     stepper.one_step()
     task: Any = stepper.task
     assert (task.views.student.mlp[0].in_features, task.regions.student.mlp[0].in_features) == (1024, 576)
-    assert isinstance(task, AsWritten) == as_written and task.hold_last == 0
+    assert isinstance(task, ReferencePretrainingTask) == as_written and task.hold_last == 0
     plan = make_plan(PretrainConfig.parse({"steps": 10, "batch": 2, "lr": 0.1}), 4, 1)
     assert (stepper.plan.clip, stepper.plan.clip_per, stepper.plan.betas) == (plan.clip, plan.clip_per, plan.betas)
 
@@ -159,6 +159,6 @@ def test_the_usual_input_reads_files(tmp_path: Path) -> None:
         Image.new("RGB", (20, 24), (40 * number, 0, 0)).save(folder / f"{number}.png")
     source = open_data(str(tmp_path), split="given")
     loader = usual_loader(Files(source.splits["train"], supervised_transform(16)), 4, 0)
-    batch = UsualBatches(loader, None, Mixing(MixingConfig(), 2), torch.device("cpu")).batch_at(0)
+    batch = TorchvisionBatches(loader, None, Mixing(MixingConfig(), 2), torch.device("cpu")).batch_at(0)
     assert batch.images.shape == (4, 3, 16, 16)
     torch.testing.assert_close(batch.targets.sum(1), torch.ones(4))

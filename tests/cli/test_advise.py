@@ -6,16 +6,16 @@ import pytest
 from lightning_fabric import Fabric
 
 from frugalvit.cli.advise import _pace
-from frugalvit.engine.step import Stepper
+from frugalvit.engine.step import TrainStep
 from helpers.toy_task import ToyTask, toy_plan
 
 
 def test_the_step_that_is_timed_is_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clipping and what comes before the optimiser (the centres of pre-training move there) take their time too."""
     done: list[str] = []
-    task, clip = ToyTask(), Stepper._clip
+    task, clip = ToyTask(), TrainStep._clip
     monkeypatch.setattr(task, "before_optimizer", lambda step: done.append(f"before {step}"))
-    monkeypatch.setattr(Stepper, "_clip", lambda self: done.append("clip") or clip(self))
+    monkeypatch.setattr(TrainStep, "_clip", lambda self: done.append("clip") or clip(self))
     monkeypatch.setattr(task, "after_step", lambda step, skipped: done.append(f"after {step}"))
     before = task.linear.weight.detach().clone()
     assert _pace(task, toy_plan(clip=1.0), Fabric(accelerator="cpu", devices=1), 2, "a toy") > 0

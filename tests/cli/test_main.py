@@ -17,7 +17,7 @@ import pytest
 from frugalvit.cli import main as cli
 from frugalvit.cli.parser import make_parser
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result
+from frugalvit.utils.tables import CommandResult
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -47,8 +47,8 @@ def test_training_starts_without_what_it_does_not_use() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("verb", cli.VERBS, ids=lambda verb: verb.words.replace(" ", "-"))
-def test_every_verb_has_help_and_a_function(verb: cli.Verb, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("verb", cli.COMMANDS, ids=lambda verb: verb.words.replace(" ", "-"))
+def test_every_verb_has_help_and_a_function(verb: cli.Command, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, *verb.words.split(), "--help")
     assert status == 0 and f"frugalvit {verb.words}" in out and "--json" in out
     make_parser(cli._load(verb.config), "x", "y")
@@ -224,7 +224,7 @@ def test_json_says_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_json_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     data = {"run": "runs/x", "stopped": "SIGTERM", "resume": "frugalvit train --resume runs/x", "exit": 3}
-    monkeypatch.setattr("frugalvit.cli.list_command.recipes", lambda _: Result(data))
+    monkeypatch.setattr("frugalvit.cli.list_command.recipes", lambda _: CommandResult(data))
     status, out, _ = run(capsys, "list", "recipes", "--json")
     assert status == 3 and json.loads(out) == {"error": "SIGTERM: saved, not finished", "status": 3} | data
 
@@ -233,11 +233,11 @@ def test_letters_that_a_terminal_does_not_know(monkeypatch: pytest.MonkeyPatch) 
     """LC_ALL=C: ours have a plain spelling, those of names are escaped."""
     heard = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
     monkeypatch.setattr(sys, "stderr", heard)
-    console.say(
+    console.info(
         "top1 43.75 \N{MIDDLE DOT} top5 100 \N{HORIZONTAL ELLIPSIS} K\N{LATIN SMALL LETTER A WITH DIAERESIS}fer"
     )
-    console.warn("the paper's \N{GREEK SMALL LETTER LAMDA}")
-    console.complain("8\N{MULTIPLICATION SIGN}8")
+    console.warning("the paper's \N{GREEK SMALL LETTER LAMDA}")
+    console.error("8\N{MULTIPLICATION SIGN}8")
     heard.seek(0)
     assert heard.read().splitlines() == [
         "top1 43.75 | top5 100 ... K\\xe4fer",
@@ -255,8 +255,8 @@ def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch) 
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(sys, "stderr", Gone())
-    console.warn("stopping after this step")
-    console.say("epoch 1")
+    console.warning("stopping after this step")
+    console.info("epoch 1")
     assert [word for word in ("stopping", "epoch") if word in "".join(tried)] == ["stopping", "epoch"]
 
 

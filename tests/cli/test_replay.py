@@ -13,8 +13,8 @@ from frugalvit.cli.replay import _rebuild, replay
 from frugalvit.config.train import ReplayConfig, TrainConfig
 from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError
-from frugalvit.experiment.drloc_pairs import Share
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.experiment.drloc_pairs import BatchShard
+from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import train
 from helpers.tiny_runs import TRAIN, write_images
 from helpers.toy_task import ToyTask, run_toy
@@ -40,16 +40,16 @@ def test_the_step_replayed_is_the_one_that_went_wrong(
     The same pairs are asked about and the same branches dropped, so every loss is the run's.
     """
     seen: dict[int, dict[str, float]] = {}
-    forward, batch_at = SupervisedTask.forward, SupervisedTask.batch_at
+    forward, batch_at = ClassificationTask.forward, ClassificationTask.batch_at
 
-    def watched(self: SupervisedTask, batch: Batch, step: int) -> dict[str, torch.Tensor]:
+    def watched(self: ClassificationTask, batch: Batch, step: int) -> dict[str, torch.Tensor]:
         losses = forward(self, batch, step)
         seen[batch.number] = {name: value.item() for name, value in losses.items()}
         if part is None:
             losses["loss"].register_hook(lambda gradient: gradient * torch.nan)
         return losses
 
-    def spoilt(self: SupervisedTask, number: int) -> Batch:
+    def spoilt(self: ClassificationTask, number: int) -> Batch:
         batch = batch_at(self, number)
         if number % 2 == part:
             batch.images[1, 0, 2, 3] = torch.nan
@@ -59,8 +59,8 @@ def test_the_step_replayed_is_the_one_that_went_wrong(
     values |= {"drop_path": 0.5, "data": str(images), "out": str(tmp_path / "run"), "device": "cpu"}
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(SupervisedTask, "forward", watched)
-        patch.setattr(SupervisedTask, "batch_at", spoilt)
+        patch.setattr(ClassificationTask, "forward", watched)
+        patch.setattr(ClassificationTask, "batch_at", spoilt)
         with pytest.raises(UserError, match="frugalvit replay"):
             train(TrainConfig.parse(TRAIN | values))
     (path,) = (run / "fault").iterdir()
@@ -77,7 +77,7 @@ def test_the_step_replayed_is_the_one_that_went_wrong(
         assert result.notes == [f"first bad tensor: input batch.images (part {part + 1} of 2)"]
         assert result.data["part"] == part
     task, _ = _rebuild(run, evidence | {"process": 1, "world": 2})
-    assert task.share == Share(5, 1, 2)
+    assert task.share == BatchShard(5, 1, 2)
 
 
 def test_evidence_of_an_earlier_version_is_one_part(tmp_path: Path, images: Path) -> None:

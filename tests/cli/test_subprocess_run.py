@@ -20,7 +20,7 @@ import frugalvit as fv
 from frugalvit import api
 from frugalvit.cli import subprocess_run
 from frugalvit.config.train import TrainConfig
-from frugalvit.errors import Halted
+from frugalvit.errors import Interrupted
 from helpers.tiny_runs import TRAIN, write_images
 
 TWO: dict[str, Any] = TRAIN | {"steps": 2, "devices": 2, "device": "cpu"}
@@ -197,7 +197,7 @@ def test_options_arrive_as_they_were_given() -> None:
     ("answer", "status", "pressed", "kind", "message"),
     [
         ({"error": "No such data.", "status": 2}, 2, 0, fv.UserError, "^No such data.$"),
-        ({"error": "stopped; the same command goes on.", "status": 3}, 3, 1, Halted, None),
+        ({"error": "stopped; the same command goes on.", "status": 3}, 3, 1, Interrupted, None),
         ({"error": "stopped.", "status": 130}, 130, 2, KeyboardInterrupt, None),
         (None, -int(signal.SIGINT), 1, KeyboardInterrupt, None),
         (
@@ -223,7 +223,7 @@ def test_lines_of_others_are_no_answer(tmp_path: Path) -> None:
 
 
 def test_processes_that_somebody_has_started_are_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess_run, "run_apart", never)
+    monkeypatch.setattr(subprocess_run, "run_in_subprocess", never)
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(fv.UserError, match="There is no folder"):
         api.run("train", "nowhere", **TWO)

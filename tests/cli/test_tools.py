@@ -40,7 +40,7 @@ def check_command(command: str) -> None:
     """A command that the real parser takes."""
     words = shlex.split(command)
     assert words[0] == "frugalvit"
-    verb = cli.find_verb(words[1:])
+    verb = cli.find_command(words[1:])
     assert verb is not None
     rest = words[1 + len(verb.words.split()) :]
     parser.parse(cli._load(verb.config), rest, verb.words, verb.help)

@@ -18,10 +18,10 @@ from PIL import Image
 from frugalvit.cli import main as cli
 from frugalvit.cli.parser import make_parser
 from frugalvit.config.base import set_dotted
-from frugalvit.config.run import NO_MATTER
+from frugalvit.config.run import FREE_ON_RESUME
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.experiment.resume import check_resume, stored_config
+from frugalvit.experiment.resume import check_resume, load_resumed_config
 
 HERE = Path(__file__).parents[1]
 
@@ -253,7 +253,7 @@ def test_what_a_run_lowered_by_itself_may_be_said_again(
         check_resume(again)
 
 
-@pytest.mark.parametrize("name", NO_MATTER)
+@pytest.mark.parametrize("name", FREE_ON_RESUME)
 def test_what_no_score_follows_from_may_be_another_on_a_resume(tmp_path: Path, name: str) -> None:
     values = {"log_every": 3, "save_every": 7, "workers": 2, "devices": 2, "nodes": 2, "peer_timeout": 9.0}
     values |= {"report": False, "track": ["mlflow"], "device": "cuda"}
@@ -263,7 +263,7 @@ def test_what_no_score_follows_from_may_be_another_on_a_resume(tmp_path: Path, n
     set_dotted(given, name, values[name])
     again = TrainConfig.parse(given)
     check_resume(again)
-    found = stored_config(again)
+    found = load_resumed_config(again)
     assert attrgetter(name)(found) == values[name], "what is given now counts"
     assert (found.data, found.cache.size, found.resume) == ("photos", 64, str(tmp_path))
 
@@ -301,7 +301,7 @@ def test_help_says_what_a_value_looks_like(capsys: pytest.CaptureFixture[str]) -
     assert "--no-balance" not in page  # it is off already
 
 
-@pytest.mark.parametrize("verb", cli.VERBS, ids=lambda verb: verb.words.replace(" ", "-"))
-def test_no_help_says_merely_value(verb: cli.Verb) -> None:
+@pytest.mark.parametrize("verb", cli.COMMANDS, ids=lambda verb: verb.words.replace(" ", "-"))
+def test_no_help_says_merely_value(verb: cli.Command) -> None:
     page = make_parser(cli._load(verb.config), "x", "y").format_help()
     assert " VALUE" not in page and "|VALUE" not in page

@@ -15,10 +15,10 @@ from frugalvit.comparison.compare import asked_otherwise, compare, known_metrics
 from frugalvit.config.compare import CompareConfig, assignments
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.errors import Halted, UserError
+from frugalvit.errors import Interrupted, UserError
 from frugalvit.tasks.detection.metrics import AveragePrecision, Confusion
 from frugalvit.tasks.detection.task import summary_of
-from frugalvit.utils.tables import Result
+from frugalvit.utils.tables import CommandResult
 from helpers.tiny_runs import TRAIN, write_images
 
 
@@ -155,7 +155,7 @@ def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None
     (tmp_path / "run" / "config.yaml").write_text("")
     asked = []
     wanted = TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run"), "devices": 4, "nodes": 2})
-    module.run_once(wanted, lambda run: asked.append(run) or Result({}))
+    module.run_once(wanted, lambda run: asked.append(run) or CommandResult({}))
     assert (asked[0].resume, asked[0].devices, asked[0].nodes) == (str(tmp_path / "run"), 4, 2)
 
 
@@ -166,8 +166,8 @@ def test_a_comparison_goes_on_with_other_values_of_what_no_score_follows_from(ph
         module.run_once(TrainConfig.parse(values), interrupt)
     (tmp_path / "run" / "config.yaml").write_text("")  # it was begun
     asked: list[TrainConfig] = []
-    module.run_once(TrainConfig.parse(values | other), lambda run: asked.append(run) or Result({}))
-    assert asked[0].resume == str(tmp_path / "run") and asked[0].was_given("cache.where")
+    module.run_once(TrainConfig.parse(values | other), lambda run: asked.append(run) or CommandResult({}))
+    assert asked[0].resume == str(tmp_path / "run") and asked[0].is_set("cache.where")
     found = asked[0].model_dump()
     assert [found[name] for name in ("log_every", "save_every", "devices", "workers")] == [5, 7, 2, 3]
     assert (asked[0].cache.where, asked[0].cache.folder) == ("off", "kept")
@@ -333,12 +333,12 @@ def test_a_stopped_comparison_can_be_queued_again(
 ) -> None:
     """Its status is that of a stopped run: there is more to do, with the same words."""
     run = TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")})
-    with pytest.raises(Halted):
-        module.run_once(run, lambda _: Result({"stopped": "SIGTERM"}))
+    with pytest.raises(Interrupted):
+        module.run_once(run, lambda _: CommandResult({"stopped": "SIGTERM"}))
     monkeypatch.setattr(module, "run_once", halt)
     assert main(["compare", str(photos), "--seeds", "1", "--out", str(tmp_path / "out"), "--json"]) == 3
     assert json.loads(capsys.readouterr().out) == {"error": "stopped; the same command goes on.", "status": 3}
 
 
 def halt(*_: object) -> NoReturn:
-    raise Halted
+    raise Interrupted

@@ -19,7 +19,7 @@ from frugalvit.config.dense import DetectConfig, SegmentConfig, SegmentEvalConfi
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import PredictConfig, TrainConfig
-from frugalvit.config.types import ROOT, Opened
+from frugalvit.config.types import ROOT, DataViewConfig
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_json
 
@@ -250,7 +250,7 @@ def test_how_pretraining_localises_is_not_said_without_a_weight(name: str, value
     assert getattr(going_on.localization, name) == value
     weighed.localization.weight = 0.0
     (tmp_path / "config.yaml").write_text(weighed.to_yaml())
-    assert getattr(PretrainConfig.stored(tmp_path / "config.yaml").localization, name) == value
+    assert getattr(PretrainConfig.from_run(tmp_path / "config.yaml").localization, name) == value
     assert PretrainConfig.parse(PretrainConfig.parse({"data": "x"}).model_dump(mode="json")).localization.weight == 0
 
 
@@ -310,7 +310,7 @@ def test_where_named_datasets_lie_is_said_once() -> None:
 
 
 def test_data_and_pack_open_alike() -> None:
-    assert issubclass(DataConfig, Opened) and issubclass(PackConfig, Opened)
+    assert issubclass(DataConfig, DataViewConfig) and issubclass(PackConfig, DataViewConfig)
     assert PackConfig(data="x", out="y").split == "given"
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, features
 
-from frugalvit.data.decode import BadImage, decode, read_header
+from frugalvit.data.decode import UnreadableImage, decode, read_header
 
 random = np.random.default_rng(0)
 COLOUR = random.integers(0, 256, (12, 20, 3), dtype=np.uint8)
@@ -190,33 +190,33 @@ def test_bad_files_are_named_with_a_reason(kind: str, as_file: bool, tmp_path: P
     content, words = BAD[kind]
     path = tmp_path / "schöne Blume.jpg"
     path.write_bytes(content)
-    with pytest.raises(BadImage, match=words) as caught:
+    with pytest.raises(UnreadableImage, match=words) as caught:
         decode(path) if as_file else decode(content, str(path))
     assert caught.value.name == str(path) and "\n" not in str(caught.value)
 
 
 def test_missing_folder_fifo_and_forbidden(tmp_path: Path) -> None:
-    with pytest.raises(BadImage, match="missing"):
+    with pytest.raises(UnreadableImage, match="missing"):
         decode(tmp_path / "no.jpg")
-    with pytest.raises(BadImage, match="folder"):
+    with pytest.raises(UnreadableImage, match="folder"):
         decode(tmp_path)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.jpg")
-        with pytest.raises(BadImage, match="not a regular file"):
+        with pytest.raises(UnreadableImage, match="not a regular file"):
             decode(tmp_path / "pipe.jpg")
-    with pytest.raises(BadImage, match="cannot be read"):
+    with pytest.raises(UnreadableImage, match="cannot be read"):
         decode("a\0b.jpg")
 
 
 def test_the_pixel_limit_can_be_set() -> None:
-    with pytest.raises(BadImage, match="above the limit"):
+    with pytest.raises(UnreadableImage, match="above the limit"):
         decode(PNG, max_megapixels=0.0001)
     header = read_header(PNG)
     assert (header.format, header.width, header.height, header.channels) == ("PNG", 20, 12, "colour")
 
 
 def test_an_error_crosses_process_borders() -> None:
-    error = pickle.loads(pickle.dumps(BadImage("a.jpg", "truncated")))
+    error = pickle.loads(pickle.dumps(UnreadableImage("a.jpg", "truncated")))
     assert (error.name, error.reason) == ("a.jpg", "truncated")
 
 
@@ -237,7 +237,7 @@ def test_pillow_never_warns_the_user() -> None:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         decode(content)
-        with pytest.raises(BadImage):
+        with pytest.raises(UnreadableImage):
             decode(encode(Image.fromarray(COLOUR), "TIFF")[:-30])
     assert not heard
 
@@ -249,10 +249,10 @@ def test_libraries_below_pillow_stay_silent(tmp_path: Path) -> None:
     for number, content in enumerate(files):
         (tmp_path / f"{number}.tif").write_bytes(content)
     code = (
-        "import sys; from frugalvit.data.decode import decode, BadImage\n"
+        "import sys; from frugalvit.data.decode import decode, UnreadableImage\n"
         "for path in sys.argv[1:]:\n"
         "    try: decode(path)\n"
-        "    except BadImage as bad: print(bad.reason)\n"
+        "    except UnreadableImage as bad: print(bad.reason)\n"
     )
     paths = [str(path) for path in sorted(tmp_path.iterdir())]
     done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True)
@@ -275,7 +275,7 @@ def survives(content: bytes) -> bool:
     """Whether there are pixels of the right kind, or a reason in one line; whatever else is raised fails the test."""
     try:
         pixels, reason = decode(content, "fuzzed.tga", max_megapixels=1), "none"
-    except BadImage as bad:
+    except UnreadableImage as bad:
         pixels, reason = np.zeros((1, 1, 3), np.uint8), bad.reason
     return pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3 and "\n" not in (reason or "\n")
 
@@ -317,7 +317,7 @@ def test_a_tga_without_its_name_is_known_by_its_end() -> None:
     """As a member of a shard, whose name has lost its ending."""
     content = encode(Image.fromarray(COLOUR), "TGA")
     np.testing.assert_array_equal(decode(content, "shard.tar/0001"), COLOUR)
-    with pytest.raises(BadImage, match="no known format"):
+    with pytest.raises(UnreadableImage, match="no known format"):
         decode(content[:-1], "shard.tar/0001")
 
 

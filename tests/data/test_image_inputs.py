@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frugalvit.data.image_inputs import Given
+from frugalvit.data.image_inputs import InputImages
 from frugalvit.errors import UserError
 from helpers.data_layouts import fill, lock
 
@@ -16,7 +16,7 @@ def test_a_folder_that_may_not_be_read_is_said(
 ) -> None:
     fill(tmp_path, {"photos": 2, "photos/locked": 2, "shut/locked": 2, "empty": 0})
     lock(monkeypatch, "locked")
-    assert len(Given([str(tmp_path / "photos")]).paths) == 2
+    assert len(InputImages([str(tmp_path / "photos")]).paths) == 2
     assert f"no permission to read {tmp_path}/photos/locked" in capsys.readouterr().err
     for place, words in [
         ("shut/locked", f"^No permission to read {tmp_path}/shut/locked.$"),
@@ -24,4 +24,4 @@ def test_a_folder_that_may_not_be_read_is_said(
         ("empty", "empty holds no images.$"),
     ]:
         with pytest.raises(UserError, match=words):
-            Given([str(tmp_path / place)])
+            InputImages([str(tmp_path / place)])

@@ -13,7 +13,7 @@ from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment
 from frugalvit.data.cache.store import AheadFetcher, ImageStore
-from frugalvit.data.loader import Batches, balanced_order, eval_batches, steps_together
+from frugalvit.data.loader import Batches, balanced_order, eval_batches, steps_per_augment_call
 from frugalvit.errors import UserError
 
 
@@ -172,7 +172,7 @@ def test_crops_of_several_steps_made_together(labelled: bool) -> None:
 
 def test_small_batches_are_varied_together_on_a_gpu_alone() -> None:
     sides = {32: 8, 64: 4, 100: 1, 224: 1}
-    assert {side: steps_together(512 * side * side) for side in sides} == sides
+    assert {side: steps_per_augment_call(512 * side * side) for side in sides} == sides
     assert batches().together == 1  # a CPU has no kernels to queue
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from frugalvit.cli.main import main
 from frugalvit.data import check_trainable, image_size, open_data
-from frugalvit.data.decode import BadImage
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.image_size import median_side
 from frugalvit.data.open import classes_in_shards
 from frugalvit.data.webdataset.pack import pack
@@ -192,7 +192,7 @@ def test_images_none_of_which_can_be_read_are_refused_with_advice(tmp_path: Path
     for number in range(2):
         (tmp_path / f"{number}.jpg").write_text("<html></html>")
     bad = open_data(tmp_path).splits["train"]
-    for look in (median_side, lambda examples: image_size.look(examples, (32, 32))):
+    for look in (median_side, lambda examples: image_size.probe_images(examples, (32, 32))):
         with pytest.raises(
             UserError, match=r"None of the 2 images .*0\.jpg: .*\. Mend or replace them \('frugalvit data'"
         ):
@@ -223,7 +223,7 @@ def test_litter_links_and_odd_names(tmp_path: Path) -> None:
     assert source.classes == ("schöne Blumen", "日本") and len(train) == 7
     assert any("notes.txt" in note for note in source.notes)
     dead = next(i for i, name in enumerate(train.names) if name.endswith("dead.png"))
-    with pytest.raises(BadImage, match="missing"):
+    with pytest.raises(UnreadableImage, match="missing"):
         train.read(dead)
 
 

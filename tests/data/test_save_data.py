@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import frugalvit as fv
 from frugalvit.data import splits
-from frugalvit.data.dataset import DataSource, Examples
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 
 GREY = np.arange(6, dtype=np.uint8)[:, None, None] * np.full((1, 5, 7), 40, np.uint8)
 COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=3)
@@ -189,7 +189,7 @@ def test_what_is_no_dataset(thing: Any) -> None:
         fv.open_data(thing)
 
 
-class Forgetful(Examples):
+class Forgetful(ImageDataset):
     """Somebody's own kind of images that cannot be cut."""
 
     def raw(self, index: int) -> bytes:
@@ -198,7 +198,7 @@ class Forgetful(Examples):
 
 def test_own_examples_must_know_how_to_be_cut() -> None:
     """Names and labels without their images would be a dataset of wrong labels."""
-    source = DataSource("mine", "here", "own", ("a",), {"train": Forgetful(["x", "y"], np.zeros(2))})
+    source = DatasetSplits("mine", "here", "own", ("a",), {"train": Forgetful(["x", "y"], np.zeros(2))})
     with pytest.raises(NotImplementedError):
-        splits.complete(source, "auto", 0.5, 0)
+        splits.add_missing_splits(source, "auto", 0.5, 0)
     assert repr(source.splits["train"]) == "Forgetful(2 images, labelled)"

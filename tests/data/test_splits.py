@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frugalvit.data.dataset import ArrayExamples, DataSource, Examples, join
-from frugalvit.data.splits import check_trainable, complete, hold_out, split_examples
+from frugalvit.data.dataset import ArrayExamples, DatasetSplits, ImageDataset, join
+from frugalvit.data.splits import add_missing_splits, check_trainable, hold_out, split_examples
 from frugalvit.errors import UserError
 
 
-def make(labels: list[int] | None, count: int = 0, name: str = "a") -> Examples:
+def make(labels: list[int] | None, count: int = 0, name: str = "a") -> ImageDataset:
     count = count or len(labels or [])
     images = np.arange(count, dtype=np.uint8).reshape(-1, 1, 1, 1).repeat(3, 3)
     return ArrayExamples(images, None if labels is None else np.array(labels), name)
 
 
-def source(classes: tuple[str, ...] | None = ("a", "b"), **splits: Examples) -> DataSource:
-    return DataSource("x", "x", "test", classes, splits)
+def source(classes: tuple[str, ...] | None = ("a", "b"), **splits: ImageDataset) -> DatasetSplits:
+    return DatasetSplits("x", "x", "test", classes, splits)
 
 
 @given(
@@ -80,26 +80,26 @@ def test_new_images_move_few_old_ones() -> None:
 def test_modes() -> None:
     given_splits = {"train": make([0, 1] * 20), "val": make([0, 1] * 5, name="v"), "test": make([0, 1], name="t")}
     whole = source(**given_splits)
-    assert {k: len(v) for k, v in complete(whole).splits.items()} == {"train": 40, "val": 10, "test": 2}
-    joined = complete(whole, "train+val")
+    assert {k: len(v) for k, v in add_missing_splits(whole).splits.items()} == {"train": 40, "val": 10, "test": 2}
+    joined = add_missing_splits(whole, "train+val")
     assert {k: len(v) for k, v in joined.splits.items()} == {
         "train": 50,
         "test": 2,
     } and "part of train" in joined.notes[0]
-    anew = complete(whole, "remake", 0.2)
+    anew = add_missing_splits(whole, "remake", 0.2)
     assert {k: len(v) for k, v in anew.splits.items()} == {"train": 40, "val": 10, "test": 2}
     assert any(name.startswith("a") for name in anew.splits["val"].names)
     no_val = source(train=make([0, 1] * 20), test=make([0, 1]))
-    made = complete(no_val, val_fraction=0.25)
+    made = add_missing_splits(no_val, val_fraction=0.25)
     assert list(made.splits) == ["train", "val", "test"] and len(made.splits["val"]) == 10
     assert "val is made from train: 10 of 40 images, stratified by class, seed 0." in made.notes
-    assert list(complete(no_val, "given").splits) == ["train", "test"]
-    assert list(complete(source(None, train=make(None, 5))).splits) == ["train"]
-    single = complete(source(train=make([0, 0, 1])))
+    assert list(add_missing_splits(no_val, "given").splits) == ["train", "test"]
+    assert list(add_missing_splits(source(None, train=make(None, 5))).splits) == ["train"]
+    single = add_missing_splits(source(train=make([0, 0, 1])))
     assert "1 class with a single image: in train" in single.notes[-1]
     for mode, fraction in (("auto", 0.0), ("auto", 1.0), ("random", 0.1)):
         with pytest.raises(UserError):
-            complete(no_val, mode, fraction)
+            add_missing_splits(no_val, mode, fraction)
 
 
 def test_joined_examples_are_one_after_the_other() -> None:
@@ -125,7 +125,7 @@ def test_joined_examples_are_one_after_the_other() -> None:
         (source(("cat", "dog", "eel"), train=make([0, 1, 1])), "1 class has no training image: 'eel'"),
     ],
 )
-def test_what_cannot_be_trained_on_is_said(broken: DataSource, words: str) -> None:
+def test_what_cannot_be_trained_on_is_said(broken: DatasetSplits, words: str) -> None:
     with pytest.raises(UserError, match=words):
         check_trainable(broken)
 

@@ -107,7 +107,7 @@ def commands(block: Block) -> Iterator[list[str]]:
 def parse(words: list[str]) -> None:
     if not words or words[0] in ("--help", "--version"):
         return
-    verb = cli.find_verb(words)
+    verb = cli.find_command(words)
     if verb is None or "--help" in words:
         return
     rest = words[len(verb.words.split()) :]
@@ -156,7 +156,7 @@ def test_make_has_the_targets_that_are_named() -> None:
 def test_inline_commands_name_real_verbs() -> None:
     for page in PAGES:
         for words in re.findall(r"`frugalvit ([a-z][^`]*)`", page.read_text(encoding="utf-8")):
-            assert cli.find_verb(words.split()), words
+            assert cli.find_command(words.split()), words
 
 
 # -- every block runs
@@ -205,7 +205,7 @@ def write_images(folder: Path, count: int, kind: str = "jpg", first: int = 0) ->
 
 def shortened(words: list[str]) -> list[str]:
     """A command as it is run here: the page's own words, less what no test can have, with small values."""
-    verb = cli.find_verb(words)
+    verb = cli.find_command(words)
     assert verb is not None
     changes = SHORTER.get(verb.words, {})
     out = _without(words, dict.fromkeys(changes, 1) | LEFT_OUT)

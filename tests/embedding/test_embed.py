@@ -13,11 +13,11 @@ from PIL import Image
 from frugalvit.cli.main import main
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import open_data
-from frugalvit.data.image_inputs import Given
+from frugalvit.data.image_inputs import InputImages
 from frugalvit.embedding.embed import embed, write_features
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
-from frugalvit.probing.extractor import Embedded, Extractor
+from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.figures import neighbours_figure
 from helpers import suite_layouts
 
@@ -63,7 +63,7 @@ def test_loose_images_are_embedded_too(squares: Path, tmp_path: Path) -> None:
 
 def test_the_table_of_a_loose_image_has_no_label(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    found = Embedded(torch.ones(2, 2), torch.tensor([1, -1]), None, ["a.png", "b.png"], ["a.png", "b.png"])
+    found = FeatureSet(torch.ones(2, 2), torch.tensor([1, -1]), None, ["a.png", "b.png"], ["a.png", "b.png"])
     write_features(tmp_path / "f.parquet", found, ["train", "train"], ("cat", "dog"))
     assert parquet.read_table(tmp_path / "f.parquet")["label"].to_pylist() == ["dog", None]
 
@@ -81,7 +81,7 @@ def test_a_file_in_two_splits_keeps_both(tmp_path: Path) -> None:
 
 def test_a_table_holds_names_in_no_encoding(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    found = Embedded(torch.ones(1, 2), None, None, ["caf\udce9.png"], ["caf\udce9.png"])
+    found = FeatureSet(torch.ones(1, 2), None, None, ["caf\udce9.png"], ["caf\udce9.png"])
     write_features(tmp_path / "f.parquet", found, ["train"], None)
     assert parquet.read_table(tmp_path / "f.parquet").to_pylist()[0]["path"] == r"caf\udce9.png"
 
@@ -214,7 +214,7 @@ def test_a_photograph_has_the_same_features_by_its_name(
         waves = np.sin(np.arange(height)[:, None] * random.uniform(0.05, 0.7) + np.arange(width) * 0.3)[..., None]
         pixels = 128 + 60 * waves * random.uniform(-1, 1, 3) + random.normal(0, 20, (height, width, 3))
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(tmp_path / f"{number}.jpg", quality=95)
-    found = Extractor(model, cache=False, batch=4)(open_data(str(tmp_path), split="given").splits["train"])
+    found = FeatureExtractor(model, cache=False, batch=4)(open_data(str(tmp_path), split="given").splits["train"])
     names = found.names
     with torch.no_grad():
         alone = torch.cat([model.backbone(model.transform.image(name)).pooled for name in names])
@@ -224,5 +224,5 @@ def test_a_photograph_has_the_same_features_by_its_name(
     near = embed(EmbedConfig(data=str(tmp_path), neighbours=str(query), picture=str(tmp_path / "near.png"), **TINY))
     assert near.data["neighbours"][0]["image"] == names[1]
     assert near.data["neighbours"][0]["cosine"] == pytest.approx(1, abs=1e-5)
-    given = next(Given([names[1]]).batches(1, "", model.transform.enough))[0].pixels  # as 'predict' reads it
+    given = next(InputImages([names[1]]).batches(1, "", model.transform.enough))[0].pixels  # as 'predict' reads it
     assert torch.equal(model.transform.image(given), model.transform.image(names[1]))

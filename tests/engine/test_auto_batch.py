@@ -14,9 +14,9 @@ from frugalvit.backbones import create_backbone
 from frugalvit.config.train import TrainConfig
 from frugalvit.engine import auto_batch
 from frugalvit.engine.schedules import Constant
-from frugalvit.engine.trainer import Plan
+from frugalvit.engine.trainer import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.runs.run_folder import Run
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.pretraining.task import PretrainTask
 from helpers.toy_task import ToyBatch, ToyTask
 
@@ -68,11 +68,11 @@ def test_what_is_tried_out_is_what_is_run(name: str) -> None:
 def test_the_step_that_is_tried_out_has_all_losses(begin: int, every: int, step: int) -> None:
     """Regions may begin late, and signs of life are looked for in some steps only."""
     task: Any = SimpleNamespace(regions_from=begin, health_every=every)
-    assert PretrainTask.fullest(task) == step
+    assert PretrainTask.peak_memory_step(task) == step
     tried: list[int] = []
 
     class Asked(Mixed):
-        def fullest(self) -> int:
+        def peak_memory_step(self) -> int:
             return step
 
         def forward(self, batch: Any, step: int) -> dict[str, torch.Tensor]:
@@ -93,9 +93,9 @@ def test_a_run_that_continues_another_is_tried_out(
     monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
     monkeypatch.setattr(auto_batch, "with_batch", lambda *_: None)
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
-    config, run, task = TrainConfig(resume=str(tmp_path) if resumed else None), Run(tmp_path), cast(Any, Mixed())
+    config, run, task = TrainConfig(resume=str(tmp_path) if resumed else None), RunFolder(tmp_path), cast(Any, Mixed())
     run.save_checkpoint({"step": 4, "task": {}})
-    plan = Plan(steps=8, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
+    plan = TrainPlan(steps=8, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
     parts = auto_batch.fit_to_memory(config, plan, task, run, fabric).accumulate
     run.close()
     assert parts == config.accumulate == (1 if resumed else 2)
@@ -108,8 +108,8 @@ def test_a_split_that_is_not_accepted_is_not_saved(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
     monkeypatch.setattr(auto_batch, "with_batch", refuse)
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
-    config, run, task = TrainConfig(), Run(tmp_path), cast(Any, Mixed())
-    plan = Plan(steps=1, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
+    config, run, task = TrainConfig(), RunFolder(tmp_path), cast(Any, Mixed())
+    plan = TrainPlan(steps=1, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
     with pytest.raises(UserError, match="no such batch"):
         auto_batch.fit_to_memory(config, plan, task, run, fabric)
     run.close()

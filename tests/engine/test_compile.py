@@ -24,11 +24,11 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.loader import Batch
 from frugalvit.engine.compile import PAYS_FROM, compile_task, prepare_compiler
 from frugalvit.engine.schedules import Constant
-from frugalvit.engine.step import Plan
-from frugalvit.experiment.auto_values import Decisions, Facts, decide_localization
-from frugalvit.experiment.drloc_pairs import Share, draw, loss_at, measure, pair_generator
+from frugalvit.engine.step import TrainPlan
+from frugalvit.experiment.auto_values import AutoValues, Facts, decide_localization
+from frugalvit.experiment.drloc_pairs import BatchShard, draw, loss_at, measure, pair_generator
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import make_task, train
 from helpers.tiny_runs import TRAIN, write_images
 
@@ -41,16 +41,16 @@ def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConf
     """How a task is told to compile itself, "not at all" where it is not."""
     told: list[Any] = ["not at all"]
     task = task_that(told)
-    plan, fabric = Plan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
+    plan, fabric = TrainPlan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
     compile_task(task, kind.parse({"data": "photos", **values}), plan, fabric)
     return told[-1]
 
 
-def task_of(backbone: Backbone, **localization: Any) -> SupervisedTask:
+def task_of(backbone: Backbone, **localization: Any) -> ClassificationTask:
     """As a run makes it, once it has decided what was left open."""
     config = TrainConfig.parse({"data": "photos", "localization": {"weight": 0.5} | localization, "ema": 0.0})
-    decide_localization(config, Facts(8, 3, 32, "cpu").knowing(backbone), Decisions())
-    return make_task(config, backbone, Plan(10, 10, Constant(0.1)))
+    decide_localization(config, Facts(8, 3, 32, "cpu").with_backbone(backbone), AutoValues())
+    return make_task(config, backbone, TrainPlan(10, 10, Constant(0.1)))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_auto_means_on_a_gpu(
     task = task_that(answers, replayable)
     strategy = SimpleNamespace(precision=SimpleNamespace(scaler=scaler))
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), world_size=1, strategy=strategy)
-    plan = Plan(steps, steps, Constant(0.1), accumulate=accumulate)
+    plan = TrainPlan(steps, steps, Constant(0.1), accumulate=accumulate)
     compile_task(task, TrainConfig.parse({"data": "photos"}), plan, fabric)
     assert answers[-1] == told
 
@@ -105,7 +105,7 @@ def test_what_auto_means_on_a_gpu(
 )
 def test_which_steps_are_known_to_be_replayed(backbone: str, variant: str, replayable: bool) -> None:
     network = create_backbone(backbone, img_size=32, num_classes=3)
-    assert task_of(network, variant=variant).replayable == replayable
+    assert task_of(network, variant=variant).supports_cuda_graphs == replayable
 
 
 def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,9 +124,11 @@ def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> 
 
     def answer() -> tuple[torch.Tensor, ...]:
         if isinstance(head, DenseLocalization):
-            loss, error = measure(head, [grid], number=3, share=Share())
+            loss, error = measure(head, [grid], number=3, share=BatchShard())
         else:
-            loss, error = loss_at(head, grid, draw(head, (4, 4), 2, Share(), pair_generator(3, Share(), grid.device)))
+            loss, error = loss_at(
+                head, grid, draw(head, (4, 4), 2, BatchShard(), pair_generator(3, BatchShard(), grid.device))
+            )
         return loss, error, *torch.autograd.grad(loss, grid)
 
     plain, counter = answer(), torch._dynamo.testing.CompileCounter()
@@ -192,7 +194,7 @@ def test_little_of_the_loss_is_queued_one_by_one() -> None:
         assert len(task.parameter_groups()) == 2
         batch = Batch(torch.randn(4, 3, 32, 32), torch.rand(4, 3), None, torch.arange(4))
         losses = task(batch, 0)
-        task.judge = lambda *_, losses=losses: dict(losses)
+        task.compute_losses = lambda *_, losses=losses: dict(losses)
         with Counter() as counter:
             task(batch, 0)
         counts.append(counter.operations)
@@ -207,18 +209,18 @@ def test_every_setting_of_a_long_comparison_is_compiled() -> None:
             super().__init__()
             self.width = width
 
-        def judge(self, images: torch.Tensor) -> torch.Tensor:
+        def compute_losses(self, images: torch.Tensor) -> torch.Tensor:
             return images * self.width
 
         def compile_with(self, graphs: bool) -> None:
-            self.judge = torch.compile(self.judge, dynamic=False, backend=counter)
+            self.compute_losses = torch.compile(self.compute_losses, dynamic=False, backend=counter)
 
     counter, count = torch._dynamo.testing.CompileCounter(), 12
     config, fabric = TrainConfig.parse({"data": "photos", "compile": True}), Fabric(accelerator="cpu", devices=1)
     for width in range(count):
         setting = Setting(width)
-        compile_task(setting, config, Plan(1, 1, Constant(0.1)), fabric)
-        setting.judge(torch.ones(2))
+        compile_task(setting, config, TrainPlan(1, 1, Constant(0.1)), fabric)
+        setting.compute_losses(torch.ones(2))
     assert counter.frame_count == count
 
 

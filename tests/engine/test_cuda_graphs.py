@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from frugalvit.benchmarking import train_step
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.engine import cuda_graphs
-from frugalvit.engine.cuda_graphs import WARM_UP, Recording
-from frugalvit.engine.ema import MovingAverage
+from frugalvit.engine.cuda_graphs import WARM_UP, GraphedStep
+from frugalvit.engine.ema import EMA
 from frugalvit.engine.schedules import Constant, Cosine
-from frugalvit.engine.step import Stepper
+from frugalvit.engine.step import TrainStep
 from frugalvit.errors import UserError
 
 Values = dict[str, Tensor]
@@ -53,8 +53,8 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return record
 
-    monkeypatch.setattr(cuda_graphs, "aside", lambda action, stream: action())
-    monkeypatch.setattr(Recording, "_record", _patched(make))
+    monkeypatch.setattr(cuda_graphs, "on_side_stream", lambda action, stream: action())
+    monkeypatch.setattr(GraphedStep, "_record", _patched(make))
     return replays
 
 
@@ -74,9 +74,9 @@ def undone() -> Iterator[None]:
 
 
 def _patched(make: Callable[..., Any]) -> Callable[..., Any]:
-    real = Recording._record
+    real = GraphedStep._record
 
-    def with_its_parameters(self: Recording, action: Any, inputs: Any) -> Any:
+    def with_its_parameters(self: GraphedStep, action: Any, inputs: Any) -> Any:
         before = cuda_graphs.record
         cuda_graphs.record = make(list(self.parameters))
         try:
@@ -87,7 +87,7 @@ def _patched(make: Callable[..., Any]) -> Callable[..., Any]:
     return with_its_parameters
 
 
-def stepper_of(kind: str, recorded: bool, localization: float) -> Stepper:
+def stepper_of(kind: str, recorded: bool, localization: float) -> TrainStep:
     values = {"kind": kind, "backbone": "swin_nano", "img_size": 32, "batch": 4}
     values |= {"prototypes": 16} if kind == "pretrain" else {"localization": localization}
     config = BenchStepConfig.parse(values | {"device": "cpu", "precision": "32"})
@@ -129,7 +129,7 @@ def test_a_recorded_step_that_is_skipped(kind: str, without_a_gpu: list[Any]) ->
     task: Any = stepper.task
     if kind == "train":
         task.ema, task.average = 0.5, copy.deepcopy(task.backbone)
-        task.following = MovingAverage(task.average, task.backbone, buffers=True)
+        task.following = EMA(task.average, task.backbone, buffers=True)
     else:
         task.momentum = Constant(0.5)
     for step in range(2 * WARM_UP + 4):
@@ -146,7 +146,7 @@ def test_a_recorded_step_that_is_skipped(kind: str, without_a_gpu: list[Any]) ->
     torch.testing.assert_close(dict(task.state_dict()), before, rtol=0, atol=0)
 
 
-def toy() -> tuple[Recording, nn.Parameter, Callable[..., Values]]:
+def toy() -> tuple[GraphedStep, nn.Parameter, Callable[..., Values]]:
     STEPPED.clear()
     weight = nn.Parameter(torch.zeros(2))
 
@@ -155,7 +155,7 @@ def toy() -> tuple[Recording, nn.Parameter, Callable[..., Values]]:
         loss.backward()
         return {"loss": loss.detach().clone()}
 
-    return Recording([weight], torch.device("cpu")), weight, action
+    return GraphedStep([weight], torch.device("cpu")), weight, action
 
 
 def test_every_kind_has_its_own(without_a_gpu: list[Any]) -> None:
@@ -181,7 +181,7 @@ def test_what_cannot_be_recorded(full: bool, monkeypatch: pytest.MonkeyPatch) ->
             raise torch.OutOfMemoryError("CUDA out of memory.")
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
-    monkeypatch.setattr(cuda_graphs, "aside", lambda action, stream: action())
+    monkeypatch.setattr(cuda_graphs, "on_side_stream", lambda action, stream: action())
     monkeypatch.setattr(cuda_graphs, "record", refuse)
     for _ in range(WARM_UP):
         made.take(action, [torch.ones(2, 2), None, False])

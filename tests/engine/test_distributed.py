@@ -19,16 +19,16 @@ from frugalvit.config.dense import DetectConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.engine import distributed
-from frugalvit.engine.trainer import Stopped
+from frugalvit.engine.trainer import RunInterrupted
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, experiment, resume
-from frugalvit.experiment.auto_values import Decisions
-from frugalvit.runs.run_folder import Run
+from frugalvit.experiment.auto_values import AutoValues
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense import experiment as running
 from frugalvit.tasks.dense import loader
 from frugalvit.utils import launch_env, system
-from frugalvit.utils.tables import Result
+from frugalvit.utils.tables import CommandResult
 from helpers.fake_distributed import gather
 from helpers.toy_task import ToyTask, run_toy
 
@@ -42,7 +42,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The times that collectives were given; threads have no process group whose time could be set."""
     given: list[float] = []
     monkeypatch.setattr(distributed, "_wait_at_most", given.append)
-    monkeypatch.setattr(distributed, "_LOOKING", 0.3)
+    monkeypatch.setattr(distributed, "FILESYSTEM_TIMEOUT", 0.3)
     return given
 
 
@@ -55,7 +55,7 @@ def test_all_score_the_best_weights_of_the_first(command: str, tmp_path: Path) -
 
     def finish(fabric: Any) -> list[Any]:
         (tmp_path / str(fabric.global_rank)).mkdir()
-        run = Run(tmp_path / str(fabric.global_rank))
+        run = RunFolder(tmp_path / str(fabric.global_rank))
         if fabric.global_rank == 0:
             run.save_checkpoint({"step": 3, "task": {"weight": torch.ones(2)}}, best=True)
         taken: list[Any] = []
@@ -65,7 +65,7 @@ def test_all_score_the_best_weights_of_the_first(command: str, tmp_path: Path) -
 
         task: Any = SimpleNamespace(load_state_dict=taken.append, scores=score, scored=score, backbone=None)
         config, data = TrainConfig(), SimpleNamespace(classes=("a", "b"))
-        job, decisions, outcome = SimpleNamespace(score=score), Decisions(), {"steps": 9}
+        job, decisions, outcome = SimpleNamespace(score=score), AutoValues(), {"steps": 9}
         arguments = {
             "train": (config, data, run, fabric, task, outcome, None, None, decisions),
             "segment": (config, job, data, run, fabric, task, outcome, None, "val", decisions),
@@ -87,7 +87,7 @@ def test_the_folder_must_be_seen_by_all(shared: bool, tmp_path: Path) -> None:
     def look(fabric: Any) -> None:
         folder = tmp_path / str(0 if shared else fabric.global_rank)
         folder.mkdir(exist_ok=True)
-        distributed.check_shared(fabric, folder)
+        distributed.check_shared_filesystem(fabric, folder)
 
     found = gather(2, look)
     assert not list(tmp_path.rglob(".seen*"))
@@ -104,7 +104,7 @@ def test_all_must_find_the_run_to_go_on_with() -> None:
 
     def look(fabric: Any) -> None:
         found = "run" if fabric.global_rank == 0 else None
-        resume.check_agreed(TrainConfig(out="run").model_copy(update={"resume": found}), fabric)
+        resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": found}), fabric)
 
     errors = gather(2, look)
     assert all(
@@ -122,7 +122,7 @@ def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any
     def command(fabric: Any) -> Any:
         peers.own = fabric
         config = TrainConfig(data="photos", out=str(out))
-        return experiment.in_run_folder(config, "train", open_source, body, Result)
+        return experiment.run_experiment(config, "train", open_source, body, CommandResult)
 
     return gather(2, command)
 
@@ -130,8 +130,8 @@ def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any
 def test_only_the_first_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(*_: Any) -> Result:
-        raise Stopped("SIGTERM")
+    def stop(*_: Any) -> CommandResult:
+        raise RunInterrupted("SIGTERM")
 
     results = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), stop)
     assert [result.data["stopped"] for result in results] == ["SIGTERM"] * 2
@@ -145,7 +145,7 @@ def test_a_peer_that_cannot_open_the_data_is_said(lost: int, tmp_path: Path, mon
             raise UserError("There is no folder photos.")
         return SimpleNamespace(name="photos")
 
-    results = live(monkeypatch, tmp_path / "run", open_source, lambda *_: Result({}))
+    results = live(monkeypatch, tmp_path / "run", open_source, lambda *_: CommandResult({}))
     assert str(results[lost]) == "There is no folder photos."
     left = results[1 - lost]
     assert isinstance(left, UserError), left
@@ -160,7 +160,7 @@ def test_a_mistake_in_the_midst_of_a_run_is_said_once(tmp_path: Path, monkeypatc
         ranks.own = fabric.global_rank  # known by now, as after a launch
         return SimpleNamespace(name="photos")
 
-    def body(*_: Any) -> Result:
+    def body(*_: Any) -> CommandResult:
         raise UserError("There are no weights for this network.")
 
     errors = live(monkeypatch, tmp_path / "run", open_source, body)
@@ -172,8 +172,8 @@ def test_a_peer_that_is_gone_is_said_by_whoever_is_left(tmp_path: Path, monkeypa
     """It may have been the first: then nobody else says anything."""
     monkeypatch.setattr(launch_env, "local_rank", lambda: 1)
 
-    def body(_: Any, __: Any, ___: Any, fabric: Any) -> Result:
-        with distributed.mind_the_peers(fabric, None, 1.0):
+    def body(_: Any, __: Any, ___: Any, fabric: Any) -> CommandResult:
+        with distributed.fail_on_lost_rank(fabric, None, 1.0):
             raise RuntimeError("[gloo] Connection closed by peer")
 
     errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
@@ -182,8 +182,8 @@ def test_a_peer_that_is_gone_is_said_by_whoever_is_left(tmp_path: Path, monkeypa
 
 def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    real = Run.save_checkpoint
-    monkeypatch.setattr(Run, "save_checkpoint", lambda *args, **more: done.append("save") or real(*args, **more))
+    real = RunFolder.save_checkpoint
+    monkeypatch.setattr(RunFolder, "save_checkpoint", lambda *args, **more: done.append("save") or real(*args, **more))
     monkeypatch.setattr(Fabric, "barrier", lambda *_: done.append("barrier"))
 
     class Told(ToyTask):
@@ -191,7 +191,7 @@ def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: p
             if step == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match="SIGTERM"):
+    with pytest.raises(RunInterrupted, match="SIGTERM"):
         run_toy(tmp_path / "run", Told(), save_every=100)
     assert done[-2:] == ["save", "barrier"]
 
@@ -208,7 +208,7 @@ def test_a_stopped_comparison(
     monkeypatch.setenv("LOCAL_RANK", rank)
     wanted = TrainConfig(data="photos", out=str(tmp_path / "run"), devices=2)
     with pytest.raises(error) as left:
-        compare.run_once(wanted, lambda _: Result({"stopped": "SIGTERM"}))
+        compare.run_once(wanted, lambda _: CommandResult({"stopped": "SIGTERM"}))
     assert (tmp_path / "run" / "asked.json").exists() == (rank == "0")
     assert ("starting" in capsys.readouterr().err) == (rank == "0")
     if rank == "1":
@@ -237,12 +237,12 @@ def test_one_process_writes_the_comparison(
 def test_memory_is_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frugalvit.data.cache.build.available_memory", lambda: 10_000)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert loader.Pictures([], [(10, 20)]).keeps
+    assert loader.ImageReader([], [(10, 20)]).keeps
     fabric: Any = SimpleNamespace(launch=lambda: None, world_size=1, global_rank=0, strategy=None)
     distributed.launch(fabric, 8)
-    assert not loader.Pictures([], [(10, 20)]).keeps
+    assert not loader.ImageReader([], [(10, 20)]).keeps
     distributed.launch(fabric, 1)
-    assert loader.Pictures([], [(10, 20)]).keeps, "the next run of this process is alone"
+    assert loader.ImageReader([], [(10, 20)]).keeps, "the next run of this process is alone"
 
 
 def test_as_many_readers_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,14 +250,14 @@ def test_as_many_readers_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> No
     cores = threading.local()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores.here), raising=False)
     monkeypatch.setattr(system, "_groups", lambda *_: ())
-    monkeypatch.setattr(builders, "StreamedExamples", SimpleNamespace)
+    monkeypatch.setattr(builders, "StreamingDataset", SimpleNamespace)
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
 
     def decide(fabric: Any) -> Any:
         cores.here = 16 if fabric.global_rank < 2 else 8
         config, shards = TrainConfig(), SimpleNamespace(shards=range(100))
-        builders.decide_reading(config, shards, fabric, Decisions())  # type: ignore[arg-type]
+        builders.decide_reading(config, shards, fabric, AutoValues())  # type: ignore[arg-type]
         return config.workers
 
     assert gather(4, decide) == [4, 4, 4, 4]
@@ -312,12 +312,12 @@ def test_time_counts_in_the_steps_only(waits: list[float]) -> None:
         if fabric.global_rank == 1:
             threading.Event().wait(0.2)
         arrived.append(fabric.global_rank)
-        with distributed.in_step(fabric, 5.0):
+        with distributed.collective_timeout(fabric, 5.0):
             assert len(arrived) == 2
             fabric.barrier()
 
     assert gather(2, work) == [None, None]
-    assert waits == [5.0, 5.0, distributed.PREPARING, distributed.PREPARING]
+    assert waits == [5.0, 5.0, distributed.SETUP_TIMEOUT, distributed.SETUP_TIMEOUT]
     fabric: Any = SimpleNamespace(launch=lambda: None, barrier=lambda: None, world_size=2, global_rank=0, strategy=None)
     distributed.launch(fabric)
-    assert waits[-1] == distributed.PREPARING
+    assert waits[-1] == distributed.SETUP_TIMEOUT

@@ -10,9 +10,9 @@ from torch import nn
 
 from frugalvit.backbones import create_backbone
 from frugalvit.config.train import LocalizationConfig
-from frugalvit.engine.ema import MovingAverage
+from frugalvit.engine.ema import EMA
 from frugalvit.engine.schedules import Constant
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.task import ClassificationTask
 
 
 def network(seed: int) -> nn.Module:
@@ -24,7 +24,7 @@ def network(seed: int) -> nn.Module:
 def test_it_follows_as_written(buffers: bool) -> None:
     followed, follower = network(0), network(1).requires_grad_(False)
     oracle = copy.deepcopy(follower)
-    average = MovingAverage(follower, followed, buffers=buffers)
+    average = EMA(follower, followed, buffers=buffers)
     for step, momentum in enumerate((0.5, 0.9, 0.99)):
         followed(torch.full((5, 3), float(step)) + torch.arange(5)[:, None])  # moves the statistics
         with torch.no_grad():
@@ -32,7 +32,7 @@ def test_it_follows_as_written(buffers: bool) -> None:
                 parameter += 0.1
             for mine, other in zip(oracle.parameters(), followed.parameters(), strict=True):
                 mine.copy_(momentum * mine + (1 - momentum) * other)
-        average.follow(momentum)
+        average.update(momentum)
         torch.testing.assert_close(dict(follower.named_parameters()), dict(oracle.named_parameters()))
         kept = dict((followed if buffers else oracle).named_buffers())
         torch.testing.assert_close(dict(follower.named_buffers()), kept, rtol=0, atol=0)
@@ -41,10 +41,10 @@ def test_it_follows_as_written(buffers: bool) -> None:
 def test_networks_may_move_before_the_first_step() -> None:
     """A run puts its networks onto the device after the task is made; conversions replace buffers."""
     followed, follower = network(0), network(1)
-    average = MovingAverage(follower, followed, buffers=True)
+    average = EMA(follower, followed, buffers=True)
     for one in (followed, follower):
         one.double()
-    average.follow(0.0)
+    average.update(0.0)
     torch.testing.assert_close(follower.state_dict(), followed.state_dict())
 
 
@@ -52,7 +52,7 @@ def test_early_on_the_average_follows_quickly() -> None:
     """min(ema, (1 + step) / (10 + step)): a tenth is kept of the random start, and the rate itself comes later."""
     shape = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
     backbone = create_backbone("swin_nano", img_size=32, num_classes=2, **shape)
-    task = SupervisedTask(backbone, None, LocalizationConfig(), Constant(0.0), ema=0.95)
+    task = ClassificationTask(backbone, None, LocalizationConfig(), Constant(0.0), ema=0.95)
     assert task.average is not None
     followed, follower = (next(one.parameters()) for one in (task.backbone, task.average))
     kept = {}

@@ -17,7 +17,7 @@ def _as_before() -> Iterator[None]:
     hardware._onednn_is_slow.cache_clear()
     yield
     hardware._onednn_is_slow.cache_clear()
-    hardware.tune_for_cpu()  # says its line here, not in the midst of the next test
+    hardware.configure_cpu()  # says its line here, not in the midst of the next test
     torch.backends.mkldnn.enabled = enabled
     torch.set_num_threads(threads)
 
@@ -46,7 +46,7 @@ def test_onednn_is_left_out_where_it_has_no_kernels_of_its_own(
     monkeypatch.setattr(hardware, "_arm_features", lambda: features)
     for _ in range(2):  # between two runs of a process ``fv.train`` gave the caller oneDNN back
         torch.backends.mkldnn.enabled = True
-        hardware.tune_for_cpu()
+        hardware.configure_cpu()
         assert torch.backends.mkldnn.enabled == kept
     assert capsys.readouterr().err.count("oneDNN is left out") == (0 if kept else 1)
 
@@ -72,7 +72,7 @@ def test_a_busy_machine_does_not_change_how_products_are_made(monkeypatch: pytes
 
 def test_a_gpu_is_queued_for_by_one_thread() -> None:
     torch.set_num_threads(2)
-    hardware.tune_for_gpu()
+    hardware.configure_cuda()
     assert torch.get_num_threads() == 1
     torch.set_float32_matmul_precision("highest")
 
@@ -82,13 +82,13 @@ def test_whoever_computes_on_the_cpu_has_it_tuned(
     device: str, tuned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(hardware, "tune_for_cpu", lambda: calls.append(1))
+    monkeypatch.setattr(hardware, "configure_cpu", lambda: calls.append(1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert hardware.pick_device(device) == device and calls == tuned
 
 
 def test_pytorch_as_it_comes_for_a_while() -> None:
     torch.backends.mkldnn.enabled = False
-    with hardware.as_pytorch_comes():
+    with hardware.default_onednn():
         assert torch.backends.mkldnn.enabled
     assert not torch.backends.mkldnn.enabled

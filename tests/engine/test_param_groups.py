@@ -17,23 +17,23 @@ from frugalvit.config.train import LocalizationConfig, TrainConfig
 from frugalvit.engine.param_groups import (
     decay_groups,
     freeze_first,
-    grouped_alike,
     layer_groups,
     layers_of,
-    renumbered,
-    spared_in,
+    no_weight_decay_names,
+    remap_optimizer_state,
+    same_param_groups,
 )
 from frugalvit.engine.schedules import Constant, Cosine
-from frugalvit.engine.step import Plan, Stepper, make_optimizer
+from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.errors import UserError
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.tasks.classification import train
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.pretraining import train as pretrain
-from frugalvit.tasks.pretraining.task import make_twin
+from frugalvit.tasks.pretraining.task import make_teacher
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
-from frugalvit.tasks.segmentation.task import SegmentTask
+from frugalvit.tasks.segmentation.task import SegmentationTask
 from helpers.tiny_runs import PRETRAIN, TRAIN
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -122,7 +122,7 @@ def test_rates_fall_by_the_block(name: str) -> None:
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
 def test_what_a_network_spares_is_not_decayed(name: str, part: str, sizes: dict[str, Any], layer_decay: float) -> None:
     backbone = create_backbone(name, img_size=64, num_classes=2, **sizes)
-    task = SupervisedTask(
+    task = ClassificationTask(
         backbone, None, LocalizationConfig(), Constant(0.0), weight_decay=0.1, layer_decay=layer_decay
     )
     groups = task.parameter_groups()
@@ -133,14 +133,14 @@ def test_what_a_network_spares_is_not_decayed(name: str, part: str, sizes: dict[
 def test_a_network_is_asked_wherever_it_stands() -> None:
     """A pre-training has a student and a teacher, each under a name of its own."""
     backbone = create_backbone("twins_svt_small", img_size=64, num_classes=0)
-    spared = spared_in(nn.ModuleDict({"student": backbone}))
+    spared = no_weight_decay_names(nn.ModuleDict({"student": backbone}))
     assert "student.model.pos_block.0.proj.0.weight" in spared
-    assert spared == {f"student.model.{name}" for name in spared_in(backbone.model)}
+    assert spared == {f"student.model.{name}" for name in no_weight_decay_names(backbone.model)}
 
 
 def test_a_network_under_a_segmenter_is_asked_too() -> None:
     network = Segmenter(Pyramid(create_backbone("twins_svt_small", img_size=64)), SegmenterSpec(3, 16))
-    groups = SegmentTask(network, 64).parameter_groups()
+    groups = SegmentationTask(network, 64).parameter_groups()
     of_part = [(name, group["decayed"]) for group in groups for name, _ in group["params"] if "pos_block" in name]
     assert of_part and not any(decayed for _, decayed in of_part)
 
@@ -154,9 +154,9 @@ def test_moments_find_their_parameters_in_other_groups() -> None:
     for parameter in parameters.values():
         parameter.grad = parameter.detach().clone()
     before.step()
-    assert grouped_alike(before.state_dict(), before.state_dict())
-    assert not grouped_alike(before.state_dict(), after.state_dict())
-    after.load_state_dict(renumbered(before.state_dict(), after.state_dict()))
+    assert same_param_groups(before.state_dict(), before.state_dict())
+    assert not same_param_groups(before.state_dict(), after.state_dict())
+    after.load_state_dict(remap_optimizer_state(before.state_dict(), after.state_dict()))
     for parameter in parameters.values():
         assert torch.equal(after.state[parameter]["exp_avg"], before.state[parameter]["exp_avg"])
     assert [group["weight_decay"] for group in after.param_groups] == [0.05, 0]
@@ -168,13 +168,13 @@ def test_schedules_reach_the_optimiser(layer_decay: float, step: int) -> None:
     """On a real Swin: matrices are decayed as scheduled, biases, norms and position tables not, heads learn faster."""
     backbone = create_backbone("swin_nano", img_size=32, num_classes=2, embed_dim=8, depths=(1, 1), num_heads=(1, 2))
     head = RelativeLocalization(backbone.dim, hidden=8)
-    task = SupervisedTask(
+    task = ClassificationTask(
         backbone, head, LocalizationConfig(lr_scale=3.0), Constant(0.5), weight_decay=0.1, layer_decay=layer_decay
     )
-    plan = Plan(10, 10, Cosine(1e-2, 1e-4, 10, warmup=3, warmup_from=1e-3), weight_decay=Cosine(0.1, 0.4, 10))
+    plan = TrainPlan(10, 10, Cosine(1e-2, 1e-4, 10, warmup=3, warmup_from=1e-3), weight_decay=Cosine(0.1, 0.4, 10))
     fabric = Fabric(accelerator="cpu", devices=1)
     module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
-    stepper = Stepper(task, module, optimizer, plan, fabric)
+    stepper = TrainStep(task, module, optimizer, plan, fabric)
     stepper._set_schedules(step)
     found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
     matrices = {
@@ -220,7 +220,7 @@ def test_the_teacher_comes_to_rest_at_the_end() -> None:
     config = PretrainConfig.parse(PRETRAIN | {"data": "x"})
     config.localization.weight = 0.0
     config.matching.teacher_temp = 0.07
-    plan = Plan(40, 10, Constant(0.1))
+    plan = TrainPlan(40, 10, Constant(0.1))
     task = pretrain.make_task(config, pretrain.make_network(config), plan)
     kept = [task.momentum.at(step) for step in range(plan.steps + 1)]
     assert kept[0] == pytest.approx(0.9) and kept[-1] == 1.0 and kept == sorted(kept)
@@ -231,11 +231,11 @@ def test_a_teacher_has_no_stochastic_depth() -> None:
     student = create_backbone("swin_nano", img_size=32, num_classes=0, drop_path=0.2, **shape)
     rates = [
         [part.drop_prob for part in network.modules() if isinstance(part, DropPath)]
-        for network in (student, make_twin(student))
+        for network in (student, make_teacher(student))
     ]
     assert max(rates[0]) == pytest.approx(0.2) and not any(rates[1])
     images = torch.randn(2, 3, 32, 32)
-    twin = make_twin(student).train()
+    twin = make_teacher(student).train()
     torch.testing.assert_close(twin(images).pooled, twin(images).pooled, rtol=0, atol=0)
 
 
@@ -243,7 +243,7 @@ def test_a_teacher_looks_at_all_neighbours() -> None:
     """Also that of a ViL whose student draws one of them."""
     shape = SMALL["vil_tiny_w7"] | {"window_size": 3, "sparse_stages": 2, "neighbours": "random"}
     student = create_backbone("vil_tiny_w7", img_size=64, num_classes=0, patch_size=2, **shape).train()
-    twin = make_twin(student).train()
+    twin = make_teacher(student).train()
     images = torch.randn(2, 3, 64, 64)
     seen = {network: [network(images).grid for _ in range(4)] for network in (student, twin)}
     assert not all(torch.equal(grid, seen[student][0]) for grid in seen[student])

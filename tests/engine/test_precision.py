@@ -16,9 +16,9 @@ from frugalvit.data.loader import Batch
 from frugalvit.engine import step
 from frugalvit.engine.hardware import make_precision
 from frugalvit.engine.schedules import Constant
-from frugalvit.engine.step import Stepper, make_optimizer
+from frugalvit.engine.step import TrainStep, make_optimizer
 from frugalvit.tasks.classification import task as supervised
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.task import ClassificationTask
 from helpers.toy_task import ToyTask, toy_plan
 
 
@@ -50,7 +50,7 @@ def test_the_scale_of_fp16_is_taken_out_once(clip_per: str, fused: bool, monkeyp
             scaler._init_scale = 64.0  # from 65,536 it would first have to come down
         task, plan = ToyTask(), toy_plan(clip=0.5, clip_per=clip_per)
         module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
-        Stepper(task, module, optimizer, plan, fabric).one_step()  # type: ignore[arg-type]
+        TrainStep(task, module, optimizer, plan, fabric).one_step()  # type: ignore[arg-type]
         moments[wanted] = [state["exp_avg"] for state in optimizer.optimizer.state.values()]
     torch.testing.assert_close(moments["fp16"], moments["32"], rtol=1e-2, atol=1e-4)
     assert all(moment.norm() > 1e-3 for moment in moments["32"][:1])
@@ -65,7 +65,7 @@ def test_answers_that_tie_in_half_precision_are_told_apart(wanted: str, monkeypa
     with torch.no_grad():
         classifier.weight.zero_()
         classifier.bias.copy_(torch.tensor([1.0, 1.001, 0.0]))
-    task = SupervisedTask(backbone, None, LocalizationConfig(), Constant(0.0))
+    task = ClassificationTask(backbone, None, LocalizationConfig(), Constant(0.0))
     task.fabric = Fabric(accelerator="cpu", devices=1, plugins=make_precision(wanted, "cpu"))
     batch = (torch.randn(4, 3, 32, 32), torch.ones(4, dtype=torch.long), None)
     monkeypatch.setattr(supervised, "eval_batches", lambda *_, **__: iter([batch]))

@@ -17,10 +17,10 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch
 from frugalvit.engine.schedules import Constant, Cosine, Linear
-from frugalvit.engine.step import Plan, Stepper, make_optimizer, seed_step
+from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer, seed_step
 from frugalvit.objectives import DenseLocalization, RelativeLocalization, update_average
 from frugalvit.objectives.projection_head import _move_unless
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.pretraining import train
 from helpers.tiny_runs import PRETRAIN
 from helpers.toy_task import ToyBatch, ToyTask, toy_plan
@@ -32,17 +32,17 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def stepper_of(task: Any, plan: Plan) -> Stepper:
+def stepper_of(task: Any, plan: TrainPlan) -> TrainStep:
     fabric = Fabric(accelerator="cpu", devices=1)
     module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
-    return Stepper(task, module, optimizer, plan, fabric)
+    return TrainStep(task, module, optimizer, plan, fabric)
 
 
-def supervised(backbone: str, *, ema: float = 0.0) -> SupervisedTask:
+def supervised(backbone: str, *, ema: float = 0.0) -> ClassificationTask:
     """A classifier of four images, the same at every step."""
     torch.manual_seed(0)
     network = create_backbone(backbone, img_size=32, num_classes=2, **SMALL.get(backbone, {}))
-    task = SupervisedTask(network, None, LocalizationConfig(), Constant(0.0), ema=ema).train()
+    task = ClassificationTask(network, None, LocalizationConfig(), Constant(0.0), ema=ema).train()
     images, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1])
     task.batch_at = lambda step: Batch(images, labels, labels, torch.arange(4))
     return task
@@ -56,7 +56,7 @@ def label_free(backbone: str, **more: Any) -> Any:
     )
     config.localization.weight = 0.0
     config.matching.teacher_temp = 0.07
-    task: Any = train.make_task(config, train.make_network(config), Plan(10, 10, Constant(0.1))).train()
+    task: Any = train.make_task(config, train.make_network(config), TrainPlan(10, 10, Constant(0.1))).train()
     task.batches = SimpleNamespace(augment=SimpleNamespace(config=config.crops))
     task.momentum, task.regions_from, task.hold_last = Constant(0.5), 0, 0
     crops = [torch.randn(4, 3, 32, 32), torch.randn(4, 3, 32, 32), torch.randn(4, 3, 16, 16)]
@@ -105,13 +105,13 @@ class Shared(ToyTask):
 @pytest.mark.parametrize("parts", [2, 4, 8])
 def test_parts_of_a_step_have_the_gradients_of_the_whole(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[Tensor]] = []
-    clip = Stepper._clip
+    clip = TrainStep._clip
 
-    def look(self: Stepper) -> Tensor:
+    def look(self: TrainStep) -> Tensor:
         seen.append([parameter.grad.clone() for parameter in self.learning if parameter.grad is not None])
         return clip(self)
 
-    monkeypatch.setattr(Stepper, "_clip", look)
+    monkeypatch.setattr(TrainStep, "_clip", look)
     for count in (1, parts):
         stepper = stepper_of(Shared(count), toy_plan(accumulate=count))
         for step in range(2):
@@ -132,7 +132,7 @@ def test_images_computed_again_are_counted_once(kind: str) -> None:
     else:
         task = supervised(kind)
         task.backbone.model.set_grad_checkpointing(True)
-    plan = Plan(10, 10, Constant(0.0))
+    plan = TrainPlan(10, 10, Constant(0.0))
     oracle = copy.deepcopy(task)
     oracle(task.batch_at(0), 0)
     stepper_of(task, plan).one_step()
@@ -145,7 +145,7 @@ def test_images_computed_again_are_counted_once(kind: str) -> None:
 def test_an_average_has_the_statistics_of_the_network_it_follows() -> None:
     task = supervised("resnet10t", ema=0.9)
     assert task.average is not None
-    stepper_of(task, Plan(10, 10, Constant(0.1))).one_step()
+    stepper_of(task, TrainPlan(10, 10, Constant(0.1))).one_step()
     followed, follower = (dict(network.named_buffers()) for network in (task.backbone, task.average))
     assert any(name.endswith("running_mean") and buffer.any() for name, buffer in followed.items())
     torch.testing.assert_close(follower, followed, rtol=0, atol=0)
@@ -158,7 +158,7 @@ def test_an_average_has_the_statistics_of_the_network_it_follows() -> None:
 def test_a_skipped_step_leaves_everything(kind: str) -> None:
     """Weights, BatchNorm and centres, and the averages that would otherwise go on towards the weights."""
     task: Any = supervised("resnet10t", ema=0.9) if kind == "train" else label_free("resnet10t")
-    stepper = stepper_of(task, Plan(10, 10, Constant(0.1)))
+    stepper = stepper_of(task, TrainPlan(10, 10, Constant(0.1)))
     batch_at, states = task.batch_at, []
     for step, bad in enumerate((False, True, False)):
         task.batch_at = lambda step, bad=bad: spoilt(batch_at(step)) if bad else batch_at(step)
@@ -232,14 +232,14 @@ def test_the_average_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scores.summary()["top1"] == 100 and seen == ["average"]
 
 
-def localizing(dense: bool, weight: float, **settings: Any) -> tuple[SupervisedTask, Batch]:
+def localizing(dense: bool, weight: float, **settings: Any) -> tuple[ClassificationTask, Batch]:
     """A classifier with Drloc at its end or in every block, and images with what they were before they were mixed."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
     backbone = create_backbone("swin_nano", img_size=32, num_classes=2, **shape)
     more: dict[str, Any] = {"pairs": 8, "hidden": 8}
     head = DenseLocalization(backbone.block_dims(), **more) if dense else RelativeLocalization(backbone.dim, **more)
-    task = SupervisedTask(backbone, head, LocalizationConfig(**settings), Constant(weight)).train()
+    task = ClassificationTask(backbone, head, LocalizationConfig(**settings), Constant(weight)).train()
     labels = torch.tensor([0, 1, 0, 1])
     images, clean = torch.randn(2, 4, 3, 32, 32)
     return task, Batch(images, labels, labels, torch.arange(4), clean=clean)
@@ -284,7 +284,7 @@ def test_the_loss_of_views_regions_and_pairs() -> None:
     torch.testing.assert_close(losses["loss"], 0.3 * parts[0] + 0.9 * parts[1] + 0.2 * parts[2])
     assert "region_loss" not in before
     torch.testing.assert_close(before["loss"], 0.3 * before["view_loss"] + 0.2 * before["localization"])
-    warm, at_three = (task.inputs(batch, step)[0].item() for step in (0, 3))
+    warm, at_three = (task.step_inputs(batch, step)[0].item() for step in (0, 3))
     assert (warm, at_three) == pytest.approx((0.04, task.teacher_temp.at(3)))
 
 

@@ -20,12 +20,12 @@ from lightning_fabric import Fabric
 from frugalvit.cli import main as cli
 from frugalvit.engine import step as stepping
 from frugalvit.engine import trainer
-from frugalvit.engine.distributed import mind_the_peers
+from frugalvit.engine.distributed import fail_on_lost_rank
 from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.hardware import make_precision
 from frugalvit.engine.schedules import Cosine
 from frugalvit.errors import UserError
-from frugalvit.runs.run_folder import Run
+from frugalvit.runs.run_folder import RunFolder
 from helpers.fake_distributed import gather
 from helpers.fork_server import Nursery
 from helpers.processes import torchrun_variables
@@ -82,7 +82,7 @@ def test_a_resumed_scaler_has_its_scale(tmp_path: Path) -> None:
         precision.scaler._init_scale = start
         fabric = Fabric(accelerator="cpu", devices=1, plugins=[precision])
         fabric.launch()
-        run = Run(tmp_path)
+        run = RunFolder(tmp_path)
         trainer.fit(ToyTask(), toy_plan(images_per_step=8, steps=steps), run, fabric)
         run.close()
         scales.append(torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["scaler"]["scale"])
@@ -105,12 +105,12 @@ def test_who_leaves_at_once_lets_a_line_be_written(
     """A queue of TensorBoard's that was left half-way kept the run from ending; a tracker that hangs must not."""
     lines: list[int] = []
 
-    def log(run: Run, step: int, **values: Any) -> None:
+    def log(run: RunFolder, step: int, **values: Any) -> None:
         for _ in range(signals):
             signal.raise_signal(signal.SIGTERM)
         lines.append(step)
 
-    monkeypatch.setattr(Run, "log", log)
+    monkeypatch.setattr(RunFolder, "log", log)
     with pytest.raises(KeyboardInterrupt):
         run_toy(tmp_path / "run", ToyTask(), steps=8)
     assert len(lines) == written
@@ -153,7 +153,7 @@ def test_the_rate_that_is_logged_is_the_schedules(tmp_path: Path) -> None:
     assert groups(tmp_path / "run")[0]["lr"] == 0.25 * lines[-1]["lr"]
 
 
-class Part(trainer._Loop):
+class Part(trainer.Trainer):
     """What one of several processes keeps of a window, saves and finds again; ``saved`` stands for the folder."""
 
     def __init__(self, peer: Any, saved: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ class Part(trainer._Loop):
         self.saved = saved
         run: Any = SimpleNamespace(folder="run", load_checkpoint=lambda: saved, metrics=list)
         run.save_checkpoint = lambda state, best: saved.update(state) if peer.is_global_zero else None
-        run.forget_metrics_after = lambda step: None
+        run.truncate_metrics = lambda step: None
         super().__init__(task, task, optimizer, plan, run, peer)
 
     def see(self, *steps: int) -> None:
@@ -213,7 +213,7 @@ def test_the_first_process_says_when_to_save() -> None:
 @pytest.mark.parametrize(("scaled", "borne"), [(False, 5), (True, 21)])
 def test_a_gradient_scaler_may_look_for_its_scale(scaled: bool, borne: int) -> None:
     """fp16 begins with overflows on purpose: from 65,536 it takes up to sixteen of them to come down to one."""
-    assert trainer._Loop._patience(SimpleNamespace(plan=toy_plan(), scaled=scaled)) == borne
+    assert trainer.Trainer._patience(SimpleNamespace(plan=toy_plan(), scaled=scaled)) == borne
 
 
 def test_evidence_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_metrics_after_a_power_failure(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_run_is_closed_on_a_full_disk_too(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
 
     class Full:
         def close(self) -> None:
@@ -264,7 +264,7 @@ def test_a_run_is_closed_on_a_full_disk_too(tmp_path: Path) -> None:
 
     run._metrics = Full()  # type: ignore[assignment]
     run.close()
-    again = Run(tmp_path)  # the lock is free
+    again = RunFolder(tmp_path)  # the lock is free
     assert again.writer
     again.close()
 
@@ -273,7 +273,7 @@ def test_a_summary_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     monkeypatch.setattr("frugalvit.runs.run_folder.write_text", full)
     with pytest.raises(UserError, match=r"Could not save summary.json.*No space left on device"):
         run.save_json("summary.json", {})
@@ -296,10 +296,10 @@ def test_a_lost_peer_is_said_after_the_training_too(tmp_path: Path) -> None:
     fabric = SimpleNamespace(world_size=2)
     with (
         pytest.raises(UserError, match=r"Another process of this run has ended.*--resume"),
-        mind_the_peers(fabric, tmp_path, 5.0),  # type: ignore[arg-type]
+        fail_on_lost_rank(fabric, tmp_path, 5.0),  # type: ignore[arg-type]
     ):
         raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
-    with pytest.raises(RuntimeError, match="else"), mind_the_peers(Fabric(accelerator="cpu"), tmp_path, 5.0):
+    with pytest.raises(RuntimeError, match="else"), fail_on_lost_rank(Fabric(accelerator="cpu"), tmp_path, 5.0):
         raise RuntimeError("something else timed out")
 
 

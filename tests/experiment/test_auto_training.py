@@ -17,10 +17,10 @@ from frugalvit.config.dense import DetectConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
-from frugalvit.engine.param_groups import merged
-from frugalvit.engine.step import Plan
+from frugalvit.engine.param_groups import merge_param_groups
+from frugalvit.engine.step import TrainPlan
 from frugalvit.experiment.auto_values import (
-    Decisions,
+    AutoValues,
     Facts,
     decide_heads,
     decide_pretraining,
@@ -84,7 +84,7 @@ def test_batch_and_length(images: int, device: str, batch: int, epochs: int) -> 
 )
 def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], variant: str, grid_size: int) -> None:
     """The strong form where it measured best: large Swins from random weights; what is asked for stays."""
-    config, decisions = TrainConfig.parse({"data": "photos"} | values), Decisions()
+    config, decisions = TrainConfig.parse({"data": "photos"} | values), AutoValues()
     decide_training(config, Facts(2040, 102, 224, "cuda", family, parameters), decisions)
     assert (config.localization.variant, config.localization.grid_size) == (variant, grid_size)
     assert [each.name for each in decisions].count("localization.variant") == (
@@ -113,7 +113,7 @@ def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], var
     ],
 )
 def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -> None:
-    config, decisions = TrainConfig.parse({"data": "x", "batch": 128} | values), Decisions()
+    config, decisions = TrainConfig.parse({"data": "x", "batch": 128} | values), AutoValues()
     decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert config.mixing.prob == prob
     given = "prob" in values.get("mixing", {}) or "drloc" in values.get("recipe", "") or prob == "auto"
@@ -128,7 +128,7 @@ def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, ope
     """It is given all values, not only those that somebody has thought of."""
     compared = CompareConfig.parse({"data": "x", "epochs": 100, "batch": 128, "settings": ["a: lr=1", "b: lr=2"]})
     config = TrainConfig.parse(compared.run_values(assignments([setting]), 0, "out"))
-    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), Decisions())
+    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), AutoValues())
     assert (config.mixing.prob, config.augment.operations) == (prob, operations)
 
 
@@ -149,7 +149,7 @@ def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, ope
 )
 def test_how_strongly_images_are_varied(parameters: int, values: dict[str, Any], operations: int) -> None:
     config = TrainConfig.parse({"data": "x", "batch": 128} | values)
-    decide_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), Decisions())
+    decide_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), AutoValues())
     assert config.augment.operations == operations
 
 
@@ -185,7 +185,7 @@ def test_how_often_a_run_is_evaluated(steps: int, per_epoch: int, batch: int, wa
 
 
 def test_without_drloc_nothing_is_decided_about_it() -> None:
-    config, decisions = TrainConfig.parse({"data": "photos", "localization": {"weight": 0}}), Decisions()
+    config, decisions = TrainConfig.parse({"data": "photos", "localization": {"weight": 0}}), AutoValues()
     decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert not any(each.name.startswith("localization") for each in decisions)
 
@@ -200,7 +200,7 @@ def test_without_drloc_nothing_is_decided_about_it() -> None:
     ],
 )
 def test_the_width_of_drlocs_head_is_written_down(dim: int, values: dict[str, Any], decided: dict[str, int]) -> None:
-    config, decisions = TrainConfig.parse({"data": "photos"} | values), Decisions()
+    config, decisions = TrainConfig.parse({"data": "photos"} | values), AutoValues()
     decide_heads(config, SimpleNamespace(dim=dim), decisions)  # type: ignore[arg-type]
     assert {each.name: each.value for each in decisions} == decided
     if decided:
@@ -209,7 +209,7 @@ def test_the_width_of_drlocs_head_is_written_down(dim: int, values: dict[str, An
 
 @pytest.mark.parametrize(("dim", "width"), [(96, 384), (768, 2048)])
 def test_the_width_of_the_matching_heads_is_written_down(dim: int, width: int) -> None:
-    config, decisions = PretrainConfig.parse({"data": "photos"}), Decisions()
+    config, decisions = PretrainConfig.parse({"data": "photos"}), AutoValues()
     decide_heads(config, SimpleNamespace(dim=dim), decisions)  # type: ignore[arg-type]
     assert [(each.name, each.value) for each in decisions] == [("matching.hidden", width)]
     assert config.matching.hidden == width
@@ -218,7 +218,7 @@ def test_the_width_of_the_matching_heads_is_written_down(dim: int, width: int) -
 @pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig])
 def test_no_batch_is_larger_than_the_data(kind: type[RunConfig]) -> None:
     decide = decide_training if kind is TrainConfig else decide_pretraining
-    config, decisions = kind.parse({"data": "photos", "batch": 64}), Decisions()
+    config, decisions = kind.parse({"data": "photos", "batch": 64}), AutoValues()
     decide(config, Facts(10, 2, 32, "cpu"), decisions)
     assert config.batch == 10 and decisions[0].reason == "there are no more training images than that"
 
@@ -239,24 +239,24 @@ def test_what_follows_from_the_batch_follows_from_the_one_that_is_used(
     if kind is DetectConfig and asked == "auto":
         batch = 3  # it begins from 4, not from 8
     values = {"data": "photos", "batch": asked, "devices": devices, "accumulate": accumulate}
-    config, decisions = kind.parse(values), Decisions()
+    config, decisions = kind.parse(values), AutoValues()
     decide(config, facts, decisions)
     assert config.batch == batch and sum(each.name == "batch" for each in decisions) == (batch != asked)
     same = kind.parse({"data": "photos", "batch": batch})
-    decide(same, facts, Decisions())
+    decide(same, facts, AutoValues())
     apart = {"devices", "accumulate"}
     assert config.model_dump(exclude=apart) == same.model_dump(exclude=apart)
-    assert Plan.of(config, 40, devices, together=2 if kind is TrainConfig else 1).images_per_step == batch
+    assert TrainPlan.of(config, 40, devices, together=2 if kind is TrainConfig else 1).images_per_step == batch
 
 
 def test_a_resumed_run_keeps_its_batch(tmp_path: Path) -> None:
-    config, decisions = TrainConfig.parse({"resume": str(tmp_path), "batch": 7, "accumulate": 2}), Decisions()
+    config, decisions = TrainConfig.parse({"resume": str(tmp_path), "batch": 7, "accumulate": 2}), AutoValues()
     decide_training(config, Facts(40, 2, 32, "cpu"), decisions)
     assert config.batch == 7
 
 
 def test_the_paper_s_grid_is_a_decision_too() -> None:
-    config, decisions = TrainConfig.parse({"data": "photos"}), Decisions()
+    config, decisions = TrainConfig.parse({"data": "photos"}), AutoValues()
     decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert ("localization.grid_size", 7) in [(each.name, each.value) for each in decisions]
 
@@ -275,7 +275,7 @@ def test_the_paper_s_grid_is_a_decision_too() -> None:
 )
 def test_a_batch_in_equal_parts(world: int, accumulate: int, together: int, images: int, batch: int) -> None:
     values = {"data": "photos", "batch": 50, "lr": 0.1, "epochs": 3, "accumulate": accumulate}
-    plan = Plan.of(TrainConfig.parse(values), images, world, together=together, lines=20)
+    plan = TrainPlan.of(TrainConfig.parse(values), images, world, together=together, lines=20)
     assert plan.images_per_step == batch and plan.steps_per_epoch == max(1, images // batch)
     assert plan.steps == 3 * plan.steps_per_epoch and plan.log_every == max(1, min(10, plan.steps // 20))
 
@@ -295,13 +295,13 @@ def test_groups_that_learn_alike_are_one() -> None:
         return {name: (group["weight_decay"], group["lr_scale"]) for group in groups for name, _ in group["params"]}
 
     before = learning(groups)
-    found = merged(groups)
+    found = merge_param_groups(groups)
     assert len(found) == 4
     assert learning(found) == before == learning(groups)
 
 
 def test_what_a_backbone_adds() -> None:
-    facts = Facts(500, 10, 64, "cpu").knowing(create_backbone("swin_nano", img_size=32, num_classes=10))
+    facts = Facts(500, 10, 64, "cpu").with_backbone(create_backbone("swin_nano", img_size=32, num_classes=10))
     assert facts.family == "swin" and 300_000 < facts.parameters < 500_000 and facts.images == 500
 
 
@@ -310,7 +310,7 @@ def test_what_a_backbone_adds() -> None:
 )
 def test_small_inputs_have_milder_views(side: Any, temperature: float, views: Views) -> None:
     config = PretrainConfig.parse({"data": "x", "img_size": side, "epochs": 60, "crops": {"blur_sigma": [1, 2]}})
-    decisions = Decisions()
+    decisions = AutoValues()
     decide_pretraining(config, Facts(5000, 0, 32, "cuda"), decisions)
     assert config.matching.teacher_temp == temperature
     assert config.crops.views(1000) == config.crops.views(8) == views._replace(blur_sigma=(1.0, 2.0))
@@ -331,20 +331,20 @@ def test_small_inputs_have_milder_views(side: Any, temperature: float, views: Vi
 )
 def test_how_long_to_learn_without_labels(images: int, device: str, img_size: Any, epochs: int) -> None:
     config = PretrainConfig.parse({"data": "x", "img_size": img_size})
-    decide_pretraining(config, Facts(images, 0, 32, device), Decisions())
+    decide_pretraining(config, Facts(images, 0, 32, device), AutoValues())
     assert config.epochs == epochs
 
 
 @pytest.mark.parametrize(("side", "crop"), [(32, "padded"), (33, "resized")])
 def test_how_images_are_cut_is_a_decision(side: int, crop: str) -> None:
     config = TrainConfig.parse({"data": "x", "img_size": side})
-    decide_training(config, Facts(500, 10, 64, "cpu"), Decisions())
+    decide_training(config, Facts(500, 10, 64, "cpu"), AutoValues())
     assert config.augment.crop == crop == TrainAugment(AugmentConfig(), side).crop
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig])
 def test_who_gives_both_lengths_is_told_which_counts(kind: Any) -> None:
-    decisions = Decisions()
+    decisions = AutoValues()
     config = kind.parse({"data": "x", "img_size": 32, "steps": 3, "epochs": 7})
     (decide_training if kind is TrainConfig else decide_pretraining)(config, Facts(500, 10, 64, "cpu"), decisions)
     assert "steps = 3: they count, and not --epochs 7" in [str(decision) for decision in decisions]

@@ -12,8 +12,8 @@ from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.runs.layout import remove_unbegun
-from frugalvit.runs.run_folder import Run, holds_run
+from frugalvit.runs.layout import remove_empty_run
+from frugalvit.runs.run_folder import RunFolder, contains_run
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from helpers.tiny_runs import TRAIN, write_config, write_images
@@ -124,23 +124,23 @@ def test_too_few_images_for_the_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/best.pt", "checkpoints/last.damaged"])
 def test_what_a_run_has_come_to_is_kept(name: str, tmp_path: Path) -> None:
-    opened = Run(tmp_path)
+    opened = RunFolder(tmp_path)
     for start in ("config.yaml", "data.json", "decisions.json"):
         (tmp_path / start).write_text("{}")
-    assert not holds_run(tmp_path)
+    assert not contains_run(tmp_path)
     (tmp_path / name).write_text("")
-    assert holds_run(tmp_path)
+    assert contains_run(tmp_path)
     opened.close()
-    remove_unbegun([tmp_path], UserError("a mistake"))
+    remove_empty_run([tmp_path], UserError("a mistake"))
     assert (tmp_path / name).exists()
 
 
 def test_a_folder_in_which_another_works_is_kept(tmp_path: Path) -> None:
     """Two processes were asked for one run, and the second was refused."""
     folder = tmp_path / "run"
-    opened = Run(folder)
-    remove_unbegun([folder], UserError("Another process is working here"))
+    opened = RunFolder(folder)
+    remove_empty_run([folder], UserError("Another process is working here"))
     assert folder.exists()
     opened.close()
-    remove_unbegun([folder], UserError("a mistake"))
+    remove_empty_run([folder], UserError("a mistake"))
     assert not folder.exists()

@@ -13,7 +13,7 @@ from frugalvit import create_backbone
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.cli import main as cli
 from frugalvit.errors import UserError
-from frugalvit.experiment.init_weights import _backbone_in, is_unfinished, weights_of
+from frugalvit.experiment.init_weights import _backbone_in, best_run_weights, is_unfinished_run
 from frugalvit.experiment.load_model import load_model
 from helpers.tiny_runs import PRETRAIN, TRAIN, write_config, write_images
 
@@ -57,11 +57,11 @@ def test_a_stopped_run_gives_its_weights(
 def test_a_run_without_a_whole_checkpoint_is_refused(place: Path, tmp_path: Path) -> None:
     run = shutil.copytree(place / "train", tmp_path / "run")
     (run / "checkpoints/best.pt").write_bytes(b"PK")
-    source, _, classes = weights_of(run)
-    assert source == run / "checkpoints/last.pt" and classes == ["cat", "dog"] and is_unfinished(run)
+    source, _, classes = best_run_weights(run)
+    assert source == run / "checkpoints/last.pt" and classes == ["cat", "dog"] and is_unfinished_run(run)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match="has saved no weights yet to start from"):
-        weights_of(run)
+        best_run_weights(run)
 
 
 def test_the_backbone_inside_a_detector_is_found() -> None:

@@ -14,9 +14,9 @@ from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.builders import make_backbone
-from frugalvit.experiment.experiment import follow_init
+from frugalvit.experiment.experiment import adopt_init_architecture
 from frugalvit.experiment.load_model import load_model
 
 NARROW = {"embed_dim": 8, "depths": [1, 1, 1], "num_heads": [1, 2, 2]}
@@ -53,7 +53,7 @@ def test_init_brings_its_network_and_says_what_did_not_fit(
     file = given.get("init", "")
     by_hand = {"backbone": "swin_nano", "backbone_args": NARROW, "img_size": 224} if file else {}
     run = TrainConfig.parse(by_hand | given | {"data": "x", "init": str(folder / file)})
-    follow_init(run, Decisions())
+    adopt_init_architecture(run, AutoValues())
     backbone = make_backbone(run, classes)
     assert words in capsys.readouterr().err
     assert torch.equal(backbone.model.state_dict()["head.fc.weight"], stored["head.fc.weight"]) is taken
@@ -64,8 +64,8 @@ def test_init_brings_its_network_and_says_what_did_not_fit(
 @pytest.mark.parametrize(
     ("given", "brought"),
     [
-        ({}, {"patch_size", "window_size", "mean", "std", "keep_shape"}),
-        ({"backbone": "swin_nano"}, {"patch_size", "mean", "std", "keep_shape"}),
+        ({}, {"patch_size", "window_size", "mean", "std", "keep_patch_size"}),
+        ({"backbone": "swin_nano"}, {"patch_size", "mean", "std", "keep_patch_size"}),
         ({"backbone": "swin_nano", "backbone_args": {"attn_drop": 0.1}}, {"patch_size", "mean", "attn_drop"}),
         ({"backbone": "swin_tiny_w7"}, {"mean", "std"}),
     ],
@@ -75,8 +75,8 @@ def test_what_a_folder_brings_along(given: dict[str, Any], brought: set[str], tm
     made = create_backbone("swin_nano", 32, 3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), **NARROW)
     save_model_folder(made, tmp_path)
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path)} | given)
-    follow_init(run, Decisions())
-    wanted = brought & ({*made.keywords, "keep_shape", "attn_drop"})
+    adopt_init_architecture(run, AutoValues())
+    wanted = brought & ({*made.keywords, "keep_patch_size", "attn_drop"})
     assert wanted <= set(run.backbone_args)
     assert ("embed_dim" in run.backbone_args) == (run.backbone == "swin_nano")
     assert (run.img_size == (32, 32)) == (run.backbone == "swin_nano")
@@ -85,21 +85,21 @@ def test_what_a_folder_brings_along(given: dict[str, Any], brought: set[str], tm
 def test_a_grey_network_stays_grey(tmp_path: Path) -> None:
     save_model_folder(create_backbone("swin_nano", 32, 3, in_chans=1, mean=(0.3,), std=(0.2,), **NARROW), tmp_path)
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path)})
-    follow_init(run, Decisions())
+    adopt_init_architecture(run, AutoValues())
     backbone = make_backbone(run, ("a", "b", "c"))
     assert (backbone.in_chans, backbone.mean) == (1, (0.3,))
     other = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone": "swin_tiny_w7"})
-    follow_init(other, Decisions())
+    adopt_init_architecture(other, AutoValues())
     assert other.backbone_args == {}, "the mean of grey pixels says nothing of three channels"
     coloured = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone_args": {"in_chans": 3}})
-    follow_init(coloured, Decisions())
+    adopt_init_architecture(coloured, AutoValues())
     assert make_backbone(coloured, ("a", "b", "c")).in_chans == 3
 
 
 def test_a_run_that_goes_on_has_brought_its_network_along_already(tmp_path: Path) -> None:
     save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "resume": "runs/begun", "backbone": "swin_nano"})
-    follow_init(run, Decisions())
+    adopt_init_architecture(run, AutoValues())
     assert run.backbone_args == {} and run.img_size == "auto"
 
 
@@ -108,10 +108,10 @@ def test_a_folder_of_somebody_else_needs_the_networks_name(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text('{"architectures": ["SwinModel"]}')
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone": "swin_nano", "backbone_args": NARROW})
     run.img_size = 32
-    follow_init(run, Decisions())
+    adopt_init_architecture(run, AutoValues())
     assert make_backbone(run, ("a", "b", "c")).num_classes == 3
     with pytest.raises(UserError, match="names no architecture"):
-        follow_init(TrainConfig.parse({"data": "x", "init": str(tmp_path)}), Decisions())
+        adopt_init_architecture(TrainConfig.parse({"data": "x", "init": str(tmp_path)}), AutoValues())
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_what_a_model_is_made_of_is_said(
     model = load_model(str(path) if path.exists() else where, **more)
     said = capsys.readouterr().err
     assert words.format(where=path) in said and bool(said) == bool(words)
-    assert "random" in said or "keep_shape" not in model.backbone.keywords or "ends in" in said
+    assert "random" in said or "keep_patch_size" not in model.backbone.keywords or "ends in" in said
     if state:
         ours = model.backbone.model.state_dict()
         assert all(torch.equal(ours[name], state[name]) for name in ours)

@@ -20,7 +20,7 @@ from frugalvit.cli import main as cli
 from frugalvit.engine import auto_batch
 from frugalvit.errors import UserError
 from frugalvit.runs import run_folder
-from frugalvit.runs.run_folder import Run, Stopwatch
+from frugalvit.runs.run_folder import RunFolder, Stopwatch
 from frugalvit.utils.files import write_atomically
 from helpers.fork_server import Nursery
 from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_config, write_images
@@ -248,7 +248,7 @@ def test_a_limit_of_the_system_on_file_size(tmp_path: Path, images: Path) -> Non
 
 
 def test_a_disk_full_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.log(1, loss=1.0)
 
     class Full:

@@ -16,7 +16,7 @@ from frugalvit.cli import main as cli
 from frugalvit.errors import UserError
 from frugalvit.experiment.summary import run_result
 from frugalvit.tasks.classification.metrics import ClassificationScores
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import _hardly_localized
 from frugalvit.utils import console
 from frugalvit.utils.tables import Table
@@ -119,8 +119,8 @@ def test_skipped_steps_are_said(tmp_path: Path, skipped: int, words: str | None)
 def test_an_error_that_is_no_number_is_not_remembered() -> None:
     task: Any = SimpleNamespace(last_error=None)
     for error in (2.5, math.nan, math.inf):
-        SupervisedTask.watch(task, 1, {"localization_error": error})
-    SupervisedTask.watch(task, 2, {"top1": 3.0})
+        ClassificationTask.watch(task, 1, {"localization_error": error})
+    ClassificationTask.watch(task, 2, {"top1": 3.0})
     assert task.last_error == 2.5
     assert _hardly_localized({"localization_error": math.nan, "constant_answer_error": 1.0}) == []
     assert _hardly_localized({"localization_error": 0.9, "constant_answer_error": 1.0})
@@ -131,9 +131,9 @@ def test_json_has_no_word_for_what_is_no_number(tmp_path: Path, capsys: pytest.C
     plain = {"a": None, "b": [1.5, None, [None]], "c": {"d": True, "e": None, "f": "NaN", "ü": 2}}
     console.print_json(value)
     assert strict(capsys.readouterr().out) == plain
-    from frugalvit.runs.run_folder import Run
+    from frugalvit.runs.run_folder import RunFolder
 
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     run.save_json("some.json", value)
     run.log(1, split="train", loss=math.nan)
     run.close()

@@ -15,7 +15,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment import affine
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment
-from frugalvit.data.rng import generator_for, ship, uniform
+from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.engine.hardware import numbered_device, pick_device, precision_name
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
@@ -134,7 +134,7 @@ def test_mixing_needs_no_doubles_there() -> None:
 
 def test_doubles_are_shipped_as_floats() -> None:
     with AppleGpu():
-        shipped = ship([torch.rand(3, dtype=torch.float64), torch.arange(3)], MPS)
+        shipped = to_device_packed([torch.rand(3, dtype=torch.float64), torch.arange(3)], MPS)
     assert [tensor.dtype for tensor in shipped] == [torch.float32, torch.int64]
 
 

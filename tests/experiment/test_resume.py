@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from frugalvit.engine import trainer
-from frugalvit.runs.run_folder import Run
+from frugalvit.runs.run_folder import RunFolder
 from helpers.fork_server import Nursery
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_config, write_images
 
@@ -206,7 +206,7 @@ def test_a_third_signal_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(torch, "save", left_half_way)
     with pytest.raises(KeyboardInterrupt):
-        Run(tmp_path / "run").save_checkpoint({"step": 1})
+        RunFolder(tmp_path / "run").save_checkpoint({"step": 1})
 
 
 def test_a_warning_before_the_end_is_no_second_signal(bench: Bench) -> None:

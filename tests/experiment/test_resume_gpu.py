@@ -9,7 +9,7 @@ import pytest
 
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.engine.step import Stepper
+from frugalvit.engine.step import TrainStep
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.train import pretrain
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_images
@@ -35,16 +35,16 @@ def test_cut_off_and_resumed(kind: str, compiled: bool | str, tmp_path: Path, mo
     values = values | {"data": str(write_images(tmp_path / "images")), "device": "cuda", "compile": compiled}
     command(config.parse(values | {"out": str(tmp_path / "whole")}))
 
-    step = Stepper.one_step
+    step = TrainStep.one_step
 
-    def until_seven(self: Stepper) -> None:
+    def until_seven(self: TrainStep) -> None:
         if self.step == 7:
             raise Cut
         step(self)
 
     cut = config.parse(values | {"out": str(tmp_path / "cut")})
     with monkeypatch.context() as patched:
-        patched.setattr(Stepper, "one_step", until_seven)
+        patched.setattr(TrainStep, "one_step", until_seven)
         with pytest.raises(Cut):
             command(cut)
     command(config.parse({"resume": str(tmp_path / "cut"), "device": "cuda"}))

@@ -17,9 +17,9 @@ from frugalvit.cli.replay import _rebuild
 from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.engine.step import Stepper
+from frugalvit.engine.step import TrainStep
 from frugalvit.errors import UserError
-from frugalvit.experiment.init_weights import network_of
+from frugalvit.experiment.init_weights import build_run_network
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.train import pretrain
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_images
@@ -38,15 +38,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def cut_off(run: Callable[[Any], Any], config: Any, at: int = 7) -> None:
     """Begin a run that ends abruptly before a step."""
-    step = Stepper.one_step
+    step = TrainStep.one_step
 
-    def until(self: Stepper) -> None:
+    def until(self: TrainStep) -> None:
         if self.step == at:
             raise KeyboardInterrupt
         step(self)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Stepper, "one_step", until)
+        patched.setattr(TrainStep, "one_step", until)
         with pytest.raises(KeyboardInterrupt):
             run(config)
 
@@ -95,7 +95,7 @@ def test_a_run_that_did_not_write_it_down_goes_on_as_new_ones_begin(
     train(TrainConfig.parse(values | {"out": str(tmp_path / "whole")}))
     cut_off(train, TrainConfig.parse(values | {"out": str(tmp_path / "cut")}))
     facts = json.loads((tmp_path / "cut/data.json").read_text())
-    assert facts.pop("network") == TRAIN["backbone_args"] | CHOSEN | {"keep_shape": True}
+    assert facts.pop("network") == TRAIN["backbone_args"] | CHOSEN | {"keep_patch_size": True}
     (tmp_path / "cut/data.json").write_text(json.dumps(facts))
     with pytest.MonkeyPatch.context() as patched:
         choose_otherwise(patched)
@@ -111,25 +111,25 @@ def test_init_replay_and_continue(
     """Whoever takes weights of a run takes its network too, whatever would be chosen now."""
     cut = tmp_path / "cut"
     cut_off(pretrain, PretrainConfig.parse(PRETRAIN | {"data": images, "device": "cpu", "out": str(cut)}))
-    before = network_of(cut)
+    before = build_run_network(cut)
     evidence = {"kind": "PretrainTask", "steps": 10, "steps_per_epoch": 3, "log_every": 1, "classes": 0}
     evidence |= {"seed": 0, "process": 0}
     with pytest.MonkeyPatch.context() as patched:
         choose_otherwise(patched)
         shapes = [tensor.shape for tensor in before.state_dict().values()]
-        assert [tensor.shape for tensor in network_of(cut).state_dict().values()] == shapes
+        assert [tensor.shape for tensor in build_run_network(cut).state_dict().values()] == shapes
         task, _ = _rebuild(cut, evidence)
         assert [tensor.shape for tensor in task.student.state_dict().values()] == shapes
     words = ["train", images, "--init", str(cut), "--img-size", "32", "--steps", "1", "--batch", "8", "--device", "cpu"]
     assert cli.main([*words, "--no-report", "--out", str(tmp_path / "tuned")]) == 0
     tuned = read_yaml(tmp_path / "tuned/config.yaml")["backbone_args"]
-    assert tuned == TRAIN["backbone_args"] | CHOSEN | {"keep_shape": True}, "at another size it keeps its patches"
+    assert tuned == TRAIN["backbone_args"] | CHOSEN | {"keep_patch_size": True}, "at another size it keeps its patches"
     capsys.readouterr()
     longer = ["pretrain", "--continue", str(cut), "--steps", "11", "--device", "cpu", "--out", str(tmp_path / "longer")]
     choose_otherwise(monkeypatch)
     assert cli.main([*longer, "--no-report"]) == 0, capsys.readouterr().err
     assert read_yaml(tmp_path / "longer/config.yaml")["backbone_args"] == PRETRAIN["backbone_args"]
-    assert network_of(tmp_path / "longer").model.patch_embed.patch_size == CHOSEN["patch_size"]
+    assert build_run_network(tmp_path / "longer").model.patch_embed.patch_size == CHOSEN["patch_size"]
 
 
 def test_the_statistics_of_published_weights(images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_what_is_tried_leaves_the_weights_alone() -> None:
     tried = factory.create_backbone("test_byobnet", 32)
     assert tried.notes
     torch.manual_seed(0)
-    given = factory.create_backbone("test_byobnet", 32, **tried.lasting_keywords())
+    given = factory.create_backbone("test_byobnet", 32, **tried.architecture_kwargs())
     assert not given.notes and given.keywords == tried.keywords
     for name, tensor in tried.state_dict().items():
         assert torch.equal(tensor, given.state_dict()[name]), name

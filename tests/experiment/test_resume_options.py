@@ -14,11 +14,11 @@ from frugalvit.comparison.compare import compare
 from frugalvit.config.compare import CompareConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.engine.step import Stepper
+from frugalvit.engine.step import TrainStep
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
-from frugalvit.experiment.auto_values import Decisions, Facts, decide_training
-from frugalvit.runs.run_folder import Run
+from frugalvit.experiment.auto_values import AutoValues, Facts, decide_training
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import make_plan, train
 from frugalvit.tasks.pretraining.health import Health
 from frugalvit.tasks.pretraining.train import pretrain
@@ -36,15 +36,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def cut_off(config: Any, monkeypatch: pytest.MonkeyPatch, at: int = 7) -> None:
     """Begin a run that ends abruptly before a step."""
-    step = Stepper.one_step
+    step = TrainStep.one_step
 
-    def until(self: Stepper) -> None:
+    def until(self: TrainStep) -> None:
         if self.step == at:
             raise Cut
         step(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Stepper, "one_step", until)
+        patched.setattr(TrainStep, "one_step", until)
         with pytest.raises(Cut):
             train(config)
 
@@ -72,26 +72,26 @@ def test_without_its_recipe(images: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["lr"] == 0.002
 
 
-def shared(config: TrainConfig, run: Run, world: int) -> int:
+def shared(config: TrainConfig, run: RunFolder, world: int) -> int:
     """Steps of a resumed run whose batch so many processes share."""
     plan = make_plan(config, 36, 10, world)
     fabric: Any = SimpleNamespace(world_size=world, is_global_zero=True)
-    builders.share_batch(config, plan, run, fabric)
+    builders.check_resumed_batch_size(config, plan, run, fabric)
     return plan.steps
 
 
 def test_with_its_batch(tmp_path: Path) -> None:
     """Two processes made 4 of a batch of 6 images; one process goes on with 4, and as many steps; three cannot."""
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     config = TrainConfig.parse({"data": "x", "batch": 6, "epochs": 4.0, "ema": 0.0, "devices": 2})
-    decide_training(config, Facts(36, 2, 32, "cpu"), Decisions())
+    decide_training(config, Facts(36, 2, 32, "cpu"), AutoValues())
     run.save_json("data.json", {"images": 36, "batch": 6, "processes": 2})
     run.save_config(config)
     steps = make_plan(config, 36, 10, 2).steps
     assert steps == 36
     again = TrainConfig.parse({"resume": str(run.folder), "batch": 6})
     resume.check_resume(again)  # the same words as at the beginning
-    stored = resume.stored_config(again)
+    stored = resume.load_resumed_config(again)
     assert stored.batch == 4 and shared(stored, run, world=1) == steps
     with pytest.raises(UserError, match=r"takes 4 images a step, which processes \(3\).* cannot share equally"):
         shared(stored, run, world=3)
@@ -113,7 +113,7 @@ def test_words_of_the_beginning_do_again(tmp_path: Path) -> None:
     """Whatever became of the batch: raised to be shared, or lowered to the images there are and then shared."""
     for asked, became, images in ((8, 16, 100), (64, 6, 10), (64, 10, 10)):
         folder = tmp_path / f"{asked}_{became}"
-        run = Run(folder)
+        run = RunFolder(folder)
         run.save_json("data.json", {"images": images, "batch": asked, "processes": 2})
         run.save_config(TrainConfig.parse({"data": "x", "batch": became}))
         run.close()
@@ -123,7 +123,7 @@ def test_words_of_the_beginning_do_again(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_may_be_told_its_places_in_other_words(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     run.save_config(TrainConfig.parse({"data": "x", "init": f"{tmp_path}/weights/", "recipe": "scratch"}))
     run.close()
     words = {"resume": str(tmp_path / "run"), "recipe": "scratch"}
@@ -175,7 +175,7 @@ def test_layers_are_spared_in_training_only(images: str) -> None:
 def test_runs_that_were_begun_with_it_go_on(tmp_path: Path) -> None:
     """Earlier versions took it, and did nothing with it."""
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(PRETRAIN | {"data": "x", "optimizer": {"layer_decay": 0.7}}))
-    assert PretrainConfig.stored(tmp_path / "config.yaml").optimizer.layer_decay == 0.7
+    assert PretrainConfig.from_run(tmp_path / "config.yaml").optimizer.layer_decay == 0.7
 
 
 def test_a_collapse_that_an_evaluation_finds_is_saved(
@@ -183,7 +183,7 @@ def test_a_collapse_that_an_evaluation_finds_is_saved(
 ) -> None:
     from frugalvit.tasks.pretraining.task import PretrainTask
 
-    monkeypatch.setattr(PretrainTask, "watch", lambda self, step, metrics: "knn" in metrics)
+    monkeypatch.setattr(PretrainTask, "on_metrics", lambda self, step, metrics: "knn" in metrics)
     values = PRETRAIN | {"data": images, "steps": 400, "save_every": 0, "out": str(tmp_path / "run")}
     pretrain(PretrainConfig.parse(values))
     assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()

@@ -10,7 +10,7 @@ import pytest
 from frugalvit.config.train import TrainConfig
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.classification.metrics import ClassificationScores
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.task import ClassificationTask
 from helpers.tiny_runs import TRAIN, write_images
 
 SCORES = ("top1", "top5", "mean_per_class")
@@ -23,10 +23,10 @@ def test_a_run_scores_the_same_weights_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tops: tuple[float, ...], asked: int
 ) -> None:
     made: list[ClassificationScores] = []
-    whole, fed = SupervisedTask.scores, iter(tops)
-    monkeypatch.setattr(SupervisedTask, "scores", lambda task, data: made.append(whole(task, data)) or made[-1])
-    evaluate = SupervisedTask.evaluate
-    monkeypatch.setattr(SupervisedTask, "evaluate", lambda task, step: evaluate(task, step) | {"top1": next(fed)})
+    whole, fed = ClassificationTask.scores, iter(tops)
+    monkeypatch.setattr(ClassificationTask, "scores", lambda task, data: made.append(whole(task, data)) or made[-1])
+    evaluate = ClassificationTask.evaluate
+    monkeypatch.setattr(ClassificationTask, "evaluate", lambda task, step: evaluate(task, step) | {"top1": next(fed)})
     settings: dict[str, Any] = TRAIN | {"steps": 4, "evaluate_every": 2, "device": "cpu", "out": str(tmp_path / "run")}
     data = write_images(tmp_path / "images")
     summary = train.train(TrainConfig.parse(settings | {"data": str(data)})).data

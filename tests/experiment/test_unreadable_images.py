@@ -13,13 +13,13 @@ import torch
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.cache import build
-from frugalvit.data.cache.on_demand import LazyStore
+from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.errors import UserError
-from frugalvit.runs.data_record import note_used
-from frugalvit.runs.run_folder import Run
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.runs.data_record import record_data_usage
+from frugalvit.runs.run_folder import RunFolder
+from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.train import pretrain
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_images
@@ -66,15 +66,15 @@ def test_a_run_goes_on_where_memory_is_short(tmp_path: Path, monkeypatch: pytest
     """What "auto" comes to is no part of the result: begun in RAM, resumed with the images decoded while training."""
     images = photos(tmp_path / "photos")
     whole = finished("train", "auto", tmp_path, data=str(images))
-    after_step = SupervisedTask.after_step
+    after_step = ClassificationTask.after_step
 
-    def stop(self: SupervisedTask, step: int, *more: Any) -> None:
+    def stop(self: ClassificationTask, step: int, *more: Any) -> None:
         after_step(self, step, *more)
         if step == 5:
             raise UserError("the power is gone")
 
     with monkeypatch.context() as cut:
-        cut.setattr(SupervisedTask, "after_step", stop)
+        cut.setattr(ClassificationTask, "after_step", stop)
         with pytest.raises(UserError, match="the power is gone"):
             finished("train", "auto", tmp_path, data=str(images), out=str(tmp_path / "cut"))
     monkeypatch.setattr(build, "available_memory", lambda: 0)
@@ -91,14 +91,14 @@ def test_a_run_goes_on_where_memory_is_short(tmp_path: Path, monkeypatch: pytest
 def test_what_was_left_out_before_a_resume_is_not_forgotten(tmp_path: Path) -> None:
     """Images that are decoded while training are met in their turn, which may have been before the run was cut off."""
     examples = ArrayExamples(np.zeros((9, 8, 8, 3), np.uint8), None, "images")
-    lazy = LazyStore(examples, (8, 8), torch.device("cpu"), workers=0, limit=9)
+    lazy = OnDemandStore(examples, (8, 8), torch.device("cpu"), workers=0, limit=9)
     kept = ImageStore.from_arrays(np.zeros((5, 3, 8, 8), np.uint8))
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     entries = [{"name": name, "split": split, "reason": "cut"} for name, split in (("a", "train"), ("b", "val"))]
     run.save_json("data.json", {"images": 9, "left_out": {"count": 2, "files": entries}})
     lazy.bad.append(("c", "cut"))
     for _ in range(2):
-        note_used(run, [], {"train": lazy, "val": kept})
+        record_data_usage(run, [], {"train": lazy, "val": kept})
         facts = run.read_json("data.json")
         assert facts["used"] == {"train": 7, "val": 5} and facts["left_out"]["count"] == 2
         assert [file["name"] for file in facts["left_out"]["files"]] == ["c", "a"], "b can be read now"

@@ -19,14 +19,14 @@ from frugalvit.engine import distributed
 from frugalvit.engine.hardware import precision_name
 from frugalvit.engine.param_groups import decay_groups
 from frugalvit.experiment import builders
-from frugalvit.tasks.pretraining.task import make_twin
+from frugalvit.tasks.pretraining.task import make_teacher
 from frugalvit.tasks.pretraining.train import _check_crops
 from helpers.tiny_runs import PRETRAIN, write_config, write_images
 
 
 def test_sizes_are_learned_before_anything_is_compiled() -> None:
     """A compiled network cannot try out how local crops of 56 pixels are padded for patches of 16."""
-    student = create_backbone("vit_tiny_patch16_224", img_size=128, keep_shape=True, depth=1)
+    student = create_backbone("vit_tiny_patch16_224", img_size=128, keep_patch_size=True, depth=1)
     config = PretrainConfig.parse({"data": "x", "matching": {"region_weight": 0.0}, "localization": {"weight": 0.0}})
     augment = MultiCrop(CropsConfig(local_size=56), student.img_size)
     _check_crops(student, augment, config)
@@ -58,7 +58,7 @@ def test_a_look_leaves_batch_norms_alone() -> None:
 
 def test_a_teacher_of_a_network_without_stochastic_depth() -> None:
     student = create_backbone("densenet121", img_size=32, growth_rate=4, block_config=(1, 1, 1, 1))
-    twin = make_twin(student)
+    twin = make_teacher(student)
     assert all(torch.equal(one, other) for one, other in zip(student.parameters(), twin.parameters(), strict=True))
 
 
@@ -73,7 +73,7 @@ def test_a_teacher_of_a_network_without_stochastic_depth() -> None:
 )
 def test_a_teacher_drops_nothing(name: str, dropping: dict[str, Any]) -> None:
     student = create_backbone(name, img_size=32, **dropping)
-    twin = make_twin(student).train()
+    twin = make_teacher(student).train()
     images = torch.randn(4, 3, 32, 32)
     for level in ("pooled", "grid"):
         torch.testing.assert_close(getattr(twin(images), level), getattr(twin(images), level), rtol=0, atol=0)

@@ -17,7 +17,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import load_model
 from frugalvit.experiment.resume import check_kind
 from frugalvit.report import sections
-from frugalvit.runs.run_folder import Run, new_run_folder
+from frugalvit.runs.run_folder import RunFolder, new_run_folder
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.detection import commands as detect_commands
 from frugalvit.tasks.pretraining import train as pretrain
@@ -63,7 +63,7 @@ def test_commands_to_copy_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A folder with a space in its name is one word to a shell, in every line that names a command."""
     monkeypatch.chdir(tmp_path)
     run = Path("my run")
-    Run(run).close()
+    RunFolder(run).close()
     (run / "config.yaml").write_text("images: train\n")
     scored = {"run": str(run), "scored_on": "val", "scored_images": 1}
     detected, segmented = scored | {"box_ap": 1.0}, scored | {"miou": 1.0, "mean_accuracy": 1.0}
@@ -81,4 +81,4 @@ def test_commands_to_copy_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyP
         lines.append(str(error.value))
     for line in lines:
         assert " 'my run'" in line, line
-    assert console.shown("runs/plain") == "runs/plain"
+    assert console.shell_quote("runs/plain") == "runs/plain"

@@ -160,7 +160,7 @@ def test_a_loaded_model_leaves_random_numbers_and_onednn_to_the_program(tmp_path
 
 @pytest.mark.usefixtures("onednn_is_slow")
 def test_the_last_of_several_threads_gives_onednn_back():
-    first, second = (hardware.tuned_for(torch.device("cpu")) for _ in range(2))
+    first, second = (hardware.cpu_settings(torch.device("cpu")) for _ in range(2))
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

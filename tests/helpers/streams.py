@@ -12,7 +12,7 @@ from PIL import Image
 from frugalvit.config.data import AugmentConfig
 from frugalvit.data.augment.transforms import TrainAugment
 from frugalvit.data.webdataset.stream import ShardStream
-from frugalvit.data.webdataset.streaming_loader import StreamedBatches
+from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 
 CLASSES = ("cat", "dog")
 
@@ -43,8 +43,8 @@ def write_shards(folder: Path, shards: int = 4, each: int = 6, bad: tuple[int, .
     return paths
 
 
-def batches(paths: list[str], batch: int = 4, config: AugmentConfig = STILL, **keywords: Any) -> StreamedBatches:
+def batches(paths: list[str], batch: int = 4, config: AugmentConfig = STILL, **keywords: Any) -> StreamingBatches:
     keywords = {"workers": 0, "classes": CLASSES, "seed": 0, "steps_per_epoch": 6, "stored": (16, 20)} | keywords
     stream = ShardStream(paths, seed=0, buffer=5)
     augment = TrainAugment(config, 16, mean=(0, 0, 0), std=(1, 1, 1))
-    return StreamedBatches(stream, batch, augment=augment, **keywords)
+    return StreamingBatches(stream, batch, augment=augment, **keywords)

@@ -11,8 +11,8 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from frugalvit.engine.schedules import Constant
-from frugalvit.engine.trainer import Plan, fit
-from frugalvit.runs.run_folder import Run
+from frugalvit.engine.trainer import TrainPlan, fit
+from frugalvit.runs.run_folder import RunFolder
 
 
 @dataclass
@@ -57,7 +57,7 @@ class ToyTask(nn.Module):
             loss.register_hook(lambda gradient: gradient * torch.nan)
         return {"loss": loss}
 
-    def fullest(self) -> int:
+    def peak_memory_step(self) -> int:
         return 0
 
     def before_optimizer(self, step: int) -> None: ...
@@ -65,17 +65,19 @@ class ToyTask(nn.Module):
     def evaluate(self, step: int) -> dict[str, float]:
         return {}
 
-    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+    def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         return False
 
 
-def toy_plan(**more: Any) -> Plan:
-    return Plan(**({"steps": 20, "steps_per_epoch": 5, "lr": Constant(0.1), "log_every": 2, "save_every": 2} | more))
+def toy_plan(**more: Any) -> TrainPlan:
+    return TrainPlan(
+        **({"steps": 20, "steps_per_epoch": 5, "lr": Constant(0.1), "log_every": 2, "save_every": 2} | more)
+    )
 
 
 def run_toy(folder: Path, task: ToyTask, **more: Any) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
-    run = Run(folder)
+    run = RunFolder(folder)
     fabric = Fabric(accelerator="cpu", devices=1)
     fabric.launch()
     try:

@@ -307,7 +307,7 @@ def test_error_of_the_best_constant_answer(variant: str, size: tuple[int, int]) 
     for cells in module.pooled_size(*size):
         offsets = [abs(i - j) if variant == "l1" else i - j for i in range(cells) for j in range(cells)]
         expected.append(min(sum(abs(o - answer) for o in offsets) / len(offsets) for answer in range(-cells, cells)))
-    assert module.guess_error(*size) == pytest.approx(sum(expected) / 2)
+    assert module.constant_baseline_error(*size) == pytest.approx(sum(expected) / 2)
 
 
 def test_learns_positions() -> None:

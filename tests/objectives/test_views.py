@@ -90,7 +90,7 @@ def test_teacher_starts_as_the_student_and_follows_without_gradients(kind: Any) 
     matching(student_features, teacher_features, 0.04).backward()
     assert teacher_features[0].grid.grad is None and all(p.grad is None for p in matching.teacher.parameters())
     assert matching.student.last_layer.weight_v.grad is not None
-    matching.hold_last_layer()
+    matching.drop_last_layer_grads()
     assert matching.student.last_layer.weight_v.grad is None and matching.student.mlp[0].weight.grad is not None
     with torch.no_grad():
         matching.student.mlp[0].weight.add_(1.0)
@@ -105,7 +105,7 @@ def test_prototypes_rest_with_their_lengths() -> None:
     matching(*two_and_two(), 0.04).backward()
     last = dict(matching.student.last_layer.named_parameters())
     assert last.keys() == {"weight_g", "weight_v"} and all(parameter.grad is not None for parameter in last.values())
-    matching.hold_last_layer()
+    matching.drop_last_layer_grads()
     assert all(parameter.grad is None for parameter in last.values())
 
 

@@ -15,11 +15,11 @@ from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.probe import EmbedConfig, KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
 from frugalvit.errors import UserError
 from frugalvit.probing import commands
-from frugalvit.probing.extractor import Embedded, Extractor
+from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.knn import knn_accuracy
 from frugalvit.probing.linear import linear_probe
 from frugalvit.probing.logistic import logistic_probe
-from frugalvit.probing.splits import three_splits
+from frugalvit.probing.splits import make_probe_splits
 from helpers import suite_layouts
 
 TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
@@ -80,13 +80,15 @@ def test_linear(squares: Path, views: int) -> None:
 
 def test_the_seed_decides_the_views(squares: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int | None, int]] = []
-    take = Extractor.__call__
+    take = FeatureExtractor.__call__
 
-    def note(self: Extractor, examples: Any, label: str = "", view: int | None = None, seed: int = 0) -> Embedded:
+    def note(
+        self: FeatureExtractor, examples: Any, label: str = "", view: int | None = None, seed: int = 0
+    ) -> FeatureSet:
         asked.append((view, seed))
         return take(self, examples, label, view, seed)
 
-    monkeypatch.setattr(Extractor, "__call__", note)
+    monkeypatch.setattr(FeatureExtractor, "__call__", note)
     commands.linear(LinearConfig(data=str(squares), epochs=1, lrs=[1.0], views=2, seed=7, **TINY))
     assert [pair for pair in asked if pair[0] is not None] == [(0, 7), (1, 7)]
 
@@ -175,24 +177,24 @@ def test_one_class_is_refused(tmp_path: Path) -> None:
         commands.knn(KnnConfig(data=str(tmp_path), **TINY))
 
 
-def embedded(images: int, classes: int = 3, prefix: str = "") -> Embedded:
+def embedded(images: int, classes: int = 3, prefix: str = "") -> FeatureSet:
     names = [f"{prefix}{i}" for i in range(images)]
-    return Embedded(torch.arange(images).float()[:, None], torch.arange(images) % classes, None, names, names)
+    return FeatureSet(torch.arange(images).float()[:, None], torch.arange(images) % classes, None, names, names)
 
 
 def test_splits_are_made_where_they_are_missing_and_do_not_overlap() -> None:
-    only = three_splits({"train": embedded(60)}, 3, 0.2, seed=0)
+    only = make_probe_splits({"train": embedded(60)}, 3, 0.2, seed=0)
     parts = [set(part.features[:, 0].tolist()) for part in (only.train, only.val, only.test)]
     assert [len(part) for part in parts] == [39, 9, 12] and len(set.union(*parts)) == 60
     assert torch.bincount(only.test.targets).tolist() == [4, 4, 4]
     assert len(only.notes) == 2
-    val_is_test = three_splits({"train": embedded(30), "val": embedded(12, prefix="v")}, 3, 0.2, seed=0)
+    val_is_test = make_probe_splits({"train": embedded(30), "val": embedded(12, prefix="v")}, 3, 0.2, seed=0)
     assert len(val_is_test.test) == 12 and len(val_is_test.train) == 24
-    given = three_splits({"train": embedded(30), "val": embedded(12), "test": embedded(9)}, 3, 0.2, seed=0)
+    given = make_probe_splits({"train": embedded(30), "val": embedded(12), "test": embedded(9)}, 3, 0.2, seed=0)
     assert [len(part) for part in (given.train, given.val, given.test)] == [30, 12, 9] and not given.notes
-    again = three_splits({"train": embedded(60)}, 3, 0.2, seed=0)
+    again = make_probe_splits({"train": embedded(60)}, 3, 0.2, seed=0)
     assert torch.equal(again.train.features, only.train.features)
-    other = three_splits({"train": embedded(60)}, 3, 0.2, seed=5)
+    other = make_probe_splits({"train": embedded(60)}, 3, 0.2, seed=5)
     for one, drawn_otherwise in ((only.train, other.train), (only.val, other.val), (only.test, other.test)):
         assert not torch.equal(one.features, drawn_otherwise.features)
 
@@ -203,28 +205,28 @@ def test_an_image_that_occurs_twice_stays_on_one_side(fraction: float) -> None:
     rows = torch.arange(90) % 30
     names = [once.names[row] for row in rows]
     assert once.labels is not None
-    copied = Embedded(once.features[rows], once.labels[rows], None, names, names)
-    made, alone = (three_splits({"train": part}, 3, fraction, seed=0) for part in (copied, once))
+    copied = FeatureSet(once.features[rows], once.labels[rows], None, names, names)
+    made, alone = (make_probe_splits({"train": part}, 3, fraction, seed=0) for part in (copied, once))
     for part, expected in ((made.train, alone.train), (made.val, alone.val), (made.test, alone.test)):
         assert sorted(part.features[:, 0].tolist()) == sorted(3 * expected.features[:, 0].tolist())
 
 
 def test_views_replace_the_training_features_alone() -> None:
     views = torch.stack([torch.arange(30.0)[:, None] + 100 * v for v in (1, 2)])
-    made = three_splits({"train": embedded(30), "test": embedded(9)}, 3, 0.2, seed=0, views=views)
-    plain = three_splits({"train": embedded(30), "test": embedded(9)}, 3, 0.2, seed=0)
+    made = make_probe_splits({"train": embedded(30), "test": embedded(9)}, 3, 0.2, seed=0, views=views)
+    plain = make_probe_splits({"train": embedded(30), "test": embedded(9)}, 3, 0.2, seed=0)
     assert torch.equal(made.train.features[1], plain.train.features + 200)
     assert torch.equal(made.val.features, plain.val.features)
 
 
 def test_too_few_images_to_hold_any_out() -> None:
     with pytest.raises(UserError, match="too few"):
-        three_splits({"train": embedded(3)}, 3, 0.2, seed=0)
+        make_probe_splits({"train": embedded(3)}, 3, 0.2, seed=0)
 
 
 def test_the_second_probe_uses_the_features_of_the_first(squares: Path, cache: Path, monkeypatch) -> None:
     first = commands.knn(KnnConfig(data=str(squares), **TINY)).data
-    monkeypatch.setattr(Extractor, "images", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(FeatureExtractor, "images", lambda *_: pytest.fail("computed again"))
     second = commands.logistic(LogisticConfig(data=str(squares), **TINY)).data
     assert second["test_images"] == first["test_images"]
 

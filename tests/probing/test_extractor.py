@@ -17,7 +17,7 @@ from frugalvit.data.decode import decode
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
 from frugalvit.probing import extractor as extract
-from frugalvit.probing.extractor import Extractor, model_hash, resolve_precision
+from frugalvit.probing.extractor import FeatureExtractor, model_hash, resolve_precision
 from helpers import suite_layouts
 
 
@@ -37,7 +37,7 @@ def by_hand(model: Model, names: list[str], kind: str) -> Tensor:
 @pytest.mark.parametrize("kind", ["pooled", "grid", "last_blocks"])
 def test_equals_a_plain_forward_pass(model: Model, squares: Path, kind: extract.Kind, cache: Path) -> None:
     examples = open_data(str(squares), split="given").splits["test"]
-    found = Extractor(model, kind=kind, blocks=3, batch=5)(examples)
+    found = FeatureExtractor(model, kind=kind, blocks=3, batch=5)(examples)
     torch.testing.assert_close(found.features, by_hand(model, examples.names, kind), rtol=1e-3, atol=1e-4)
     assert found.labels is not None and examples.labels is not None
     assert found.labels.tolist() == examples.labels.tolist() and found.names == examples.names
@@ -45,38 +45,38 @@ def test_equals_a_plain_forward_pass(model: Model, squares: Path, kind: extract.
 
 def test_the_second_call_computes_nothing(model: Model, squares: Path, cache: Path, monkeypatch) -> None:
     examples = open_data(str(squares), split="given").splits["train"]
-    first = Extractor(model)(examples)
-    monkeypatch.setattr(Extractor, "images", lambda *_: pytest.fail("computed again"))
-    again = Extractor(copy.copy(model))(examples)  # the weights count, not the object
+    first = FeatureExtractor(model)(examples)
+    monkeypatch.setattr(FeatureExtractor, "images", lambda *_: pytest.fail("computed again"))
+    again = FeatureExtractor(copy.copy(model))(examples)  # the weights count, not the object
     assert again.from_cache and not first.from_cache
     assert torch.equal(first.features, again.features)
 
 
 def test_other_weights_images_and_settings_never_share_features(model: Model, squares: Path, cache: Path) -> None:
     examples = open_data(str(squares), split="given").splits["train"]
-    base = Extractor(model)(examples)
+    base = FeatureExtractor(model)(examples)
     other = copy.deepcopy(model)
     with torch.no_grad():
         next(other.backbone.parameters()).view(-1)[0] += 1.0
     assert model_hash(other) != model_hash(model)
-    assert not Extractor(other)(examples).from_cache
-    assert not Extractor(model, precision="bf16")(examples).from_cache
-    assert not Extractor(model, kind="last_blocks", blocks=2)(examples).from_cache
-    assert not Extractor(model, kind="last_blocks", blocks=1)(examples).from_cache
-    assert not Extractor(model)(examples, view=0).from_cache
-    assert not Extractor(model)(examples.subset([1, 0])).from_cache
+    assert not FeatureExtractor(other)(examples).from_cache
+    assert not FeatureExtractor(model, precision="bf16")(examples).from_cache
+    assert not FeatureExtractor(model, kind="last_blocks", blocks=2)(examples).from_cache
+    assert not FeatureExtractor(model, kind="last_blocks", blocks=1)(examples).from_cache
+    assert not FeatureExtractor(model)(examples, view=0).from_cache
+    assert not FeatureExtractor(model)(examples.subset([1, 0])).from_cache
     for changed in ({"resize_ratio": 1.5}, {"interpolation": "bilinear"}):
         transform = EvalTransform(**model.transform.spec() | changed)
-        assert not Extractor(dataclasses.replace(model, transform=transform))(examples).from_cache
-    assert Extractor(model, batch=3, workers=1)(examples).from_cache  # how it is computed does not matter
-    assert torch.equal(Extractor(model)(examples).features, base.features)
+        assert not FeatureExtractor(dataclasses.replace(model, transform=transform))(examples).from_cache
+    assert FeatureExtractor(model, batch=3, workers=1)(examples).from_cache  # how it is computed does not matter
+    assert torch.equal(FeatureExtractor(model)(examples).features, base.features)
 
 
 def test_a_changed_image_is_computed_again(model: Model, tmp_path: Path, cache: Path) -> None:
     folder = suite_layouts.folders(tmp_path / "data", {"train": 2})
-    first = Extractor(model)(open_data(str(folder), split="given").splits["train"])
+    first = FeatureExtractor(model)(open_data(str(folder), split="given").splits["train"])
     suite_layouts.write(folder / "train" / "class0" / "0.png", 2, 99)
-    second = Extractor(model)(open_data(str(folder), split="given").splits["train"])
+    second = FeatureExtractor(model)(open_data(str(folder), split="given").splits["train"])
     assert not second.from_cache
     changed = (first.features != second.features).any(dim=1)
     assert changed.tolist() == [name.endswith("class0/0.png") for name in first.names]
@@ -85,8 +85,8 @@ def test_a_changed_image_is_computed_again(model: Model, tmp_path: Path, cache: 
 def test_an_interrupted_call_goes_on_where_it_was(model: Model, squares: Path, cache: Path, monkeypatch) -> None:
     monkeypatch.setattr(extract, "CHUNK", 5)
     examples = open_data(str(squares), split="given").splits["train"]
-    whole = Extractor(model, cache=False)(examples).features
-    real, calls = Extractor.images, []
+    whole = FeatureExtractor(model, cache=False)(examples).features
+    real, calls = FeatureExtractor.images, []
 
     def stops(self, images):
         calls.append(len(images))
@@ -94,12 +94,12 @@ def test_an_interrupted_call_goes_on_where_it_was(model: Model, squares: Path, c
             raise KeyboardInterrupt
         return real(self, images)
 
-    monkeypatch.setattr(Extractor, "images", stops)
+    monkeypatch.setattr(FeatureExtractor, "images", stops)
     with pytest.raises(KeyboardInterrupt):
-        Extractor(model)(examples)
+        FeatureExtractor(model)(examples)
     calls.clear()
     calls.extend([0] * 10)
-    found = Extractor(model)(examples)
+    found = FeatureExtractor(model)(examples)
     assert sum(calls) == len(examples) - 15
     torch.testing.assert_close(found.features, whole, rtol=1e-5, atol=1e-6)
 
@@ -107,7 +107,7 @@ def test_an_interrupted_call_goes_on_where_it_was(model: Model, squares: Path, c
 @pytest.mark.parametrize("damage", ["truncate", "nan", "other"])
 def test_a_damaged_file_is_computed_again(model: Model, squares: Path, cache: Path, damage: str, capsys) -> None:
     examples = open_data(str(squares), split="given").splits["val"]
-    first = Extractor(model)(examples)
+    first = FeatureExtractor(model)(examples)
     (path,) = cache.rglob("*.npz")
     if damage == "truncate":
         path.write_bytes(path.read_bytes()[:200])
@@ -116,15 +116,15 @@ def test_a_damaged_file_is_computed_again(model: Model, squares: Path, cache: Pa
         np.savez(path, features=features, positions=np.arange(len(examples)), bad="[]")
     else:
         np.savez(path, something=np.zeros(3))
-    again = Extractor(model)(examples)
+    again = FeatureExtractor(model)(examples)
     assert not again.from_cache and torch.equal(again.features, first.features)
     assert "computing it again" in capsys.readouterr().err
-    assert Extractor(model)(examples).from_cache
+    assert FeatureExtractor(model)(examples).from_cache
 
 
 def test_views_differ_from_each_other_and_repeat(model: Model, squares: Path) -> None:
     examples = open_data(str(squares), split="given").splits["val"]
-    extractor = Extractor(model, cache=False)
+    extractor = FeatureExtractor(model, cache=False)
     centre, first, second = extractor(examples), extractor(examples, view=0), extractor(examples, view=1)
     assert not torch.equal(first.features, second.features) and not torch.equal(first.features, centre.features)
     assert torch.equal(extractor(examples, view=1).features, second.features)
@@ -133,7 +133,7 @@ def test_views_differ_from_each_other_and_repeat(model: Model, squares: Path) ->
 def test_views_follow_the_seed(model: Model, squares: Path, cache: Path) -> None:
     """In the cache, too: another seed's view is another one."""
     examples = open_data(str(squares), split="given").splits["val"]
-    extractor = Extractor(model)
+    extractor = FeatureExtractor(model)
     views = {(seed, view): extractor(examples, view=view, seed=seed) for seed in (0, 1) for view in (0, 1)}
     assert not any(found.from_cache for found in views.values())
     assert len({found.features.numpy().tobytes() for found in views.values()}) == 4
@@ -146,13 +146,13 @@ def test_bad_images_are_left_out_by_name_until_they_are_too_many(model: Model, t
     folder = suite_layouts.folders(tmp_path / "data", {"train": 8})
     (folder / "train" / "class1" / "3.png").write_bytes(b"not an image")
     examples = open_data(str(folder), split="given").splits["train"]
-    found = Extractor(model)(examples)
+    found = FeatureExtractor(model)(examples)
     assert len(found) == 23 and found.bad[0][0].endswith("class1/3.png")
     assert found.labels is not None and torch.bincount(found.labels).tolist() == [8, 7, 8]
     assert "class1/3.png" in capsys.readouterr().err
     (folder / "train" / "class2" / "3.png").write_bytes(b"not an image")
     with pytest.raises(UserError, match="2 of 24 images cannot be read"):
-        Extractor(model)(open_data(str(folder), split="given").splits["train"])
+        FeatureExtractor(model)(open_data(str(folder), split="given").splits["train"])
 
 
 def test_a_broken_model_is_said_and_leaves_nothing_in_the_cache(model: Model, squares: Path, cache: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_broken_model_is_said_and_leaves_nothing_in_the_cache(model: Model, sq
             parameter.fill_(torch.nan)
     examples = open_data(str(squares), split="given").splits["val"]
     with pytest.raises(UserError, match="NaN"):
-        Extractor(broken)(examples)
+        FeatureExtractor(broken)(examples)
     assert not list(cache.rglob("*.npz"))
 
 

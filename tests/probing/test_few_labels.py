@@ -14,11 +14,11 @@ from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.benchmarking.inference import accuracy_of
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.data.splits import part_of_each_class
+from frugalvit.data.splits import subsample_labels
 from frugalvit.errors import UserError
 from frugalvit.probing import commands
-from frugalvit.probing.extractor import Embedded
-from frugalvit.probing.splits import three_splits
+from frugalvit.probing.extractor import FeatureSet
+from frugalvit.probing.splits import make_probe_splits
 from frugalvit.utils.files import read_json
 from helpers import suite_layouts
 
@@ -36,11 +36,11 @@ PROBES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 )
 def test_a_share_or_a_number_of_every_class(part: float, counts: list[int]) -> None:
     labels = np.repeat([0, 1, 2], [10, 4, 1])
-    rows = part_of_each_class(labels, part, seed=3)
+    rows = subsample_labels(labels, part, seed=3)
     assert np.bincount(labels[rows]).tolist() == counts and len(set(rows)) == len(rows)
-    assert np.array_equal(rows, part_of_each_class(labels, part, seed=3))
+    assert np.array_equal(rows, subsample_labels(labels, part, seed=3))
     if part == 0.5:
-        assert not np.array_equal(rows, part_of_each_class(labels, part, seed=4))
+        assert not np.array_equal(rows, subsample_labels(labels, part, seed=4))
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, KnnConfig])
@@ -52,26 +52,26 @@ def test_a_part_is_a_share_or_a_whole_number(kind: Any) -> None:
             kind.parse(needed | {"labels": wrong})
 
 
-def part_of(images: int, first: int) -> Embedded:
+def part_of(images: int, first: int) -> FeatureSet:
     numbers = torch.arange(first, first + images)
     names = [str(number) for number in numbers.tolist()]
-    return Embedded(numbers.float()[:, None], numbers % 3, None, names, names)
+    return FeatureSet(numbers.float()[:, None], numbers % 3, None, names, names)
 
 
 def test_settings_are_chosen_on_labels_that_are_known() -> None:
     """A val of a thousand labels would tell what ten of each class do not."""
     parts = {"train": part_of(60, 0), "val": part_of(30, 60), "test": part_of(9, 90)}
-    made = three_splits(parts, 3, 0.2, seed=0, labels=5.0)
+    made = make_probe_splits(parts, 3, 0.2, seed=0, labels=5.0)
     assert [len(part) for part in (made.train, made.val, made.test)] == [12, 3, 9]
     used = {*made.train.features[:, 0].tolist(), *made.val.features[:, 0].tolist()}
     assert len(used) == 15 and max(used) >= 60 and max(used) < 90  # val's labels count among them
     assert made.notes == ["15 of 90 labels are used", "settings are chosen on 3 of these"]
-    alone = three_splits({"train": part_of(60, 0)}, 3, 0.2, seed=0, labels=0.25)
-    whole = three_splits({"train": part_of(60, 0)}, 3, 0.2, seed=0)
+    alone = make_probe_splits({"train": part_of(60, 0)}, 3, 0.2, seed=0, labels=0.25)
+    whole = make_probe_splits({"train": part_of(60, 0)}, 3, 0.2, seed=0)
     assert torch.equal(alone.test.features, whole.test.features)  # labels are few, what is tested on stays
     assert len(alone.train) + len(alone.val) == 12
     with pytest.raises(UserError, match="take 2 or more of each, or 'frugalvit probe knn'"):
-        three_splits(parts, 3, 0.2, seed=0, labels=0.001)
+        make_probe_splits(parts, 3, 0.2, seed=0, labels=0.001)
 
 
 @pytest.mark.parametrize("name", PROBES)

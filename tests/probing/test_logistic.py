@@ -141,8 +141,8 @@ def test_few_labels_take_few_iterations_and_end_where_convergence_does() -> None
     )
     counted: list[int] = []
     with pytest.MonkeyPatch.context() as patched:
-        step = lbfgs._Going.step
-        patched.setattr(lbfgs._Going, "step", lambda going: (counted.append(1), step(going)))
+        step = lbfgs._Active.step
+        patched.setattr(lbfgs._Active, "step", lambda going: (counted.append(1), step(going)))
         found = logistic_probe(train, labels, val, answers, test)
     assert found.converged and len(counted) < 250, "it was a thousand and more for the weakest alone"
 
@@ -188,7 +188,7 @@ def test_strengths_between_lead_to_those_asked_for() -> None:
 def test_the_line_through_two_strengths() -> None:
     features, labels = blobs(60, 5, 3, noise=1.0)
     fit = LogisticRegression(features, labels).fit([1.0, 1e-2])
-    (stronger, weaker), line = fit.weight, lambda strength: fit.leading_to(strength)[0][0]
+    (stronger, weaker), line = fit.weight, lambda strength: fit.extrapolate(strength)[0][0]
     torch.testing.assert_close(line(1e-1), (stronger + weaker) / 2)
     torch.testing.assert_close(line(1e-4), 2 * weaker - stronger)
     torch.testing.assert_close(line(1e-9), 2 * weaker - stronger)  # as far again, no further

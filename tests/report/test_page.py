@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from frugalvit.data.decode import BadImage
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.report import page
 from frugalvit.report.run_record import read_run
@@ -27,7 +27,7 @@ class Reader(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.tags, self.attributes, self.texts, self.ids = [], [], [], []
-        self.feed(text)
+        self.set_data(text)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
@@ -48,7 +48,7 @@ class FewExamples:
 
     def read(self, index):
         if index == 0:
-            raise BadImage("bad.jpg", "truncated")
+            raise UnreadableImage("bad.jpg", "truncated")
         return picture(index, 60, 80)
 
 

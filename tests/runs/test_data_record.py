@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from frugalvit.config.train import TrainConfig
-from frugalvit.data.cache.on_demand import LazyStore
+from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.experiment.resume import read_facts
-from frugalvit.runs.data_record import MOST_NAMED, note_used
-from frugalvit.runs.run_folder import Run
+from frugalvit.runs.data_record import MOST_NAMED, record_data_usage
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import train
 from helpers.tiny_runs import TRAIN, write_images
 
@@ -24,13 +24,13 @@ def test_many_bad_files_are_counted_and_the_first_named(tmp_path: Path) -> None:
     """A store that decodes while training finds bad files only then: what is noted last counts."""
     kept = ImageStore.from_arrays(np.zeros((5, 3, 8, 8), np.uint8))
     examples = ArrayExamples(np.zeros((300, 8, 8, 3), np.uint8), None, "images")
-    lazy = LazyStore(examples, (8, 8), torch.device("cpu"), workers=0, limit=300)
-    run = Run(tmp_path)
+    lazy = OnDemandStore(examples, (8, 8), torch.device("cpu"), workers=0, limit=300)
+    run = RunFolder(tmp_path)
     run.save_json("data.json", {"images": 300})
-    note_used(run, ["said"], {"train": lazy, "val": kept})
+    record_data_usage(run, ["said"], {"train": lazy, "val": kept})
     assert run.read_json("data.json")["left_out"] == {"count": 0, "files": []}
     lazy.bad += [(f"caf\udce9{number}.png", "truncated") for number in range(250)]
-    note_used(run, ["said"], {"train": lazy, "val": kept})
+    record_data_usage(run, ["said"], {"train": lazy, "val": kept})
     facts = run.read_json("data.json")
     assert (facts["images"], facts["notes"], facts["used"]) == (300, ["said"], {"train": 50, "val": 5})
     assert facts["left_out"]["count"] == 250 and len(facts["left_out"]["files"]) == MOST_NAMED

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frugalvit.cli import main as cli
-from frugalvit.runs.layout import OF_COMPARISON, OF_RUN
+from frugalvit.runs.layout import OF_COMPARISON, RUN_FILES
 from helpers.tiny_runs import PRETRAIN, TRAIN, write_config, write_images
 
 SETTINGS = ("--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1")
@@ -31,7 +31,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("name", [*OF_RUN[1:], "model/model.safetensors", "checkpoints/last.pt"])
+@pytest.mark.parametrize("name", [*RUN_FILES[1:], "model/model.safetensors", "checkpoints/last.pt"])
 def test_a_file_of_that_name_is_kept(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = place / "lab" / name
     path.parent.mkdir(parents=True)
@@ -60,7 +60,7 @@ def test_among_other_files_there_is_room(place: Path) -> None:
     (place / "lab" / "pictures" / "me.jpg").write_text("mine")  # what only detectors and segmenters write
     assert run("train", "--out", "lab", "--report") == 0
     assert (place / "lab" / "notes.txt").read_text() == "mine"
-    assert {path.name for path in (place / "lab").iterdir()} <= {*OF_RUN, ".lock", "notes.txt", "pictures"}
+    assert {path.name for path in (place / "lab").iterdir()} <= {*RUN_FILES, ".lock", "notes.txt", "pictures"}
 
 
 @pytest.mark.parametrize("more", [(), ("config.yaml",)])
@@ -84,4 +84,4 @@ def test_a_comparison_goes_on_among_its_own_files(place: Path) -> None:
 
 def test_a_run_without_labels_writes_no_other_names(place: Path) -> None:
     assert run("pretrain", "--out", "lab", "--report") == 0
-    assert {path.name for path in (place / "lab").iterdir()} <= {*OF_RUN, ".lock"}
+    assert {path.name for path in (place / "lab").iterdir()} <= {*RUN_FILES, ".lock"}

@@ -18,7 +18,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.engine import distributed
 from frugalvit.errors import UserError
 from frugalvit.experiment.summary import run_result
-from frugalvit.runs.run_folder import Run, damage, find_run, finished_summary, new_run_folder, read_state
+from frugalvit.runs.run_folder import RunFolder, damage, find_run, finished_summary, new_run_folder, read_state
 from frugalvit.utils.files import FolderLock, make_folder, remove_parts, write_atomically, write_text
 from frugalvit.utils.tables import Table
 
@@ -50,44 +50,44 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("old", ["images", "a long name " * 20 + "end", "with\na line's end", "'quoted': #1"])
 @pytest.mark.parametrize("new", ["elsewhere", "another \\1 long name " * 20 + "ünd"])
 def test_only_the_place_of_the_data_changes(old: str, new: str, tmp_path: Path) -> None:
-    run, config = Run(tmp_path), TrainConfig.parse({"data": old, "seed": 3})
+    run, config = RunFolder(tmp_path), TrainConfig.parse({"data": old, "seed": 3})
     run.save_config(config)
     stored = (tmp_path / "config.yaml").read_bytes()
-    run.save_place(old)
+    run.update_data_path(old)
     assert (tmp_path / "config.yaml").read_bytes() == stored
-    run.save_place(new)
+    run.update_data_path(new)
     run.close()
-    assert TrainConfig.stored(tmp_path / "config.yaml").data == new
+    assert TrainConfig.from_run(tmp_path / "config.yaml").data == new
     rest = stored[stored.index(b"\nrecipe:") :]
     assert (tmp_path / "config.yaml").read_bytes().endswith(rest)
 
 
 def test_metrics_after_a_step_are_forgotten(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     for step in (1, 2, 3):
         run.log(step, split="train", loss=float(step))
     run.close()
     with (tmp_path / "metrics.jsonl").open("a") as handle:
         handle.write('{"step": 4, "lo')  # the writer was killed in the middle of a line
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     assert [line["step"] for line in run.metrics()] == [1, 2, 3]
-    run.forget_metrics_after(2)
+    run.truncate_metrics(2)
     run.log(3, split="train", loss=9.0)
     assert [line["loss"] for line in run.metrics()] == [1.0, 2.0, 9.0]
     run.close()
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     with pytest.raises(UserError, match="Another process"):
-        Run(tmp_path)
-    Run(tmp_path, writer=False)  # reading is free
+        RunFolder(tmp_path)
+    RunFolder(tmp_path, writer=False)  # reading is free
     run.close()
-    Run(tmp_path).close()
+    RunFolder(tmp_path).close()
 
 
 def test_last_and_previous(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     assert run.load_checkpoint() is None and not run.has_checkpoint()
     for step in (1, 2, 3):
         run.save_checkpoint({"step": step, "task": {}})
@@ -99,7 +99,7 @@ def test_last_and_previous(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_never_takes_the_good_ones_place(tmp_path: Path) -> None:
     """After falling back, the next save must keep the good state as the previous one, not the damaged file."""
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     for step in (1, 2):
         run.save_checkpoint({"step": step, "task": {}})
     (run.checkpoints / "last.pt").write_bytes(b"damaged")
@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_never_takes_the_good_ones_place(tmp_path: Path) ->
 
 
 def test_a_damaged_best_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     assert run.load_best() is None
     (run.checkpoints / "best.pt").write_bytes(b"damaged")
     assert run.load_best() is None and "best.pt is damaged" in capsys.readouterr().err
@@ -169,7 +169,7 @@ def test_find_run_and_summary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", None])
 def test_a_damaged_file_of_a_run_is_one_line(tmp_path: Path, text: str | None) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     if text is not None:
         (tmp_path / "data.json").write_text(text)
     with pytest.raises(UserError, match=r"data\.json"):
@@ -244,13 +244,13 @@ def test_a_run_that_is_resumed_takes_no_other_folder(
     with monkeypatch.context() as disk:
         disk.setattr(Path, "touch", refuse)
         with pytest.raises(UserError, match=f"Cannot write to {tmp_path} .*{way}"):
-            Run(tmp_path)
+            RunFolder(tmp_path)
     monkeypatch.setattr(Path, "write_text", refuse)
     with pytest.raises(UserError, match=f"Cannot write to {tmp_path} .*{way}"):
         distributed._write_note(tmp_path / ".seen.part", "word")
     (tmp_path / ".lock").mkdir()  # nothing that can be opened
     with pytest.raises(UserError, match=f"is it another person's.*{way}"):
-        Run(tmp_path)
+        RunFolder(tmp_path)
 
 
 def test_a_lock_is_freed_by_its_holder(tmp_path: Path) -> None:

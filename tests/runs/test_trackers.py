@@ -24,7 +24,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment import summary
 from frugalvit.experiment.summary import mistake_sheet, per_class_table, save_pictures
 from frugalvit.runs import trackers as tracking
-from frugalvit.runs.run_folder import Run
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.health import Alarm, health_table
 from frugalvit.tasks.pretraining.train import pretrain
@@ -103,14 +103,14 @@ def test_a_comparison_is_a_table_and_a_chart(photos: Path, tmp_path: Path, monke
 
 
 def test_a_resumed_run_purges_and_goes_on(tmp_path: Path) -> None:
-    from frugalvit.runs.run_folder import Run
+    from frugalvit.runs.run_folder import RunFolder
 
     for after in (None, 4):
         if after is not None:
             time.sleep(1)  # TensorBoard reads files by their names: a second, and then a counter whose 10 is before 9
-        run = Run(tmp_path / "run")
+        run = RunFolder(tmp_path / "run")
         if after is not None:
-            run.forget_metrics_after(after)
+            run.truncate_metrics(after)
         for step in (2, 4, 6) if after is None else (6, 8):
             run.log(step, split="train", loss=float(step if after is None else 10 * step))
         run.close()
@@ -151,7 +151,7 @@ def test_mistakes_are_drawn(tmp_path: Path) -> None:
 
 
 def test_the_table_of_mistakes_names_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, shown = Run(tmp_path), []
+    opened, shown = RunFolder(tmp_path), []
     monkeypatch.setattr(opened, "table", lambda name, table: shown.append(table))
     monkeypatch.setattr(opened, "picture", lambda *_: None)
     monkeypatch.setattr(summary, "mistake_sheet", lambda _: b"")

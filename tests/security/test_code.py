@@ -16,7 +16,7 @@ from frugalvit.backbones.weights.load import read_checkpoint
 from frugalvit.cli import main as cli
 from frugalvit.config.base import read_yaml
 from frugalvit.errors import UserError
-from frugalvit.runs.run_folder import Run, read_state
+from frugalvit.runs.run_folder import RunFolder, read_state
 
 SOURCE = Path(__file__).parents[2] / "src" / "frugalvit"
 
@@ -69,7 +69,7 @@ def test_a_run_folder_of_a_stranger(tmp_path: Path, canary: Canary, capsys: pyte
         (run / "config.yaml").write_text("{}")
         (run / "model" / "config.json").write_text('{"architecture": "resnet18"}')
         with pytest.raises(UserError, match="is whole"):
-            Run(run).load_checkpoint()
+            RunFolder(run).load_checkpoint()
         for words in (
             ["replay", str(run)],
             ["predict", str(run), str(run / "config.yaml")],

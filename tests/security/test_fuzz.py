@@ -30,7 +30,7 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.cache import file_format
-from frugalvit.data.decode import BadImage, decode
+from frugalvit.data.decode import UnreadableImage, decode
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.errors import UserError
 
@@ -52,7 +52,7 @@ def is_answered(function: Any, *arguments: Any) -> bool:
     """Whether there is an answer, or one line as the command prints it; whatever else is raised fails the test."""
     try:
         function(*arguments)
-    except (UserError, BadImage) as error:
+    except (UserError, UnreadableImage) as error:
         line = shown(str(error)).strip()
         return bool(line) and "\n" not in line
     return True

@@ -14,7 +14,7 @@ from frugalvit.cli import main as cli
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import new_run_folder
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.tables import CommandResult, Table
 from helpers.tiny_runs import TRAIN, write_config, write_images
 
 EVIL = ("<script>alert(1)", '"><img src=x onerror=alert(1)>', "{{7*7}}${7*7}'`")
@@ -44,7 +44,7 @@ def report_of(folder: Path, classes: tuple[str, ...]) -> tuple[Tags, str]:
     assert cli.main(words) == 0
     page = (folder / "run" / "report.html").read_text(encoding="utf-8")
     found = Tags()
-    found.feed(page)
+    found.set_data(page)
     return found, page
 
 
@@ -100,7 +100,7 @@ def test_names_in_no_encoding_are_shown(
 def test_escape_sequences_do_not_reach_standard_output(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result is printed whatever letters the terminal knows; JSON says the very name all the same."""
     name = f"{ESCAPES}\nünd\t漢字"
-    result = Result({"class": name}, [Table([name, "n"], [[name, 1]], name)], [name])
+    result = CommandResult({"class": name}, [Table([name, "n"], [[name, 1]], name)], [name])
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict", newline="")
     monkeypatch.setattr(sys, "stdout", stream)
     console.print_result(result)
@@ -119,8 +119,8 @@ def test_escape_sequences_do_not_reach_standard_output(encoding: str, monkeypatc
     "name", ["Bildschirmfoto 9.41\u202fPM", "a\u00a0b", "می\u200cخواهم", "\U0001f469\u200d\U0001f33e"]
 )
 def test_spaces_and_joiners_are_letters(name: str) -> None:
-    assert console.printable(name) == name
-    assert console.printable(f"{name}\x1b[31m\u202e") == f"{name}\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}"
+    assert console.sanitize(name) == name
+    assert console.sanitize(f"{name}\x1b[31m\u202e") == f"{name}\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixtur
     """Neither through mistakes, nor through warnings about files; half a letter (a name in no encoding) passes too."""
     name = f"{ESCAPES}.png"
     assert cli.main(["train", name]) == 2
-    console.warn(f"left out: {name}")
-    console.say(name)
-    print(console.Meter(2, name).line(1, 1.0, ""), file=sys.stderr)
+    console.warning(f"left out: {name}")
+    console.info(name)
+    print(console.ProgressBar(2, name).line(1, 1.0, ""), file=sys.stderr)
     said = capsys.readouterr().err
     assert "\x1b" not in said and "\x07" not in said and said.count(".png") >= 4
 

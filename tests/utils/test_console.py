@@ -33,9 +33,9 @@ def closed() -> io.StringIO:
 def test_any_standard_error(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = make()
     monkeypatch.setattr(sys, "stderr", stream)
-    console.say("said")
-    console.warn("warned")
-    with console.Waiting("waiting"):
+    console.info("said")
+    console.warning("warned")
+    with console.Spinner("waiting"):
         assert list(console.progress(range(3), label="counted")) == [0, 1, 2]
     if isinstance(stream, ToLog):
         assert "said" in stream.text and "warning: warned" in stream.text

@@ -16,7 +16,7 @@ from PIL import Image
 from frugalvit.cli import main as cli
 from frugalvit.errors import UserError
 from frugalvit.utils import launch_env
-from frugalvit.utils.launch_env import places
+from frugalvit.utils.launch_env import devices_and_nodes
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
 # What sbatch gives to the batch script; PROCID and NODEID are there too, as if it were a task.
@@ -56,22 +56,22 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_places(variables: dict[str, str], asked: tuple[int, int], expected: tuple[int, int]) -> None:
     os.environ.update(variables)
-    assert places(*asked) == expected
-    assert places(*asked) == expected, "asked again"
+    assert devices_and_nodes(*asked) == expected
+    assert devices_and_nodes(*asked) == expected, "asked again"
 
 
 def test_a_shell_in_a_step_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """``srun --ntasks 8 --pty bash``: what is typed there is no task, for all that its environment says."""
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     os.environ.update(STEP | {"SLURM_JOB_NAME": "bash"})
-    assert places(1, 1) == (1, 1)
+    assert devices_and_nodes(1, 1) == (1, 1)
 
 
 @pytest.mark.parametrize("given", [{}, {"SLURM_NTASKS_PER_NODE": "8"}])
 def test_lightning_is_told_of_the_step(given: dict[str, str]) -> None:
     """It reads what was asked of the job: nothing where that was --ntasks alone, more where srun was asked for less."""
     os.environ.update(STEP | given)
-    here, machines = places(1, 1)
+    here, machines = devices_and_nodes(1, 1)
     assert SLURMEnvironment.detect()
     environment = SLURMEnvironment()
     environment.validate_settings(here, machines)
@@ -80,7 +80,7 @@ def test_lightning_is_told_of_the_step(given: dict[str, str]) -> None:
 
 def test_without_srun_nobody_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     os.environ.update(SCRIPT)
-    places(1, 1), places(1, 1)
+    devices_and_nodes(1, 1), devices_and_nodes(1, 1)
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "this job has 8 tasks but was not started by srun" in said
     assert not SLURMEnvironment.detect()
@@ -98,12 +98,12 @@ def test_without_srun_nobody_is_waited_for(capsys: pytest.CaptureFixture[str]) -
 def test_what_cannot_be_shared_is_said(variables: dict[str, str], asked: tuple[int, int], expected: str) -> None:
     os.environ.update(variables)
     with pytest.raises(UserError, match=expected):
-        places(*asked)
+        devices_and_nodes(*asked)
 
 
 def test_as_many_tasks_on_each_machine() -> None:
     os.environ.update(STEP | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)"})
-    assert places(1, 1) == (4, 2)
+    assert devices_and_nodes(1, 1) == (4, 2)
 
 
 # -- who works, and who speaks
@@ -122,7 +122,7 @@ def test_what_one_process_does_is_done_once(launcher: str, tmp_path: Path, capsy
         answers.append(capsys.readouterr())
     assert answers[0] == ("", "") and json.loads(answers[1].out)["images"] == 2
     assert f"'frugalvit data' uses one process: the other {15 if launcher == 'torchrun' else 7} leave" in answers[1].err
-    assert launch_env.started() is None, "nothing that it calls may wait for the others"
+    assert launch_env.launch_info() is None, "nothing that it calls may wait for the others"
 
 
 @pytest.mark.parametrize("words", [["trian"], ["train", "photos", "--epoch", "3"], ["train", "photos", "--init", "no"]])

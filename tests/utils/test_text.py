@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.text import pluralize, truncate_list
 
 
 @pytest.mark.parametrize(
@@ -12,9 +12,9 @@ from frugalvit.utils.text import counted, some
     [(0, "file", "0 files"), (1, "class", "1 class"), (2, "class", "2 classes"), (2000, "image", "2,000 images")],
 )
 def test_a_count_agrees_with_its_noun(count: int, noun: str, told: str) -> None:
-    assert counted(count, noun) == told
+    assert pluralize(count, noun) == told
 
 
 def test_long_lists_are_cut() -> None:
-    assert some(["a", "b"]) == "a, b"
-    assert some([*"abcdefg"], shown=5) == "a, b, c, d, e and 2 more"
+    assert truncate_list(["a", "b"]) == "a, b"
+    assert truncate_list([*"abcdefg"], shown=5) == "a, b, c, d, e and 2 more"

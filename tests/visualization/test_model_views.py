@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frugalvit.data.decode import BadImage
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.visualization import model_views
 from frugalvit.visualization.grid import Regions
@@ -108,7 +108,7 @@ class FewExamples:
 
     def read(self, index, at_least=None):
         if self.places[index] == 2:
-            raise BadImage("2.png", "torn")
+            raise UnreadableImage("2.png", "torn")
         return np.full((40, 60, 3), self.places[index], dtype=np.uint8)
 
 

@@ -26,7 +26,7 @@ from frugalvit.backbones.timm_features import SeveralGrids, Size, cell_sides, is
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
-NOT_THE_NETWORKS = ("mean", "std", "grid_norm", "drop_path", "keep_shape")
+BACKBONE_ONLY_KWARGS = ("mean", "std", "grid_norm", "drop_path", "keep_patch_size")
 """Keywords of a backbone that no network's constructor sees under these names."""
 
 
@@ -109,24 +109,24 @@ class Backbone(nn.Module):
         self.std = std
         self.grid_norm = grid_norm
         self.notes = list(notes or [])
-        self.own = isinstance(model, GridModel)
+        self.is_grid_model = isinstance(model, GridModel)
         self._fits: dict[Size, Size] = {}  # image size -> the size it is padded to, for networks that are choosy
         self._grids: dict[Size, Size] = {}
         self._ask_intermediates = False
         self.dim = self.pooled_dim = int(model.num_features)  # type: ignore[arg-type]
-        if not self.own:
-            self._choose_way()
-            features = self._look(img_size)
+        if not self.is_grid_model:
+            self._choose_forward()
+            features = self._probe(img_size)
             self.dim, self.pooled_dim = features.grid.shape[1], features.pooled.shape[1]
             self._check_classifier(features.pooled)
 
     def forward(self, images: Tensor) -> Features:
         """(B, C, H, W) -> grid (B, dim, h, w) and pooled (B, pooled_dim)."""
         self._check(images)
-        if self.own:
+        if self.is_grid_model:
             return Features(*self.model.forward_grid(images, norm=self.grid_norm))  # type: ignore[operator]
         size = (images.shape[2], images.shape[3])
-        fit = self._fit(size)
+        fit = self._padded_size(size)
         output, grid = self._forward_timm(self._pad(images, fit))
         if fit != size:  # what stems from padding alone is seen neither by the grid nor by an average over a map
             kept = kept_cells((grid.shape[2], grid.shape[3]), size, fit)
@@ -155,12 +155,12 @@ class Backbone(nn.Module):
         Networks with more resolutions than four (those that count their stem) give the four coarsest; a plain ViT,
         which has one resolution, gives one map.
         """
-        if self.own:
+        if self.is_grid_model:
             blocks = self.blocks(images)
             return [blocks[end] for end in self.model.stage_ends]  # type: ignore[union-attr]
         self._check(images)
         size = (images.shape[2], images.shape[3])
-        fit = self._fit(size)
+        fit = self._padded_size(size)
         maps = timm_features.stage_maps(self.model, self._pad(images, fit), self.name)
         info = list(self.model.feature_info)  # type: ignore[arg-type]
         steps = [entry["reduction"] for entry in info] if len(info) == len(maps) else [grid.shape[2] for grid in maps]
@@ -175,7 +175,7 @@ class Backbone(nn.Module):
         """Channels of every block's grid."""
         parameter = next(self.model.parameters())
         image = torch.zeros(1, self.in_chans, *self.img_size, device=parameter.device, dtype=parameter.dtype)
-        with timm_features.quietly(self.model):  # a look must not move the statistics of batch norms
+        with timm_features.eval_no_grad(self.model):  # a look must not move the statistics of batch norms
             return [grid.shape[1] for grid in self.blocks(image)]
 
     def last_blocks(self, images: Tensor, n: int = 4, *, class_token: bool = False) -> Tensor:
@@ -186,7 +186,7 @@ class Backbone(nn.Module):
         which else is not among the tokens averaged.
         """
         if class_token and timm_features.views_by_class_token(self.model):
-            fitted = self._pad(images, self._fit((images.shape[2], images.shape[3])))
+            fitted = self._pad(images, self._padded_size((images.shape[2], images.shape[3])))
             return torch.cat(self._last(n, timm_features.class_tokens(self.model, fitted, self.name)), 1)
         *earlier, last = self._blocks_by_stage(images)
         grids = [grid for stage in earlier for grid in stage] + [self._final_norm(grid) for grid in last]
@@ -205,10 +205,10 @@ class Backbone(nn.Module):
         spread over all tokens, with zeros between windows.
         """
         self._check(images)
-        if self.own:
+        if self.is_grid_model:
             return self.model.last_attention(images)  # type: ignore[operator]
         size = (images.shape[2], images.shape[3])
-        if self._fit(size) != size:
+        if self._padded_size(size) != size:
             raise UserError(
                 f"{self.name} pads {size[0]}x{size[1]} pixels; look at its attention at a size it takes whole"
             )
@@ -218,13 +218,13 @@ class Backbone(nn.Module):
         """(h, w) of the final grid for images of this size."""
         size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
         if size not in self._grids:
-            height, width = self._look(size).grid.shape[2:]
+            height, width = self._probe(size).grid.shape[2:]
             self._grids[size] = (height, width)
         return self._grids[size]
 
     def cell_size(self, img_size: Size) -> tuple[float, float]:
         """Height and width in pixels of a region of the final grid; the last may reach beyond images of this size."""
-        fit = img_size if self.own else self._fit(img_size)
+        fit = img_size if self.is_grid_model else self._padded_size(img_size)
         return cell_sides(self.model, fit, self.grid_size(fit))
 
     def spec(self) -> dict[str, Any]:
@@ -241,13 +241,13 @@ class Backbone(nn.Module):
             "keywords": dict(self.keywords),
         }
 
-    def lasting_keywords(self) -> dict[str, Any]:
+    def architecture_kwargs(self) -> dict[str, Any]:
         """The keywords with which other images of any size see the same network, shape and all.
 
         Stochastic depth and which grid is given are for each run to choose.
         """
         lasting = {key: value for key, value in self.keywords.items() if key not in ("drop_path", "grid_norm")}
-        return lasting | {"keep_shape": True}
+        return lasting | {"keep_patch_size": True}
 
     def extra_repr(self) -> str:
         return f"name={self.name!r}, img_size={self.img_size}, dim={self.dim}, num_classes={self.num_classes}"
@@ -277,7 +277,7 @@ class Backbone(nn.Module):
         output = self.model.forward_features(images)  # type: ignore[operator]
         return output, to_grid(output, self.model, size, self.model.num_features)  # type: ignore[arg-type]
 
-    def _choose_way(self) -> None:
+    def _choose_forward(self) -> None:
         """``forward_features`` has the grid, except before a final norm and where only the class token comes out."""
         can_ask = hasattr(self.model, "forward_intermediates")
         if not self.grid_norm and timm_features.final_norm(self.model) is not None:
@@ -286,7 +286,7 @@ class Backbone(nn.Module):
             self._ask_intermediates = True
             return
         try:
-            self._look(self.img_size)
+            self._probe(self.img_size)
         except UserError as error:
             if not can_ask or isinstance(error, SeveralGrids):
                 raise
@@ -294,9 +294,9 @@ class Backbone(nn.Module):
 
     def _check_classifier(self, pooled: Tensor) -> None:
         """A classifier that sees more than ``pooled`` (VOLO's auxiliary head) would be trained wrongly in silence."""
-        if self.num_classes == 0 or self._fit(self.img_size) != self.img_size:
+        if self.num_classes == 0 or self._padded_size(self.img_size) != self.img_size:
             return
-        with timm_features.quietly(self.model):
+        with timm_features.eval_no_grad(self.model):
             logits = self.model(torch.zeros(1, self.in_chans, *self.img_size, device=pooled.device, dtype=pooled.dtype))
             same = isinstance(logits, Tensor) and torch.allclose(self.classify(pooled), logits, rtol=1e-3, atol=1e-4)
         if not same:
@@ -314,40 +314,40 @@ class Backbone(nn.Module):
         return hasattr(self.model, "dist_token") and hasattr(self.model, "head_dist")
 
     def _final_norm(self, grid: Tensor) -> Tensor:
-        if self.own:
+        if self.is_grid_model:
             return self.model.final_norm(grid)  # type: ignore[operator]
         norm = timm_features.final_norm(self.model)
         return grid if norm is None or grid.shape[1] != self.dim else timm_features.apply_norm(norm, grid)
 
     def _blocks_by_stage(self, images: Tensor) -> list[list[Tensor]]:
         self._check(images)
-        if self.own:
+        if self.is_grid_model:
             grids = self.model.forward_grid_blocks(images)  # type: ignore[operator]
             starts = [0, *[end + 1 for end in self.model.stage_ends]]  # type: ignore[union-attr]
             return [grids[start:stop] for start, stop in itertools.pairwise(starts)]
         size = (images.shape[2], images.shape[3])
-        fit = self._fit(size)
+        fit = self._padded_size(size)
         run = self.model.forward_features
         stages = timm_features.block_grids(self.model, self._pad(images, fit), self.name, run)  # type: ignore[arg-type]
         return [[self._crop(grid, size, fit) for grid in stage] for stage in stages]
 
-    def _look(self, size: Size) -> Features:
+    def _probe(self, size: Size) -> Features:
         """One grey image through the network, for its shapes."""
         parameter = next(self.model.parameters())
-        with timm_features.quietly(self.model):
+        with timm_features.eval_no_grad(self.model):
             return self.forward(torch.zeros(1, self.in_chans, *size, device=parameter.device, dtype=parameter.dtype))
 
-    def _fit(self, size: Size) -> Size:
+    def _padded_size(self, size: Size) -> Size:
         """The size images of ``size`` are padded to (bottom and right) so that the network takes them."""
         if is_exporting():  # nothing can be tried out while a program is recorded
             return self._fits.get(size, size)
-        height, width = self._tried(
+        height, width = self._find_padded_size(
             (operator.index(size[0]), operator.index(size[1]))
         )  # a compiled graph is for one size
         return height, width  # two numbers to the compiler of PyTorch 2.11, too, which compares no constant tuple
 
     @torch.compiler.assume_constant_result
-    def _tried(self, size: Size) -> Size:
+    def _find_padded_size(self, size: Size) -> Size:
         if size in self._fits:
             return self._fits[size]
         parameter = next(self.model.parameters())
@@ -355,7 +355,7 @@ class Backbone(nn.Module):
         for fit in timm_features.padded_sizes(self.model, size, self.img_size):
             image = torch.zeros(1, self.in_chans, *fit, device=parameter.device, dtype=parameter.dtype)
             try:
-                with timm_features.quietly(self.model):
+                with timm_features.eval_no_grad(self.model):
                     self._forward_timm(image)
             except torch.OutOfMemoryError:
                 raise

@@ -18,11 +18,11 @@ from timm.models import is_model, load_pretrained, register_model
 from torch import nn
 
 from frugalvit.backbones.architectures import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  importing registers them with timm
-from frugalvit.backbones.base import NOT_THE_NETWORKS, Backbone, GridModel
+from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone, GridModel
 from frugalvit.backbones.published import check_within_reach, first_line, why
 from frugalvit.backbones.small_images import Build, adapt, final_grid, kept_shape, set_stem_stride
 from frugalvit.backbones.timm_features import Size, reduction
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import UserError, did_you_mean
 
 OWN = {
     "swin_nano": "swin_nano",
@@ -66,7 +66,7 @@ def create_backbone(
     drop_path: float | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    keep_shape: bool = False,
+    keep_patch_size: bool = False,
     **keywords: Any,
 ) -> Backbone:
     """A network by name, ready for images of any size.
@@ -77,7 +77,7 @@ def create_backbone(
     grid_norm   False gives the tokens before the final norm as grid (the released Drloc's Swin)
     drop_path   the rate of stochastic depth; None keeps the network's own
     mean, std   of the pixels; None for ImageNet's, or for those the pretrained weights were made with
-    keep_shape  True keeps patches, windows and strides as published or given, however small the images: what weights
+    keep_patch_size  True keeps patches, windows and strides as published or given, however small the images: what weights
                 that were trained so want. False makes a new network finer where its grid would be too small.
     keywords    reach the network: ``embed_dim=24``, ``patch_size=2``, ``padding="zeros"`` … ``stem_stride=1`` slows the
                 stem of a convolutional network
@@ -102,7 +102,7 @@ def create_backbone(
             return build_timm(name, architecture, {**fixed, **keywords, **extra}, size, weights)
 
         if device == "meta":
-            return shapes_only(make)
+            return on_meta_device(make)
         with torch.device(device):
             return make()
 
@@ -111,8 +111,8 @@ def create_backbone(
             _refuse_unknown(name, keywords if rate is None else {**keywords, "drop_path_rate": rate}, build)
         extra, notes = adapt(name, size, keywords, build)
         resolved = {**keywords, **extra}
-        if keep_shape and extra:
-            resolved = {**keywords, "keep_shape": True}
+        if keep_patch_size and extra:
+            resolved = {**keywords, "keep_patch_size": True}
             extra, notes = {}, kept_shape(name, size, build)
     if pretrained:
         check_within_reach(name, getattr(build(extra), "pretrained_cfg", None) or {}, keywords.get("cache_dir"))
@@ -140,15 +140,15 @@ def create_backbone(
     )
 
 
-def outline(name: str, img_size: int | Sequence[int], num_classes: int, in_chans: int, **keywords: Any) -> nn.Module:
+def build_meta(name: str, img_size: int | Sequence[int], num_classes: int, in_chans: int, **keywords: Any) -> nn.Module:
     """The network of a backbone's ``spec()`` without its weights, to look at shapes."""
     architecture, size = architecture_of(name), to_size(img_size)
-    shape = {key: value for key, value in keywords.items() if key not in NOT_THE_NETWORKS}
+    shape = {key: value for key, value in keywords.items() if key not in BACKBONE_ONLY_KWARGS}
     shape |= {"num_classes": num_classes, "in_chans": in_chans}
-    return shapes_only(lambda: build_timm(name, architecture, shape, size))
+    return on_meta_device(lambda: build_timm(name, architecture, shape, size))
 
 
-def shapes_only(make: Callable[[], nn.Module]) -> nn.Module:
+def on_meta_device(make: Callable[[], nn.Module]) -> nn.Module:
     """A network without memory for its weights; with it where its construction computes with tensors (RegNet's does)
     and the installed torch cannot do that without values."""
     try:
@@ -200,7 +200,7 @@ def build_timm(
 
 
 @register_model
-def slow_stem(
+def frugalvit_small_stem(
     pretrained: bool = False, architecture: str = "resnet50", stem_stride: int = 1, **keywords: Any
 ) -> nn.Module:
     """A timm network with a slower stem (small images): how such a network is found again by ``timm.create_model``."""
@@ -210,7 +210,7 @@ def slow_stem(
 
 
 @register_model
-def stored_as_is(pretrained: bool = False, architecture: str = "resnet50", **keywords: Any) -> nn.Module:
+def frugalvit_raw_weights(pretrained: bool = False, architecture: str = "resnet50", **keywords: Any) -> nn.Module:
     """A timm network whose weights are loaded as they are, where timm's own loader would spoil or refuse them."""
     model: Any = timm.create_model(architecture, **keywords)
     if pretrained:
@@ -235,7 +235,7 @@ def list_models(pattern: str = "") -> list[ModelInfo]:
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     names = [name for name in OWN if fnmatch.fnmatch(name, wanted)]
     if pattern:
-        ours = set(OWN) | {"slow_stem", "stored_as_is"}
+        ours = set(OWN) | {"frugalvit_small_stem", "frugalvit_raw_weights"}
         names += [name for name in timm.list_models(wanted) if name not in ours]
     return [describe(name) for name in names]
 
@@ -243,7 +243,7 @@ def list_models(pattern: str = "") -> list[ModelInfo]:
 def describe(name: str) -> ModelInfo:
     """Parameters (without classifier), family and final grid of a network, without allocating it."""
     architecture = architecture_of(name)
-    model = shapes_only(lambda: timm.create_model(architecture, num_classes=0))
+    model = on_meta_device(lambda: timm.create_model(architecture, num_classes=0))
     configuration: Any = model.pretrained_cfg
     size: Size = tuple(configuration["input_size"][-2:])
     if isinstance(model, GridModel):  # ours state their reduction truly; a test holds it
@@ -283,7 +283,7 @@ def from_spec(spec: dict[str, Any], **changes: Any) -> Backbone:
 
 def close_names(name: str) -> str:
     """`` Did you mean …?`` where networks have similar names."""
-    return nearest(name, [*OWN, *timm.list_models()], 3)
+    return did_you_mean(name, [*OWN, *timm.list_models()], 3)
 
 
 def _family(model: nn.Module) -> str:
@@ -375,7 +375,7 @@ def _keywords_in(architecture: str, complaint: str) -> set[str]:
 def _no_such_keyword(name: str, keyword: str, known: set[str] | None = None) -> str:
     if keyword == "drop_path_rate":
         return f"{name} has no stochastic depth; leave drop_path out"
-    return f"{name} has no keyword {keyword!r}.{nearest(keyword, known or set())}"
+    return f"{name} has no keyword {keyword!r}.{did_you_mean(keyword, known or set())}"
 
 
 def _plain(value: Any) -> Any:

@@ -233,7 +233,7 @@ def _unfused(attention: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def quietly(model: nn.Module) -> Iterator[None]:
+def eval_no_grad(model: nn.Module) -> Iterator[None]:
     """Eval mode and no gradients for a look at shapes; every module's mode comes back as it was."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

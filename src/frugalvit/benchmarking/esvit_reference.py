@@ -15,7 +15,7 @@ from frugalvit.objectives.matching import Matching
 from frugalvit.tasks.pretraining.task import PretrainTask
 
 
-class AsWritten(PretrainTask):
+class ReferencePretrainingTask(PretrainTask):
     """The same student, teacher and heads; only how the losses are computed differs."""
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def _pairs(
         bottlenecks = [level.teacher.project(rows(crop)) for crop in teacher]
         raw = [F.linear(vectors, level.teacher.weight()) for vectors in bottlenecks]
         targets = [((logits.float() - level.center) / temperature).softmax(-1) for logits in raw]
-        level.remember(torch.cat(bottlenecks, 1))
+        level.accumulate_center(torch.cat(bottlenecks, 1))
     losses = []
     for t, target in enumerate(targets):
         for s, answer in enumerate(answers):

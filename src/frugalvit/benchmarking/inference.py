@@ -27,8 +27,8 @@ from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.probing.extractor import resolve_precision
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json
-from frugalvit.utils.tables import Result, Table
-from frugalvit.utils.text import counted
+from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.text import pluralize
 
 VIT_B = architecture_of("vit_base")
 VIT_B_IN_TABLE_7 = 312.0  # its images/s in the paper's common scale
@@ -37,7 +37,7 @@ _PRECISIONS = {"32": "32-bit"}
 _PATIENCE = 20.0  # seconds of timed passes a model gets, if it takes fewer than asked for
 
 
-def bench(config: BenchConfig) -> Result:
+def bench(config: BenchConfig) -> CommandResult:
     """Measure every model in turn under the same conditions, and the reference to relate them to."""
     device = torch.device(pick_device(config.device))
     precision = resolve_precision(config.precision, device)
@@ -59,7 +59,7 @@ def bench(config: BenchConfig) -> Result:
     measured: dict[str, dict[str, Any]] = {}
     networks: dict[str, str] = {}
     for name in wanted:
-        console.say(f"measuring {name}" + ("" if name in names else ", the reference"))
+        console.info(f"measuring {name}" + ("" if name in names else ", the reference"))
         model = load_model(name, str(device), img_size=config.img_size, random=True)
         networks[name] = architecture_of(model.backbone.name).partition(".")[0]
         measured[name] = {"model": name} | measure(model, batch, config.steps, precision, compiled=config.compile)
@@ -93,7 +93,7 @@ def bench(config: BenchConfig) -> Result:
     if any("accuracy" in row for row in rows):
         columns.append("accuracy")
     title = f"{hardware}, {_PRECISIONS.get(precision, precision)}, batch {batch}"
-    return Result(data, [Table(columns, [[row.get(name) for name in columns] for row in rows], title)], notes)
+    return CommandResult(data, [Table(columns, [[row.get(name) for name in columns] for row in rows], title)], notes)
 
 
 def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: bool = False) -> dict[str, Any]:
@@ -241,9 +241,9 @@ def _plot(path: Path, rows: list[dict[str, Any]], hardware: str) -> None:
     ]
     kinds = {row["accuracy_of"] for row in shown}
     if len(kinds) > 1:
-        console.warn(f"the plot mixes accuracies of different kinds: {', '.join(sorted(kinds))}")
+        console.warning(f"the plot mixes accuracies of different kinds: {', '.join(sorted(kinds))}")
     save(tradeoff_figure(contenders, " / ".join(sorted(kinds)), hardware), path)
 
 
 def _processor() -> str:
-    return f"{platform.processor() or platform.machine()} CPU, {counted(torch.get_num_threads(), 'thread')}"
+    return f"{platform.processor() or platform.machine()} CPU, {pluralize(torch.get_num_threads(), 'thread')}"

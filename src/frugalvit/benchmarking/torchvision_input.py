@@ -17,7 +17,7 @@ from torchvision.transforms import InterpolationMode, v2
 from frugalvit.config.data import CropsConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import IMAGENET_MEAN, IMAGENET_STD, local_crop_size, usual_crop
-from frugalvit.data.dataset import Examples
+from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.loader import Batch
 
 
@@ -38,7 +38,7 @@ class Decoded(Dataset[Any]):
 class Files(Dataset[Any]):
     """What most users write: every image is read and decoded anew whenever it is needed."""
 
-    def __init__(self, examples: Examples, transform: Any) -> None:
+    def __init__(self, examples: ImageDataset, transform: Any) -> None:
         self.examples, self.transform = examples, transform
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ def forever(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[Any
             yield moved, labels.to(device)
 
 
-class UsualBatches:
+class TorchvisionBatches:
     """A loader in the place of ``Batches``: whatever comes next is the step's batch."""
 
     def __init__(self, loader: DataLoader[Any], augment: Any, mixing: Mixing | None, device: torch.device) -> None:

@@ -22,7 +22,7 @@ from lightning_fabric import Fabric
 from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit.backbones.architectures.swin import plain_attention
-from frugalvit.benchmarking.esvit_reference import AsWritten
+from frugalvit.benchmarking.esvit_reference import ReferencePretrainingTask
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
@@ -31,29 +31,29 @@ from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import ImageStore
-from frugalvit.data.dataset import Examples
+from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.loader import MOST_TOGETHER, Batches
 from frugalvit.engine.compile import prepare_compiler, replays_by_itself
-from frugalvit.engine.hardware import as_pytorch_comes, make_precision, pick_device, tune_for_gpu
-from frugalvit.engine.step import Stepper, make_optimizer
+from frugalvit.engine.hardware import configure_cuda, default_onednn, make_precision, pick_device
+from frugalvit.engine.step import TrainStep, make_optimizer
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Decisions, Facts, decide_pretraining, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, decide_pretraining, decide_training
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import PretrainTask
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.tables import CommandResult, Table
 
 _IMAGES, _CLASSES = 2048, 100
 _WARM_UP, _GROUP = 6, MOST_TOGETHER  # the input of so many steps may be made in one go
 
 
-def bench_step(config: BenchStepConfig) -> Result:
+def bench_step(config: BenchStepConfig) -> CommandResult:
     """Measure our step, a supervised one without Drloc too, and the one as written if asked; one row each."""
     device = pick_device(config.device)
     fabric = Fabric(accelerator=device, devices=1, plugins=make_precision(config.precision, device))
     if device == "cuda":
-        tune_for_gpu()
+        configure_cuda()
     store, classes, examples = _store(config, fabric.device)
     batches = _batches(config, store, classes)
     rows: list[dict[str, Any]] = [{"step": "frugalvit"} | measure(config, batches, classes, fabric)]
@@ -62,7 +62,7 @@ def bench_step(config: BenchStepConfig) -> Result:
         rows.append({"step": "without Drloc"} | measure(without, batches, classes, fabric))
     ours = len(rows)
     if config.against:
-        with plain_attention(), as_pytorch_comes():
+        with plain_attention(), default_onednn():
             rows.append({"step": "as written"} | measure(config, batches, classes, fabric, as_written=True))
             usual = _usual_batches(config, batches, store, examples, fabric.device)
             name = "as written, usual input"
@@ -83,7 +83,7 @@ def bench_step(config: BenchStepConfig) -> Result:
             "drloc_percent: from steps with and without the loss taken in turns; the rows were measured one after the "
             "other, while the machine's speed drifts"
         )
-    return Result(facts | {"rows": rows}, [table], notes)
+    return CommandResult(facts | {"rows": rows}, [table], notes)
 
 
 def measure(
@@ -165,7 +165,7 @@ def _host_seconds(step: Callable[[int], None], device: torch.device) -> float:
     return seconds / _GROUP
 
 
-def _cost_of_drloc(stepper: Stepper, step: Callable[[int], None], count: int, device: torch.device) -> float:
+def _cost_of_drloc(stepper: TrainStep, step: Callable[[int], None], count: int, device: torch.device) -> float:
     """How much longer a step with the loss takes, as a share.
 
     Steps with and without it are taken in turns: a machine's speed drifts by more than the difference.
@@ -178,7 +178,7 @@ def _cost_of_drloc(stepper: Stepper, step: Callable[[int], None], count: int, de
     return statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
 
 
-def _warm_up_without(stepper: Stepper, step: Callable[[int], None]) -> None:
+def _warm_up_without(stepper: TrainStep, step: Callable[[int], None]) -> None:
     """Steps without the loss are compiled, and recorded as graphs, before any of them is timed."""
     with _no_drloc(stepper):
         for number in range(_WARM_UP):
@@ -186,7 +186,7 @@ def _warm_up_without(stepper: Stepper, step: Callable[[int], None]) -> None:
 
 
 @contextmanager
-def _no_drloc(stepper: Stepper) -> Iterator[None]:
+def _no_drloc(stepper: TrainStep) -> Iterator[None]:
     """Steps taken inside leave the localization loss out."""
     task: Any = stepper.task
     head, task.localization = task.localization, None
@@ -199,7 +199,7 @@ def _no_drloc(stepper: Stepper) -> Iterator[None]:
 # -- what is measured
 
 
-def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int, Examples | None]:
+def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int, ImageDataset | None]:
     """Images on the device, their number of classes, and the files they come from."""
     if config.data is None:
         side = round(config.img_size * 256 / 224)
@@ -232,30 +232,32 @@ def _batches(config: BenchStepConfig, store: Any, classes: int) -> Batches:
     return Batches(store, config.batch, seed=0, augment=augment, mixing=Mixing(settings.mixing, classes))
 
 
-def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, as_written: bool) -> Stepper:
+def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, as_written: bool) -> TrainStep:
     """What the loop of a run would take its steps with."""
     torch.manual_seed(0)
-    settings, decisions = _settings(config, as_written), Decisions()
+    settings, decisions = _settings(config, as_written), AutoValues()
     facts = Facts(_IMAGES, classes, config.img_size, fabric.device.type)
     if isinstance(settings, PretrainConfig):
         decide_pretraining(settings, facts, decisions)
         plan = pretrain.make_plan(settings, facts.images, 1)
         plan = replace(plan, log_every=plan.steps)  # the signs of health belong to the log
-        with console.hushed():  # every row would say the same
+        with console.quiet():  # every row would say the same
             student = pretrain.make_network(settings)
-        task: Any = pretrain.make_task(settings, student, plan, AsWritten if as_written else PretrainTask)
+        task: Any = pretrain.make_task(
+            settings, student, plan, ReferencePretrainingTask if as_written else PretrainTask
+        )
     else:
-        with console.hushed():
+        with console.quiet():
             backbone = train.make_network(settings, classes)
-        decide_training(settings, facts.knowing(backbone), decisions)
+        decide_training(settings, facts.with_backbone(backbone), decisions)
         plan = train.make_plan(settings, facts.images, facts.images, 1)
         task = train.make_task(settings, backbone, plan)
     task.batches = batches
     module, optimizer = fabric.setup(task.train(), make_optimizer(task, plan, fabric))
-    return Stepper(task, module, optimizer, plan, fabric)
+    return TrainStep(task, module, optimizer, plan, fabric)
 
 
-def _operations(stepper: Stepper) -> int:
+def _operations(stepper: TrainStep) -> int:
     """Floating-point operations of the step's matrix products, counted in one step that is not compiled."""
     with FlopCounterMode(
         display=False, custom_mapping={torch.ops.aten.mm: _mm, torch.ops.aten.addmm: _addmm}
@@ -282,14 +284,14 @@ def _matrix_rate(device: torch.device) -> float:
 
 
 def _usual_batches(
-    config: BenchStepConfig, batches: Batches, store: Any, examples: Examples | None, device: torch.device
+    config: BenchStepConfig, batches: Batches, store: Any, examples: ImageDataset | None, device: torch.device
 ) -> Any:
     """A DataLoader that makes the same batches with torchvision: from files, or random images from memory."""
     from frugalvit.benchmarking.torchvision_input import (
         Decoded,
         Files,
+        TorchvisionBatches,
         TorchvisionCrops,
-        UsualBatches,
         supervised_transform,
         usual_loader,
     )
@@ -302,8 +304,10 @@ def _usual_batches(
         dataset: Any = Decoded(images.cpu(), store.labels[index], transform)
     else:
         dataset = Files(examples, transform)
-    console.say(f"the usual input: {len(dataset):,} images, {config.workers} workers")
-    return UsualBatches(usual_loader(dataset, config.batch, config.workers), batches.augment, batches.mixing, device)
+    console.info(f"the usual input: {len(dataset):,} images, {config.workers} workers")
+    return TorchvisionBatches(
+        usual_loader(dataset, config.batch, config.workers), batches.augment, batches.mixing, device
+    )
 
 
 def _wait(device: torch.device) -> None:
@@ -323,4 +327,4 @@ def _profile(step: Callable[[int], None], device: torch.device, path: Path) -> N
         _wait(device)
     by = "self_cuda_time_total" if cuda else "self_cpu_time_total"
     path.write_text(seen.key_averages().table(sort_by=by, row_limit=80, max_name_column_width=90))
-    console.say(f"where the time goes: {path}")
+    console.info(f"where the time goes: {path}")

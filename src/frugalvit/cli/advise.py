@@ -21,21 +21,21 @@ from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
-from frugalvit.data.dataset import DataSource, Examples
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.inspect import inspect
 from frugalvit.data.loader import Batches
 from frugalvit.engine.hardware import pick_device
-from frugalvit.engine.step import Plan, Stepper, make_optimizer
+from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.auto_values import Decisions, Facts, decide_common, decide_pretraining, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, decide_common, decide_pretraining, decide_training
 from frugalvit.tasks.classification import train
-from frugalvit.tasks.dense.annotation_kind import Drawn, drawn_in
+from frugalvit.tasks.dense.annotation_kind import AnnotationInfo, find_annotation_kind
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.health import Health
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result, Table
-from frugalvit.utils.text import counted
+from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.text import pluralize
 
 # A network with published weights that fits the machine: the papers' Swin, or on a CPU the smallest ViT of timm.
 PUBLISHED = {"cpu": "vit_tiny_patch16_224", "gpu": "swin_tiny_patch4_window7_224"}
@@ -53,11 +53,11 @@ class Proposal:
     seconds: float | None = None
     steps: int | None = None
     seconds_per_step: float | None = None
-    decisions: Decisions = field(default_factory=Decisions)
+    decisions: AutoValues = field(default_factory=AutoValues)
     notes: list[str] = field(default_factory=list)
 
 
-def advise(config: AdviseConfig) -> Result:
+def advise(config: AdviseConfig) -> CommandResult:
     """Commands for this data on this machine, best first."""
     device = pick_device(config.device)
     source = open_data(config.data)
@@ -66,7 +66,7 @@ def advise(config: AdviseConfig) -> Result:
         raise UserError(f"{source.location} has no training images to advise on.")
     looked = inspect(source, decode="headers", duplicates=False).data
     facts = Facts(len(examples), len(source.classes or ()), builders.median_side(examples), device)
-    drawn = drawn_in(source.location, source.classes)
+    drawn = find_annotation_kind(source.location, source.classes)
     if drawn is not None:
         facts = replace(facts, images=drawn.splits.get("train", facts.images), classes=0)
         looked |= {"splits": {}, "notes": [drawn.masks] if drawn.masks else []}
@@ -86,13 +86,13 @@ def advise(config: AdviseConfig) -> Result:
         "proposals": [vars(p) | {"decisions": [vars(d) for d in p.decisions]} for p in proposals],
         "notes": notes,
     }
-    return Result(data, _tables(data, proposals), [*notes, *_reasons(proposals)])
+    return CommandResult(data, _tables(data, proposals), [*notes, *_reasons(proposals)])
 
 
 # -- what to do
 
 
-def _labelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Proposal]:
+def _labelled(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
     place = shlex.quote(config.data)
     scratch = _train(config, source, facts, {})
     scratch.why = "the shortest way to a classifier and a report: from random weights, with Drloc"
@@ -147,7 +147,7 @@ def _first_look(whole: Proposal) -> list[Proposal]:
     ]
 
 
-def _unlabelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[Proposal]:
+def _unlabelled(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
     place = shlex.quote(config.data)
     learned = _pretrain(config, source, facts)
     learned.why = "there are no labels: learn features from views and regions of the images"
@@ -160,7 +160,7 @@ def _unlabelled(config: AdviseConfig, source: DataSource, facts: Facts) -> list[
     ]
 
 
-def _drawn(config: AdviseConfig, drawn: Drawn, facts: Facts) -> list[Proposal]:
+def _drawn(config: AdviseConfig, drawn: AnnotationInfo, facts: Facts) -> list[Proposal]:
     """Boxes and masks are labels of another kind. Features are learned first from images that nothing is scored on."""
     command = f"frugalvit {drawn.verb} train {shlex.quote(config.data)}"
     backbone = PUBLISHED["cpu" if facts.device == "cpu" else "gpu"]
@@ -185,15 +185,15 @@ def _drawn(config: AdviseConfig, drawn: Drawn, facts: Facts) -> list[Proposal]:
     return [*proposals, learned, start]
 
 
-def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[str, Any]) -> Proposal:
+def _train(config: AdviseConfig, source: DatasetSplits, facts: Facts, extra: dict[str, Any]) -> Proposal:
     assert source.classes is not None
     flags = "".join(f" --{k}" if v is True else f" --{k} {v}" for k, v in extra.items())
     settings = TrainConfig.parse({"data": config.data, "device": config.device, **extra})
-    decisions = Decisions()
+    decisions = AutoValues()
     decide_common(settings, facts, decisions)
-    with console.hushed():  # what it has to say stands with the reasons
+    with console.quiet():  # what it has to say stands with the reasons
         backbone = train.make_network(settings, source.classes)
-    decide_training(settings, facts.knowing(backbone), decisions)
+    decide_training(settings, facts.with_backbone(backbone), decisions)
     watched = len(source.splits.get("val") or source.splits.get("test") or ())
     plan = train.make_plan(settings, facts.images, watched, 1)
     proposal = Proposal(f"frugalvit train {shlex.quote(config.data)}{flags}", "", steps=plan.steps, decisions=decisions)
@@ -205,7 +205,7 @@ def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[s
         augment = TrainAugment(settings.augment, backbone.img_size, backbone.mean, backbone.std)
         mixing = Mixing(settings.mixing, len(source.classes))
         batches = Batches(store, plan.images_per_step, seed=0, augment=augment, mixing=mixing)
-        task.feed(batches, None, "val", fabric)
+        task.set_data(batches, None, "val", fabric)
         pace = _pace(task, plan, fabric, config.trial, settings.backbone)
         seen = sum(len(source.splits[name]) for name in ("val", "test") if name in source.splits)
         looks = plan.steps / plan.evaluate_every * watched
@@ -216,16 +216,16 @@ def _train(config: AdviseConfig, source: DataSource, facts: Facts, extra: dict[s
     return proposal
 
 
-def _pretrain(config: AdviseConfig, source: DataSource, facts: Facts) -> Proposal:
+def _pretrain(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> Proposal:
     settings = PretrainConfig.parse({"data": config.data, "device": config.device})
-    decisions = Decisions()
+    decisions = AutoValues()
     decide_common(settings, facts, decisions)
     decide_pretraining(settings, facts, decisions)
     plan = pretrain.make_plan(settings, facts.images, 1)
     proposal = Proposal(f"frugalvit pretrain {shlex.quote(config.data)}", "", steps=plan.steps, decisions=decisions)
     if config.trial:
         fabric = builders.make_fabric(settings)
-        with console.hushed():
+        with console.quiet():
             student = pretrain.make_network(settings)
         proposal.notes = student.notes
         task = pretrain.make_task(settings, student, plan)
@@ -233,7 +233,7 @@ def _pretrain(config: AdviseConfig, source: DataSource, facts: Facts) -> Proposa
         augment = MultiCrop(settings.crops, student.img_size, student.mean, student.std)
         batches = Batches(store, plan.images_per_step, seed=0, augment=augment)
         assert isinstance(settings.matching.prototypes, int)
-        task.feed(batches, None, Health(settings.matching.prototypes, plan.steps, plan.steps), fabric)
+        task.set_data(batches, None, Health(settings.matching.prototypes, plan.steps, plan.steps), fabric)
         pace = _pace(task, plan, fabric, config.trial, "pretraining")
         # A look at the features embeds up to nine times health.images; one embedding is about a twelfth of the work
         # that ten crops, their gradients and the teacher are.
@@ -247,7 +247,7 @@ def _pretrain(config: AdviseConfig, source: DataSource, facts: Facts) -> Proposa
 
 
 def _store(
-    examples: Examples, plan: Plan, img_size: tuple[int, int], settings: RunConfig, fabric: Fabric
+    examples: ImageDataset, plan: TrainPlan, img_size: tuple[int, int], settings: RunConfig, fabric: Fabric
 ) -> tuple[Any, float]:
     """A sample of the images in memory, and the seconds that decoding one of them took."""
     count = min(len(examples), max(64, plan.images_per_step))
@@ -255,14 +255,14 @@ def _store(
     kept = settings.model_copy(deep=True)
     kept.cache.where = "ram"
     began = time.monotonic()
-    store = builders.store_of(sample, img_size, kept, fabric.device)
+    store = builders.get_image_store(sample, img_size, kept, fabric.device)
     return store, (time.monotonic() - began) / count
 
 
-def _pace(task: Any, plan: Plan, fabric: Fabric, steps: int, label: str) -> float:
+def _pace(task: Any, plan: TrainPlan, fabric: Fabric, steps: int, label: str) -> float:
     """Median seconds of a step as the run would take it; the first one only warms up."""
     module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
-    stepper = Stepper(task, module, optimizer, plan, fabric)
+    stepper = TrainStep(task, module, optimizer, plan, fabric)
     taken = []
     for stepper.step in console.progress(range(steps + 1), label=f"trying {label}"):
         taken.append(timed(lambda _: stepper.one_step(), 1, fabric.device, group=1))
@@ -276,7 +276,7 @@ def _warnings(looked: dict[str, Any], facts: Facts) -> list[str]:
     notes = list(looked["notes"])
     if looked["bad"]:
         notes.append(
-            f"{counted(len(looked['bad']), 'file')} cannot be read and will be left out: see 'frugalvit data'."
+            f"{pluralize(len(looked['bad']), 'file')} cannot be read and will be left out: see 'frugalvit data'."
         )
     spread = looked["splits"].get("train", {}).get("per_class")
     if spread and spread["max"] >= 5 * max(1, spread["min"]):

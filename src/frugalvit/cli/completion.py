@@ -11,13 +11,13 @@ from argparse import SUPPRESS
 from dataclasses import dataclass, field
 from typing import Literal, get_args, get_origin
 
-from frugalvit.cli.command_table import VERBS
+from frugalvit.cli.command_table import COMMANDS
 from frugalvit.cli.parser import make_parser
 from frugalvit.config.base import Config
 from frugalvit.config.recipes import all_recipes
 from frugalvit.config.tools import CompletionConfig, ReproduceConfig
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result
+from frugalvit.utils.tables import CommandResult
 
 INSTALL = {
     "bash": "mkdir -p ~/.local/share/bash-completion/completions && "
@@ -39,11 +39,11 @@ class Words:
     choices: dict[str, list[str]] = field(default_factory=dict)
 
 
-def completion(config: CompletionConfig) -> Result:
+def completion(config: CompletionConfig) -> CommandResult:
     """The script on standard output, the line that installs it on standard error."""
     script = {"bash": bash, "zsh": zsh, "fish": fish}[config.shell](describe())
-    console.say(f"to install it:  {INSTALL[config.shell]}")
-    return Result({"shell": config.shell, "install": INSTALL[config.shell], "script": script}, [], [script])
+    console.info(f"to install it:  {INSTALL[config.shell]}")
+    return CommandResult({"shell": config.shell, "install": INSTALL[config.shell], "script": script}, [], [script])
 
 
 def describe() -> list[Words]:
@@ -51,7 +51,7 @@ def describe() -> list[Words]:
     from frugalvit.backbones.factory import OWN
 
     found = []
-    for verb in VERBS:
+    for verb in COMMANDS:
         module, _, name = verb.config.partition(":")
         config = getattr(importlib.import_module(module), name)
         parser = make_parser(config, verb.words, verb.help)

@@ -13,21 +13,21 @@ from frugalvit.config.train import PredictConfig
 from frugalvit.tasks.classification.predict import predict
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.tables import CommandResult, Table
 
 # Two stages are enough for 16 pixels, and quick on a CPU.
 BACKBONE = {"patch_size": 2, "window_size": 4, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4]}
 
 
-def demo(config: DemoConfig) -> Result:
+def demo(config: DemoConfig) -> CommandResult:
     """Few labelled digits, a small transformer, with and without the loss; then predictions on unseen images."""
     folder = make_folder(Path(config.out))
-    console.say(
+    console.info(
         f"1/3  Writing scikit-learn's 1,797 handwritten digits (8 × 8 pixels) as folders to {folder}/digits: "
         f"{config.labels} labelled images of each digit to train with, the rest to test on."
     )
     digits = write_digits(folder / "digits", config.labels)
-    console.say(
+    console.info(
         f"2/3  Training a two-stage swin_nano (4 × 4 final tokens), {config.epochs} epochs, "
         f"{config.seeds} seeds, with and without the dense relative localization loss (Drloc)."
     )
@@ -54,7 +54,7 @@ def demo(config: DemoConfig) -> Result:
     result = compare(settings)
     first = folder / "compare" / "with" / "seed_0"
     unseen = sorted((digits / "test").glob("*/*.png"))[:: max(1, len(list((digits / "test").glob("*/*.png"))) // 6)][:6]
-    console.say("3/3  Predicting six digits the model has never seen.")
+    console.info("3/3  Predicting six digits the model has never seen.")
     predictions = predict(PredictConfig(model=str(first), images=[str(path) for path in unseen], top=2))
     difference = result.data["differences"]["with"]
     notes = [
@@ -64,14 +64,14 @@ def demo(config: DemoConfig) -> Result:
         f"            {folder}/compare/comparison.png",
         "Try next    frugalvit train YOUR_PHOTOS/          a folder with one folder per class",
         "            frugalvit pretrain YOUR_IMAGES/       no labels needed",
-        f"            frugalvit predict {console.shown(first)} IMAGE",
+        f"            frugalvit predict {console.shell_quote(first)} IMAGE",
     ]
     named = [
         Table(["setting", "top-1 on the test digits", *t.columns[2:]], t.rows, "Accuracy, mean ± deviation")
         for t in result.tables
     ]
     data = result.data | {"predictions": predictions.data["predictions"]}
-    return Result(data, [*named, *predictions.tables], notes)
+    return CommandResult(data, [*named, *predictions.tables], notes)
 
 
 def write_digits(folder: Path, labels: int) -> Path:

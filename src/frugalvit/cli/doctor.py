@@ -15,8 +15,8 @@ from frugalvit import __version__
 from frugalvit.config.tools import DoctorConfig
 from frugalvit.data.paths import cache_root, datasets_root
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result, Table
-from frugalvit.utils.text import counted
+from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.text import pluralize
 
 # Extras that people who use frugalvit want; "dev" and "docs" are for those who build it.
 USEFUL = {
@@ -27,7 +27,7 @@ USEFUL = {
 }
 
 
-def doctor(config: DoctorConfig) -> Result:
+def doctor(config: DoctorConfig) -> CommandResult:
     """Look at the installation and the machine; status 1 when something that is needed is missing or too old."""
     packages, extras = _packages()
     devices = _devices()
@@ -51,7 +51,7 @@ def doctor(config: DoctorConfig) -> Result:
     notes.append(
         "Something needs mending first." if problems else "Ready: frugalvit demo, or frugalvit advise YOUR_IMAGES/"
     )
-    return Result(data, _tables(data), notes)
+    return CommandResult(data, _tables(data), notes)
 
 
 def _packages() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -97,7 +97,7 @@ def _devices() -> list[dict[str, Any]]:
         {
             "device": "cpu",
             "name": platform.processor() or platform.machine(),
-            "units": f"{counted(cores(), 'core')}, {counted(torch.get_num_threads(), 'thread')}",
+            "units": f"{pluralize(cores(), 'core')}, {pluralize(torch.get_num_threads(), 'thread')}",
             "memory_gib": round(available_memory() / 2**30, 1),
             "memory": "free now",
             "bf16": False,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from frugalvit.config.tools import DatasetsConfig, ModelsConfig, RecipesConfig
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.tables import CommandResult, Table
 
 
-def models(config: ModelsConfig) -> Result:
+def models(config: ModelsConfig) -> CommandResult:
     from frugalvit.backbones import list_models
     from frugalvit.backbones.factory import close_names
 
@@ -32,24 +32,24 @@ def models(config: ModelsConfig) -> Result:
     notes = (
         [] if config.pattern else ["Any timm model with a final grid works too: 'frugalvit list models \"convnext*\"'."]
     )
-    return Result(data, [Table(["name", "family", "parameters", "grid", "pixels", "from"], rows)], notes)
+    return CommandResult(data, [Table(["name", "family", "parameters", "grid", "pixels", "from"], rows)], notes)
 
 
-def datasets(config: DatasetsConfig) -> Result:
+def datasets(config: DatasetsConfig) -> CommandResult:
     from frugalvit.data.formats.named import list_datasets
 
     found = list_datasets(config.pattern, config.root)
     if not found:
         raise UserError(_none("dataset", config.pattern, [d.name for d in list_datasets(root=config.root)]))
     if config.root is not None:  # the command that fetches one has to be told too
-        told = f" --root {console.shown(config.root)}'"
+        told = f" --root {console.shell_quote(config.root)}'"
         found = [replace(d, instruction=d.instruction.replace(f" {d.name}'", f" {d.name}{told}")) for d in found]
     rows: list[list[object]] = [[d.name, d.classes, d.train, d.test, d.metric, d.status] for d in found]
     data = {"datasets": [vars(d) for d in found]}
-    return Result(data, [Table(["name", "classes", "train", "test", "metric", "status"], rows)])
+    return CommandResult(data, [Table(["name", "classes", "train", "test", "metric", "status"], rows)])
 
 
-def recipes(config: RecipesConfig) -> Result:
+def recipes(config: RecipesConfig) -> CommandResult:
     from fnmatch import fnmatch
 
     from frugalvit.config.recipes import all_recipes
@@ -58,8 +58,8 @@ def recipes(config: RecipesConfig) -> Result:
     if not found:
         raise UserError(_none("recipe", config.pattern, [r.name for r in all_recipes()]))
     rows: list[list[object]] = [[r.name, r.task, r.summary, r.command] for r in found]
-    return Result({"recipes": [vars(r) for r in found]}, [Table(["name", "for", "what it is", "command"], rows)])
+    return CommandResult({"recipes": [vars(r) for r in found]}, [Table(["name", "for", "what it is", "command"], rows)])
 
 
 def _none(what: str, pattern: str, names: list[str]) -> str:
-    return f"No {what} is called {pattern}.{nearest(pattern, names)} '*' stands for anything."
+    return f"No {what} is called {pattern}.{did_you_mean(pattern, names)} '*' stands for anything."

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from frugalvit.config.tools import AttendConfig, CorrespondConfig, ExploreConfig, ReportConfig
-from frugalvit.data.dataset import Examples
+from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import decode
 from frugalvit.data.open import open_data
 from frugalvit.engine.hardware import pick_device
@@ -21,8 +21,8 @@ from frugalvit.report.run_record import find_runs, is_run
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, write_text
 from frugalvit.utils.plotting import save
-from frugalvit.utils.tables import Result, Table
-from frugalvit.utils.text import some
+from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.text import truncate_list
 from frugalvit.visualization import attention as attention_lens
 from frugalvit.visualization import correspondence as lens
 from frugalvit.visualization import figures
@@ -42,7 +42,7 @@ _LONGEST_NAME, _LONGEST_STEM = 230, 160
 """Bytes of a file's name, and of what we take of an image's: most systems allow 255, a temporary name is longer."""
 
 
-def correspond(config: CorrespondConfig) -> Result:
+def correspond(config: CorrespondConfig) -> CommandResult:
     """Draw the best pairs between two views, score them over a dataset, or both."""
     if not config.images and config.data is None:
         raise UserError("Give one image or two to draw matches between, or --data to score them over a dataset.")
@@ -53,7 +53,7 @@ def correspond(config: CorrespondConfig) -> Result:
     pictures = [read_picture(path) for path in config.images]
     examples = _examples(config) if config.data else None
     models = _models(config, [config.model, *config.against])
-    result = Result({})
+    result = CommandResult({})
     if pictures:
         _draw_matches(config, models, pictures, result)
     if examples is not None:
@@ -61,7 +61,9 @@ def correspond(config: CorrespondConfig) -> Result:
     return result
 
 
-def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[Picture], result: Result) -> None:
+def _draw_matches(
+    config: CorrespondConfig, models: list[Model], pictures: list[Picture], result: CommandResult
+) -> None:
     rows = []
     for model in models:
         views = (shown(model.backbone, picture.pixels, config.fit, _kept(model)) for picture in (pictures * 2)[:2])
@@ -94,7 +96,9 @@ def _draw_matches(config: CorrespondConfig, models: list[Model], pictures: list[
     result.notes += ["rows and columns of regions count from 1 here, from 0 in --json", f"figure  {path}"]
 
 
-def _score_matches(config: CorrespondConfig, models: list[Model], examples: Examples, result: Result) -> None:
+def _score_matches(
+    config: CorrespondConfig, models: list[Model], examples: ImageDataset, result: CommandResult
+) -> None:
     scores = {}
     for model in models:
         batches = shown_batches(examples, model.backbone, config.batch, model.name, _kept(model))
@@ -116,7 +120,7 @@ def _score_matches(config: CorrespondConfig, models: list[Model], examples: Exam
     result.notes.append(f"chart   {path}")
 
 
-def attend(config: AttendConfig) -> Result:
+def attend(config: AttendConfig) -> CommandResult:
     """Draw every head's attention from one place."""
     picture = read_picture(config.image)
     model = _models(config, [config.model])[0]
@@ -143,10 +147,10 @@ def attend(config: AttendConfig) -> Result:
     title = (
         f"Heads of the last block, most focused first; {figures.most_bits(view):.3g} bits: all regions in sight alike"
     )
-    return Result(data, [Table(columns, rows, title)], [f"figure  {path}"])
+    return CommandResult(data, [Table(columns, rows, title)], [f"figure  {path}"])
 
 
-def explore(config: ExploreConfig) -> Result:
+def explore(config: ExploreConfig) -> CommandResult:
     """Write the explorer's page."""
     pictures = [read_picture(path) for path in config.images]
     models = _models(config, [config.model, *config.against])
@@ -154,15 +158,17 @@ def explore(config: ExploreConfig) -> Result:
     keep = _kept(models[0])
     for model in models[1:]:
         if abs(_kept(model) - keep) > 0.01:
-            console.warn(f"{model.name} is evaluated on another crop; here it looks at that of {models[0].name}")
+            console.warning(f"{model.name} is evaluated on another crop; here it looks at that of {models[0].name}")
     data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed, keep=keep)
     path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
-    write_text(path, page.explorer(data, f"{models[0].name}: {some([picture.name for picture in pictures], 3)}"))
+    write_text(
+        path, page.explorer(data, f"{models[0].name}: {truncate_list([picture.name for picture in pictures], 3)}")
+    )
     summary = {"page": str(path), "models": [model.name for model in models], "images": len(data["images"])}
-    return Result(summary | {"bytes": path.stat().st_size}, [], [f"page    {path}"])
+    return CommandResult(summary | {"bytes": path.stat().st_size}, [], [f"page    {path}"])
 
 
-def report(config: ReportConfig) -> Result:
+def report(config: ReportConfig) -> CommandResult:
     """Write the page of one or several runs; it is made anew from the runs' files each time."""
     folders = find_runs([Path(run) for run in config.runs])
     if config.out is None and len(config.runs) > 1:
@@ -176,11 +182,11 @@ def report(config: ReportConfig) -> Result:
     seen: dict[Path, dict[str, Any]] = {}
     for folder in console.progress(folders if pictures else [], label="looking"):
         model = load_model(str(folder), pick_device(config.device))
-        named = [(console.printable(model.name), model.backbone)]
+        named = [(console.sanitize(model.name), model.backbone)]
         seen[folder] = gather(named, pictures, second_views=len(pictures) == 1, keep=_kept(model))
     page.write_report([Path(run) for run in config.runs], out, seen=seen)
     data = {"page": str(out), "runs": [str(folder) for folder in folders], "bytes": out.stat().st_size}
-    return Result(data, [], [f"report  {out}"])
+    return CommandResult(data, [], [f"report  {out}"])
 
 
 def _may_replace(out: Path, runs: list[Path]) -> None:
@@ -213,7 +219,7 @@ def _models(config: Any, places: list[str]) -> list[Model]:
     names = [model.name for model in models]
     for number, model in enumerate(models):
         name = f"{model.name} ({places[number]})" if names.count(model.name) > 1 else model.name
-        model.name = console.printable(name)
+        model.name = console.sanitize(name)
     return models
 
 
@@ -221,7 +227,7 @@ def _kept(model: Model) -> float:
     return kept_share(model.backbone.img_size, model.transform)
 
 
-def _examples(config: CorrespondConfig) -> Examples:
+def _examples(config: CorrespondConfig) -> ImageDataset:
     assert config.data is not None
     source = open_data(config.data, split="given")  # matching needs no labels: a split is never made
     if config.split == "auto":

@@ -10,8 +10,8 @@ import traceback
 from typing import Any
 
 from frugalvit import __version__
-from frugalvit.cli.command_table import VERBS, Verb
-from frugalvit.errors import Halted, UserError, nearest
+from frugalvit.cli.command_table import COMMANDS, Command
+from frugalvit.errors import Interrupted, UserError, did_you_mean
 from frugalvit.utils import console, launch_env
 from frugalvit.utils.signals import Interrupts
 
@@ -37,7 +37,7 @@ def _answered(words: list[str], interrupts: Interrupts) -> int:
         return 2
     except UserError as error:
         return _fail(words, str(error), 2)
-    except Halted:
+    except Interrupted:
         return _fail(words, "stopped; the same command goes on.", 3)
     except KeyboardInterrupt:
         return _fail(words, "stopped.", 130)
@@ -64,8 +64,8 @@ def _fail(words: list[str], message: str, status: int, fault: str | None = None)
 
     fault: for programs, which have no lines above
     """
-    console.complain(shown(message))
-    if "--json" in words and launch_env.speaks() and not console.is_secondary():
+    console.error(shown(message))
+    if "--json" in words and launch_env.is_rank_zero() and not console.is_secondary():
         with contextlib.suppress(OSError):  # nobody reads it
             console.print_json({"error": shown(fault or message), "status": status})
     return status
@@ -82,7 +82,7 @@ def _no_memory(error: Exception) -> bool:
 
 def shown(message: str) -> str:
     """A message as the one line that is printed."""
-    return console.printable(" ".join(message.split()))
+    return console.sanitize(" ".join(message.split()))
 
 
 def _run(words: list[str]) -> int:
@@ -93,11 +93,11 @@ def _run(words: list[str]) -> int:
         print(f"frugalvit {__version__}")
         return 0
     with launch_env.said_once():
-        verb = find_verb(words)
+        verb = find_command(words)
     if verb is None:
         print(overview(words[0]))
         return 0
-    if not verb.several and not _does_it_alone(verb):
+    if not verb.distributed and not _does_it_alone(verb):
         return 0
     from frugalvit.cli import parser
 
@@ -108,7 +108,7 @@ def _run(words: list[str]) -> int:
     except SystemExit:  # argparse printed --help
         return 0
     console.set_quiet(common.quiet)
-    with console.Waiting(f"frugalvit {verb.words}"):
+    with console.Spinner(f"frugalvit {verb.words}"):
         result = _load(verb.function)(config)
     if console.is_secondary():  # of several processes only the first answers
         return 0
@@ -122,37 +122,39 @@ def _run(words: list[str]) -> int:
     return status
 
 
-def _does_it_alone(verb: Verb) -> bool:
+def _does_it_alone(verb: Command) -> bool:
     """Whether this process shall do what one process does; of several that torchrun or srun has started the first."""
-    found = launch_env.started()
+    found = launch_env.launch_info()
     if found is None:
         return True
     if found.rank == 0:
-        console.warn(f"'frugalvit {verb.words}' uses one process: the other {found.processes - 1} leave at once")
-        launch_env.alone()
+        console.warning(f"'frugalvit {verb.words}' uses one process: the other {found.processes - 1} leave at once")
+        launch_env.clear_launch_env()
     return found.rank == 0
 
 
-def find_verb(words: list[str]) -> Verb | None:
+def find_command(words: list[str]) -> Command | None:
     """The verb that ``words`` begin with; None when they name a family of verbs (``probe``) and ask for its help."""
-    by_words = {verb.words: verb for verb in VERBS}
+    by_words = {verb.words: verb for verb in COMMANDS}
     pair = " ".join(words[:2])
     if pair in by_words:
         return by_words[pair]
     if words[0] in by_words:
         return by_words[words[0]]
-    family = [verb.words.split()[1] for verb in VERBS if verb.words.startswith(words[0] + " ")]
+    family = [verb.words.split()[1] for verb in COMMANDS if verb.words.startswith(words[0] + " ")]
     if family:
         if len(words) == 1 or words[1] in ("-h", "--help"):
             return None
-        raise UserError(f"'{words[0]}' wants one of {', '.join(family)}, not '{words[1]}'.{nearest(words[1], family)}")
-    heads = dict.fromkeys(verb.words.split()[0] for verb in VERBS)
-    raise UserError(f"There is no command '{words[0]}'.{nearest(words[0], heads)} See 'frugalvit --help'.")
+        raise UserError(
+            f"'{words[0]}' wants one of {', '.join(family)}, not '{words[1]}'.{did_you_mean(words[1], family)}"
+        )
+    heads = dict.fromkeys(verb.words.split()[0] for verb in COMMANDS)
+    raise UserError(f"There is no command '{words[0]}'.{did_you_mean(words[0], heads)} See 'frugalvit --help'.")
 
 
 def overview(family: str = "") -> str:
     """The help of the whole command, or of one family of verbs."""
-    verbs = [verb for verb in VERBS if verb.words.split()[0].startswith(family)]
+    verbs = [verb for verb in COMMANDS if verb.words.split()[0].startswith(family)]
     width = max(len(verb.words) for verb in verbs) + 2
     lines = [f"  {verb.words.ljust(width)}{verb.help}" for verb in verbs]
     head = [

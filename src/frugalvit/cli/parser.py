@@ -14,7 +14,7 @@ import typing
 from typing import Any, NoReturn
 
 from frugalvit.config.base import Config, flat_fields, flatten, merge, read_yaml, read_yaml_text, set_dotted, with_file
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import UserError, did_you_mean
 
 # What other programs call our options.
 SYNONYMS = {
@@ -91,7 +91,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
     groups: dict[str, Any] = {}
     places: list[str] = []
     unused = getattr(model, "unused", {})  # options of a shared ground that this command would refuse
-    recipes = {recipe: flatten(values) for recipe, values in model.own_recipes().items()}
+    recipes = {recipe: flatten(values) for recipe, values in model.default_recipes().items()}
     for name, field in flat_fields(model).items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         group = name.rpartition(".")[0]
@@ -240,5 +240,5 @@ def _unknown(parser: Parser, word: str, prog: str) -> str:
     if meant is None or f"--{meant}" not in flags:
         close = difflib.get_close_matches(word.removeprefix("--"), list(SYNONYMS), n=1, cutoff=0.8)
         meant = SYNONYMS[close[0]] if close else None
-    hint = f" Did you mean '--{meant}'?" if f"--{meant}" in flags else nearest(word, flags, 2)
+    hint = f" Did you mean '--{meant}'?" if f"--{meant}" in flags else did_you_mean(word, flags, 2)
     return f"There is no option '{word}'.{hint} See '{prog} --help'."

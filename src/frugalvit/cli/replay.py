@@ -16,17 +16,17 @@ from frugalvit.config.train import ReplayConfig, TrainConfig
 from frugalvit.data.loader import Batch
 from frugalvit.engine.failure_dump import REPLAYED, bad_names
 from frugalvit.engine.schedules import Constant
-from frugalvit.engine.step import Plan, seed_step
+from frugalvit.engine.step import TrainPlan, seed_step
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.drloc_pairs import Share
+from frugalvit.experiment.drloc_pairs import BatchShard
 from frugalvit.runs.run_folder import find_run
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.tables import CommandResult, Table
 
 
-def replay(config: ReplayConfig) -> Result:
+def replay(config: ReplayConfig) -> CommandResult:
     """Inputs, weights, every module's output, losses and gradients: which of them are not finite, in that order.
 
     Of a step in parts (``--accumulate``) the first part with such a tensor is told.
@@ -70,7 +70,7 @@ def replay(config: ReplayConfig) -> Result:
     data = {"step": evidence["step"], "part": part, "first_bad": first, "bad": [list(pair) for pair in bad]}
     table = Table(["what", "name"], rows, f"step {evidence['step']}: {len(bad)} tensors are not finite")
     tables = [Table(["loss", "value"], [[name, str(value)] for name, value in shown.items()])]
-    return Result(data, [*tables, table] if bad else tables, [note])
+    return CommandResult(data, [*tables, table] if bad else tables, [note])
 
 
 def _take(
@@ -103,16 +103,18 @@ def _evidence(path: Path) -> Path:
 
 def _rebuild(run: Path, evidence: dict[str, Any]) -> tuple[Any, Any]:
     """The task as the run had it, without its data."""
-    plan = Plan(evidence["steps"], evidence["steps_per_epoch"], Constant(0.0), log_every=evidence["log_every"])
+    plan = TrainPlan(evidence["steps"], evidence["steps_per_epoch"], Constant(0.0), log_every=evidence["log_every"])
     kind = PretrainConfig if evidence["kind"] == "PretrainTask" else TrainConfig
     # As if it went on: with the network that it was begun with.
-    stored: Any = kind.stored(run / "config.yaml").model_copy(update={"init": None, "resume": str(run)})
+    stored: Any = kind.from_run(run / "config.yaml").model_copy(update={"init": None, "resume": str(run)})
     if isinstance(stored, PretrainConfig):
         task: Any = pretrain.make_task(stored, pretrain.make_network(stored), plan)
         task.batches = SimpleNamespace(augment=SimpleNamespace(config=stored.crops))
     else:
         task = train.make_task(stored, train.make_network(stored, evidence["classes"]), plan)
-    task.share = Share(evidence["seed"], evidence["process"], evidence.get("world", 1))  # Drloc's pairs follow from it
+    task.share = BatchShard(
+        evidence["seed"], evidence["process"], evidence.get("world", 1)
+    )  # Drloc's pairs follow from it
     return task, stored
 
 

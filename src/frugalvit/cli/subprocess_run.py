@@ -26,7 +26,7 @@ import yaml
 
 from frugalvit.cli import main as cli
 from frugalvit.config.base import Config
-from frugalvit.errors import Halted, UserError
+from frugalvit.errors import Interrupted, UserError
 from frugalvit.utils import console
 from frugalvit.utils.signals import stop_signals
 
@@ -35,7 +35,7 @@ _PRESSES = 3
 """Ctrl-C once stops and saves, twice leaves at once; from here on a run that does not is killed."""
 
 
-def run_apart(words: str, values: dict[str, Any], config: Config, *, quiet: bool) -> dict[str, Any]:
+def run_in_subprocess(words: str, values: dict[str, Any], config: Config, *, quiet: bool) -> dict[str, Any]:
     """What ``frugalvit WORDS --json`` prints, run in a process of its own; its mistakes are raised here.
 
     values: the options as they were given, of which ``config`` is made
@@ -61,7 +61,7 @@ def _with_torchrun(devices: int) -> str:
 
 def _script() -> str:
     name = getattr(sys.modules.get("__main__"), "__file__", None)
-    return console.shown(Path(name).name) if isinstance(name, str) else "script.py"
+    return console.shell_quote(Path(name).name) if isinstance(name, str) else "script.py"
 
 
 def _check_machines(config: Config, devices: int) -> None:
@@ -129,7 +129,7 @@ def _waited_for(command: list[str], answers: Path) -> tuple[int, int]:
     """Its exit status, and how often somebody has pressed Ctrl-C meanwhile."""
     if not sys.executable:
         raise UserError("There is no Python to start other processes with: sys.executable is empty.")
-    with _Forwarding() as forwarding, answers.open("wb") as output, _standard_error() as error:
+    with SignalForwarder() as forwarding, answers.open("wb") as output, _standard_error() as error:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -183,7 +183,7 @@ def _pass_on(reading: int) -> None:
                 sys.stderr.flush()
 
 
-class _Forwarding:
+class SignalForwarder:
     """Signals that ask a run to stop go to the process that it is in, from the main thread, where alone they come."""
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class _Forwarding:
         self._early: list[int] = []
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> _Forwarding:
+    def __enter__(self) -> SignalForwarder:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
         return self
@@ -253,7 +253,7 @@ def _outcome(command: str, answer: dict[str, Any] | None, status: int, pressed: 
         more = "" if own is None else f" '{own}' is a network of this program: {_with_torchrun(devices)}."
         raise UserError(message + more)
     if status == 3 and message:
-        raise Halted
+        raise Interrupted
     if pressed and (status == 130 or status < 0):
         raise KeyboardInterrupt
     how = f"was ended by {_signal_name(-status)}" if status < 0 else f"ended with status {status}"
@@ -273,7 +273,7 @@ def _signal_name(number: int) -> str:
 def _main() -> int:
     caller = int(os.environ.pop(_CALLER, None) or 0)  # not for the processes that this one starts: it is theirs
     if caller:
-        console.leave_the_end_unsaid()
+        console.suppress_final_error()
         threading.Thread(target=_mind, args=(caller,), daemon=True, name="mind the caller").start()
     return cli.main()
 
@@ -282,7 +282,7 @@ def _mind(caller: int) -> None:
     """A program that is killed must not leave a run behind that holds the devices: it stops, saved."""
     while os.getppid() == caller:
         time.sleep(1)
-    console.warn("the program that asked for this run is gone")
+    console.warning("the program that asked for this run is gone")
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -14,25 +14,25 @@ from typing import Any
 from frugalvit.config.base import merge, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
 from frugalvit.config.pretrain import MatchingConfig
-from frugalvit.config.run import NO_MATTER, same_value
+from frugalvit.config.run import FREE_ON_RESUME, same_value
 from frugalvit.config.train import RunConfig, TrainConfig
-from frugalvit.engine.distributed import is_first
-from frugalvit.errors import Halted, UserError, nearest
-from frugalvit.experiment.builders import not_into_the_data, stores
+from frugalvit.engine.distributed import is_rank_zero
+from frugalvit.errors import Interrupted, UserError, did_you_mean
+from frugalvit.experiment.builders import check_out_outside_data, stores
 from frugalvit.experiment.summary import finite
-from frugalvit.runs.layout import ASKED, check_free_for_comparison, missing, remove_unbegun
-from frugalvit.runs.run_folder import Run, holds_run, read_summary
+from frugalvit.runs.layout import REQUEST_FILE, check_free_for_comparison, missing_parents, remove_empty_run
+from frugalvit.runs.run_folder import RunFolder, contains_run, read_summary
 from frugalvit.runs.trackers import TensorBoard, make_trackers
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
 from frugalvit.utils.statistics import Difference, Spread, paired_difference, spread
-from frugalvit.utils.tables import Result, Table, as_csv, as_latex, as_markdown
+from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown
 
 Scores = dict[str, list[dict[str, Any]]]
-Train = Callable[[Any], Result]
+Train = Callable[[Any], CommandResult]
 Plans = dict[str, list[RunConfig]]
 
-_NOT_ASKED = ("out", "resume", *NO_MATTER)
+_NOT_ASKED = ("out", "resume", *FREE_ON_RESUME)
 """What may differ between what a run was asked and what is wanted of it now."""
 
 _PRECISIONS = [f"{kind}_{ap}" for kind in ("box", "mask") for ap in
@@ -51,13 +51,13 @@ def known_metrics(task: str) -> list[str]:
     return _SCORES[task] + _FACTS
 
 
-def compare(config: CompareConfig) -> Result:
+def compare(config: CompareConfig) -> CommandResult:
     from frugalvit.tasks.classification.train import train
 
     return compare_runs(config, TrainConfig, train, "compare")
 
 
-def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command: str) -> Result:
+def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command: str) -> CommandResult:
     """Every setting with every seed: run what is not finished yet, then write Markdown, CSV, LaTeX and a chart.
 
     ``kind`` is the configuration of one run, ``train`` what runs it and ``command`` the words that were typed.
@@ -67,11 +67,11 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     known = known_metrics(kind.recipe_task())
     if config.metric not in known:
         raise UserError(
-            f"--metric {config.metric}: runs have no such number.{nearest(config.metric, known)} They have "
+            f"--metric {config.metric}: runs have no such number.{did_you_mean(config.metric, known)} They have "
             f"{', '.join(known)}."
         )
     settings = config.named_settings()
-    not_into_the_data(config)
+    check_out_outside_data(config)
     plan = partial(_plans_in, config=config, kind=kind, settings=settings)
     usual = Path("runs") / "_".join([*command.split(), Path(config.data).resolve().name])
     # All are read before the first is run: a mistake in the last setting should not be found at night.
@@ -85,8 +85,8 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
             for name in settings:
                 scores[name].append(run_once(plans[name][k], train))
                 _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
-    if not is_first(config.devices, config.nodes):  # one of several processes writes, and its answer is shown
-        return Result({"run": str(folder)})
+    if not is_rank_zero(config.devices, config.nodes):  # one of several processes writes, and its answer is shown
+        return CommandResult({"run": str(folder)})
     return write_comparison(folder, scores, config.metric, config.track, config.report)
 
 
@@ -113,55 +113,55 @@ def _free_place(usual: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans
 def _others(folder: Path, settings: Iterable[str]) -> list[str]:
     """The settings of a comparison in a folder, finished or begun, that are not among these."""
     told = (read_json(folder / "comparison.json", dict) or {}).get("settings", {})
-    begun = (path.parent.parent.name for path in sorted(folder.glob(f"*/seed_*/{ASKED}")))
+    begun = (path.parent.parent.name for path in sorted(folder.glob(f"*/seed_*/{REQUEST_FILE}")))
     return [name for name in dict.fromkeys([*told, *begun]) if name not in settings]
 
 
 def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     """The summary of one run: read if it is finished, resumed if it was begun, else trained."""
     folder = Path(str(config.out))
-    made = missing(folder)
+    made = missing_parents(folder)
     _same_question(folder, config)
     summary = read_summary(folder)
     if summary is not None:
         return summary | {"run": str(folder)}  # where it lies now: a comparison may have been moved since
-    begun = holds_run(folder)
-    if is_first(config.devices, config.nodes):
-        console.say(f"{'continuing' if begun else 'starting'} {folder}")
+    begun = contains_run(folder)
+    if is_rank_zero(config.devices, config.nodes):
+        console.info(f"{'continuing' if begun else 'starting'} {folder}")
     try:
         result = train(_resumed(config) if begun else config)
     except UserError as error:
-        if is_first(config.devices, config.nodes):
-            remove_unbegun(made, error)
+        if is_rank_zero(config.devices, config.nodes):
+            remove_empty_run(made, error)
         raise
     if "stopped" in result.data or result.asked_to_stop:
-        if not is_first(config.devices, config.nodes):
+        if not is_rank_zero(config.devices, config.nodes):
             raise SystemExit(0)  # any other status makes the launcher kill the first process, which has more to do
-        raise Halted
+        raise Interrupted
     return result.data
 
 
 def _resumed(config: RunConfig) -> RunConfig:
     """The run in its folder goes on as it was begun, but for what is wanted now and no score follows from."""
     values: dict[str, Any] = {"resume": str(config.out)}
-    for name in NO_MATTER:
+    for name in FREE_ON_RESUME:
         set_dotted(values, name, attrgetter(name)(config))
     return type(config).parse(values)
 
 
 def _same_question(folder: Path, wanted: RunConfig) -> None:
     """A folder's run stands for the wanted one only if it was asked the same; what it was asked lies beside it."""
-    begun = holds_run(folder) or (folder / "summary.json").exists()
+    begun = contains_run(folder) or (folder / "summary.json").exists()
     if begun and (other := asked_otherwise(folder, wanted)):
         raise UserError(f"{other}: choose another --out.")
-    asked = make_folder(folder) / ASKED
-    if is_first(wanted.devices, wanted.nodes) and (not begun or not asked.exists()):
+    asked = make_folder(folder) / REQUEST_FILE
+    if is_rank_zero(wanted.devices, wanted.nodes) and (not begun or not asked.exists()):
         write_text(asked, json.dumps(_question(wanted.model_dump(mode="json")), indent=1))
 
 
 def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
     """What a folder's run was asked that is not what is wanted, in words; nothing where it was asked the same."""
-    stored = read_json(folder / ASKED, dict)
+    stored = read_json(folder / REQUEST_FILE, dict)
     if not stored:
         return ""
     # An option that came after the question was written had its default then, or what was done before there was one.
@@ -209,7 +209,7 @@ def _that_matters(question: dict[str, Any]) -> dict[str, Any]:
 
 def write_comparison(
     folder: Path, scores: Scores, metric: str, track: Iterable[str] = (), report: bool = True
-) -> Result:
+) -> CommandResult:
     """Tables of the means, of every run, and of each setting against the last, in four formats; and to trackers."""
     names = list(scores)
     values = {name: [float(summary[metric]) for summary in scores[name]] for name in names}
@@ -249,7 +249,7 @@ def write_comparison(
 
         write_report([folder], folder / "report.html")
         files.append("report.html")
-    return Result(data, [Table(columns, rows)], [f"{folder}: {', '.join(files)}"])
+    return CommandResult(data, [Table(columns, rows)], [f"{folder}: {', '.join(files)}"])
 
 
 def _resolution(metric: str, summaries: list[dict[str, Any]]) -> float | None:
@@ -265,7 +265,7 @@ def _check_metric(summary: dict[str, Any], metric: str) -> None:
     numbers = [name for name, value in summary.items() if isinstance(value, int | float)]
     if metric not in numbers:
         raise UserError(
-            f"{summary['run']} has no number '{metric}' to compare.{nearest(metric, numbers)} It has "
+            f"{summary['run']} has no number '{metric}' to compare.{did_you_mean(metric, numbers)} It has "
             f"{', '.join(numbers)}: say --metric again, what is finished is not repeated."
         )
 
@@ -305,7 +305,7 @@ def _rows(
 
 def _lines(run: Path, metric: str) -> list[dict[str, Any]]:
     """What a run logged of a metric on the images it watched, from its own folder."""
-    lines = Run(run, writer=False).metrics()
+    lines = RunFolder(run, writer=False).metrics()
     return [line for line in lines if line.get("split") in ("val", "test") and metric in line]
 
 

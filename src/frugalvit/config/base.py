@@ -15,8 +15,8 @@ from typing import Any, Self
 import pydantic
 import yaml
 
-from frugalvit.errors import UserError, nearest
-from frugalvit.utils.files import unreadable
+from frugalvit.errors import UserError, did_you_mean
+from frugalvit.utils.files import read_error_message
 
 
 class Config(pydantic.BaseModel):
@@ -45,7 +45,7 @@ class Config(pydantic.BaseModel):
             raise UserError(_explain(cls, error)) from None
 
     @classmethod
-    def own_recipes(cls) -> dict[str, dict[str, Any]]:
+    def default_recipes(cls) -> dict[str, dict[str, Any]]:
         """What lies over the defaults where nothing is said: the values of each recipe that may be taken by itself."""
         return {}
 
@@ -73,7 +73,7 @@ def option(
     return pydantic.Field(default, description=help, json_schema_extra=extra, **limits)
 
 
-class _Twice(yaml.YAMLError):
+class DuplicateKeyError(yaml.YAMLError):
     pass
 
 
@@ -103,7 +103,7 @@ def _check_keys(node: yaml.Node, seen: set[int]) -> None:
         if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
             line = key.start_mark.line + 1
             if key.value in lines:
-                raise _Twice(f"'{key.value}' twice, in lines {lines[key.value]} and {line}")
+                raise DuplicateKeyError(f"'{key.value}' twice, in lines {lines[key.value]} and {line}")
             lines[key.value] = line
         _check_keys(value, seen)
 
@@ -114,10 +114,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         values = _loaded(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"There is no configuration file {path}.") from None
-    except _Twice as error:
+    except DuplicateKeyError as error:
         raise UserError(f"{path} gives {error}: leave one of them out.") from None
     except OSError as error:
-        raise UserError(unreadable(path, error)) from None
+        raise UserError(read_error_message(path, error)) from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is not a readable YAML file: {reason}") from None
@@ -230,7 +230,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         group = location.rpartition(".")[0]
         groups = {n.rpartition(".")[0]: None for n in known if "." in n}
         here = [n for n in (*known, *groups) if n.rpartition(".")[0] == group] or list(known)
-        return f"There is no option '{location}'.{nearest(location, here) or nearest(location, known)}"
+        return f"There is no option '{location}'.{did_you_mean(location, here) or did_you_mean(location, known)}"
     if first["type"] == "missing" and location == name:
         return f"'{name}' is needed and was not given."
     if name not in known and first["type"] == "value_error":  # options that do not go together: the message names them
@@ -243,7 +243,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         word for e in here if e["type"] == "literal_error" for word in _choices(e.get("ctx", {}).get("expected", ""))
     ]
     given = first.get("input")
-    words = nearest(str(given), choices) if choices else _instead(name, given)
+    words = did_you_mean(str(given), choices) if choices else _instead(name, given)
     return f"{name} = {_shown(given)}: {reason}.{words}"
 
 
@@ -329,7 +329,7 @@ def positive(value: Any) -> Any:
     return value
 
 
-def pixels(value: Any) -> Any:
+def check_max_side(value: Any) -> Any:
     """A check for sides of images: what is larger than any picture is a slip, and would take all the memory."""
     if any(
         isinstance(side, int) and side > _LARGEST_SIDE for side in (value if isinstance(value, tuple) else (value,))
@@ -341,12 +341,12 @@ def pixels(value: Any) -> Any:
 _LARGEST_SIDE = 8192
 
 
-def parted(value: object) -> object:
+def split_commas(value: object) -> object:
     """Several values said as one word, as the settings of a comparison do: ``0.1,2``."""
     return value.split(",") if isinstance(value, str) else value
 
 
-def rising(value: tuple[float, float]) -> tuple[float, float]:
+def check_ordered(value: tuple[float, float]) -> tuple[float, float]:
     """A check for ranges."""
     if value[0] > value[1]:
         raise ValueError("the smaller of the two comes first")

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import model_validator
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.types import Auto, Count, Jitter, Opened, Range, Seed, Share, Span, Splitting, Whole
+from frugalvit.config.types import Auto, Count, DataViewConfig, Jitter, Range, Seed, Share, Span, Splitting, Whole
 
 
 class AugmentConfig(Config):
@@ -128,7 +128,7 @@ class CacheConfig(Config):
     )
 
 
-class DataConfig(Opened):
+class DataConfig(DataViewConfig):
     """What to look at, and how closely."""
 
     decode: Literal["auto", "all", "sample", "headers"] = option(
@@ -138,7 +138,7 @@ class DataConfig(Opened):
     duplicates: bool = option(True, "look for files with the same content")
 
 
-class PackConfig(Opened):
+class PackConfig(DataViewConfig):
     """What to pack, and into what."""
 
     out: str = option(help="folder for the shards; it must not exist, or be empty", positional=True)

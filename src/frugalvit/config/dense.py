@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, option, parted
+from frugalvit.config.base import Config, option, split_commas
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.run import RunConfig
@@ -73,14 +73,14 @@ class TransferConfig(RunConfig):
 
     cache: PicturesConfig = option(default_factory=PicturesConfig)  # type: ignore[assignment]
 
-    def starts(self) -> dict[str, object]:
-        return super().starts() | {"--pretrained": self.pretrained}
+    def weight_sources(self) -> dict[str, object]:
+        return super().weight_sources() | {"--pretrained": self.pretrained}
 
     @pydantic.field_validator("img_size", mode="before")
     @classmethod
     def _height_and_width(cls, value: Any) -> Any:
         """Both are for classifiers: here images keep their shape. Two that are alike are one number."""
-        sides = parted(value) if isinstance(value, str) and "," in value else value
+        sides = split_commas(value) if isinstance(value, str) and "," in value else value
         if not isinstance(sides, list | tuple):
             return value
         if len(sides) != 2 or str(sides[0]) != str(sides[1]):

@@ -9,7 +9,7 @@ from pydantic import Field
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import CropsConfig
 from frugalvit.config.run import RunConfig
-from frugalvit.config.train import PairsConfig
+from frugalvit.config.train import DrlocConfig
 from frugalvit.config.types import Auto, Count, Labelling, Positive, Rate, Share
 from frugalvit.errors import UserError
 
@@ -78,11 +78,11 @@ class PretrainConfig(RunConfig):
     weight_decay_end: float = option(0.4, "weight decay rises to this by a cosine", ge=0)
     matching: MatchingConfig = option(default_factory=MatchingConfig)
     crops: CropsConfig = option(default_factory=CropsConfig)
-    localization: PairsConfig = option(default_factory=PairsConfig)
+    localization: DrlocConfig = option(default_factory=DrlocConfig)
     health: HealthConfig = option(default_factory=HealthConfig)
 
-    def starts(self) -> dict[str, object]:
-        return super().starts() | {"--continue": self.continue_from}
+    def weight_sources(self) -> dict[str, object]:
+        return super().weight_sources() | {"--continue": self.continue_from}
 
     @classmethod
     def recipe_task(cls) -> str:
@@ -95,7 +95,7 @@ class PretrainConfig(RunConfig):
         if made.optimizer.layer_decay != 1:
             raise UserError("optimizer.layer_decay spares layers that have learned: leave it to 'train --init'.")
         if not (made.localization.weight or made.continue_from or made.resume):  # these two bring a weight of their own
-            usual = PairsConfig()
+            usual = DrlocConfig()
             for name, value in made.localization:
                 if value != getattr(usual, name):
                     raise UserError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit.config.base import read_yaml
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ def recipe_values(name: str, task: str) -> dict[str, Any]:
         return recipe.values
     known = {recipe.name: recipe.values for recipe in all_recipes() if recipe.task == task}
     if name not in known:
-        raise UserError(f"There is no recipe '{name}' for {task}; there are {', '.join(known)}.{nearest(name, known)}")
+        raise UserError(
+            f"There is no recipe '{name}' for {task}; there are {', '.join(known)}.{did_you_mean(name, known)}"
+        )
     return deepcopy(known[name])
 
 
@@ -58,7 +60,9 @@ def _read(path: Path) -> RecipeFile:
     known = [field.name for field in fields(RecipeFile) if field.name != "name"]
     for key in said:
         if key not in known:
-            raise UserError(f"{path}: a recipe has no '{key}', and options stand below 'values'.{nearest(key, known)}")
+            raise UserError(
+                f"{path}: a recipe has no '{key}', and options stand below 'values'.{did_you_mean(key, known)}"
+            )
     if missing := [name for name in ("task", "values") if name not in said]:
         raise UserError(f"{path} is no recipe: it lacks {' and '.join(missing)}.")
     if not isinstance(said["values"], dict):

@@ -11,14 +11,14 @@ import pydantic
 
 from frugalvit.config.base import (
     Config,
+    check_max_side,
     flatten,
     merge,
     option,
-    parted,
-    pixels,
     positive,
     read_yaml,
     read_yaml_text,
+    split_commas,
     with_file,
 )
 from frugalvit.config.data import CacheConfig
@@ -32,7 +32,7 @@ class OptimizerConfig(Config):
     """AdamW and its schedules."""
 
     weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
-    betas: Annotated[tuple[Rate, Rate], pydantic.BeforeValidator(parted)] = option(
+    betas: Annotated[tuple[Rate, Rate], pydantic.BeforeValidator(split_commas)] = option(
         (0.9, 0.999), "AdamW's averaging rates"
     )
     warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
@@ -106,7 +106,7 @@ class RunConfig(Config):
     cache: CacheConfig = option(default_factory=CacheConfig)
 
     _positive = pydantic.field_validator("epochs", "batch", "lr", "img_size")(positive)
-    _pixels = pydantic.field_validator("img_size")(pixels)
+    _pixels = pydantic.field_validator("img_size")(check_max_side)
     _given: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @pydantic.field_validator("backbone_args")
@@ -125,7 +125,7 @@ class RunConfig(Config):
     @classmethod
     def _height_and_width(cls, value: Any) -> Any:
         """Both in one word, as in the settings of a comparison; one number stays one."""
-        return parted(value) if isinstance(value, str) and "," in value else value
+        return split_commas(value) if isinstance(value, str) and "," in value else value
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
@@ -145,24 +145,24 @@ class RunConfig(Config):
         return made
 
     @classmethod
-    def stored(cls, path: str | Path) -> Self:
+    def from_run(cls, path: str | Path) -> Self:
         """What a run wrote down of itself. All values are there: the recipe, which may be gone, is not read again."""
         values = read_yaml(path)
         made = super().parse(values)
         made._given = values
         return made
 
-    def filled(self, values: dict[str, Any]) -> Self:
+    def with_values(self, values: dict[str, Any]) -> Self:
         """The same with other values, all that there are; what was asked for stays what it was."""
         made = super().parse(values)
         made._given = self._given
         return made
 
-    def given(self, name: str, default: Any) -> Any:
+    def requested(self, name: str, default: Any) -> Any:
         """What an option, by its plain name, was asked to be; ``default`` where it was not."""
         return self._given.get(name, default)
 
-    def was_given(self, name: str) -> bool:
+    def is_set(self, name: str) -> bool:
         """Whether an option, by its dotted name, was asked for, and not left to defaults and recipes."""
         values: Any = self._given
         for part in name.split("."):
@@ -171,7 +171,7 @@ class RunConfig(Config):
             values = values[part]
         return True
 
-    def asked(self) -> set[str]:
+    def set_options(self) -> set[str]:
         """The dotted names of all that was asked for: itself, or with a recipe that was; in Python, by being set."""
         if not self._given:
             return set(flatten(self.model_dump(exclude_unset=True)))
@@ -188,13 +188,13 @@ class RunConfig(Config):
         if self.resume == "auto":
             if not self.out:
                 raise ValueError("--resume auto goes on with the run in --out, if there is one: give --out a folder")
-            self.resume = self.out if holds_run(Path(self.out)) else None
+            self.resume = self.out if contains_run(Path(self.out)) else None
         return self
 
     @pydantic.model_validator(mode="after")
     def _go_together(self) -> Self:
         """Options that contradict each other."""
-        named = [flag for flag, value in self.starts().items() if value]
+        named = [flag for flag, value in self.weight_sources().items() if value]
         if len(named) > 1:
             raise ValueError(f"{' and '.join(named)} both say which weights to start from; leave one of them out")
         if isinstance(self.batch, int) and self.accumulate > self.batch:
@@ -203,7 +203,7 @@ class RunConfig(Config):
             )
         return self
 
-    def starts(self) -> dict[str, object]:
+    def weight_sources(self) -> dict[str, object]:
         """What can say which weights to start from: every such flag, and its value."""
         return {"--init": self.init}
 
@@ -212,7 +212,7 @@ class RunConfig(Config):
         return "train"
 
     @classmethod
-    def own_recipes(cls) -> dict[str, dict[str, Any]]:
+    def default_recipes(cls) -> dict[str, dict[str, Any]]:
         """With the usual one first; published weights make it another, where a command has one for them."""
         names = dict.fromkeys(cls.default_recipe(values) for values in ({}, {"pretrained": True}))
         return {name: recipe_values(name, cls.recipe_task()) for name in names}
@@ -225,7 +225,7 @@ class RunConfig(Config):
         return "finetune" if values.get("pretrained") or (named and not _learned_here(str(init))) else "scratch"
 
 
-NO_MATTER = (
+FREE_ON_RESUME = (
     *("device", "devices", "nodes", "peer_timeout", "workers", "cache.where", "cache.folder", "cache.max_bad"),
     *("log_every", "save_every", "track", "report"),
 )
@@ -249,7 +249,7 @@ AT_START = ("config.yaml", "data.json", "decisions.json")
 """What a run writes before its first step."""
 
 
-def holds_run(folder: Path) -> bool:
+def contains_run(folder: Path) -> bool:
     """Whether there is a run to keep: one that failed its checks wrote only what it was asked, and goes for nothing."""
     if not (folder / "config.yaml").exists():
         return False
@@ -259,9 +259,9 @@ def holds_run(folder: Path) -> bool:
     return done or not all(map(is_part, (folder / "checkpoints").glob("*")))
 
 
-def instead_of(folder: Path) -> str:
+def write_error_hint(folder: Path) -> str:
     """What to do where a folder cannot be written to: the run in it, which is resumed, takes no other ``--out``."""
-    if holds_run(folder):
+    if contains_run(folder):
         return "Make it writable, or copy the run and resume the copy."
     return "Choose another folder with --out."
 

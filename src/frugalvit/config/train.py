@@ -12,7 +12,7 @@ from frugalvit.config.run import RunConfig
 from frugalvit.config.types import LABEL_PART, MIRROR, Auto, Count, Device, LabelPart, Rate
 
 
-class PairsConfig(Config):
+class DrlocConfig(Config):
     """Drloc: the dense relative localization loss, wherever it is added."""
 
     weight: float = option(0.0, "λ, the weight of the loss; 0 turns it off")
@@ -38,7 +38,7 @@ class PairsConfig(Config):
         return value
 
 
-class LocalizationConfig(PairsConfig):
+class LocalizationConfig(DrlocConfig):
     """Drloc in supervised training."""
 
     weight: float | Auto = option(  # type: ignore[assignment]
@@ -88,8 +88,8 @@ class TrainConfig(RunConfig):
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
 
-    def starts(self) -> dict[str, object]:
-        return super().starts() | {"--pretrained": self.pretrained}
+    def weight_sources(self) -> dict[str, object]:
+        return super().weight_sources() | {"--pretrained": self.pretrained}
 
 
 class PredictConfig(Config):

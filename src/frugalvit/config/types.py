@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from frugalvit.config.base import Config, option, parted, pixels, rising
+from frugalvit.config.base import Config, check_max_side, check_ordered, option, split_commas
 
 
 def _word(device: Any) -> Any:
@@ -29,11 +29,11 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 SEEDS = 2**63  # torch takes no more
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
-Side = Annotated[int, Field(ge=1), AfterValidator(pixels)]
-Range = Annotated[tuple[Share, Share], BeforeValidator(parted), AfterValidator(rising)]
-Span = Annotated[tuple[Positive, Positive], BeforeValidator(parted), AfterValidator(rising)]
+Side = Annotated[int, Field(ge=1), AfterValidator(check_max_side)]
+Range = Annotated[tuple[Share, Share], BeforeValidator(split_commas), AfterValidator(check_ordered)]
+Span = Annotated[tuple[Positive, Positive], BeforeValidator(split_commas), AfterValidator(check_ordered)]
 Hue = Annotated[float, Field(ge=0, le=0.5)]
-Jitter = Annotated[tuple[Strength, Strength, Strength, Hue], BeforeValidator(parted)]
+Jitter = Annotated[tuple[Strength, Strength, Strength, Hue], BeforeValidator(split_commas)]
 
 
 def _share_or_number(labels: float) -> float:
@@ -54,7 +54,7 @@ ROOT = "where datasets with a name lie (default: FRUGALVIT_DATASETS, or datasets
 """What every command says of ``--root``; ``data/paths.py`` has the rule."""
 
 
-class Opened(Config):
+class DataViewConfig(Config):
     """How data are opened by the commands that look at them rather than learn from them."""
 
     data: str = option(help="a folder, a table, shards, or the name of a dataset", positional=True)

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "open_data": "frugalvit.data.open",
-    "DataSource": "frugalvit.data.dataset",
-    "Examples": "frugalvit.data.dataset",
+    "DatasetSplits": "frugalvit.data.dataset",
+    "ImageDataset": "frugalvit.data.dataset",
     "join": "frugalvit.data.dataset",
-    "BadImage": "frugalvit.data.decode",
+    "UnreadableImage": "frugalvit.data.decode",
     "check_trainable": "frugalvit.data.splits",
     "dataset_status": "frugalvit.data.formats.named_catalog",
     "list_datasets": "frugalvit.data.formats.named_catalog",
 }
 
 if TYPE_CHECKING:
-    from frugalvit.data.dataset import DataSource as DataSource
-    from frugalvit.data.dataset import Examples as Examples
+    from frugalvit.data.dataset import DatasetSplits as DatasetSplits
+    from frugalvit.data.dataset import ImageDataset as ImageDataset
     from frugalvit.data.dataset import join as join
-    from frugalvit.data.decode import BadImage as BadImage
+    from frugalvit.data.decode import UnreadableImage as UnreadableImage
     from frugalvit.data.formats.named_catalog import dataset_status as dataset_status
     from frugalvit.data.formats.named_catalog import list_datasets as list_datasets
     from frugalvit.data.open import open_data as open_data
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "open_data",
-    "DataSource",
-    "Examples",
+    "DatasetSplits",
+    "ImageDataset",
     "join",
-    "BadImage",
+    "UnreadableImage",
     "check_trainable",
     "dataset_status",
     "list_datasets",

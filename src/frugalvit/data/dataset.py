@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from frugalvit.data.decode import BadImage, Header, decode, read_header
-from frugalvit.utils.files import storable
-from frugalvit.utils.text import counted
+from frugalvit.data.decode import Header, UnreadableImage, decode, read_header
+from frugalvit.utils.files import utf8_safe
+from frugalvit.utils.text import pluralize
 
 if TYPE_CHECKING:
     from frugalvit.data.webdataset.index import Attached
 
 
-class Examples:
+class ImageDataset:
     """One split of a dataset. Small to send to another process; reading is safe from many threads.
 
     Attributes:
@@ -46,12 +46,12 @@ class Examples:
     def __len__(self) -> int:
         return len(self.names)
 
-    def at_hand(self) -> Examples:
+    def sample_images(self) -> ImageDataset:
         """Those that can be looked at one by one: all, unless they are read in passing."""
         return self
 
     def raw(self, index: int) -> bytes:
-        """The encoded image as it is stored, or ``BadImage``."""
+        """The encoded image as it is stored, or ``UnreadableImage``."""
         raise NotImplementedError
 
     def stored_size(self, index: int) -> int:
@@ -59,11 +59,11 @@ class Examples:
         raise NotImplementedError
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        """The decoded image, uint8 (H, W, 3), RGB, upright; ``BadImage`` when that cannot be."""
+        """The decoded image, uint8 (H, W, 3), RGB, upright; ``UnreadableImage`` when that cannot be."""
         return decode(self.raw(index), self.names[index], at_least=at_least)
 
     def header(self, index: int) -> Header:
-        """Format and size without decoding; ``BadImage`` too when the file's structure shows that it is cut short."""
+        """Format and size without decoding; ``UnreadableImage`` too when the file's structure shows that it is cut short."""
         return read_header(self.raw(index), self.names[index], whole=True)
 
     def fingerprint(self, *, times: bool = True) -> str:
@@ -73,13 +73,13 @@ class Examples:
         has given the same ones. Without ``times`` a copy has the print of what it is a copy of.
         """
         digest = hashlib.sha256(type(self).__name__.encode())
-        for key, mark in zip(self.keys, self._marks(times), strict=True):
+        for key, mark in zip(self.keys, self._fingerprint_items(times), strict=True):
             digest.update(f"{key}\0{mark}\0".encode("utf-8", "surrogateescape"))
         if self.labels is not None:
             digest.update(self.labels.tobytes())
         return digest.hexdigest()[:32]
 
-    def subset(self, indices: Iterable[int] | np.ndarray) -> Examples:
+    def subset(self, indices: Iterable[int] | np.ndarray) -> ImageDataset:
         """Only these, in this order."""
         chosen = np.asarray(list(indices) if not isinstance(indices, np.ndarray) else indices)
         if chosen.dtype == bool:
@@ -91,23 +91,23 @@ class Examples:
         smaller.keys = smaller.names if self.keys is self.names else [self.keys[i] for i in chosen]
         smaller.labels = None if self.labels is None else self.labels[chosen]
         smaller.targets = None if self.targets is None else self.targets[chosen]
-        smaller._take(self, chosen)
+        smaller._select(self, chosen)
         return smaller
 
-    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
         """Keep the ``chosen`` of what a kind of examples holds besides names and labels, for ``raw`` to find them."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         labels = "labelled" if self.labels is not None or self.targets is not None else "no labels"
-        return f"{type(self).__name__}({counted(len(self), 'image')}, {labels})"
+        return f"{type(self).__name__}({pluralize(len(self), 'image')}, {labels})"
 
-    def _marks(self, times: bool) -> Iterable[object]:
+    def _fingerprint_items(self, times: bool) -> Iterable[object]:
         """One thing per image that changes when the image does; ``times``: when it was written counts."""
         raise NotImplementedError
 
 
-class FileExamples(Examples):
+class FileExamples(ImageDataset):
     """Images in files of their own."""
 
     def __init__(self, paths: Sequence[str], labels: np.ndarray | None, root: str = "") -> None:
@@ -120,9 +120,11 @@ class FileExamples(Examples):
         try:
             return Path(path).read_bytes()
         except FileNotFoundError:
-            raise BadImage(path, "the file is missing") from None
+            raise UnreadableImage(path, "the file is missing") from None
         except (OSError, ValueError) as error:
-            raise BadImage(path, f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise UnreadableImage(
+                path, f"the file cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
 
     def stored_size(self, index: int) -> int:
         try:
@@ -133,13 +135,13 @@ class FileExamples(Examples):
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         return decode(self.names[index], at_least=at_least)
 
-    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
         """Nothing: the names, which are cut already, are all that is held."""
 
     def header(self, index: int) -> Header:
         return read_header(self.names[index], whole=True)
 
-    def _marks(self, times: bool) -> Iterable[object]:
+    def _fingerprint_items(self, times: bool) -> Iterable[object]:
         sampled = {round(i) for i in np.linspace(0, len(self) - 1, _SAMPLED)}
         for place, path in enumerate(self.names):
             try:
@@ -194,7 +196,7 @@ def _seen_from(root: str, paths: Sequence[str]) -> list[str]:
     return [key(path) for path in paths]
 
 
-class ArrayExamples(Examples):
+class ArrayExamples(ImageDataset):
     """Images that lie decoded in one array, (N, H, W), (N, H, W, 1) or (N, H, W, 3), uint8."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray | None, name: str) -> None:
@@ -223,11 +225,11 @@ class ArrayExamples(Examples):
         colour = self.images.ndim == 4 and self.images.shape[3] == 3
         return Header("array", int(self.images.shape[2]), int(self.images.shape[1]), "RGB" if colour else "L")
 
-    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
         assert isinstance(whole, ArrayExamples)
         self.images = whole.images[chosen]
 
-    def _marks(self, times: bool) -> Iterable[object]:
+    def _fingerprint_items(self, times: bool) -> Iterable[object]:
         if hasattr(self.images, "marks"):  # an array that stays on disk knows its own
             yield from self.images.marks(times)  # type: ignore[attr-defined]
             return
@@ -235,10 +237,10 @@ class ArrayExamples(Examples):
             yield hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=8).hexdigest()
 
 
-class JoinedExamples(Examples):
+class JoinedExamples(ImageDataset):
     """Several examples one after the other (train and val together, for a last training)."""
 
-    def __init__(self, parts: Sequence[Examples]) -> None:
+    def __init__(self, parts: Sequence[ImageDataset]) -> None:
         names = [name for part in parts for name in part.names]
         keys = [key for part in parts for key in part.keys]
         # Joining labelled with unlabelled examples leaves no labels: half a label vector would mislead.
@@ -249,7 +251,7 @@ class JoinedExamples(Examples):
         self.parts = list(parts)
         self.where = [(number, i) for number, part in enumerate(parts) for i in range(len(part))]
 
-    def _at(self, index: int) -> tuple[Examples, int]:
+    def _at(self, index: int) -> tuple[ImageDataset, int]:
         number, inner = self.where[index]
         return self.parts[number], inner
 
@@ -269,22 +271,22 @@ class JoinedExamples(Examples):
         part, inner = self._at(index)
         return part.header(inner)
 
-    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
         assert isinstance(whole, JoinedExamples)
         self.where = [whole.where[i] for i in chosen]
 
-    def _marks(self, times: bool) -> Iterable[object]:
-        marks = [list(part._marks(times)) for part in self.parts]
+    def _fingerprint_items(self, times: bool) -> Iterable[object]:
+        marks = [list(part._fingerprint_items(times)) for part in self.parts]
         return (marks[number][inner] for number, inner in self.where)
 
 
-def join(*parts: Examples) -> Examples:
+def join(*parts: ImageDataset) -> ImageDataset:
     """The examples of all parts, in order."""
     return parts[0] if len(parts) == 1 else JoinedExamples(parts)
 
 
 @dataclass
-class DataSource:
+class DatasetSplits:
     """What ``open_data`` found: named splits of examples, one sorted list of classes, and what was decided on the way.
 
     ``splits`` holds some of "train", "val" and "test", in this order. ``classes`` is None for unlabelled images. Names
@@ -296,14 +298,14 @@ class DataSource:
     location: str
     kind: str
     classes: tuple[str, ...] | None
-    splits: dict[str, Examples]
+    splits: dict[str, ImageDataset]
     notes: list[str] = field(default_factory=list)
-    loose: dict[str, Examples] = field(default_factory=dict)
+    loose: dict[str, ImageDataset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.name = storable(self.name)
+        self.name = utf8_safe(self.name)
         if self.classes is not None:
-            self.classes = tuple(storable(name) for name in self.classes)
+            self.classes = tuple(utf8_safe(name) for name in self.classes)
 
     def __len__(self) -> int:
         return sum(len(examples) for examples in self.splits.values())

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageChops
 
-from frugalvit.data.file_types import is_cut_short, what_it_is
+from frugalvit.data.file_types import describe_file_type, is_truncated
 from frugalvit.errors import UserError
 
 MAX_MEGAPIXELS = 200.0
@@ -34,15 +34,15 @@ _CUT_WORDS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} does"
 
 
-class BadImage(UserError):
+class UnreadableImage(UserError):
     """An image that cannot be used: its ``name`` and the ``reason``."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, reason
 
-    def __reduce__(self) -> tuple[type[BadImage], tuple[str, str]]:
-        return BadImage, (self.name, self.reason)  # an exception crosses process borders whole
+    def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
+        return UnreadableImage, (self.name, self.reason)  # an exception crosses process borders whole
 
 
 class Header(NamedTuple):
@@ -72,11 +72,11 @@ def decode(
     at_least: tuple[int, int] | None = None,
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> np.ndarray:
-    """The pixels of an encoded image, uint8 (height, width, 3), or ``BadImage``.
+    """The pixels of an encoded image, uint8 (height, width, 3), or ``UnreadableImage``.
 
     Args:
         content: the encoded bytes, or the path of a file.
-        name: what to call it in a ``BadImage``; a path is its own name.
+        name: what to call it in a ``UnreadableImage``; a path is its own name.
         at_least: (height, width) that is enough. A JPEG twice as large or more is decoded at 1/2, 1/4 or 1/8 of its
             size, never below this, which is several times faster. Other formats ignore it.
         max_megapixels: anything larger is refused undecoded.
@@ -141,10 +141,10 @@ def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, i
         image.load()
         # TIFF turns itself while loading and PNG may carry EXIF behind its pixels: ask afterwards.
         turned = _upright(_to_rgb(image), _orientation(image))
-    except BadImage as bad:
-        raise BadImage(name, bad.reason) from None
+    except UnreadableImage as bad:
+        raise UnreadableImage(name, bad.reason) from None
     except Exception as error:  # decoders meet hostile bytes in every way there is; the file is bad, not the program
-        raise BadImage(name, _reason(error, image.format)) from None
+        raise UnreadableImage(name, _reason(error, image.format)) from None
     # Pillow's memory is read-only and torch warns about that: hand out a whole, writable array.
     return np.array(turned, order="C")
 
@@ -156,13 +156,13 @@ def read_header(
     whole: bool = False,
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> Header:
-    """Format, size and mode without decoding a pixel, or ``BadImage``; ``whole`` refuses what is cut short, too."""
+    """Format, size and mode without decoding a pixel, or ``UnreadableImage``; ``whole`` refuses what is cut short, too."""
     label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
     image, stream = _open(content, label, max_megapixels)
     with stream:
         header = Header(image.format or "?", image.width, image.height, image.mode)
         if whole and _is_cut_short(stream, header.format):
-            raise BadImage(label, _TRUNCATED.format(header.format))
+            raise UnreadableImage(label, _TRUNCATED.format(header.format))
     return header
 
 
@@ -177,14 +177,16 @@ def _open(content: bytes | str | Path, label: str, max_megapixels: float) -> tup
     try:
         prefix = stream.read(64)
         if not prefix:
-            raise BadImage(label, "the file is empty")
+            raise UnreadableImage(label, "the file is empty")
         image = _identify(stream, prefix, label)
         pixels = image.width * image.height
         if pixels > max_megapixels * 1e6:
             size = f"{image.width} x {image.height} pixels are {pixels / 1e6:,.0f} megapixels"
-            raise BadImage(label, f"{size}, above the limit of {max_megapixels:,g}: refused as a decompression bomb")
+            raise UnreadableImage(
+                label, f"{size}, above the limit of {max_megapixels:,g}: refused as a decompression bomb"
+            )
         if pixels <= 0:
-            raise BadImage(label, "the image has no pixels")
+            raise UnreadableImage(label, "the image has no pixels")
     except BaseException:
         stream.close()
         raise
@@ -194,14 +196,14 @@ def _open(content: bytes | str | Path, label: str, max_megapixels: float) -> tup
 def _open_file(path: Path, label: str) -> IO[bytes]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise BadImage(label, "a folder, not a file" if path.is_dir() else "not a regular file")
+            raise UnreadableImage(label, "a folder, not a file" if path.is_dir() else "not a regular file")
         return path.open("rb")
     except FileNotFoundError:
-        raise BadImage(label, "the file is missing") from None
+        raise UnreadableImage(label, "the file is missing") from None
     except PermissionError:
-        raise BadImage(label, "no permission to read the file") from None
+        raise UnreadableImage(label, "no permission to read the file") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in a path
-        raise BadImage(label, f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UnreadableImage(label, f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 @functools.cache
@@ -223,22 +225,22 @@ def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
         try:
             verdict = accepts is None or accepts(prefix)
             if isinstance(verdict, str):
-                raise BadImage(label, f"{format_name} files cannot be read here: {verdict}")
+                raise UnreadableImage(label, f"{format_name} files cannot be read here: {verdict}")
             if not verdict:
                 continue
             stream.seek(0)
             return factory(stream, label)
-        except BadImage:
+        except UnreadableImage:
             raise
         except Exception as error:  # a damaged header fails in as many ways as there are parsers
             failure, claimed = error, format_name
-    found = what_it_is(prefix)
+    found = describe_file_type(prefix)
     if found:
-        raise BadImage(label, found)
+        raise UnreadableImage(label, found)
     if failure is not None and claimed is not None:
         cut = _is_cut_short(stream, claimed)
-        raise BadImage(label, _TRUNCATED.format(claimed) if cut else _reason(failure, claimed, header=True))
-    raise BadImage(label, "not an image: no known format begins like this")
+        raise UnreadableImage(label, _TRUNCATED.format(claimed) if cut else _reason(failure, claimed, header=True))
+    raise UnreadableImage(label, "not an image: no known format begins like this")
 
 
 def _ends_as_tga(stream: IO[bytes]) -> bool:
@@ -248,7 +250,7 @@ def _ends_as_tga(stream: IO[bytes]) -> bool:
 
 
 def _is_cut_short(stream: IO[bytes], format_name: str) -> bool:
-    return is_cut_short(stream, stream.seek(0, os.SEEK_END), format_name)
+    return is_truncated(stream, stream.seek(0, os.SEEK_END), format_name)
 
 
 def _to_rgb(image: Image.Image) -> np.ndarray:
@@ -324,7 +326,7 @@ def _lab_to_rgb(image: Image.Image) -> Image.Image:
     lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
     converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
     if converted is None:
-        raise BadImage("", "its LAB colours cannot be converted")
+        raise UnreadableImage("", "its LAB colours cannot be converted")
     return converted
 
 

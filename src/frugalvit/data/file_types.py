@@ -39,7 +39,7 @@ def is_image(prefix: bytes) -> bool:
     return webp or prefix.startswith(_IMAGES)
 
 
-def what_it_is(prefix: bytes) -> str | None:
+def describe_file_type(prefix: bytes) -> str | None:
     """What a file is instead of a readable image, and what to do where that is known; None when nobody knows."""
     for signature, words in _OTHERS:
         if prefix.startswith(signature):
@@ -78,7 +78,7 @@ def _text(prefix: bytes) -> str | None:
 _TAIL = 64 * 1024
 
 
-def is_cut_short(file: IO[bytes], size: int, format_name: str) -> bool:
+def is_truncated(file: IO[bytes], size: int, format_name: str) -> bool:
     """For formats that say where they end; False for the others, whose truncation only decoding shows."""
     check = _CHECKS.get(format_name)
     try:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from frugalvit.data.decode import BadImage, decode
+from frugalvit.data.decode import UnreadableImage, decode
 from frugalvit.data.formats.folder import list_images, may_not_read
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.text import some
+from frugalvit.utils.text import truncate_list
 
 
 class Decoded(NamedTuple):
@@ -25,7 +25,7 @@ class Decoded(NamedTuple):
 
 
 @dataclass
-class Given:
+class InputImages:
     """Image files as named, and those in folders named. One that cannot be read is said and left out of the results."""
 
     words: list[str]
@@ -47,7 +47,7 @@ class Given:
         if locked and not self.paths:
             raise may_not_read(self.words[0], locked)
         if locked:
-            console.warn(f"no permission to read {some(locked)}: what lies there is left out")
+            console.warning(f"no permission to read {truncate_list(locked)}: what lies there is left out")
         if not self.paths:
             raise UserError(f"{self.words[0]} holds no images.")
 
@@ -57,8 +57,8 @@ class Given:
         for place, path in enumerate(console.progress(self.paths, label=label)):
             try:
                 waiting.append(Decoded(place, path, decode(path, at_least=at_least)))
-            except BadImage as fault:
-                console.warn(str(fault))
+            except UnreadableImage as fault:
+                console.warning(str(fault))
                 self.unreadable.append(str(path))
             if len(waiting) == size:
                 yield waiting
@@ -69,7 +69,7 @@ class Given:
             raise UserError(f"None of the {len(self.paths)} images can be read.")
 
 
-def listed(pictures: Any) -> Sequence[Any]:
+def as_list(pictures: Any) -> Sequence[Any]:
     """Several pictures as a list, one as a list of it; an array of numbers is one, and so is an open file."""
     if isinstance(pictures, list | tuple):
         return pictures

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from frugalvit.data.dataset import Examples
-from frugalvit.data.decode import BadImage
+from frugalvit.data.dataset import ImageDataset
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.errors import UserError
 
 _MANY = 1000
 
 
-def median_side(examples: Examples, sample: int = 64) -> int:
+def median_side(examples: ImageDataset, sample: int = 64) -> int:
     """The median short side of up to ``sample`` images, from their headers; of more where all of these are bad."""
     sides: list[int] = []
     looked: list[int] = []
@@ -28,7 +28,7 @@ def median_side(examples: Examples, sample: int = 64) -> int:
         looked = list(range(0, len(examples), max(1, len(examples) // most)))
         for index in looked:
             # A bad file is named once, by whoever decodes it; here it just does not vote.
-            with contextlib.suppress(BadImage):
+            with contextlib.suppress(UnreadableImage):
                 header = examples.header(index)
                 sides.append(min(header.width, header.height))
         if sides:
@@ -36,12 +36,12 @@ def median_side(examples: Examples, sample: int = 64) -> int:
     raise none_readable(examples, looked)
 
 
-def none_readable(examples: Examples, looked: Sequence[int]) -> UserError:
+def none_readable(examples: ImageDataset, looked: Sequence[int]) -> UserError:
     """The error for images none of which could be read; the first is named with its reason."""
     reason = examples.names[looked[0]]
     try:
         examples.read(looked[0])
-    except BadImage as fault:
+    except UnreadableImage as fault:
         reason = str(fault)
     return UserError(
         f"None of the {len(looked):,} images looked at can be read; the first: {reason}. Mend or replace them "
@@ -68,7 +68,7 @@ def best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def squeeze(pixels: np.ndarray, rectangle: tuple[int, int]) -> np.ndarray:
+def resize_to(pixels: np.ndarray, rectangle: tuple[int, int]) -> np.ndarray:
     """(H, W, 3) to (S, S', 3), antialiased; as it is when it has that size."""
     if pixels.shape[:2] == rectangle:
         return pixels if pixels.flags.writeable else pixels.copy()
@@ -94,13 +94,13 @@ _WIDEST = 2.0  # times the target: 16:9 fits
 _STEP = 16  # pixels between the shapes of images that are stored each for itself
 
 
-def target_of(size: tuple[int, int], stored: int | Literal["auto"] = "auto") -> tuple[int, int]:
+def min_cached_size(size: tuple[int, int], stored: int | Literal["auto"] = "auto") -> tuple[int, int]:
     """The height and width a stored image should have at least, for inputs of ``size``."""
     return (stored, stored) if stored != "auto" else (round(size[0] * _ENLARGED), round(size[1] * _ENLARGED))
 
 
-def look(
-    examples: Examples, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
+def probe_images(
+    examples: ImageDataset, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
 ) -> tuple[tuple[int, int], float]:
     """The rectangle (S, S') to store and the seconds one image takes to decode, from a sample of the images.
 
@@ -109,23 +109,23 @@ def look(
     neither kind loses what the usual evaluation (resize the shorter side, crop the centre) would see. Panoramas do not
     widen it beyond twice the target.
     """
-    target = target_of(size, stored)
+    target = min_cached_size(size, stored)
     chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, _SAMPLE)})
     sizes, times = [], []
     for i in chosen:
         began = time.perf_counter()
         try:
             pixels = examples.read(i, at_least=target)
-        except BadImage:
+        except UnreadableImage:
             continue
         times.append(time.perf_counter() - began)
         sizes.append((pixels.shape[0], pixels.shape[1]))
     if not sizes:
         raise none_readable(examples, chosen)
-    return rectangle_of(sizes, target), statistics.median(times)
+    return cached_size(sizes, target), statistics.median(times)
 
 
-def rectangle_of(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> tuple[int, int]:
+def cached_size(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> tuple[int, int]:
     """The rectangle in which images of these sizes are stored; ``look`` says why."""
     height, width = sizes[0]
     if len(set(sizes)) == 1 and height <= _NATIVE * target[0] and width <= _NATIVE * target[1]:
@@ -136,9 +136,9 @@ def rectangle_of(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> t
     return rows, columns
 
 
-def own_rectangle(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
+def cached_size_alone(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
     """The rectangle in which an image is stored that must not depend on others; larger ones have few shapes."""
-    rectangle = rectangle_of([size], target)
+    rectangle = cached_size([size], target)
     return size if rectangle == size else (-(-rectangle[0] // _STEP) * _STEP, -(-rectangle[1] // _STEP) * _STEP)
 
 

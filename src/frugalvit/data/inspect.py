@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.config.data import DataConfig
-from frugalvit.data.dataset import DataSource, Examples
-from frugalvit.data.decode import BadImage, Header, almost_black
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import Header, UnreadableImage, almost_black
 from frugalvit.data.open import open_data
 from frugalvit.data.splits import absence
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
-from frugalvit.utils.tables import Result, Table
-from frugalvit.utils.text import counted
+from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.text import pluralize
 
 # "auto" decodes everything up to this many megapixels: about ten seconds on two cores.
 FULL_DECODE_MEGAPIXELS = 300.0
@@ -36,7 +36,7 @@ class Look(NamedTuple):
     bad: dict[int, str]
 
 
-def command(config: DataConfig) -> Result:
+def command(config: DataConfig) -> CommandResult:
     """``frugalvit data``."""
     began = time.monotonic()
     source = open_data(
@@ -46,7 +46,9 @@ def command(config: DataConfig) -> Result:
     return inspect(source, decode=config.decode, duplicates=config.duplicates, began=began)
 
 
-def inspect(source: DataSource, decode: str = "auto", duplicates: bool = True, began: float | None = None) -> Result:
+def inspect(
+    source: DatasetSplits, decode: str = "auto", duplicates: bool = True, began: float | None = None
+) -> CommandResult:
     """Images, classes, sizes, formats, duplicates and bad files of an opened dataset."""
     began = time.monotonic() if began is None else began
     parts = source.splits | {f"{split}{_LOOSE}": examples for split, examples in source.loose.items()}
@@ -72,7 +74,7 @@ def inspect(source: DataSource, decode: str = "auto", duplicates: bool = True, b
         "notes": [clean(note) for note in source.notes],
     }
     data["seconds"] = round(time.monotonic() - began, 2)
-    return Result(data, _tables(data), _notes(data))
+    return CommandResult(data, _tables(data), _notes(data))
 
 
 def _parallel(function: Any, count: int, label: str) -> Iterator[Any]:
@@ -83,11 +85,11 @@ def _parallel(function: Any, count: int, label: str) -> Iterator[Any]:
         yield from console.progress((item for chunk in chunks for item in chunk), total=count, label=label)
 
 
-def _headers(examples: Examples, split: str) -> Look:
+def _headers(examples: ImageDataset, split: str) -> Look:
     def look(index: int) -> Header | str:
         try:
             return examples.header(index)
-        except BadImage as bad:
+        except UnreadableImage as bad:
             return bad.reason
 
     found = Look([], {})
@@ -98,7 +100,7 @@ def _headers(examples: Examples, split: str) -> Look:
     return found
 
 
-def _decode(parts: dict[str, Examples], looks: dict[str, Look], mode: str) -> dict[str, Any]:
+def _decode(parts: dict[str, ImageDataset], looks: dict[str, Look], mode: str) -> dict[str, Any]:
     """Decode all, some or none of the images whose headers are sound; failures join ``look.bad``."""
     sound = [(split, i) for split, look in looks.items() for i, header in enumerate(look.headers) if header is not None]
     pixels = sum(h.width * h.height for look in looks.values() for h in look.headers if h is not None)
@@ -114,7 +116,7 @@ def _decode(parts: dict[str, Examples], looks: dict[str, Look], mode: str) -> di
         split, index = sound[number]
         try:
             return int(parts[split].read(index).max())
-        except BadImage as bad:
+        except UnreadableImage as bad:
             return bad.reason
 
     brightest = None
@@ -127,7 +129,7 @@ def _decode(parts: dict[str, Examples], looks: dict[str, Look], mode: str) -> di
     return {"mode": mode, "images": len(sound), "brightest": brightest}
 
 
-def _split_facts(examples: Examples, classes: tuple[str, ...] | None) -> dict[str, Any]:
+def _split_facts(examples: ImageDataset, classes: tuple[str, ...] | None) -> dict[str, Any]:
     facts: dict[str, Any] = {"images": len(examples)}
     if classes is not None and examples.labels is not None:
         counts = np.bincount(examples.labels, minlength=len(classes))
@@ -153,7 +155,7 @@ def _image_facts(looks: dict[str, Look]) -> dict[str, Any]:
     return {"sizes": sizes, "formats": dict(formats.most_common()), "channels": dict(channels.most_common())}
 
 
-def _duplicates(parts: dict[str, Examples]) -> dict[str, Any]:
+def _duplicates(parts: dict[str, ImageDataset]) -> dict[str, Any]:
     """Groups of files with the same content. Only files of the same size are read and hashed."""
     by_size: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for split, examples in parts.items():
@@ -167,7 +169,7 @@ def _duplicates(parts: dict[str, Examples]) -> dict[str, Any]:
         split, index = suspects[number]
         try:
             return hashlib.blake2b(parts[split].raw(index), digest_size=16).hexdigest()
-        except BadImage:
+        except UnreadableImage:
             return None
 
     groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -191,7 +193,7 @@ def _splits_among(places: list[tuple[str, int]]) -> int:
     return len({name.removesuffix(_LOOSE) for name, _ in places})
 
 
-def _label(parts: dict[str, Examples], place: tuple[str, int]) -> int:
+def _label(parts: dict[str, ImageDataset], place: tuple[str, int]) -> int:
     labels = parts[place[0]].labels
     return _NO_LABEL if labels is None else int(labels[place[1]])
 
@@ -215,7 +217,7 @@ def _tables(data: dict[str, Any]) -> list[Table]:
         tables.append(Table(["what", "kind", "images"], kinds))
     if data["bad"]:
         listed = [[entry["name"], entry["reason"]] for entry in data["bad"][:200]]
-        tables.append(Table(["bad file", "reason"], listed, counted(len(data["bad"]), "bad file")))
+        tables.append(Table(["bad file", "reason"], listed, pluralize(len(data["bad"]), "bad file")))
     return tables
 
 
@@ -226,14 +228,14 @@ def _classes(data: dict[str, Any]) -> str:
 def _notes(data: dict[str, Any]) -> list[str]:
     notes = list(data["notes"])
     if len(data["bad"]) > 200:
-        notes.append(f"{counted(len(data['bad']) - 200, 'more bad file')}: --json lists them all.")
+        notes.append(f"{pluralize(len(data['bad']) - 200, 'more bad file')}: --json lists them all.")
     empty = {split: facts["without_images"] for split, facts in data["splits"].items() if facts.get("without_images")}
     notes += [absence(split, names) for split, names in empty.items()]
     found = data["duplicates"]
     if found is not None:
         if found["groups"]:
             notes.append(
-                f"{counted(found['surplus'], 'exact copy')} of other images; {found['across_splits']:,} lie in several "
+                f"{pluralize(found['surplus'], 'exact copy')} of other images; {found['across_splits']:,} lie in several "
                 f"splits, {found['across_classes']:,} in several classes."
             )
             notes += ["  the same: " + " = ".join(group) for group in found["examples"][:5]]
@@ -247,7 +249,7 @@ def _notes(data: dict[str, Any]) -> list[str]:
         "sample": f"All headers and ends were read, {decoded['images']:,} images decoded (--decode all: every one)",
         "headers": "Only headers and ends were read",
     }[decoded["mode"]]
-    bad = counted(len(data["bad"]), "bad file") if data["bad"] else "no bad files"
+    bad = pluralize(len(data["bad"]), "bad file") if data["bad"] else "no bad files"
     notes.append(f"{what}; {bad}. {data['seconds']:.1f} s.")
     return notes
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment, EvalTransform
 from frugalvit.data.cache.store import ImageStore, Store
-from frugalvit.data.rng import generator_for, ship, uniform
+from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
@@ -95,7 +95,7 @@ class Batches:
         self.fetcher = store.fetcher(self.local_order)
         self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
         at_hand = isinstance(store, ImageStore) and store.images.device.type == "cuda"
-        usual = steps_together(share * augment.pixels) if at_hand else 1
+        usual = steps_per_augment_call(share * augment.pixels) if at_hand else 1
         self.together = usual if together is None else together
         self._group: tuple[int, list[Batch]] = (-1, [])  # its number, and the steps it holds
 
@@ -104,7 +104,7 @@ class Batches:
 
     def batch_at(self, step: int) -> Batch:
         """This process's part of a step's batch."""
-        plain = self._of_its_group(step) if self.together > 1 else self._vary(range(step, step + 1))[0]
+        plain = self._grouped_step(step) if self.together > 1 else self._augment_steps(range(step, step + 1))[0]
         if self.mixing is None or plain.labels is None:
             return plain
         views = plain.images
@@ -113,15 +113,15 @@ class Batches:
         clean = views if self.keep_clean and mixed is not views else None
         return replace(plain, images=mixed, targets=targets, clean=clean)
 
-    def _of_its_group(self, step: int) -> Batch:
+    def _grouped_step(self, step: int) -> Batch:
         """A step's batch before mixing, out of a group that is kept until another one is wanted."""
         group, place = divmod(step, self.together)
         if group != self._group[0]:
             self._group = (-1, [])  # the last ones' memory is free for the next
-            self._group = group, self._vary(range(group * self.together, (group + 1) * self.together))
+            self._group = group, self._augment_steps(range(group * self.together, (group + 1) * self.together))
         return self._group[1][place]
 
-    def _vary(self, steps: range) -> list[Batch]:
+    def _augment_steps(self, steps: range) -> list[Batch]:
         """The batches of neighbouring steps before mixing, their images fetched and augmented all as one."""
         fetched = [self.fetcher.at(step) for step in steps]
         images, sizes, index = fetched[0] if len(fetched) == 1 else map(torch.cat, zip(*fetched, strict=True))
@@ -130,7 +130,7 @@ class Batches:
         parts = views.split(counts) if isinstance(views, Tensor) else _step_by_step(views, counts)
         labels: list[Tensor] | list[None] = [None] * len(counts)
         if self.store.labels is not None:
-            labels = list(ship([self.store.labels[index]], images.device)[0].split(counts))
+            labels = list(to_device_packed([self.store.labels[index]], images.device)[0].split(counts))
         found = zip(parts, labels, index.split(counts), steps, strict=True)
         return [Batch(images, label, label, place, number=step) for images, label, place, step in found]
 
@@ -174,12 +174,12 @@ class Batches:
             )
         if batch > count:
             smaller = count // part * part
-            console.say(f"batch {batch} is more than the {count} images there are: each step takes {smaller}")
+            console.info(f"batch {batch} is more than the {count} images there are: each step takes {smaller}")
             return smaller
         return batch
 
 
-def steps_together(pixels: int) -> int:
+def steps_per_augment_call(pixels: int) -> int:
     """How many steps' batches of so many pixels a GPU varies in one go: a power of two."""
     fit = PIXELS_TOGETHER // max(1, pixels)
     return 1 << max(1, min(MOST_TOGETHER, fit)).bit_length() - 1
@@ -222,5 +222,5 @@ def eval_batches(
         if not itself.all():
             images, sizes, index = images[itself.to(images.device)], sizes[itself], index[itself]
         if len(index):
-            labels = None if store.labels is None else ship([store.labels[index]], images.device)[0]
+            labels = None if store.labels is None else to_device_packed([store.labels[index]], images.device)[0]
             yield transform(images, sizes), labels, index

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from frugalvit.data import splits
-from frugalvit.data.dataset import DataSource, Examples
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats import folder as folders
 from frugalvit.data.formats import table
 from frugalvit.data.formats.folder import base, open_root
 from frugalvit.data.paths import local
-from frugalvit.errors import UserError, nearest
-from frugalvit.utils.files import storable
-from frugalvit.utils.text import counted
+from frugalvit.errors import UserError, did_you_mean
+from frugalvit.utils.files import utf8_safe
+from frugalvit.utils.text import pluralize
 
 _ROWS = (".parquet", ".arrow")
 
@@ -32,7 +32,7 @@ def open_data(
     classes: str | Path | Sequence[str] | None = None,
     root: str | Path | None = None,
     loose: bool = False,
-) -> DataSource:
+) -> DatasetSplits:
     """Open a dataset, whatever it is.
 
     Args:
@@ -47,7 +47,7 @@ def open_data(
         labels: "auto" decides whether folders mean classes, "folders" insists, "ignore" reads none.
         classes: keep only these classes: names, or a file with one name per line (ImageNet-100's list).
         root: where datasets with a name lie; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
-        loose: keep images without a label that lie beside class folders, as ``DataSource.loose``; else leave them out.
+        loose: keep images without a label that lie beside class folders, as ``DatasetSplits.loose``; else leave them out.
     """
     if not isinstance(where, str | os.PathLike) or not str(where):
         what = "An empty text" if isinstance(where, str) else f"A {type(where).__name__}"
@@ -63,11 +63,11 @@ def open_data(
         source = _only_classes(source, wanted, place)
     if labels == "ignore":
         source = without_labels(source)
-    source = splits.settle_loose(source, keep=loose and wanted is None)  # who names classes wants no others
-    return splits.complete(source, split, val_fraction, seed)
+    source = splits.handle_unlabelled(source, keep=loose and wanted is None)  # who names classes wants no others
+    return splits.add_missing_splits(source, split, val_fraction, seed)
 
 
-def without_labels(source: DataSource) -> DataSource:
+def without_labels(source: DatasetSplits) -> DatasetSplits:
     """The same images, their labels forgotten."""
     for examples in source.splits.values():
         examples.labels = examples.targets = None
@@ -75,7 +75,7 @@ def without_labels(source: DataSource) -> DataSource:
     return source
 
 
-def _only_classes(source: DataSource, wanted: Sequence[str], place: str) -> DataSource:
+def _only_classes(source: DatasetSplits, wanted: Sequence[str], place: str) -> DatasetSplits:
     """The images of these classes alone; class folders come here with no others left, and stay as they are."""
     if any(examples.targets is not None for examples in source.splits.values()):
         raise UserError(f"{place} has several labels per image: its classes cannot be chosen, leave --classes out.")
@@ -86,8 +86,8 @@ def _only_classes(source: DataSource, wanted: Sequence[str], place: str) -> Data
         return source
     new = np.full(len(source.classes), -1)
     new[[source.classes.index(name) for name in names]] = np.arange(len(names))
-    kept: dict[str, Examples] = {}
-    notes = [*source.notes, f"Kept the {counted(len(names), 'class')} asked for."]
+    kept: dict[str, ImageDataset] = {}
+    notes = [*source.notes, f"Kept the {pluralize(len(names), 'class')} asked for."]
     for split, examples in source.splits.items():
         assert examples.labels is not None
         part = examples.subset(new[examples.labels] >= 0)
@@ -102,7 +102,7 @@ def _only_classes(source: DataSource, wanted: Sequence[str], place: str) -> Data
 
 def _open(
     place: str, labels: str, classes: Sequence[str] | None, root: str | Path | None, classes_from: Sequence[str]
-) -> DataSource:
+) -> DatasetSplits:
     if place.startswith("hf:"):
         from frugalvit.data.formats import huggingface
 
@@ -124,7 +124,7 @@ def _open(
     raise UserError(_not_found(place))
 
 
-def _open_folder(path: Path, labels: str, classes: Sequence[str] | None, classes_from: Sequence[str]) -> DataSource:
+def _open_folder(path: Path, labels: str, classes: Sequence[str] | None, classes_from: Sequence[str]) -> DatasetSplits:
     from frugalvit.data.formats import huggingface, named, named_catalog
     from frugalvit.data.webdataset import shards
 
@@ -164,7 +164,7 @@ def _class_folders(where: str, labels: str) -> list[str]:
     return [base(folder) for part in parts for folder in open_root(part).folders]
 
 
-def _open_file(path: Path, labels: str, classes_from: Sequence[str]) -> DataSource:
+def _open_file(path: Path, labels: str, classes_from: Sequence[str]) -> DatasetSplits:
     suffix = path.suffix.lower()
     if suffix in table.SUFFIXES:
         return table.open_table(str(path), labels, classes_from)
@@ -236,11 +236,11 @@ def _as_classes(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
 
     ``UserError`` where two lines mean one class.
     """
-    known = {storable(name) for name in present}
+    known = {utf8_safe(name) for name in present}
 
     def name_in(line: str) -> str:
         first = line.split()[0] if line.strip() else line
-        return first if storable(line) not in known and storable(first) in known else line
+        return first if utf8_safe(line) not in known and utf8_safe(first) in known else line
 
     lines: dict[str, str] = {}
     for line in wanted:
@@ -255,8 +255,8 @@ def _as_classes(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
 def _not_found(place: str) -> str:
     from frugalvit.data.formats import named
 
-    hint = nearest(place, named.DATASETS)
+    hint = did_you_mean(place, named.DATASETS)
     parent = local(place).parent
     if not hint and _kind(parent) == "folder" and os.access(parent, os.R_OK):
-        hint = nearest(Path(place).name, sorted(entry.name for entry in parent.iterdir()))
+        hint = did_you_mean(Path(place).name, sorted(entry.name for entry in parent.iterdir()))
     return f"There is no folder, file or known dataset '{place}'.{hint} 'frugalvit list datasets' shows the names."

@@ -24,7 +24,7 @@ def uniform(count: int, columns: int, generator: torch.Generator) -> Tensor:
     return torch.rand((count, columns), generator=generator, dtype=torch.float64)
 
 
-def ship(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+def to_device_packed(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Copy small CPU tensors to the device in one pinned, asynchronous transfer.
 
     A batch's augmentation has dozens of index and parameter tensors. One copy each would cost more than the work;

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from frugalvit.data.dataset import DataSource, Examples
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import as_pixels
 from frugalvit.data.webdataset.index import INDEX
 from frugalvit.data.webdataset.pack import check_free, check_replaceable, pack, put_in_place, staging_for
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.text import pluralize, truncate_list
 
 
 def save_data(
@@ -54,15 +54,15 @@ def save_data(
     given = {split: part for split, part in (("train", train), ("val", val), ("test", test)) if part is not None}
     parts = {split: _pairs(part, split) for split, part in given.items()}
     names, numbers = _numbered({split: labels for split, (_, labels) in parts.items()}, classes)
-    splits: dict[str, Examples] = {
+    splits: dict[str, ImageDataset] = {
         split: MemoryExamples(contents, numbers[split], split) for split, (contents, _) in parts.items()
     }
-    source = DataSource(folder.resolve().name, "memory", "arrays", names, splits)
+    source = DatasetSplits(folder.resolve().name, "memory", "arrays", names, splits)
     with staging_for(folder) as fresh:  # what is replaced is there until the new one is whole
-        with console.hushed():
+        with console.quiet():
             written = pack(source, fresh, shuffle=False).data
         for bad in written["bad"]:
-            console.warn(f"{bad['name']} is left out: {bad['reason']}")
+            console.warning(f"{bad['name']} is left out: {bad['reason']}")
         empty = [split for split, shards in written["splits"].items() if not shards]
         if empty:
             raise UserError(f"No image of {empty[0]} can be read: nothing was written.")
@@ -70,7 +70,7 @@ def save_data(
     return str(folder)
 
 
-class MemoryExamples(Examples):
+class MemoryExamples(ImageDataset):
     """Images that lie encoded in memory."""
 
     def __init__(self, contents: Sequence[bytes], labels: np.ndarray | None, name: str) -> None:
@@ -83,18 +83,18 @@ class MemoryExamples(Examples):
     def stored_size(self, index: int) -> int:
         return len(self.contents[index])
 
-    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
         assert isinstance(whole, MemoryExamples)
         self.contents = [whole.contents[index] for index in chosen]
 
-    def _marks(self, times: bool) -> Iterable[object]:
+    def _fingerprint_items(self, times: bool) -> Iterable[object]:
         return (hashlib.blake2b(content, digest_size=8).hexdigest() for content in self.contents)
 
 
 def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
     """The encoded images and the labels of what was given for a split."""
     if hasattr(part, "columns"):  # a frame of pandas or polars
-        columns = some([repr(name) for name in part.columns])
+        columns = truncate_list([repr(name) for name in part.columns])
         raise UserError(
             f"{split}: a table with the columns {columns}: give two of them, as in (table['image'], table['label'])."
         )
@@ -107,7 +107,7 @@ def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
         # In their order: a Series of pandas has an index of its own.
         labels = [None] * len(images) if part[1] is None else list(part[1])
         if len(labels) != len(images):
-            raise UserError(f"{split} has {counted(len(images), 'image')} and {counted(len(labels), 'label')}.")
+            raise UserError(f"{split} has {pluralize(len(images), 'image')} and {pluralize(len(labels), 'label')}.")
         items = zip(images, labels, strict=True)
     elif hasattr(part, "__len__") and hasattr(part, "__getitem__") and not isinstance(part, np.ndarray | torch.Tensor):
         items = (_pair(part[index], split) for index in range(len(part)))
@@ -124,8 +124,8 @@ def _pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
     if labelled and len(labelled) < len(found):
         bare = [str(number) for number, label in enumerate(found) if label is None]
         raise UserError(
-            f"{split}: {len(bare):,} of {counted(len(found), 'image')} {'has' if len(bare) == 1 else 'have'} no label "
-            f"({some(bare)}, counted from 0): give them one, or leave them out."
+            f"{split}: {len(bare):,} of {pluralize(len(found), 'image')} {'has' if len(bare) == 1 else 'have'} no label "
+            f"({truncate_list(bare)}, counted from 0): give them one, or leave them out."
         )
     return contents, labelled or None
 
@@ -210,6 +210,8 @@ def _numbered(
     places = {label: place for place, label in enumerate(known)}
     unknown = next((label for label in every if label not in places), None)
     if unknown is not None:
-        raise UserError(f"{unknown!r} is a label, and there are {counted(len(known), 'class')} (classes=…) without it.")
+        raise UserError(
+            f"{unknown!r} is a label, and there are {pluralize(len(known), 'class')} (classes=…) without it."
+        )
     numbers = {split: np.array([places[label] for label in found or ()]) for split, found in labels.items()}
     return tuple(map(str, known if classes is None else classes)), dict(numbers)

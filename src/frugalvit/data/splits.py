@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.dataset import DataSource, Examples, join
+from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.data.formats.table import WANTED_COLUMN
 from frugalvit.errors import UserError
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.text import pluralize, truncate_list
 
 MODES = ("auto", "given", "train+val", "remake")
 
@@ -54,7 +54,7 @@ def hold_out_files(
     return hold_out(keys, labels, fraction, seed, places)
 
 
-def part_of_each_class(labels: np.ndarray, part: float, seed: int) -> np.ndarray:
+def subsample_labels(labels: np.ndarray, part: float, seed: int) -> np.ndarray:
     """Rows of a part of the labels: a share of every class (up to 1) or so many of each (from 2 on), at least one.
 
     The same rows for a given seed.
@@ -67,13 +67,15 @@ def part_of_each_class(labels: np.ndarray, part: float, seed: int) -> np.ndarray
     return np.sort(np.concatenate(chosen))
 
 
-def split_examples(examples: Examples, fraction: float, seed: int) -> tuple[Examples, Examples]:
+def split_examples(examples: ImageDataset, fraction: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
     """The kept and the held-out part; both in their old order."""
     held = hold_out_files(examples.names, examples.keys, examples.labels, fraction, seed)
     return examples.subset(~held), examples.subset(held)
 
 
-def complete(source: DataSource, mode: str = "auto", val_fraction: float = 0.1, seed: int = 0) -> DataSource:
+def add_missing_splits(
+    source: DatasetSplits, mode: str = "auto", val_fraction: float = 0.1, seed: int = 0
+) -> DatasetSplits:
     """The splits a training wants, from those that are there.
 
     Args:
@@ -106,13 +108,13 @@ def complete(source: DataSource, mode: str = "auto", val_fraction: float = 0.1, 
     return replace(source, splits=ordered, notes=notes)
 
 
-def settle_loose(source: DataSource, *, keep: bool) -> DataSource:
+def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:
     """Images without a label beside class folders: kept for those who need no labels, or left out; both are said."""
     notes = list(source.notes)
     for split, examples in source.loose.items():
         beside = "beside the class folders" if split in source.splits else "without class folders"
         kind = "loose image" if split in source.splits else "image"
-        found = f"{Path(examples.names[0]).parent}: {counted(len(examples), kind)} {beside}"
+        found = f"{Path(examples.names[0]).parent}: {pluralize(len(examples), kind)} {beside}"
         if keep:
             use = "pretrain and embed use them, train and probe leave them out"
             notes.append(f"{found}, so without labels: {use}; --labels ignore takes no folder for a class.")
@@ -121,7 +123,7 @@ def settle_loose(source: DataSource, *, keep: bool) -> DataSource:
     return replace(source, notes=notes, loose=source.loose if keep else {})
 
 
-def check_trainable(source: DataSource) -> None:
+def check_trainable(source: DatasetSplits) -> None:
     """Raise ``UserError`` for what would make a classifier's training pointless, before anything expensive starts."""
     train = source.splits.get("train")
     if train is None or not len(train):
@@ -146,7 +148,7 @@ def check_trainable(source: DataSource) -> None:
     counts = np.bincount(train.labels, minlength=len(source.classes))
     empty = [source.classes[i] for i in np.flatnonzero(counts == 0)]
     if empty:
-        shown = some([f"'{name}'" for name in empty])
+        shown = truncate_list([f"'{name}'" for name in empty])
         which = "class has" if len(empty) == 1 else "classes have"
         raise UserError(f"{len(empty)} {which} no training image: {shown}. Add images, or remove the empty folders.")
 
@@ -156,14 +158,14 @@ def _rank(key: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 
 
-def _singles(train: Examples, val: Examples, classes: Sequence[str] | None) -> str:
+def _singles(train: ImageDataset, val: ImageDataset, classes: Sequence[str] | None) -> str:
     if classes is None or train.labels is None or val.labels is None:
         return ""
     missing = len(np.setdiff1d(train.labels, val.labels))
-    return f"; {counted(missing, 'class')} with a single image: in train" if missing else ""
+    return f"; {pluralize(missing, 'class')} with a single image: in train" if missing else ""
 
 
-def absent_classes(source: DataSource) -> list[str]:
+def absent_classes(source: DatasetSplits) -> list[str]:
     """A sentence for every split that lacks classes; images that are read in passing are not counted."""
     said: list[str] = []
     for split, examples in source.splits.items():
@@ -177,10 +179,10 @@ def absent_classes(source: DataSource) -> list[str]:
 
 def absence(split: str, names: list[str]) -> str:
     """The sentence for a split and the classes that it lacks."""
-    return f"{split} has no image of {counted(len(names), 'class')}: {some(names)}"
+    return f"{split} has no image of {pluralize(len(names), 'class')}: {truncate_list(names)}"
 
 
-def only_class(examples: Examples, classes: tuple[str, ...]) -> str | None:
+def only_class(examples: ImageDataset, classes: tuple[str, ...]) -> str | None:
     """The name of the class that all images are of; None where there are several, or no labels."""
     if examples.labels is None or len(found := np.unique(examples.labels)) != 1:
         return None

@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from frugalvit.data import Examples
+from frugalvit.data import ImageDataset
 from frugalvit.utils import palette
-from frugalvit.utils.console import printable
+from frugalvit.utils.console import sanitize
 from frugalvit.utils.plotting import drawing
 
 COLUMNS = 10
@@ -28,7 +28,7 @@ class Small(NamedTuple):
     caption: str
 
 
-def small(examples: Examples, position: int, caption: str) -> Small:
+def small(examples: ImageDataset, position: int, caption: str) -> Small:
     """An image of a dataset as small as a sheet shows it: hundreds of large photographs would fill the memory."""
     image = Image.fromarray(examples.read(position, at_least=(_PIXELS, _PIXELS)))
     image.thumbnail((_PIXELS, _PIXELS))
@@ -37,7 +37,7 @@ def small(examples: Examples, position: int, caption: str) -> Small:
 
 def short_name(name: str) -> str:
     """The end of a file's name, which tells it from its neighbours, in letters that can be drawn."""
-    text = " ".join(printable(Path(name).name).split())
+    text = " ".join(sanitize(Path(name).name).split())
     return text if len(text) <= _LETTERS else f"…{text[1 - _LETTERS :]}"
 
 

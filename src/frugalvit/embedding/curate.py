@@ -10,23 +10,25 @@ from typing import Any
 import torch
 
 from frugalvit.config.probe import EmbedConfig
-from frugalvit.data import DataSource, Examples, join, open_data
+from frugalvit.data import DatasetSplits, ImageDataset, join, open_data
 from frugalvit.data.dataset import FileExamples, JoinedExamples
 from frugalvit.data.paths import lies_among
 from frugalvit.embedding.selection import cosines_with, first_alike, representatives
 from frugalvit.errors import UserError
-from frugalvit.probing.extractor import Embedded
+from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.splits import make_extractor, open_model, probe_device
-from frugalvit.utils.console import shown
+from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_text
-from frugalvit.utils.tables import Result, Table, as_csv
-from frugalvit.utils.text import counted
+from frugalvit.utils.tables import CommandResult, Table, as_csv
+from frugalvit.utils.text import pluralize
 
 _DRAWN = 200  # images in a picture, which a person still looks through
 _DRAWN_GROUPS, _LISTED_GROUPS = 40, 10
 
 
-def select(config: EmbedConfig, source: DataSource, examples: Examples, out: Path, picture: Path) -> Result:
+def select(
+    config: EmbedConfig, source: DatasetSplits, examples: ImageDataset, out: Path, picture: Path
+) -> CommandResult:
     """The images that stand for the others best, beside those known already, for a person to label."""
     began, count = time.monotonic(), config.select
     assert count is not None
@@ -50,10 +52,12 @@ def select(config: EmbedConfig, source: DataSource, examples: Examples, out: Pat
     data |= {"out": str(out), "picture": str(picture), "seconds": round(time.monotonic() - began, 2)}
     table = Table(["images", "known", "chosen", "table", "picture"],
                   [[len(found), data["known"], count, str(out), str(picture)]])  # fmt: skip
-    return Result(data, [table], [*source.notes, *_next(config, out)])
+    return CommandResult(data, [table], [*source.notes, *_next(config, out)])
 
 
-def duplicates(config: EmbedConfig, source: DataSource, examples: Examples, out: Path, picture: Path) -> Result:
+def duplicates(
+    config: EmbedConfig, source: DatasetSplits, examples: ImageDataset, out: Path, picture: Path
+) -> CommandResult:
     """Groups of images that look nearly the same to the model."""
     began = time.monotonic()
     assert config.duplicates is not None
@@ -83,7 +87,7 @@ def duplicates(config: EmbedConfig, source: DataSource, examples: Examples, out:
         [number, len(group), found.names[group[0][0]], found.names[group[1][0]], group[1][1]]
         for number, group in enumerate(several[:_LISTED_GROUPS], 1)
     ]
-    return Result(data, [Table(["group", "images", "first", "second", "cosine"], cells)] if cells else [], notes)
+    return CommandResult(data, [Table(["group", "images", "first", "second", "cosine"], cells)] if cells else [], notes)
 
 
 def seen_from(table: Path, name: str) -> str:
@@ -101,7 +105,7 @@ def check_picture_place(picture: Path, data: str) -> None:
         raise UserError(f"{picture} would lie among the images of {data}: choose another place with --picture.")
 
 
-def _candidates(examples: Examples, known: Iterable[str] = ()) -> set[int]:
+def _candidates(examples: ImageDataset, known: Iterable[str] = ()) -> set[int]:
     """Positions of the images to choose from: each file once, whatever splits it stands in, and none that is known."""
     if not _in_files(examples):  # two shards may well have an image of the same name
         return set(range(len(examples)))
@@ -115,17 +119,17 @@ def _candidates(examples: Examples, known: Iterable[str] = ()) -> set[int]:
 def _check_enough(count: int, there: int, config: EmbedConfig) -> None:
     if count > there:
         besides = "" if config.known is None else f" besides those of {config.known}"
-        raise UserError(f"--select {count}: there are only {counted(there, 'image')}{besides} to choose from.")
+        raise UserError(f"--select {count}: there are only {pluralize(there, 'image')}{besides} to choose from.")
 
 
-def _in_files(examples: Examples) -> bool:
+def _in_files(examples: ImageDataset) -> bool:
     """Whether every image is a file of its own, which a table can name."""
     if isinstance(examples, JoinedExamples):
         return all(_in_files(part) for part in examples.parts)
     return isinstance(examples, FileExamples)
 
 
-def _facts(config: EmbedConfig, source: DataSource, found: Embedded) -> dict[str, Any]:
+def _facts(config: EmbedConfig, source: DatasetSplits, found: FeatureSet) -> dict[str, Any]:
     return {
         "model": config.model,
         "data": source.name,
@@ -138,12 +142,12 @@ def _facts(config: EmbedConfig, source: DataSource, found: Embedded) -> dict[str
 def _next(config: EmbedConfig, out: Path) -> list[str]:
     """What to do with the table, as a command that can be copied."""
     table = out if config.known is None else Path(config.known)
-    begin = ["--init" if Path(config.model).exists() else "--backbone", shown(config.model)]
-    begin += ["--backbone", shown(config.backbone)] if config.backbone else []
+    begin = ["--init" if Path(config.model).exists() else "--backbone", shell_quote(config.model)]
+    begin += ["--backbone", shell_quote(config.backbone)] if config.backbone else []
     fill = f"fill in the column 'label' of {out}"
     if config.known is not None:
         fill += f", {'add its rows to' if Path(config.known).is_file() else 'sort its images into'} {config.known}"
-    return [f"next        {fill}, then", f"            frugalvit train {shown(table)} {' '.join(begin)}"]
+    return [f"next        {fill}, then", f"            frugalvit train {shell_quote(table)} {' '.join(begin)}"]
 
 
 _SUSPICIOUS = 10  # images of one group: of fewer, all may well be alike
@@ -154,7 +158,7 @@ def _said(groups: list[list[tuple[int, float]]], images: int, threshold: float) 
         return [f"No two of the {images:,} images have a cosine of {threshold:g} or more."]
     inside, largest = sum(len(group) for group in groups), max(len(group) for group in groups)
     said = [
-        f"{counted(len(groups), 'group')} of {inside:,} images with a cosine of {threshold:g} or more, directly or by "
+        f"{pluralize(len(groups), 'group')} of {inside:,} images with a cosine of {threshold:g} or more, directly or by "
         f"way of others; with one of each, {images - inside + len(groups):,} of {images:,} images remain."
     ]
     if largest >= _SUSPICIOUS and 2 * largest > images:  # a model that learned little sees one image everywhere
@@ -162,7 +166,7 @@ def _said(groups: list[list[tuple[int, float]]], images: int, threshold: float) 
     return said
 
 
-def _draw_selection(picture: Path, found: Embedded, examples: Examples, rows: list[int]) -> None:
+def _draw_selection(picture: Path, found: FeatureSet, examples: ImageDataset, rows: list[int]) -> None:
     from frugalvit.embedding.contact_sheet import sheet_figure, short_name, small
     from frugalvit.utils.plotting import save
 
@@ -171,7 +175,9 @@ def _draw_selection(picture: Path, found: Embedded, examples: Examples, rows: li
     save(sheet_figure([[image] for image in images]), picture)
 
 
-def _draw_groups(picture: Path, found: Embedded, examples: Examples, groups: list[list[tuple[int, float]]]) -> None:
+def _draw_groups(
+    picture: Path, found: FeatureSet, examples: ImageDataset, groups: list[list[tuple[int, float]]]
+) -> None:
     from frugalvit.embedding.contact_sheet import COLUMNS, sheet_figure, short_name, small
     from frugalvit.utils.plotting import save
 

@@ -13,33 +13,33 @@ import torch
 from torch import Tensor
 
 from frugalvit.config.probe import EmbedConfig
-from frugalvit.data import DataSource, join, open_data
-from frugalvit.data.dataset import Examples
-from frugalvit.data.decode import BadImage, decode
-from frugalvit.data.splits import complete
+from frugalvit.data import DatasetSplits, join, open_data
+from frugalvit.data.dataset import ImageDataset
+from frugalvit.data.decode import UnreadableImage, decode
+from frugalvit.data.splits import add_missing_splits
 from frugalvit.embedding import curate
 from frugalvit.errors import UserError
-from frugalvit.probing.extractor import Embedded, Extractor
+from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.knn import nearest
 from frugalvit.probing.splits import make_extractor, open_model, probe_device
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, storable, write_atomically
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.files import make_folder, utf8_safe, write_atomically
+from frugalvit.utils.tables import CommandResult, Table
 
 FORMATS = (".npz", ".parquet")
 TABLES = (".csv",)
 UNLABELLED = -1  # the label of an image that has none among images that have one
 
 
-def embed(config: EmbedConfig) -> Result:
+def embed(config: EmbedConfig) -> CommandResult:
     """Features of a dataset to a file, and/or the images most like a given one; or a table of images to act upon."""
     began = time.monotonic()
     out, picture = _outputs(config)
     _check_outputs(config, out, picture)
     source = open_data(config.data, split="given", root=config.root, labels=config.labels, loose=True)
     if config.split == "val" and "val" not in source.splits:
-        source = complete(source)  # as train has it
-        console.say("--split train is what was given: it holds the images of this val, too")
+        source = add_missing_splits(source)  # as train has it
+        console.info("--split train is what was given: it holds the images of this val, too")
     chosen = _chosen(source, config.split)
     if config.select is not None and "split" not in config.model_fields_set:
         chosen = _to_learn_from(chosen)
@@ -77,10 +77,10 @@ def embed(config: EmbedConfig) -> Result:
     if out is not None:
         shape = "x".join(str(side) for side in found.features.shape[1:])
         tables.append(Table(["images", "vector", "file"], [[len(found), shape, str(out)]]))
-    return Result(data, tables, list(source.notes))
+    return CommandResult(data, tables, list(source.notes))
 
 
-def write_features(path: Path, found: Embedded, splits: list[str], classes: tuple[str, ...] | None) -> None:
+def write_features(path: Path, found: FeatureSet, splits: list[str], classes: tuple[str, ...] | None) -> None:
     """paths, splits, vectors and, where there are any, labels (numbers) with the names of the classes."""
     if path.suffix.lower() == ".npz":
         arrays: dict[str, np.ndarray] = {
@@ -96,7 +96,7 @@ def write_features(path: Path, found: Embedded, splits: list[str], classes: tupl
     import pyarrow
     import pyarrow.parquet
 
-    columns: dict[str, object] = {"path": [storable(name) for name in found.names], "split": splits}
+    columns: dict[str, object] = {"path": [utf8_safe(name) for name in found.names], "split": splits}
     if found.labels is not None and classes is not None:
         columns["label"] = [None if number == UNLABELLED else classes[number] for number in found.labels.tolist()]
     elif found.targets is not None and classes is not None:
@@ -148,7 +148,7 @@ def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) 
             raise UserError("Images are compared by one vector each: use --features pooled or last_blocks.")
 
 
-def _chosen(source: DataSource, split: str) -> dict[str, Examples]:
+def _chosen(source: DatasetSplits, split: str) -> dict[str, ImageDataset]:
     """The images by split; loose ones beside class folders are among them, with -1 where others have their label."""
     parts = dict(source.splits)
     for name, loose in source.loose.items():
@@ -162,12 +162,12 @@ def _chosen(source: DataSource, split: str) -> dict[str, Examples]:
     return {split: parts[split]}
 
 
-def _to_learn_from(parts: dict[str, Examples]) -> dict[str, Examples]:
+def _to_learn_from(parts: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
     """What is labelled next is trained on: images kept for scores would flatter them."""
     kept = [split for split in ("val", "test") if split in parts]
     if not kept or len(kept) == len(parts):
         return parts
-    console.say(f"{' and '.join(kept)} left out, since what is labelled is learned from; --split all takes all images")
+    console.info(f"{' and '.join(kept)} left out, since what is labelled is learned from; --split all takes all images")
     return {split: examples for split, examples in parts.items() if split not in kept}
 
 
@@ -176,12 +176,12 @@ def _read(path: str, enough: tuple[int, int]) -> np.ndarray:
         raise UserError(f"There is no image {path}.")
     try:
         return decode(path, at_least=enough)
-    except BadImage as error:
+    except UnreadableImage as error:
         raise UserError(f"{path} cannot be read: {error.reason}.") from None
 
 
 def _neighbours(
-    extractor: Extractor, found: Embedded, query: np.ndarray, config: EmbedConfig, device: torch.device
+    extractor: FeatureExtractor, found: FeatureSet, query: np.ndarray, config: EmbedConfig, device: torch.device
 ) -> list[tuple[int, float]]:
     """Rows and cosines of the images most like the query, from near to far; the query's own file is no neighbour."""
     assert config.neighbours is not None
@@ -204,7 +204,7 @@ def _check_others(query: str, names: list[str]) -> None:
         raise UserError(f"{query} has no neighbours: there is no other image.")
 
 
-def _class_of(row: int, found: Embedded, classes: tuple[str, ...] | None) -> str:
+def _class_of(row: int, found: FeatureSet, classes: tuple[str, ...] | None) -> str:
     """The name of an image's class, empty where it has none."""
     if found.labels is None or classes is None or found.labels[row] == UNLABELLED:
         return ""
@@ -214,10 +214,10 @@ def _class_of(row: int, found: Embedded, classes: tuple[str, ...] | None) -> str
 def _draw(
     picture: Path,
     query: np.ndarray,
-    found: Embedded,
-    examples: Examples,
+    found: FeatureSet,
+    examples: ImageDataset,
     near: list[tuple[int, float]],
-    source: DataSource,
+    source: DatasetSplits,
 ) -> Table:
     from frugalvit.probing.figures import neighbours_figure
     from frugalvit.utils.plotting import save

@@ -15,30 +15,30 @@ from torch import Tensor
 
 from frugalvit.config.train import RunConfig
 from frugalvit.data.loader import Batches
-from frugalvit.data.webdataset.streaming_loader import StreamedBatches
+from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 from frugalvit.engine.failure_dump import is_out_of_memory
-from frugalvit.engine.step import Plan
+from frugalvit.engine.step import TrainPlan
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
-from frugalvit.runs.run_folder import Run
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils import console
 
 _FULL = 0.95  # share of a device's memory that a step may take: what is left is for fragments and other processes
 
 
-def fit_to_memory(config: RunConfig, plan: Plan, task: Task, run: Run, fabric: Fabric) -> Plan:
+def fit_to_memory(config: RunConfig, plan: TrainPlan, task: Task, run: RunFolder, fabric: Fabric) -> TrainPlan:
     """The plan with as many parts a step as it takes; what was found is said and kept in the configuration."""
     if config.resume and run.has_checkpoint():  # a new run may have one too, of the run that it continues
         return plan  # the run has been going with what was found at its start
     if fabric.device.type != "cuda":
-        console.say(f"auto-batch: {plan.images_per_step} images a step are kept; only a GPU's memory is tried out")
+        console.info(f"auto-batch: {plan.images_per_step} images a step are kept; only a GPU's memory is tried out")
         return plan
     fabric.to_device(task)
     parts = parts_that_fit(task, plan.accumulate, fabric)
     if parts == plan.accumulate:
-        console.say(f"auto-batch: {plan.images_per_step} images a step fit")
+        console.info(f"auto-batch: {plan.images_per_step} images a step fit")
         return plan
-    console.say(f"auto-batch: {plan.images_per_step} images a step fit in {parts} parts (accumulate = {parts})")
+    console.info(f"auto-batch: {plan.images_per_step} images a step fit in {parts} parts (accumulate = {parts})")
     task.batches = with_batch(task.batches, plan.images_per_step // parts)
     config.accumulate = parts
     run.save_config(config.model_copy(update={"resume": None}))
@@ -68,7 +68,7 @@ def _goes_through(task: Task, batch: Any, fabric: Fabric) -> bool:
     try:
         moments = [torch.empty_like(parameter) for parameter in learning for _ in range(2)]
         with fabric.autocast():
-            loss = task(batch, task.fullest())["loss"]
+            loss = task(batch, task.peak_memory_step())["loss"]
         loss.backward()
         del moments
         return _room_left(fabric.device)
@@ -110,7 +110,7 @@ def first_images(batch: Any, count: int) -> Any:
 
 def with_batch(batches: Any, batch: int) -> Any:
     """The same batches in another size."""
-    if isinstance(batches, StreamedBatches):
+    if isinstance(batches, StreamingBatches):
         batches.close()
         return batches.with_batch(batch)
     return Batches(

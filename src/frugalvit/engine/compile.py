@@ -15,7 +15,7 @@ from packaging.version import Version
 from torch import nn
 
 from frugalvit.config.train import RunConfig
-from frugalvit.engine.step import Plan
+from frugalvit.engine.step import TrainPlan
 from frugalvit.engine.task import Task
 from frugalvit.utils import console
 
@@ -31,14 +31,14 @@ KEEPS_SHAPES = Version("2.15")
 _FUSES_SUMS = getattr(inductor.triton, "mix_order_reduction", False)  # as torch, or its user, has it
 
 
-def compile_task(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> None:
+def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> None:
     """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough."""
     wanted = _chosen(task, config, plan, fabric) if config.compile == "auto" else config.compile
     if not wanted:
         return
     graphs = wanted == "graphs"
     if graphs and (reason := _no_graphs(task, config, plan, fabric)):
-        console.warn(f"compiled without CUDA graphs: {reason}")
+        console.warning(f"compiled without CUDA graphs: {reason}")
         graphs = False
     prepare_compiler(task)
     task.compile_with(graphs)
@@ -55,7 +55,7 @@ def prepare_compiler(module: nn.Module) -> None:
     inductor.triton.mix_order_reduction = _FUSES_SUMS and not standing
 
 
-def _chosen(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> bool | Literal["graphs"]:
+def _chosen(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs"]:
     """What "auto" means here."""
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
@@ -65,10 +65,10 @@ def _chosen(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> bool |
 
 def replays_by_itself(task: Task, fabric: Fabric) -> bool:
     """Whether a step has been tried with graphs, and has no scale of fp16 to look for."""
-    return task.replayable and getattr(fabric.strategy.precision, "scaler", None) is None
+    return task.supports_cuda_graphs and getattr(fabric.strategy.precision, "scaler", None) is None
 
 
-def _no_graphs(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> str:
+def _no_graphs(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> str:
     """Why the step cannot be replayed as CUDA graphs, or nothing."""
     if fabric.device.type != "cuda" or not torch.cuda.is_available():
         return "there is no CUDA device"
@@ -78,4 +78,4 @@ def _no_graphs(task: Task, config: RunConfig, plan: Plan, fabric: Fabric) -> str
         return "a graph's gradients are overwritten by its next replay, and a step in parts adds them up"
     if config.checkpoint_activations:
         return "recomputed activations would be replayed out of turn"
-    return task.no_graphs
+    return task.cuda_graphs_blocker

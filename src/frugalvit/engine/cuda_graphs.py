@@ -29,7 +29,7 @@ Inputs = Sequence[Tensor | bool | None]
 Values = dict[str, Tensor]
 
 
-class Recorded(NamedTuple):
+class CapturedGraph(NamedTuple):
     """What replays a step, the tensors it reads, and those it leaves its values and gradients in."""
 
     replay: Callable[[], None]
@@ -38,7 +38,7 @@ class Recorded(NamedTuple):
     gradients: list[Tensor | None]
 
 
-class Recording:
+class GraphedStep:
     """The recordings of one action, which turns a step's inputs into its values and leaves gradients of ``parameters``.
 
     Inputs of every kind have a recording of their own: of every shape (a last batch that is smaller), with a tensor or
@@ -50,17 +50,17 @@ class Recording:
         self.stream = _stream(device) if device.type == "cuda" else None
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.taken: Counter[object] = Counter()
-        self.recorded: dict[object, Recorded] = {}
+        self.captured: dict[object, CapturedGraph] = {}
 
     def take(self, action: Callable[..., Values], inputs: Inputs) -> Values:
         """One step's values, overwritten by the next; its gradients lie with the parameters."""
         kind = tuple((given.shape, given.dtype) if isinstance(given, Tensor) else given for given in inputs)
-        if kind not in self.recorded:
+        if kind not in self.captured:
             self.taken[kind] += 1
             if self.taken[kind] <= WARM_UP:
-                return aside(lambda: action(*inputs), self.stream)
-            self.recorded[kind] = self._record(action, inputs)
-        recorded = self.recorded[kind]
+                return on_side_stream(lambda: action(*inputs), self.stream)
+            self.captured[kind] = self._record(action, inputs)
+        recorded = self.captured[kind]
         for held, given in zip(recorded.held, inputs, strict=True):
             if isinstance(held, Tensor) and isinstance(given, Tensor):
                 held.copy_(given)
@@ -69,7 +69,7 @@ class Recording:
             parameter.grad = gradient
         return recorded.values
 
-    def _record(self, action: Callable[..., Values], inputs: Inputs) -> Recorded:
+    def _record(self, action: Callable[..., Values], inputs: Inputs) -> CapturedGraph:
         held = [given.clone() if isinstance(given, Tensor) else given for given in inputs]
         try:
             replay, values = record(lambda: action(*held), self.stream, self.pool)
@@ -80,7 +80,7 @@ class Recording:
             raise UserError(
                 f"This step cannot be recorded as a CUDA graph ({reason}…). Use --compile true, without graphs."
             ) from error
-        return Recorded(replay, held, values, [parameter.grad for parameter in self.parameters])
+        return CapturedGraph(replay, held, values, [parameter.grad for parameter in self.parameters])
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def _stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
-def aside(action: Callable[[], Values], stream: Any) -> Values:
+def on_side_stream(action: Callable[[], Values], stream: Any) -> Values:
     """Do it on another stream: gradients are added up on the stream that the forward pass was on."""
     here = torch.cuda.current_stream()
     stream.wait_stream(here)

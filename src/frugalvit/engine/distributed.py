@@ -21,17 +21,17 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
-from frugalvit.config.run import instead_of
+from frugalvit.config.run import write_error_hint
 from frugalvit.errors import UserError
 from frugalvit.utils import console, launch_env
-from frugalvit.utils.launch_env import places as places
+from frugalvit.utils.launch_env import devices_and_nodes as devices_and_nodes
 
 T = TypeVar("T")
 
-PREPARING = 12 * 3600.0
+SETUP_TIMEOUT = 12 * 3600.0
 """Seconds to wait for a process outside of the steps: one may have a million images to decode, and another none."""
 
-_LOOKING = 60.0  # seconds till a network disk shows everybody what one process has just written
+FILESYSTEM_TIMEOUT = 60.0  # seconds till a network disk shows everybody what one process has just written
 
 # The first process of all is the first by every count that its launcher keeps.
 _RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
@@ -43,12 +43,12 @@ warnings.filterwarnings("ignore", message="The `srun` command is available")
 _LOST = ("connection closed", "connection reset", "connection refused", "timed out", "timeout", "broken pipe", "nccl")
 
 
-def is_first(devices: int, nodes: int) -> bool:
+def is_rank_zero(devices: int, nodes: int) -> bool:
     """Whether this process writes and speaks for all of them; known before it has met the others, too.
 
     A lone process is, whatever rank its environment speaks of.
     """
-    if math.prod(places(devices, nodes)) == 1:
+    if math.prod(devices_and_nodes(devices, nodes)) == 1:
         return True
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
@@ -79,7 +79,7 @@ def launch(fabric: Fabric, here: int = 1) -> None:
     fabric.launch()
     if fabric.world_size > 1:
         fabric.barrier()  # NCCL connects at the first collective, and waits for that only as long as for the launch
-        _wait_at_most(PREPARING)
+        _wait_at_most(SETUP_TIMEOUT)
     console.set_secondary(fabric.global_rank > 0)
     children = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
     if children:
@@ -93,7 +93,7 @@ def _say_where_they_meet(fabric: Fabric) -> None:
         return  # they have met for a run before this one
     count = 1 if environment is None or not environment.creates_processes_externally else environment.world_size()
     if count > 1 and environment is not None and environment.global_rank() == 0:
-        console.say(f"waiting for {count} processes at {environment.main_address}:{environment.main_port}")
+        console.info(f"waiting for {count} processes at {environment.main_address}:{environment.main_port}")
 
 
 def _mind(children: list[Any]) -> None:
@@ -102,11 +102,11 @@ def _mind(children: list[Any]) -> None:
         time.sleep(0.5)
         for number, child in enumerate(children, 1):
             if child.poll():
-                console.warn(f"process {number} of this run ended with status {child.returncode}; ending the others")
+                console.warning(f"process {number} of this run ended with status {child.returncode}; ending the others")
                 return
 
 
-def together(fabric: Fabric, decide: Callable[[], T]) -> T:
+def run_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:
     """What the first process decides, on all of them; a mistake it meets is everybody's."""
     if fabric.world_size == 1:
         return decide()
@@ -123,14 +123,14 @@ def together(fabric: Fabric, decide: Callable[[], T]) -> T:
     return value
 
 
-def largest(fabric: Fabric, value: int) -> int:
+def all_reduce_max(fabric: Fabric, value: int) -> int:
     """The largest of the processes' numbers."""
     if fabric.world_size == 1:
         return value
     return int(fabric.all_reduce(torch.tensor(value, device=fabric.device), reduce_op="max"))  # type: ignore[arg-type]
 
 
-def same_everywhere(fabric: Fabric, value: int) -> bool:
+def all_ranks_equal(fabric: Fabric, value: int) -> bool:
     """Whether all processes hold the same number."""
     if fabric.world_size == 1:
         return True
@@ -138,7 +138,7 @@ def same_everywhere(fabric: Fabric, value: int) -> bool:
     return both_ends.tolist() == [value, -value]
 
 
-def check_shared(fabric: Fabric, folder: Path) -> None:
+def check_shared_filesystem(fabric: Fabric, folder: Path) -> None:
     """All processes must find the first one's folder: each of them reads the checkpoints there.
 
     A folder of the same name is not enough, so the first process leaves a word in it for the others to find.
@@ -146,8 +146,8 @@ def check_shared(fabric: Fabric, folder: Path) -> None:
     if fabric.world_size == 1:
         return
     note, word = folder / ".seen.part", fabric.broadcast(uuid.uuid4().hex)
-    together(fabric, lambda: _write_note(note, word))
-    everywhere = same_everywhere(fabric, int(_finds(note, word)))
+    run_on_rank_zero(fabric, lambda: _write_note(note, word))
+    everywhere = all_ranks_equal(fabric, int(_finds(note, word)))
     if fabric.global_rank == 0:
         note.unlink(missing_ok=True)
     if not everywhere:
@@ -160,11 +160,11 @@ def _write_note(note: Path, word: str) -> None:
     try:
         note.write_text(word, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"Cannot write to {note.parent} ({error.strerror}). {instead_of(note.parent)}") from None
+        raise UserError(f"Cannot write to {note.parent} ({error.strerror}). {write_error_hint(note.parent)}") from None
 
 
 def _finds(note: Path, word: str) -> bool:
-    until = time.monotonic() + _LOOKING
+    until = time.monotonic() + FILESYSTEM_TIMEOUT
     while True:
         try:
             if note.read_text(encoding="utf-8") == word:
@@ -177,7 +177,7 @@ def _finds(note: Path, word: str) -> bool:
 
 
 @contextmanager
-def in_step(fabric: Fabric, patience: float) -> Iterator[None]:
+def collective_timeout(fabric: Fabric, patience: float) -> Iterator[None]:
     """Inside, processes take the same steps, and one that does not answer for ``patience`` seconds hangs.
 
     Outside they wait for each other's preparations. So they meet before the time begins to count.
@@ -190,10 +190,10 @@ def in_step(fabric: Fabric, patience: float) -> Iterator[None]:
     try:
         yield
     finally:
-        _wait_at_most(PREPARING)
+        _wait_at_most(SETUP_TIMEOUT)
 
 
-def meet() -> None:
+def barrier() -> None:
     """Wait for the others of a run that is over: the first process has written its files when they go on."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
@@ -207,7 +207,7 @@ def _wait_at_most(seconds: float) -> None:
 
 
 @contextmanager
-def mind_the_peers(fabric: Fabric, folder: Path | None, patience: float) -> Iterator[None]:
+def fail_on_lost_rank(fabric: Fabric, folder: Path | None, patience: float) -> Iterator[None]:
     """A peer that died or hangs ends the run with a line that says so, instead of a hang or a traceback.
 
     folder: of the run; None before it has one
@@ -221,21 +221,23 @@ def mind_the_peers(fabric: Fabric, folder: Path | None, patience: float) -> Iter
         way = (
             "Nothing has begun yet: mend what that process said, then start the same processes again."
             if folder is None
-            else "What was saved is intact: start the same processes again with --resume " + console.shown(folder) + "."
+            else "What was saved is intact: start the same processes again with --resume "
+            + console.shell_quote(folder)
+            + "."
         )
         raise launch_env.PeerLost(
             f"Another process of this run has ended, or has not answered for {patience:.0f} s ({text[:160]}). {way}"
         ) from error
 
 
-def synchronise_norms(task: nn.Module, fabric: Fabric) -> None:
+def convert_sync_batchnorm(task: nn.Module, fabric: Fabric) -> None:
     """Batch norms over all processes' images, so that N of them compute what one would with the whole batch."""
     if fabric.world_size == 1 or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in task.modules()):
         return
     if fabric.device.type != "cuda":
-        console.warn("batch norms see each process's images alone here: PyTorch synchronises them on GPUs only")
+        console.warning("batch norms see each process's images alone here: PyTorch synchronises them on GPUs only")
         return
     from timm.layers.norm_act import convert_sync_batchnorm
 
     convert_sync_batchnorm(task)
-    console.say("batch norms are computed over the images of all processes")
+    console.info("batch norms are computed over the images of all processes")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from frugalvit.objectives.projection_head import move_towards
 
 
-class MovingAverage:
+class EMA:
     """A network that follows another one: θ <- m θ + (1 - m) θ_other, all parameters at once.
 
     Both are looked through once, at the first step, when they are where they stay: to find 170 tensors among modules
@@ -23,7 +23,7 @@ class MovingAverage:
         self.follower, self.followed, self.buffers = follower, followed, buffers
 
     @torch.no_grad()
-    def follow(self, momentum: float, skipped: Tensor | None = None) -> None:
+    def update(self, momentum: float, skipped: Tensor | None = None) -> None:
         """Move every parameter by (1 - momentum) towards the followed one, unless its step was skipped.
 
         Buffers need no such care: those of a skipped step have been put back.

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frugalvit.utils.console import shown
+from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
 
 REPLAYED = ("SupervisedTask", "PretrainTask")
 """The kinds of tasks that ``frugalvit replay`` can build again."""
 
 
-def keep_evidence(
+def dump_failed_step(
     folder: Path, task: nn.Module, parts: Iterable[Any], process: int, facts: dict[str, Any]
 ) -> tuple[str, str]:
     """Save the batch, part by part, and the state of a non-finite step; what became of that, what was bad first."""
@@ -27,7 +27,7 @@ def keep_evidence(
     evidence = {**facts, "classes": classes, "process": process, "parts": tensors, "task": task.state_dict()}
     kept = f"The batch and the state are in {target}"
     if facts["kind"] in REPLAYED:
-        kept += f" ('frugalvit replay {shown(target)}' runs that step again and names the first bad tensor)"
+        kept += f" ('frugalvit replay {shell_quote(target)}' runs that step again and names the first bad tensor)"
     try:
         target.parent.mkdir(exist_ok=True)
         write_atomically(target, lambda handle: torch.save(evidence, handle))
@@ -68,7 +68,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def explain_out_of_memory(error: BaseException, images: int, folder: Path) -> str:
+def out_of_memory_message(error: BaseException, images: int, folder: Path) -> str:
     """What the device ran out of, and the setting that halves it."""
     wanted = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
     size = f" (it wanted {wanted.group(1)} more)" if wanted else ""

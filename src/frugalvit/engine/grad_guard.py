@@ -11,7 +11,7 @@ from torch import Tensor, nn
 _foreach: Any = torch  # the functions over many tensors at once have private names
 
 
-def clip_each(parameters: list[nn.Parameter], limit: float) -> Tensor:
+def clip_per_tensor(parameters: list[nn.Parameter], limit: float) -> Tensor:
     """Scale every gradient tensor to a norm of at most ``limit`` (released EsViT does so); the joint norm before it."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -27,7 +27,7 @@ def clip_each(parameters: list[nn.Parameter], limit: float) -> Tensor:
     return joint
 
 
-def guard_of(device: torch.device) -> Tensor:
+def nonfinite_counters(device: torch.device) -> Tensor:
     """Two counters on the device: non-finite steps in a row, and non-finite steps in all."""
     return torch.zeros(2, device=device)
 
@@ -37,7 +37,7 @@ def unwrapped(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def gate(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -> Tensor:
+def step_if_finite(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -> Tensor:
     """Take the optimiser's step only if the gradients are finite, and count it if not; whether they were not.
 
     On a GPU the decision stays there: fused AdamW reads ``found_inf`` and leaves weights and moments alone, so that
@@ -65,7 +65,7 @@ MOVED = (*STATISTICS, "center")
 """The names of what a step moves besides weights and moments."""
 
 
-class Kept:
+class BufferSnapshot:
     """The buffers of these names as they were."""
 
     def __init__(self, task: nn.Module, names: tuple[str, ...]) -> None:
@@ -76,14 +76,14 @@ class Kept:
         self.kinds = list(kinds.values())
         self.before: list[Tensor] = []
 
-    def remember(self) -> None:
+    def save(self) -> None:
         self.before = [_as_one(buffers) for buffers in self.kinds]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         for buffers, before in zip(self.kinds, self.before, strict=True):
             _fill(buffers, before)
 
-    def put_back_where(self, bad: Tensor) -> None:
+    def restore_if(self, bad: Tensor) -> None:
         """Put them back if ``bad``; on a GPU without looking at it."""
         if bad.device.type == "cpu" and not bool(bad):
             return

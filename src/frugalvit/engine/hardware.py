@@ -18,7 +18,7 @@ from frugalvit.errors import UserError
 from frugalvit.utils import console
 
 
-def tune_for_gpu() -> None:
+def configure_cuda() -> None:
     """TF32 where a product is not in bf16 anyway; one CPU thread for the small tensors that plan a batch.
 
     The host only queues work. Sixteen threads that wait for each other over tensors of a few hundred numbers doubled
@@ -28,14 +28,14 @@ def tune_for_gpu() -> None:
     torch.set_num_threads(1)
 
 
-def tune_for_cpu() -> None:
+def configure_cpu() -> None:
     """Leave oneDNN out where the processor's own library of products is faster."""
     if torch.backends.mkldnn.is_available() and _onednn_is_slow():
         torch.backends.mkldnn.enabled = False
 
 
 @contextmanager
-def tuned_for(device: torch.device) -> Iterator[None]:
+def cpu_settings(device: torch.device) -> Iterator[None]:
     """What a processor wants, inside alone: for models that work within somebody else's program.
 
     Nothing where the work is recorded: a compiled or exported program has no switches in it.
@@ -43,8 +43,8 @@ def tuned_for(device: torch.device) -> Iterator[None]:
     if device.type != "cpu" or torch.compiler.is_compiling():
         yield
         return
-    with given_back():
-        tune_for_cpu()
+    with preserve_onednn():
+        configure_cpu()
         yield
 
 
@@ -59,7 +59,7 @@ def _onednn_is_slow() -> bool:
     """
     slow = platform.machine() in ("aarch64", "arm64") and bool(found := _arm_features()) and "sve" not in found
     if slow:
-        console.say("oneDNN is left out: this processor has no SVE, without which attention is slower with it")
+        console.info("oneDNN is left out: this processor has no SVE, without which attention is slower with it")
     return slow
 
 
@@ -72,7 +72,7 @@ def _arm_features(path: Path = Path("/proc/cpuinfo")) -> set[str]:
 
 
 @contextmanager
-def as_pytorch_comes() -> Iterator[None]:
+def default_onednn() -> Iterator[None]:
     """oneDNN as PyTorch has it by default, to compare with."""
     was = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = True
@@ -122,7 +122,7 @@ def pick_device(wanted: str) -> str:
     if not present[device]:
         raise UserError(f"There is no {wanted} device here. Use --device auto or --device cpu.")
     if device == "cpu":
-        tune_for_cpu()
+        configure_cpu()
     return device
 
 
@@ -142,7 +142,7 @@ _callers = True
 
 
 @contextmanager
-def given_back() -> Iterator[None]:
+def preserve_onednn() -> Iterator[None]:
     """oneDNN is after this as it was before. Counted: of several threads inside, the last to leave turns it back."""
     global _inside, _callers
     with _lock:

@@ -26,7 +26,7 @@ def decay_groups(
 ) -> list[dict[str, Any]]:
     """Two groups of the parameters that learn: matrices are decayed; vectors (biases, norms) and positions are not.
 
-    spared: names of more that are not (:func:`spared_in`).
+    spared: names of more that are not (:func:`no_weight_decay_names`).
     As in the released code, the (1, C, 1, 1) norms of its CvT-13 count as matrices.
     The names go into the optimiser's state, so that another run can find a parameter's moments again.
     """
@@ -43,7 +43,7 @@ def decay_groups(
     return [group for group in groups if group["params"]]
 
 
-def spared_in(module: nn.Module) -> set[str]:
+def no_weight_decay_names(module: nn.Module) -> set[str]:
     """What the networks in a module say themselves is not to be decayed (timm's ``no_weight_decay``).
 
     They name parameters, or a part with all its parameters: Swin V2 its ``cpb_mlp``.
@@ -83,7 +83,7 @@ def layers_of(model: nn.Module) -> list[list[tuple[str, nn.Parameter]]]:
 
 def layer_groups(model: nn.Module, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
     """Groups whose learning rate falls by ``layer_decay`` from each layer to the one before it."""
-    layers, spared = layers_of(model), spared_in(model)
+    layers, spared = layers_of(model), no_weight_decay_names(model)
     last = len(layers) - 1
     groups: list[dict[str, Any]] = []
     for depth, layer in enumerate(layers):
@@ -91,7 +91,7 @@ def layer_groups(model: nn.Module, weight_decay: float, layer_decay: float) -> l
     return groups
 
 
-def merged(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def merge_param_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Groups that learn alike as one: an optimiser takes its steps group by group."""
     alike: dict[tuple[float, bool, float], dict[str, Any]] = {}
     for group in groups:
@@ -101,7 +101,7 @@ def merged(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(alike.values())
 
 
-def renumbered(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def remap_optimizer_state(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """An optimiser's moments under the numbers its parameters have in ``new``; new parameters start without any."""
     number_of = {name: number for group in old["param_groups"] for name, number in _numbered(group)}
     moments = {
@@ -117,7 +117,7 @@ def _numbered(group: dict[str, Any]) -> list[tuple[str, int]]:
     return list(zip(group["param_names"], group["params"], strict=True))
 
 
-def grouped_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def same_param_groups(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two stored optimisers have the same parameters in the same groups, as far as they name them."""
     first, second = ([group.get("param_names") for group in state["param_groups"]] for state in (one, other))
     return first == second or None in first + second

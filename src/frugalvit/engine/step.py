@@ -16,15 +16,23 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from frugalvit.config.train import RunConfig
-from frugalvit.engine.cuda_graphs import Recording
-from frugalvit.engine.grad_guard import MOVED, STATISTICS, Kept, clip_each, gate, guard_of, unwrapped
+from frugalvit.engine.cuda_graphs import GraphedStep
+from frugalvit.engine.grad_guard import (
+    MOVED,
+    STATISTICS,
+    BufferSnapshot,
+    clip_per_tensor,
+    nonfinite_counters,
+    step_if_finite,
+    unwrapped,
+)
 from frugalvit.engine.schedules import Constant, Schedule
 from frugalvit.engine.task import Task
-from frugalvit.utils.text import counted
+from frugalvit.utils.text import pluralize
 
 
 @dataclass
-class Plan:
+class TrainPlan:
     """How long, how fast and how often: everything the loop needs to know in steps."""
 
     steps: int
@@ -45,7 +53,7 @@ class Plan:
     patience_for_peers: float = 300.0  # seconds
 
     @classmethod
-    def of(cls, config: RunConfig, images: int, world: int, *, together: int = 1, lines: int = 10) -> Plan:
+    def of(cls, config: RunConfig, images: int, world: int, *, together: int = 1, lines: int = 10) -> TrainPlan:
         """What the options that all commands share say of a run on so many images, in so many processes.
 
         Rates are constant and nothing is evaluated; how they change, and when, each command adds with ``replace``.
@@ -72,46 +80,46 @@ class Plan:
             patience_for_peers=config.peer_timeout,
         )
 
-    def looks(self) -> str:
+    def describe_evaluation(self) -> str:
         """How often a run is evaluated, in words."""
         count = -(-self.steps // self.evaluate_every)
-        return f"{counted(count, 'look')} in {counted(self.steps, 'step')}, of {self.steps_per_epoch:,} an epoch"
+        return f"{pluralize(count, 'look')} in {pluralize(self.steps, 'step')}, of {self.steps_per_epoch:,} an epoch"
 
 
-def make_optimizer(task: Task, plan: Plan, fabric: Fabric) -> AdamW:
+def make_optimizer(task: Task, plan: TrainPlan, fabric: Fabric) -> AdamW:
     """The optimiser that every task is trained with, as the plan begins."""
     return AdamW(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
 
 
-class Stepper:
+class TrainStep:
     """Takes steps of a task. ``module`` is the task as the fabric wrapped it."""
 
-    def __init__(self, task: Task, module: nn.Module, optimizer: Any, plan: Plan, fabric: Fabric) -> None:
+    def __init__(self, task: Task, module: nn.Module, optimizer: Any, plan: TrainPlan, fabric: Fabric) -> None:
         self.task, self.module, self.optimizer = task, module, optimizer
         self.plan, self.fabric = plan, fabric
         self.step = 0
         self.window: dict[tuple[str, ...], Tensor] = {}  # sums of values that came together, and how often they came
         self.once = torch.ones((), device=fabric.device)
-        self.guard = guard_of(fabric.device)
-        self.moved, self.statistics = Kept(task, MOVED), Kept(task, STATISTICS)
+        self.guard = nonfinite_counters(fabric.device)
+        self.moved, self.statistics = BufferSnapshot(task, MOVED), BufferSnapshot(task, STATISTICS)
         self.inner = unwrapped(optimizer)
         self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
-        self.recording = Recording(self.learning, fabric.device)
+        self.recording = GraphedStep(self.learning, fabric.device)
         self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
 
     def one_step(self) -> None:
         plan, step = self.plan, self.step
         seed_step(plan.seed, step, self.fabric.global_rank)
         self._set_schedules(step)
-        self.moved.remember()
-        if self.task.recorded and self.task.steady(step):
-            inputs = self.task.inputs(self.task.batch_at(step), step)
+        self.moved.save()
+        if self.task.use_cuda_graphs and self.task.is_capturable(step):
+            inputs = self.task.step_inputs(self.task.batch_at(step), step)
             self._collect(self.recording.take(self._gradients, inputs))
         else:
             self._accumulate(step)
         norm = self._clip()
-        skipped = gate(self.optimizer, norm, self.guard, scaled=self.scaled)
-        self.moved.put_back_where(skipped)  # one NaN in a running mean or a centre would stay for ever
+        skipped = step_if_finite(self.optimizer, norm, self.guard, scaled=self.scaled)
+        self.moved.restore_if(skipped)  # one NaN in a running mean or a centre would stay for ever
         self.optimizer.zero_grad(set_to_none=True)
         self.task.after_step(step, skipped)
         self._collect({"gradient_norm": norm})
@@ -130,7 +138,7 @@ class Stepper:
     def _gradients(self, *inputs: Tensor | bool | None) -> dict[str, Tensor]:
         """The same from tensors alone, as it can be recorded; their values."""
         with self.fabric.autocast():
-            losses = self.task.judge(*inputs)
+            losses = self.task.compute_losses(*inputs)
         self._backward(losses["loss"])
         self.task.before_optimizer(self.step)
         return {name: loss.detach() for name, loss in losses.items()}
@@ -140,9 +148,9 @@ class Stepper:
 
         Timm's networks compute them again in their own way, hence this is done here and not in ours.
         """
-        self.statistics.remember()
+        self.statistics.save()
         self.fabric.backward(loss)
-        self.statistics.put_back()
+        self.statistics.restore()
 
     def _set_schedules(self, step: int) -> None:
         lr = self.plan.lr.at(step)
@@ -157,7 +165,7 @@ class Stepper:
         # The scaler of fp16 remembers optimisers: given the wrapper it would divide now, and again at the step.
         self.fabric.strategy.precision.unscale_gradients(self.inner)
         if self.plan.clip_per == "tensor":
-            return clip_each(self.learning, self.plan.clip)
+            return clip_per_tensor(self.learning, self.plan.clip)
         return nn.utils.clip_grad_norm_(self.learning, self.plan.clip if self.plan.clip > 0 else math.inf)
 
     def _collect(self, values: dict[str, Tensor]) -> None:
@@ -178,7 +186,7 @@ def seed_step(seed: int, step: int, process: int) -> None:
 
 
 def equal_parts(world: int, accumulate: int, together: int = 1) -> int:
-    """What a batch must be a multiple of; ``together``: as in ``settle_batch``."""
+    """What a batch must be a multiple of; ``together``: as in ``resolve_batch_size``."""
     return world * accumulate * (together if world > 1 else 1)
 
 

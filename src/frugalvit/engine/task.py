@@ -14,28 +14,28 @@ class Task(nn.Module, ABC):
     A class to derive from rather than a protocol: Fabric and the optimiser take nothing but an ``nn.Module``.
     """
 
-    score: str  # the metric whose highest value, of equal ones the last, marks the best checkpoint
-    watched: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
+    best_metric: str  # the metric whose highest value, of equal ones the last, marks the best checkpoint
+    eval_split: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
     batches: Any  # where batch_at() takes its batches from
     broken = False  # whether the weights that evaluate() saw last give answers that are no numbers
     hands_out_last = False  # whether the last weights are the result, whichever scored best
     recorded = False  # whether its gradients are replayed as a CUDA graph; such a task has inputs() and judge()
 
     @property
-    def replayable(self) -> bool:
+    def supports_cuda_graphs(self) -> bool:
         """Whether its step is known to work as CUDA graphs."""
         return False
 
     @property
-    def no_graphs(self) -> str:
+    def cuda_graphs_blocker(self) -> str:
         """Why its step cannot be replayed as CUDA graphs, or nothing."""
         return ""
 
-    def steady(self, step: int) -> bool:
+    def is_capturable(self, step: int) -> bool:
         """Whether the step is one of the many of its kind, and not of a short beginning: worth recording."""
         return True
 
-    def fullest(self) -> int:
+    def peak_memory_step(self) -> int:
         """A step in which all takes part that ever does: none needs more memory."""
         return 0
 
@@ -56,18 +56,18 @@ class Task(nn.Module, ABC):
         """Scores on the split that is watched; nothing where there is none."""
 
     @abstractmethod
-    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+    def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         """Look at what is logged; whether the run should end because going on would be a waste."""
 
     @abstractmethod
     def compile_with(self, graphs: bool) -> None:
         """Compile what a step computes; ``graphs``: and replay it as CUDA graphs."""
 
-    def inputs(self, batch: Any, step: int) -> tuple[Tensor | bool | None, ...]:
+    def step_inputs(self, batch: Any, step: int) -> tuple[Tensor | bool | None, ...]:
         """All that tells one step from another: tensors, and flags for steps of another kind."""
         raise NotImplementedError
 
-    def judge(self, *inputs: Any) -> dict[str, Tensor]:
+    def compute_losses(self, *inputs: Any) -> dict[str, Tensor]:
         """The losses, from what ``inputs`` gave."""
         raise NotImplementedError
 

@@ -19,39 +19,39 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from frugalvit.engine.distributed import in_step, mind_the_peers, same_everywhere, synchronise_norms
-from frugalvit.engine.failure_dump import explain_out_of_memory, is_out_of_memory, keep_evidence
-from frugalvit.engine.param_groups import grouped_alike, renumbered
-from frugalvit.engine.step import Plan, Stepper, make_optimizer
+from frugalvit.engine.distributed import all_ranks_equal, collective_timeout, convert_sync_batchnorm, fail_on_lost_rank
+from frugalvit.engine.failure_dump import dump_failed_step, is_out_of_memory, out_of_memory_message
+from frugalvit.engine.param_groups import remap_optimizer_state, same_param_groups
+from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
-from frugalvit.runs.run_folder import Run, Stopwatch
+from frugalvit.runs.run_folder import RunFolder, Stopwatch
 from frugalvit.utils import console
-from frugalvit.utils.signals import PRESSING, stop_signals
+from frugalvit.utils.signals import STOP_NOW_SIGNALS, stop_signals
 
 
-class Stopped(Exception):
+class RunInterrupted(Exception):
     """The run was asked to stop (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP); everything is saved."""
 
 
-def fit(task: Task, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
+def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str, Any]:
     """Train ``task`` to the end of ``plan``, from the run's last checkpoint if it has one; what came out of it."""
-    synchronise_norms(task, fabric)
+    convert_sync_batchnorm(task, fabric)
     optimizer: Any = make_optimizer(task, plan, fabric)
     try:
         with (
-            mind_the_peers(fabric, run.folder, plan.patience_for_peers),
-            in_step(fabric, plan.patience_for_peers),
+            fail_on_lost_rank(fabric, run.folder, plan.patience_for_peers),
+            collective_timeout(fabric, plan.patience_for_peers),
         ):
             module, optimizer = fabric.setup(task, optimizer)
-            loop = _Loop(task, module, optimizer, plan, run, fabric)
+            loop = Trainer(task, module, optimizer, plan, run, fabric)
             loop.resume()
             loop.train()
             fabric.barrier()  # whoever reads the best weights next must find them written
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(explain_out_of_memory(error, plan.images_per_step, run.folder)) from error
+        raise UserError(out_of_memory_message(error, plan.images_per_step, run.folder)) from error
     return {
         "steps": loop.step,
         "best": loop.best,
@@ -59,12 +59,14 @@ def fit(task: Task, plan: Plan, run: Run, fabric: Fabric) -> dict[str, Any]:
         "seconds": loop.watch.seconds(),
         "seconds_per_step": statistics.median(paces) if (paces := loop.paces or loop.earlier_paces) else None,
         "skipped": loop.skipped(),
-        "broken": task.broken,
+        "broken": task.nonfinite_outputs,
     }
 
 
-class _Loop(Stepper):
-    def __init__(self, task: Task, module: nn.Module, optimizer: Any, plan: Plan, run: Run, fabric: Fabric) -> None:
+class Trainer(TrainStep):
+    def __init__(
+        self, task: Task, module: nn.Module, optimizer: Any, plan: TrainPlan, run: RunFolder, fabric: Fabric
+    ) -> None:
         super().__init__(task, module, optimizer, plan, fabric)
         self.run = run
         self.best, self.best_step = -math.inf, -1
@@ -80,7 +82,7 @@ class _Loop(Stepper):
     # -- the run
 
     def train(self) -> None:
-        plan, meter = self.plan, console.Meter(self.plan.steps, "training", start=self.step)
+        plan, meter = self.plan, console.ProgressBar(self.plan.steps, "training", start=self.step)
         self.window_began = (time.monotonic(), self.step)
         with self._stop_on_signals():
             while self.step < plan.steps and not self.hopeless:
@@ -98,7 +100,7 @@ class _Loop(Stepper):
                     self.save()
                 if stop and not last:
                     self.fabric.barrier()  # whoever leaves before the first process has saved would end it
-                    raise Stopped(signal.Signals(stop).name)
+                    raise RunInterrupted(signal.Signals(stop).name)
         self.run.asked_to_stop = bool(self.agreed_stop())
         meter.close()
 
@@ -112,13 +114,13 @@ class _Loop(Stepper):
         epoch = self.step / self.plan.steps_per_epoch
         lr = self.plan.lr.at(self.step - 1)  # the schedule's: groups of parameters scale it
         pace = self._pace()
-        with self._to_the_end():
+        with self._finish_deferred():
             self.run.log(
                 self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace
             )
-        self.hopeless |= self.task.watch(self.step, means)
+        self.hopeless |= self.task.on_metrics(self.step, means)
         if streak >= self._patience():
-            self._give_up(streak)
+            self._abort_nonfinite(streak)
         taken = torch.cuda.max_memory_allocated() / 2**30 if self.fabric.device.type == "cuda" else 0.0
         memory = f" · {taken:.1f} GiB" if taken else ""
         return f"loss {means['loss']:.4g} · lr {lr:.2g}{memory}"
@@ -126,7 +128,7 @@ class _Loop(Stepper):
     def _means(self) -> dict[str, float]:
         """What the losses and signs of the window were on average, over all processes; a new window begins."""
         totals: dict[str, tuple[float, float]] = {}
-        for names, row in self._everywhere().items():
+        for names, row in self._reduce_window().items():
             *values, count = row.tolist()
             for name, value in zip(names, values, strict=True):
                 total, times = totals.get(name, (0.0, 0.0))
@@ -134,7 +136,7 @@ class _Loop(Stepper):
         self.window = {}
         return {name: total / times for name, (total, times) in totals.items()}
 
-    def _everywhere(self) -> dict[tuple[str, ...], Tensor]:
+    def _reduce_window(self) -> dict[tuple[str, ...], Tensor]:
         """The window's sums and counts over all processes, on the host."""
         if not self.window:
             return {}
@@ -143,7 +145,7 @@ class _Loop(Stepper):
         parts = summed.cpu().split([len(row) for _, row in rows])
         return {names: part for (names, _), part in zip(rows, parts, strict=True)}
 
-    def _take_window(self, everywhere: dict[tuple[str, ...], Tensor]) -> None:
+    def _restore_window(self, everywhere: dict[tuple[str, ...], Tensor]) -> None:
         """Go on with a window of all processes: the first has it, the others add to nothing."""
         first = self.fabric.is_global_zero
         rows = {names: row if first else torch.zeros_like(row) for names, row in everywhere.items()}
@@ -160,21 +162,23 @@ class _Loop(Stepper):
 
     def evaluate(self, last: bool = False) -> None:
         # Devices may round differently; what the first process saw decides for all.
-        scores, self.task.broken = self.fabric.broadcast((self.task.evaluate(self.step), self.task.broken))
+        scores, self.task.nonfinite_outputs = self.fabric.broadcast(
+            (self.task.evaluate(self.step), self.task.nonfinite_outputs)
+        )
         if not scores:
             return
         epoch = self.step / self.plan.steps_per_epoch
-        with self._to_the_end():
-            self.run.log(self.step, split=self.task.watched, epoch=round(epoch, 4), **_finite(scores))
+        with self._finish_deferred():
+            self.run.log(self.step, split=self.task.eval_split, epoch=round(epoch, 4), **_finite(scores))
         words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
         if self.fabric.is_global_zero:
-            console.say(f"epoch {epoch:.4g} (step {self.step}): {words}")
-        self.hopeless |= self.task.watch(self.step, scores)
-        score = scores.get(self.task.score)
+            console.info(f"epoch {epoch:.4g} (step {self.step}): {words}")
+        self.hopeless |= self.task.on_metrics(self.step, scores)
+        score = scores.get(self.task.best_metric)
         # Few validation images often score alike: of equals the later one has learned for longer.
-        if self.task.broken:
-            self._meet_broken(last)
-        elif self.task.watched == "val" and score is not None and score >= self.best:
+        if self.task.nonfinite_outputs:
+            self._handle_nonfinite_eval(last)
+        elif self.task.eval_split == "val" and score is not None and score >= self.best:
             self.best, self.best_step = score, self.step
             self._write({"step": self.step, "task": self.task.state_dict(), "scores": scores}, best=True)
 
@@ -203,8 +207,8 @@ class _Loop(Stepper):
 
     def save(self) -> None:
         self.saved_at = time.monotonic()
-        window = self._everywhere()
-        self._take_window(window)  # as whoever resumes here does: the means to come are the same to the bit
+        window = self._reduce_window()
+        self._restore_window(window)  # as whoever resumes here does: the means to come are the same to the bit
         self._write(
             {
                 "format": _FORMAT,
@@ -221,19 +225,19 @@ class _Loop(Stepper):
         )
 
     def _write(self, state: dict[str, Any], *, best: bool = False) -> None:
-        with self._to_the_end():
+        with self._finish_deferred():
             self.run.save_checkpoint(state, best=best)
 
     def resume(self) -> None:
         self.fabric.barrier()
         state = self.run.load_checkpoint()
-        if not same_everywhere(self.fabric, -1 if state is None else state["step"]):
+        if not all_ranks_equal(self.fabric, -1 if state is None else state["step"]):
             raise UserError(
                 f"The processes find different checkpoints in {self.run.folder}: it must lie on a file system that all "
                 "machines share."
             )
         if state is None:
-            self.run.forget_metrics_after(-1)
+            self.run.truncate_metrics(-1)
             return
         if state.get("format") != _FORMAT:
             raise UserError(
@@ -249,27 +253,27 @@ class _Loop(Stepper):
                 "finish it with the frugalvit that began it, or begin anew in another --out."
             ) from None
         stored, ours = state["optimizer"], self.optimizer.state_dict()
-        if not grouped_alike(stored, ours):  # an earlier version decayed other parameters than this one
-            stored = renumbered(stored, ours)
+        if not same_param_groups(stored, ours):  # an earlier version decayed other parameters than this one
+            stored = remap_optimizer_state(stored, ours)
         self.optimizer.load_state_dict(_for_this_machine(stored, self.optimizer.param_groups))
         if state["scaler"]:  # without one, the run was in bf16 or single precision till now: fp16 looks for its scale
             self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step = state["step"]
-        if self.task.watched == "val":  # others have chosen nothing; earlier versions let those learned from do so
+        if self.task.eval_split == "val":  # others have chosen nothing; earlier versions let those learned from do so
             self.best, self.best_step = state["best"], state["best_step"]
         self.watch = Stopwatch(state["seconds"])
-        self._take_window(state["window"])
+        self._restore_window(state["window"])
         self.guard.copy_(state["guard"])
-        self.run.forget_metrics_after(self.step)
+        self.run.truncate_metrics(self.step)
         self.fabric.barrier()
-        self._look_back()
-        console.say(f"resuming {self.run.folder} at step {self.step} of {self.plan.steps}")
+        self._replay_metrics()
+        console.info(f"resuming {self.run.folder} at step {self.step} of {self.plan.steps}")
 
-    def _look_back(self) -> None:
+    def _replay_metrics(self) -> None:
         """Show the task what was logged before, so that it knows what it would have known without the interruption."""
         for line in self.run.metrics():
             values = {name: math.nan if value is None else value for name, value in line.items() if name not in _LABELS}
-            self.hopeless |= self.task.watch(line["step"], values)
+            self.hopeless |= self.task.on_metrics(line["step"], values)
             if line.get("images_per_second"):
                 self.earlier_paces.append(self.plan.images_per_step / line["images_per_second"])
 
@@ -282,7 +286,7 @@ class _Loop(Stepper):
         """Bad steps in a row that are borne. With fp16 some are meant: its scaler halves 65,536 at every overflow."""
         return self.plan.patience_for_bad_steps + (16 if self.scaled else 0)
 
-    def _give_up(self, streak: int) -> None:
+    def _abort_nonfinite(self, streak: int) -> None:
         """Several non-finite steps in a row: keep the evidence, leave the last good checkpoint alone, and say so."""
         kept, culprit = self._keep_evidence()
         raise UserError(
@@ -290,11 +294,11 @@ class _Loop(Stepper):
             f"{kept}, the last good checkpoint is intact. Lower --lr or use --precision 32."
         )
 
-    def _meet_broken(self, last: bool) -> None:
+    def _handle_nonfinite_eval(self, last: bool) -> None:
         """The network's answers are no numbers: never the best, and no result where there is nothing else."""
-        if not last or (self.best_step >= 0 and not self.task.hands_out_last):
+        if not last or (self.best_step >= 0 and not self.task.export_last):
             if self.fabric.is_global_zero:
-                console.warn(f"at step {self.step} the network's answers are not finite: these weights are not kept")
+                console.warning(f"at step {self.step} the network's answers are not finite: these weights are not kept")
             return
         kept, culprit = self._keep_evidence()
         before = "the checkpoint before is intact" if self.run.has_checkpoint() else "no checkpoint was saved before"
@@ -312,23 +316,23 @@ class _Loop(Stepper):
         facts = {"step": step, "seed": plan.seed, "steps": plan.steps, "steps_per_epoch": plan.steps_per_epoch}
         facts |= {"log_every": plan.log_every, "kind": type(self.task).__name__}
         facts |= {"number": number, "world": self.fabric.world_size}
-        return keep_evidence(self.run.folder, self.task, parts, self.fabric.global_rank, facts)
+        return dump_failed_step(self.run.folder, self.task, parts, self.fabric.global_rank, facts)
 
-    def _note_signal(self, number: int, frame: object) -> None:
+    def _handle_signal(self, number: int, frame: object) -> None:
         # SLURM warns with SIGUSR1 before it sends SIGTERM, and a closed terminal sends SIGHUP beside others: neither
         # is somebody who has lost patience.
-        if self.stop_signal in PRESSING and number in PRESSING:
+        if self.stop_signal in STOP_NOW_SIGNALS and number in STOP_NOW_SIGNALS:
             if self.writing and not self.impatient:  # whoever asks a third time does not wait for a disk either
                 self.impatient = True
                 return
             raise KeyboardInterrupt
         if not self.stop_signal:
-            console.warn("stopping after this step; once more to leave at once")
-        if self.stop_signal not in PRESSING:
+            console.warning("stopping after this step; once more to leave at once")
+        if self.stop_signal not in STOP_NOW_SIGNALS:
             self.stop_signal = number
 
     @contextmanager
-    def _to_the_end(self) -> Iterator[None]:
+    def _finish_deferred(self) -> Iterator[None]:
         """What is written here becomes whole before a second signal leaves.
 
         TensorBoard's thread sleeps half a minute after a queue that was left half-way, and an exception from a signal
@@ -346,7 +350,7 @@ class _Loop(Stepper):
     def _stop_on_signals(self) -> Iterator[None]:
         """The first signal finishes the step, saves and leaves; a second Ctrl-C or SIGTERM leaves (``_to_the_end``)."""
         try:
-            before = {number: signal.signal(number, self._note_signal) for number in stop_signals()}
+            before = {number: signal.signal(number, self._handle_signal) for number in stop_signals()}
         except ValueError:  # not the main thread: whoever runs us there handles signals
             yield
             return

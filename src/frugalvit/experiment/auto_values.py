@@ -20,7 +20,7 @@ from frugalvit.data.image_size import input_size, largest_input
 from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, total_steps
 from frugalvit.errors import UserError
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
-from frugalvit.utils.launch_env import places
+from frugalvit.utils.launch_env import devices_and_nodes
 
 SMALL_NETWORK = 2_000_000  # parameters below which a network learns faster than the papers'
 LONG_RUN = 180  # epochs; images varied strongly did harm after 100 and 167, and none after 200 and 320
@@ -40,14 +40,14 @@ class Facts:
     family: str = ""  # of the backbone, once it is known
     parameters: int = 0  # of the backbone, once it is known
 
-    def knowing(self, backbone: Backbone) -> Facts:
+    def with_backbone(self, backbone: Backbone) -> Facts:
         """The same, with what the backbone adds."""
         count = sum(parameter.numel() for parameter in backbone.parameters())
         return replace(self, family=backbone.family, parameters=count)
 
 
 @dataclass(frozen=True)
-class Decision:
+class AutoValue:
     """One value that "auto" chose, and why."""
 
     name: str
@@ -58,36 +58,36 @@ class Decision:
         return f"{self.name} = {self.value}: {self.reason}"
 
 
-class Decisions(list[Decision]):
+class AutoValues(list[AutoValue]):
     """Decisions in the order they were taken; ``take`` writes one into the configuration."""
 
-    def take(self, config: RunConfig, name: str, value: Any, reason: str) -> None:
+    def resolve(self, config: RunConfig, name: str, value: Any, reason: str) -> None:
         target: Any = config
         *groups, leaf = name.split(".")
         for group in groups:
             target = getattr(target, group)
         if getattr(target, leaf) == "auto":
             setattr(target, leaf, value)
-            self.append(Decision(name, value, reason))
+            self.append(AutoValue(name, value, reason))
 
 
 _WHY = {"scratch": "from random weights or a pre-training of ours", "finetune": "weights of elsewhere are moved gently"}
 
 
-def say_recipe(config: RunConfig, decisions: Decisions) -> None:
+def log_recipe(config: RunConfig, decisions: AutoValues) -> None:
     """The recipe was chosen when the options were read, since its values lie beneath them; here it is written down."""
     inherited = any(decision.name == "recipe" for decision in decisions)  # of a run that is continued
-    if config.recipe != "auto" and config.given("recipe", "auto") == "auto" and not inherited:
+    if config.recipe != "auto" and config.requested("recipe", "auto") == "auto" and not inherited:
         reason = _WHY.get(config.recipe, "the usual one, fitted to the data")
-        decisions.append(Decision("recipe", config.recipe, reason))
+        decisions.append(AutoValue("recipe", config.recipe, reason))
 
 
-def decide_common(config: RunConfig, facts: Facts, decisions: Decisions) -> None:
+def decide_common(config: RunConfig, facts: Facts, decisions: AutoValues) -> None:
     """Backbone and input size."""
     backbone, reason = usual_backbone(facts.device)
-    decisions.take(config, "backbone", backbone, reason)
+    decisions.resolve(config, "backbone", backbone, reason)
     reason = f"images are about {facts.side} px; at most {largest_input(facts.device)} px on {facts.device}"
-    decisions.take(config, "img_size", input_size(facts.side, facts.device), reason)
+    decisions.resolve(config, "img_size", input_size(facts.side, facts.device), reason)
 
 
 def usual_backbone(device: str) -> tuple[str, str]:
@@ -97,8 +97,8 @@ def usual_backbone(device: str) -> tuple[str, str]:
     return "swin_tiny_w7", "the papers' 28 M parameter Swin"
 
 
-def settle_batch(
-    config: RunConfig, images: int, usual: tuple[int, str], decisions: Decisions, *, together: int = 1
+def resolve_batch_size(
+    config: RunConfig, images: int, usual: tuple[int, str], decisions: AutoValues, *, together: int = 1
 ) -> int:
     """The batch that is used, before anything is decided from it: the one asked for, or else the ``usual`` one.
 
@@ -114,7 +114,7 @@ def settle_batch(
             raise UserError(f"{images} training images have no {config.accumulate} parts: lower --accumulate.")
         batch = images
         reasons.append("there are no more training images than that")
-    world = math.prod(places(config.devices, config.nodes))
+    world = math.prod(devices_and_nodes(config.devices, config.nodes))
     shared = in_equal_parts(batch, images, equal_parts(world, config.accumulate, together))
     if shared != batch and not config.resume:
         sharers = [f"{world} processes"] if world > 1 else []
@@ -124,63 +124,63 @@ def settle_batch(
         batch = shared
     config.batch = batch
     if reasons:
-        decisions.append(Decision("batch", batch, "; ".join(reasons)))
+        decisions.append(AutoValue("batch", batch, "; ".join(reasons)))
     return batch
 
 
-def decide_stream(config: RunConfig, shards: int, world: int, cores: int, decisions: Decisions) -> None:
+def decide_stream(config: RunConfig, shards: int, world: int, cores: int, decisions: AutoValues) -> None:
     """Reading in passing, and by how many: a resumed run must divide the shards among as many readers.
 
     cores: for each process, the same number in all of them
     """
-    decisions.take(config, "stream", True, "the shards lie elsewhere, or are more than an index can hold")
+    decisions.resolve(config, "stream", True, "the shards lie elsewhere, or are more than an index can hold")
     readers = max(1, min(16, cores, shards // world))
-    decisions.take(config, "workers", readers, f"{cores} cores a process, {shards:,} shards for {world} of them")
+    decisions.resolve(config, "workers", readers, f"{cores} cores a process, {shards:,} shards for {world} of them")
 
 
-def decide_training(config: TrainConfig, facts: Facts, decisions: Decisions) -> None:
+def decide_training(config: TrainConfig, facts: Facts, decisions: AutoValues) -> None:
     """Batch, length, learning rate, λ: what a supervised run on this much data wants."""
-    batch = settle_batch(config, facts.images, supervised_batch(facts), decisions, together=PAIR)
+    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), decisions, together=PAIR)
     _decide_length(config, decisions, *supervised_epochs(facts, batch))
     lr, reason = supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune")
-    decisions.take(config, "lr", lr, reason)
+    decisions.resolve(config, "lr", lr, reason)
     weight, reason = localization_weight(facts.family)
-    decisions.take(config, "localization.weight", weight, reason)
+    decisions.resolve(config, "localization.weight", weight, reason)
     if config.localization.weight:
         decide_localization(config, facts, decisions)
     steps = total_steps(config, facts.images)
     epochs = steps / steps_per_epoch(facts.images, batch)
     if config.mixing.mixup or config.mixing.cutmix:
-        decisions.take(config, "mixing.prob", *mixing_probability(epochs, _asked_for(config, _OF_MIXING)))
+        decisions.resolve(config, "mixing.prob", *mixing_probability(epochs, _asked_for(config, _OF_MIXING)))
     operations = augment_operations(epochs, steps, facts.parameters, from_scratch=_from_scratch(config))
     if wanted := _asked_for(config, _OF_OPERATIONS):
         operations = 2, f"RandAugment as in the papers, since {wanted[0]} was asked for"
-    decisions.take(config, "augment.operations", *operations)
+    decisions.resolve(config, "augment.operations", *operations)
     crop = usual_crop(_side(config, facts))
     reason = "shifts of the whole image, which is small" if crop == "padded" else "random parts, as in the papers"
-    decisions.take(config, "augment.crop", crop, reason)
+    decisions.resolve(config, "augment.crop", crop, reason)
     ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
-    decisions.take(config, "ema", ema, f"averages about the last twentieth of {steps} steps")
+    decisions.resolve(config, "ema", ema, f"averages about the last twentieth of {steps} steps")
 
 
-def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: Decisions) -> None:
+def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: AutoValues) -> None:
     """Batch, length, learning rate, prototypes, momentum, temperature: what label-free learning wants here."""
-    batch = settle_batch(config, facts.images, pretraining_batch(facts), decisions)
+    batch = resolve_batch_size(config, facts.images, pretraining_batch(facts), decisions)
     _decide_length(config, decisions, *pretraining_epochs(facts, _side(config, facts)))
     lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
     reason = f"the paper's 5e-4 a batch of 256, linear in the batch ({batch}, counted as at least 64)"
-    decisions.take(config, "lr", lr, reason)
+    decisions.resolve(config, "lr", lr, reason)
     steps = total_steps(config, facts.images)
     count = 2 ** round(math.log2(min(65536, max(256, facts.images / 16))))
     told = f"one for about sixteen images ({facts.images:,}), 256 to the paper's 65,536: more stay empty on small data"
-    decisions.take(config, "matching.prototypes", count, told)
+    decisions.resolve(config, "matching.prototypes", count, told)
     side = _side(config, facts)
-    decisions.take(config, "matching.momentum", *teacher_momentum(steps, side))
+    decisions.resolve(config, "matching.momentum", *teacher_momentum(steps, side))
     epochs = steps / steps_per_epoch(facts.images, batch)
-    decisions.take(config, "matching.teacher_temp", *teacher_temperature(epochs, side))
+    decisions.resolve(config, "matching.teacher_temp", *teacher_temperature(epochs, side))
     reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
     for name, value in config.crops.views(side)._asdict().items():
-        decisions.take(config, f"crops.{name}", value, reason)
+        decisions.resolve(config, f"crops.{name}", value, reason)
 
 
 def _side(config: RunConfig, facts: Facts) -> int:
@@ -205,12 +205,12 @@ def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
     return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
 
 
-def _decide_length(config: RunConfig, decisions: Decisions, epochs: int, reason: str) -> None:
+def _decide_length(config: RunConfig, decisions: AutoValues, epochs: int, reason: str) -> None:
     """Epochs, unless the length is given in steps; who gives both is told which counts."""
     if config.steps is None:
-        decisions.take(config, "epochs", epochs, reason)
+        decisions.resolve(config, "epochs", epochs, reason)
     elif config.epochs != "auto":
-        decisions.append(Decision("steps", config.steps, f"they count, and not --epochs {config.epochs:g}"))
+        decisions.append(AutoValue("steps", config.steps, f"they count, and not --epochs {config.epochs:g}"))
 
 
 def pretraining_batch(facts: Facts) -> tuple[int, str]:
@@ -326,7 +326,7 @@ def localization_weight(family: str) -> tuple[float, str]:
     return 0.1, f"the paper has no λ for {family or 'this family'}; the lower of its two usual values"
 
 
-def decide_localization(config: TrainConfig, facts: Facts, decisions: Decisions) -> None:
+def decide_localization(config: TrainConfig, facts: Facts, decisions: AutoValues) -> None:
     """Which form of Drloc, and on which grid.
 
     Swin-T from scratch hardly learns the paper's form (Eq. 2); asked as a classification (Eq. 5) the same question is
@@ -340,22 +340,22 @@ def decide_localization(config: TrainConfig, facts: Facts, decisions: Decisions)
     if classify:
         size = f"a Swin of {facts.parameters / 1e6:.0f} M parameters from random weights"
         variant, reason = "ce", f"{size} learns Drloc's task as a classification (Eq. 5)"
-    decisions.take(config, "localization.variant", variant, reason)
+    decisions.resolve(config, "localization.variant", variant, reason)
     if settings.variant == "dense":
-        decisions.take(config, "localization.grid_size", None, "every block's own grid (Eq. 7)")
+        decisions.resolve(config, "localization.grid_size", None, "every block's own grid (Eq. 7)")
     else:
-        decisions.take(config, "localization.grid_size", 7, "the paper's, whatever the data")
+        decisions.resolve(config, "localization.grid_size", 7, "the paper's, whatever the data")
 
 
-def decide_heads(config: TrainConfig | PretrainConfig, backbone: Backbone, decisions: Decisions) -> None:
+def decide_heads(config: TrainConfig | PretrainConfig, backbone: Backbone, decisions: AutoValues) -> None:
     """How wide the heads are. Checkpoints have that shape, so a run keeps it whatever a later version decides."""
     if config.localization.weight:
         width = config.localization.head_width(backbone.dim)
         reason = f"the backbone's {backbone.dim}, less than the paper's 512" if width == backbone.dim else "the paper's"
-        decisions.take(config, "localization.hidden", width, reason)
+        decisions.resolve(config, "localization.hidden", width, reason)
     if isinstance(config, PretrainConfig):
         reason = f"four times the backbone's {backbone.dim}, at most the paper's 2,048"
-        decisions.take(config, "matching.hidden", matching_width(backbone.dim), reason)
+        decisions.resolve(config, "matching.hidden", matching_width(backbone.dim), reason)
 
 
 def matching_width(dim: int) -> int:

@@ -21,25 +21,25 @@ from frugalvit.config.train import RunConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment, EvalTransform
-from frugalvit.data.cache.build import PLACES, Where, build_store
+from frugalvit.data.cache.build import CACHE_LOCATIONS, Where, build_store
 from frugalvit.data.cache.store import SharedStores, Store
-from frugalvit.data.dataset import DataSource, Examples
-from frugalvit.data.image_size import look
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.image_size import median_side as median_side
+from frugalvit.data.image_size import probe_images
 from frugalvit.data.loader import Batches
 from frugalvit.data.open import classes_in_shards, without_labels
 from frugalvit.data.paths import lies_among
-from frugalvit.data.webdataset.streaming_dataset import StreamedExamples, Survey, open_stream, should_stream
-from frugalvit.data.webdataset.streaming_loader import StreamedBatches
+from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDataset, open_stream, should_stream
+from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 from frugalvit.engine import distributed
-from frugalvit.engine.hardware import make_precision, pick_device, tune_for_gpu
-from frugalvit.engine.step import Plan
+from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device
+from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import PAIR, Decision, Decisions, decide_stream
-from frugalvit.experiment.init_weights import is_unfinished, weights_of
-from frugalvit.experiment.resume import network_keywords, read_facts, stored_config
-from frugalvit.runs.layout import OF_RUN, OF_TRANSFER
-from frugalvit.runs.run_folder import Run, find_run, has_checkpoint, new_run_folder
+from frugalvit.experiment.auto_values import PAIR, AutoValue, AutoValues, decide_stream
+from frugalvit.experiment.init_weights import best_run_weights, is_unfinished_run
+from frugalvit.experiment.resume import load_resumed_config, network_keywords, read_facts
+from frugalvit.runs.layout import RUN_FILES, TRANSFER_FILES
+from frugalvit.runs.run_folder import RunFolder, find_run, has_checkpoint, new_run_folder
 from frugalvit.runs.trackers import make_trackers
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
@@ -64,7 +64,7 @@ class EvalSet:
 def make_fabric(config: RunConfig) -> Fabric:
     """One process per device, launched if need be; under torchrun or SLURM the processes are already there."""
     device = pick_device(config.device)
-    devices, nodes = distributed.places(config.devices, config.nodes)
+    devices, nodes = distributed.devices_and_nodes(config.devices, config.nodes)
     if device == "cuda" and devices > torch.cuda.device_count():
         raise UserError(f"--devices {devices}, but there are {torch.cuda.device_count()} GPUs here.")
     if device == "mps" and devices * nodes > 1:
@@ -80,41 +80,43 @@ def make_fabric(config: RunConfig) -> Fabric:
     )
     distributed.launch(fabric, devices)
     if device == "cuda":
-        tune_for_gpu()
+        configure_cuda()
     return fabric
 
 
-def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, Run]:
+def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, RunFolder]:
     """The folder of a new run, or of the one to resume with the configuration it was started with."""
     if config.resume:
         folder = find_run(config.resume)
-        config = stored_config(config)
+        config = load_resumed_config(config)
     else:
-        not_into_the_data(config)
-        names = OF_TRANSFER if config.recipe_task() in ("detect", "segment") else OF_RUN
-        folder = Path(distributed.together(fabric, lambda: str(new_run_folder(config.out, *words, names=names))))
-    opened: list[Run] = []
-    distributed.together(fabric, lambda: opened.append(Run(folder)))
-    return config, opened[0] if opened else Run(folder, writer=False)
+        check_out_outside_data(config)
+        names = TRANSFER_FILES if config.recipe_task() in ("detect", "segment") else RUN_FILES
+        folder = Path(
+            distributed.run_on_rank_zero(fabric, lambda: str(new_run_folder(config.out, *words, names=names)))
+        )
+    opened: list[RunFolder] = []
+    distributed.run_on_rank_zero(fabric, lambda: opened.append(RunFolder(folder)))
+    return config, opened[0] if opened else RunFolder(folder, writer=False)
 
 
-def not_into_the_data(config: RunConfig) -> None:
+def check_out_outside_data(config: RunConfig) -> None:
     """A run among the images would be taken for a class the next time; where none is named it goes into runs/."""
     if config.data and lies_among(Path(config.out or "runs"), config.data):
         what = f"--out {config.out}" if config.out else "runs/, where the run would go,"
         raise UserError(f"{what} lies among the images of {config.data}: choose a folder outside of it with --out.")
 
 
-def begins_anew(config: RunConfig) -> bool:
+def starts_from_init(config: RunConfig) -> bool:
     """Whether the weights come from ``--init`` or chance, not from a checkpoint of the run itself."""
     return not (config.resume and has_checkpoint(Path(config.resume)))
 
 
-def record(
+def write_run_metadata(
     config: RunConfig,
-    run: Run,
-    decisions: Decisions,
-    examples: Examples,
+    run: RunFolder,
+    decisions: AutoValues,
+    examples: ImageDataset,
     classes: tuple[str, ...],
     backbone: Backbone,
     truth: str | None = None,
@@ -125,12 +127,16 @@ def record(
     """
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
-    facts: dict[str, Any] = {"images": len(examples), "classes": list(classes), "network": backbone.lasting_keywords()}
-    asked = config.given("batch", config.batch)  # as it was typed
+    facts: dict[str, Any] = {
+        "images": len(examples),
+        "classes": list(classes),
+        "network": backbone.architecture_kwargs(),
+    }
+    asked = config.requested("batch", config.batch)  # as it was typed
     facts["batch"] = int(asked) if str(asked).isdigit() else asked
     facts["content"] = examples.fingerprint(times=False)  # data is often copied anew for every part of a run
-    facts["processes"] = math.prod(distributed.places(config.devices, config.nodes))
-    if isinstance(examples, StreamedExamples):
+    facts["processes"] = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
+    if isinstance(examples, StreamingDataset):
         facts["survey"] = examples.survey._asdict()
     if truth is not None:
         facts["truth"] = truth
@@ -141,25 +147,25 @@ def record(
         run.save_json("data.json", facts)
         run.save_config(config.model_copy(update={"resume": None}))  # last: it is what makes the folder a run
         return
-    decisions[:] = [Decision(**stored) for stored in run.read_json("decisions.json", list)]
+    decisions[:] = [AutoValue(**stored) for stored in run.read_json("decisions.json", list)]
     before = run.read_json("data.json")
     if before["classes"] != facts["classes"]:
         raise UserError(
             f"The classes of {config.data} have changed since {run.folder} began ({len(before['classes'])} then, "
-            f"{len(classes)} now): put them back, or start a new run with --init {console.shown(run.folder)}."
+            f"{len(classes)} now): put them back, or start a new run with --init {console.shell_quote(run.folder)}."
         )
     if before.get("content", facts["content"]) != facts["content"]:  # folders of earlier versions have none
-        console.warn(
+        console.warning(
             f"the images of {config.data} have changed since {run.folder} began ({before['images']:,} then, "
             f"{len(examples):,} now): it goes on with them, but will not end as it would have"
         )
     elif before.get("truth", truth) != truth:
-        console.warn(
+        console.warning(
             f"the masks or annotations of {config.data} have changed since {run.folder} began: it goes on with them, "
             "but will not end as it would have"
         )
     if config.data:
-        run.save_place(config.data)
+        run.update_data_path(config.data)
 
 
 def open_source(
@@ -170,7 +176,7 @@ def open_source(
     labels: str = "auto",
     loose: bool = False,
     whole: bool = False,
-) -> DataSource:
+) -> DatasetSplits:
     """The data a configuration names; shards that lie elsewhere are not fetched but read in passing.
 
     labelled: labels are needed; labels and loose: as in ``open_data``; whole: what is read in passing is learned from
@@ -189,19 +195,19 @@ def open_source(
         whole=whole or labels == "ignore",
         readers=max(1, readers),
         classes=classes_in_shards(where, config.classes),
-        known=None if before is None else Survey(**before),
-        agree=lambda look: distributed.together(fabric, look),
+        known=None if before is None else ShardSurvey(**before),
+        agree=lambda look: distributed.run_on_rank_zero(fabric, look),
         **cast(Any, splitting),
     )
     return without_labels(source) if labels == "ignore" else source
 
 
-def check_enough(config: RunConfig, examples: Examples, together: int = 1) -> None:
+def check_enough(config: RunConfig, examples: ImageDataset, together: int = 1) -> None:
     """Every process must have images of its own in a step; a resumed run has its own word on processes.
 
     together: images that stay in one process, where there are several
     """
-    world = math.prod(distributed.places(config.devices, config.nodes))
+    world = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
     if config.resume or examples.streamed or world == 1 or len(examples) >= together * world:
         return
     pairs = ", each of which takes them in pairs (for mixing)" if together == PAIR else ""
@@ -223,14 +229,14 @@ def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: A
         num_classes=classes if isinstance(classes, int) else len(classes),
         **network_keywords(config) | keywords,
     )
-    return made_ready(backbone, config, () if isinstance(classes, int) else classes)
+    return load_initial_weights(backbone, config, () if isinstance(classes, int) else classes)
 
 
-def made_ready(backbone: Backbone, config: RunConfig, classes: Sequence[str] = ()) -> Backbone:
+def load_initial_weights(backbone: Backbone, config: RunConfig, classes: Sequence[str] = ()) -> Backbone:
     """A new backbone with the weights of ``--init``; what was decided, taken and left is said."""
     for note in backbone.notes:
-        console.say(note)
-    if config.init and begins_anew(config):
+        console.info(note)
+    if config.init and starts_from_init(config):
         _take_weights(backbone, config.init, classes)
     if config.checkpoint_activations:
         backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
@@ -239,9 +245,9 @@ def made_ready(backbone: Backbone, config: RunConfig, classes: Sequence[str] = (
 
 def _take_weights(backbone: Backbone, init: str, classes: Sequence[str]) -> None:
     source, theirs = init, names_in_folder(init)
-    if is_unfinished(init):
-        source, words, theirs = weights_of(init)
-        console.say(words)
+    if is_unfinished_run(init):
+        source, words, theirs = best_run_weights(init)
+        console.info(words)
     same = theirs is None or theirs == list(classes)
     report = load_weights(backbone, source, classifier=same)
     counts = (
@@ -249,13 +255,13 @@ def _take_weights(backbone: Backbone, init: str, classes: Sequence[str]) -> None
         f"{len(report.missing)} missing{_in_brackets(report.missing)}",
         f"{len(report.left_over)} left over{_in_brackets(report.left_over)}",
     )
-    console.say(f"{init}: {report.kind}, {', '.join(counts)}" + "".join(f"; {note}" for note in report.notes))
+    console.info(f"{init}: {report.kind}, {', '.join(counts)}" + "".join(f"; {note}" for note in report.notes))
     if not backbone.num_classes:
         return
     if theirs is not None and not same:
-        console.say(f"{init}: its classes are others{_in_brackets(theirs)}, so the classifier begins anew")
+        console.info(f"{init}: its classes are others{_in_brackets(theirs)}, so the classifier begins anew")
     elif theirs is None and f"{classifier_name(backbone.model)}.weight" in report.matched:
-        console.say(f"{init}: its classifier is taken as it is, for the file does not name its classes")
+        console.info(f"{init}: its classifier is taken as it is, for the file does not name its classes")
 
 
 def _in_brackets(names: Sequence[str]) -> str:
@@ -263,7 +269,7 @@ def _in_brackets(names: Sequence[str]) -> str:
     return f" ({shown})" if names else ""
 
 
-def share_batch(config: RunConfig, plan: Plan, run: Run, fabric: Fabric) -> None:
+def check_resumed_batch_size(config: RunConfig, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> None:
     """Whether processes and parts of a step can share the batch of a resumed run; a new one has settled on its batch.
 
     With another batch it would have other steps and another schedule: its processes must share that one.
@@ -277,19 +283,19 @@ def share_batch(config: RunConfig, plan: Plan, run: Run, fabric: Fabric) -> None
             "many --devices and --nodes as it was begun with."
         )
     if fabric.is_global_zero:
-        console.say(f"batch {config.batch} becomes {plan.images_per_step}: {shared} share it equally")
+        console.info(f"batch {config.batch} becomes {plan.images_per_step}: {shared} share it equally")
 
 
-def eval_set(examples: Examples, backbone: Backbone, config: RunConfig, fabric: Fabric) -> EvalSet:
+def eval_set(examples: ImageDataset, backbone: Backbone, config: RunConfig, fabric: Fabric) -> EvalSet:
     """Images prepared for evaluation: resized and cropped in the middle."""
     transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std)
-    store = store_of(examples, backbone.img_size, config, fabric.device, fabric)
+    store = get_image_store(examples, backbone.img_size, config, fabric.device, fabric)
     batch = config.batch if isinstance(config.batch, int) else 64
     return EvalSet(store, transform, max(64, batch) if fabric.device.type == "cuda" else min(batch, 64))
 
 
 def make_batches(
-    examples: Examples,
+    examples: ImageDataset,
     img_size: tuple[int, int],
     plan: Any,
     config: RunConfig,
@@ -304,16 +310,16 @@ def make_batches(
     batch = plan.images_per_step // plan.accumulate
     shared = {"seed": config.seed, "augment": augment, "mixing": mixing, "keep_clean": keep_clean}
     shared |= {"rank": fabric.global_rank, "world": fabric.world_size}
-    if not isinstance(examples, StreamedExamples):
-        store = store_of(examples, img_size, config, fabric.device, fabric)
+    if not isinstance(examples, StreamingDataset):
+        store = get_image_store(examples, img_size, config, fabric.device, fabric)
         return Batches(store, batch, balance=balance, **shared)
     if balance or augment.repeats > 1:
         raise UserError("--balance and --augment.repeats choose images one by one: use --stream false.")
     assert isinstance(config.workers, int)
-    streamed = StreamedBatches(
+    streamed = StreamingBatches(
         examples.stream(config.seed),
         batch,
-        stored=look(examples.at_hand(), img_size, config.cache.size)[0],
+        stored=probe_images(examples.sample_images(), img_size, config.cache.size)[0],
         steps_per_epoch=plan.steps_per_epoch * plan.accumulate,
         classes=None if mixing is None or examples.texts is None else tuple(examples.texts),
         device=fabric.device,
@@ -324,10 +330,10 @@ def make_batches(
     return cast(Batches, streamed)  # it is asked for the same things
 
 
-def decide_reading(config: RunConfig, examples: Examples, fabric: Fabric, decisions: Decisions) -> None:
+def decide_reading(config: RunConfig, examples: ImageDataset, fabric: Fabric, decisions: AutoValues) -> None:
     """For shards read in passing: how many readers share them, as many on every machine."""
-    if isinstance(examples, StreamedExamples):
-        fewest = -distributed.largest(fabric, -cores())
+    if isinstance(examples, StreamingDataset):
+        fewest = -distributed.all_reduce_max(fabric, -cores())
         decide_stream(config, len(examples.shards), fabric.world_size, fewest, decisions)
 
 
@@ -337,15 +343,15 @@ def closing_readers(task: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if isinstance(task.batches, StreamedBatches):
+        if isinstance(task.batches, StreamingBatches):
             task.batches.close()
 
 
 stores = SharedStores()
 
 
-def store_of(
-    examples: Examples,
+def get_image_store(
+    examples: ImageDataset,
     img_size: tuple[int, int],
     config: RunConfig,
     device: torch.device,
@@ -360,11 +366,15 @@ def store_of(
 
 
 def _build(
-    examples: Examples, img_size: tuple[int, int], config: RunConfig, device: torch.device, fabric: Fabric | None
+    examples: ImageDataset, img_size: tuple[int, int], config: RunConfig, device: torch.device, fabric: Fabric | None
 ) -> Store:
     def agree(place: Where) -> Where:
         """The slowest place that any process needs: where all look at the images first, they can compare notes."""
-        return place if fabric is None else PLACES[distributed.largest(fabric, PLACES.index(place))]
+        return (
+            place
+            if fabric is None
+            else CACHE_LOCATIONS[distributed.all_reduce_max(fabric, CACHE_LOCATIONS.index(place))]
+        )
 
     store = build_store(
         examples,
@@ -384,15 +394,15 @@ def _build(
 
 def check_same_images(fabric: Fabric, found: int, given: int, config: RunConfig) -> None:
     """All processes must have as many: else a machine that lacks images would learn from others unnoticed."""
-    if not distributed.same_everywhere(fabric, found):
+    if not distributed.all_ranks_equal(fabric, found):
         raise UserError(
             f"The processes can read different images of {config.data} (this one {found:,} of {given:,}): see that "
             "every machine has all of them, and give --cache.where off if some cannot be read anywhere."
         )
 
 
-def say_decisions(source: DataSource, decisions: Decisions) -> None:
+def log_auto_values(source: DatasetSplits, decisions: AutoValues) -> None:
     for note in source.notes:
-        console.say(note)
+        console.info(note)
     for decision in decisions:
-        console.say(f"auto: {decision}")
+        console.info(f"auto: {decision}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frugalvit.config.train import PairsConfig
+from frugalvit.config.train import DrlocConfig
 from frugalvit.data.rng import generator_for
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.localization import draw_cells, positions
@@ -22,7 +22,7 @@ Pairs = Tensor | None
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShard:
     """Which equal part of every batch this process has."""
 
     seed: int = 0
@@ -30,7 +30,7 @@ class Share:
     world: int = 1
 
 
-def make_head(settings: PairsConfig, dim: int, largest: tuple[int, int]) -> RelativeLocalization:
+def make_head(settings: DrlocConfig, dim: int, largest: tuple[int, int]) -> RelativeLocalization:
     """The loss for final grids of this width and of at most this size, its hidden layers in the run's precision."""
     variant, grid_size = settings.variant, settings.grid_size
     assert variant != "auto" and grid_size != "auto"  # pyright: ignore[reportUnnecessaryComparison]
@@ -40,7 +40,7 @@ def make_head(settings: PairsConfig, dim: int, largest: tuple[int, int]) -> Rela
     return RelativeLocalization(dim, variant, settings.pairs, width, grid_size, settings.form, precision="autocast")
 
 
-def pair_generator(number: int, share: Share, device: torch.device) -> torch.Generator:
+def pair_generator(number: int, share: BatchShard, device: torch.device) -> torch.Generator:
     """What the pairs of the run's batch of this number are drawn with."""
     return torch.Generator(device).manual_seed(generator_for(share.seed, "pairs", number).initial_seed())
 
@@ -49,7 +49,7 @@ def draw(
     head: RelativeLocalization,
     grid_size: tuple[int, int],
     images: int,
-    share: Share,
+    share: BatchShard,
     generator: torch.Generator,
     views: int = 1,
 ) -> Pairs:
@@ -74,11 +74,11 @@ def loss_at(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Ten
 
 
 def measure(
-    localization: DenseLocalization, grids: Sequence[Tensor], number: int, share: Share
+    localization: DenseLocalization, grids: Sequence[Tensor], number: int, share: BatchShard
 ) -> tuple[Tensor, Tensor]:
     """Loss of the grids (B, C_l, h_l, w_l) of all blocks at pairs drawn for each; the last one's error."""
     generator = pair_generator(number, share, grids[0].device)
-    return localization.judged(
+    return localization.apply_per_level(
         grids,
         lambda head, grid: loss_at(head, grid, draw(head, (grid.shape[2], grid.shape[3]), len(grid), share, generator)),
     )

@@ -26,14 +26,14 @@ class Weights(NamedTuple):
     """The names of the classes its classifier tells apart; None where it has none."""
 
 
-def is_unfinished(where: str | Path) -> bool:
+def is_unfinished_run(where: str | Path) -> bool:
     """Whether a place is the folder of a run that has not written its model yet."""
     path = Path(where)
     begun = all((path / name).is_file() for name in ("config.yaml", "data.json"))
     return begun and find_model_folder(path) is None and weights_in(path) == path
 
 
-def network_of(run: str | Path) -> Backbone:
+def build_run_network(run: str | Path) -> Backbone:
     """The network that a run trains, as its configuration says, with random weights."""
     values = read_yaml(Path(run) / "config.yaml")
     size = values["img_size"]
@@ -44,7 +44,7 @@ def network_of(run: str | Path) -> Backbone:
     return create_backbone(values["backbone"], img_size=size, **keywords)
 
 
-def weights_of(run: str | Path) -> Weights:
+def best_run_weights(run: str | Path) -> Weights:
     """The weights that the run would hand out if it ended now: the best by its score, or else the last.
 
     Label-free runs hand out the last teacher, whatever its score.
@@ -56,7 +56,7 @@ def weights_of(run: str | Path) -> Weights:
             continue
         state, fault = read_state(path)
         if state is None:
-            console.warn(f"{path} is damaged ({fault})")
+            console.warning(f"{path} is damaged ({fault})")
             continue
         words = f"{folder} is not finished: the weights of its checkpoints/{name}, step {state['step']:,}, are taken"
         classes = read_facts(folder).get("classes") if verb == "train" else None

@@ -14,12 +14,12 @@ from frugalvit.backbones.weights.load import LoadReport, load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
 from frugalvit.backbones.weights.model_folder import load_model_folder
 from frugalvit.data.augment.transforms import EvalTransform
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import UserError, did_you_mean
 from frugalvit.experiment.init_weights import backbone_weights
 from frugalvit.experiment.resume import verb_of
 from frugalvit.runs.run_folder import CHECKPOINTS
 from frugalvit.utils import console
-from frugalvit.utils.text import some
+from frugalvit.utils.text import truncate_list
 
 _MODELS = "give a run's folder, a checkpoint or an exported folder"
 _HOW = f"{_MODELS[0].upper()}{_MODELS[1:]}, or a name of 'frugalvit list models'."
@@ -63,7 +63,7 @@ def load_model(
         if folder is None:
             begun = (path / "config.yaml").exists()
             verb = verb_of(path) if begun else None
-            way = f"'frugalvit {verb or 'train'} --resume {console.shown(path)}' goes on"
+            way = f"'frugalvit {verb or 'train'} --resume {console.shell_quote(path)}' goes on"
             hint = f"the run is not finished; {way}" if begun else _MODELS
             raise UserError(f"{path} holds no model (no config.json): {hint}.")
         backbone, meta = load_model_folder(folder, img_size=img_size)
@@ -84,7 +84,7 @@ def load_model(
     else:
         if "/" in where or where.endswith((".pt", ".pth", ".safetensors")):
             beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-            hint = nearest(path.name, beside) or f" {_MODELS[0].upper()}{_MODELS[1:]}."
+            hint = did_you_mean(path.name, beside) or f" {_MODELS[0].upper()}{_MODELS[1:]}."
             raise UserError(f"There is no model at {where}.{hint}")
         if not is_name(where):
             raise UserError(f"There is no folder, file or network '{where}'.{close_names(where)} {_HOW}")
@@ -119,9 +119,9 @@ def _from_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -
 
     Nothing in such a file says which; that into which they go as they are, and the published one where both do.
     """
-    backbone = create_backbone(architecture, img_size=img_size, keep_shape=True)
+    backbone = create_backbone(architecture, img_size=img_size, keep_patch_size=True)
     report = load_weights(backbone, path)
-    if report.resized and "keep_shape" in backbone.keywords:
+    if report.resized and "keep_patch_size" in backbone.keywords:
         finer = create_backbone(architecture, img_size=img_size)
         as_it_is = load_weights(finer, path)
         if not as_it_is.resized:
@@ -131,8 +131,8 @@ def _from_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -
         raise UserError(
             f"{path} lacks {len(report.missing)} tensors of '{architecture}' ({lacking}): is it the right --backbone?"
         )
-    if "keep_shape" in backbone.keywords:
-        console.say(
+    if "keep_patch_size" in backbone.keywords:
+        console.info(
             f"{path} does not say how its network was made for small images: the published {architecture} is taken. A "
             "run's or an exported folder does."
         )
@@ -145,9 +145,9 @@ def _from_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -
 def _say_report(path: Path, report: LoadReport) -> None:
     odd = [name for name in report.left_over if classifier_part(name) is None]
     if odd:
-        console.warn(f"{path}: {some(odd, 4)} found no place in the network; is it the right --backbone?")
+        console.warning(f"{path}: {truncate_list(odd, 4)} found no place in the network; is it the right --backbone?")
     if report.notes:
-        console.say(f"{path}: {'; '.join(report.notes)}")
+        console.info(f"{path}: {'; '.join(report.notes)}")
 
 
 def _weights_by_chance(name: str) -> None:
@@ -157,14 +157,14 @@ def _weights_by_chance(name: str) -> None:
             f"'{name}' names published weights, which are not fetched here: download their folder ('hf download "
             f"timm/{name} --local-dir FOLDER') and give that, or '{architecture}' for random weights."
         )
-    console.warn(
+    console.warning(
         f"'{name}' is a name alone: its weights are random. {_MODELS[0].upper()}{_MODELS[1:]} for trained ones"
     )
 
 
 def _say_all(notes: list[str]) -> None:
     for note in notes:
-        console.say(note)
+        console.info(note)
 
 
 def _preparation(meta: dict[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from lightning_fabric import Fabric
 from frugalvit.config.base import flat_fields, read_yaml, set_dotted
 from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.run import NO_MATTER, same_value
+from frugalvit.config.run import FREE_ON_RESUME, same_value
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.engine import distributed
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import find_run
-from frugalvit.utils.console import shown
+from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import read_json
 
 C = TypeVar("C", bound=RunConfig)
@@ -26,32 +26,32 @@ _OF_NOW = ("device", "devices", "nodes")
 """What the machine of now decides, said or not; of the other options that do not matter, what is said now counts."""
 
 
-def stored_config(config: C) -> C:
+def load_resumed_config(config: C) -> C:
     """What the run to resume was started with, on the hardware of now; a new run's configuration as it is."""
     if not config.resume:
         return config
     folder = find_run(config.resume)
-    stored = type(config).stored(folder / "config.yaml")
+    stored = type(config).from_run(folder / "config.yaml")
     values = stored.model_dump() | {"resume": str(folder)}
     for name in _free(stored):
-        if name in _OF_NOW or config.was_given(name):
+        if name in _OF_NOW or config.is_set(name):
             set_dotted(values, name, operator.attrgetter(name)(config))
     if config.data:  # where it lies now
         values["data"] = config.data
-    return stored.filled(values)
+    return stored.with_values(values)
 
 
-def if_it_has_moved(config: RunConfig, command: str) -> str:
+def moved_data_hint(config: RunConfig, command: str) -> str:
     """What to do where data is gone from the place that the run to resume, or to continue, had it in; else empty."""
     if config.resume and not config.data:
-        run, data, flag = config.resume, stored_config(config).data, "--resume"
-    elif isinstance(config, PretrainConfig) and config.continue_from and not config.given("data", None):
+        run, data, flag = config.resume, load_resumed_config(config).data, "--resume"
+    elif isinstance(config, PretrainConfig) and config.continue_from and not config.requested("data", None):
         run, data, flag = config.continue_from, config.data, "--continue"
     else:
         return ""
     if Path(str(data)).exists():
         return ""
-    return f" {run} had it there. If it lies elsewhere now: frugalvit {command} PLACE {flag} {shown(run)}"
+    return f" {run} had it there. If it lies elsewhere now: frugalvit {command} PLACE {flag} {shell_quote(run)}"
 
 
 def check_resume(config: RunConfig) -> None:
@@ -60,10 +60,10 @@ def check_resume(config: RunConfig) -> None:
     check_kind(folder, type(config), "'frugalvit {verb} --resume {folder}' resumes it")
     if config.out and Path(config.out).resolve() != folder.resolve():
         raise UserError(f"A resumed run stays in its folder, {folder}: leave out --out {config.out}.")
-    stored = type(config).stored(folder / "config.yaml")
+    stored = type(config).from_run(folder / "config.yaml")
     _check_readers(config, stored, folder)
     for name, field in flat_fields(type(config)).items():
-        if name in ("resume", "out", "data", *_free(stored)) or not config.was_given(name):
+        if name in ("resume", "out", "data", *_free(stored)) or not config.is_set(name):
             continue
         wanted, had = (operator.attrgetter(name)(part) for part in (config, stored))
         if wanted == "auto" or same_value(name, wanted, had):
@@ -72,16 +72,16 @@ def check_resume(config: RunConfig) -> None:
             short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
             flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
             begun = f"with {flag} {had}" if had not in (None, False, "auto") else f"without {flag}"
-            way = f"start a new run from its weights with --init {shown(folder)}"
+            way = f"start a new run from its weights with --init {shell_quote(folder)}"
             longer = name in ("steps", "epochs") and wanted is not None and (had in (None, "auto") or wanted > had)
             if longer and isinstance(config, PretrainConfig):
-                way = f"go on for longer in a new run with --continue {shown(folder)} {flag} {wanted:.15g}"
+                way = f"go on for longer in a new run with --continue {shell_quote(folder)} {flag} {wanted:.15g}"
             raise UserError(f"{folder} was begun {begun} and goes on so: leave it out, or {way}.")
 
 
-def check_agreed(config: RunConfig, fabric: Fabric) -> None:
+def check_ranks_agree(config: RunConfig, fabric: Fabric) -> None:
     """Each process has looked for itself whether ``--resume auto`` finds a run: all must have found the same."""
-    if not distributed.same_everywhere(fabric, int(bool(config.resume))):
+    if not distributed.all_ranks_equal(fabric, int(bool(config.resume))):
         raise UserError(
             f"Some processes find a run in {config.out}, and others do not: it must lie on a file system that all "
             "machines share."
@@ -97,8 +97,10 @@ def check_kind(folder: Path, kind: type[RunConfig], way: str) -> None:
     if verb is None:
         odd = min(options - set(kind.model_fields))
         raise UserError(f"{folder}/config.yaml has an option '{odd}', which this version of frugalvit does not know.")
-    way = way.format(verb=verb, folder=shown(folder))
-    raise UserError(f"{folder} is a run of 'frugalvit {verb}': {way}; --init {shown(folder)} starts from its weights.")
+    way = way.format(verb=verb, folder=shell_quote(folder))
+    raise UserError(
+        f"{folder} is a run of 'frugalvit {verb}': {way}; --init {shell_quote(folder)} starts from its weights."
+    )
 
 
 def verb_of(folder: Path) -> str | None:
@@ -119,7 +121,7 @@ def network_keywords(config: RunConfig) -> dict[str, Any]:
         return config.backbone_args | read_facts(config.resume).get("network", {})
     if isinstance(config, PretrainConfig) and config.continue_from:
         folder = find_run(config.continue_from)
-        theirs = PretrainConfig.stored(folder / "config.yaml")
+        theirs = PretrainConfig.from_run(folder / "config.yaml")
         if (config.backbone, config.img_size) == (theirs.backbone, theirs.img_size):
             return read_facts(folder).get("network", {}) | config.backbone_args
     return config.backbone_args
@@ -134,7 +136,7 @@ def _check_readers(config: RunConfig, stored: RunConfig, folder: Path) -> None:
     """Shards read in passing are shared out among the processes: another number would repeat and skip images."""
     if stored.stream is not True:
         return
-    now = math.prod(distributed.places(config.devices, config.nodes))
+    now = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
     begun = read_facts(folder).get("processes")
     if begun is None:  # an earlier frugalvit wrote down only what it was asked for
         begun, now = stored.devices * stored.nodes, config.devices * config.nodes
@@ -142,13 +144,13 @@ def _check_readers(config: RunConfig, stored: RunConfig, folder: Path) -> None:
         raise UserError(
             f"{folder} reads shards in passing, shared out among the processes it was begun with, and goes on with as "
             f"many: {begun} (--devices, --nodes), not {now}; or start a new run from its weights with --init "
-            f"{shown(folder)}."
+            f"{shell_quote(folder)}."
         )
 
 
 def _free(stored: RunConfig) -> tuple[str, ...]:
     """Options that may be others now; readers of shards share them out among themselves, so their number may not."""
-    return tuple(name for name in NO_MATTER if name != "workers" or stored.stream is not True)
+    return tuple(name for name in FREE_ON_RESUME if name != "workers" or stored.stream is not True)
 
 
 def _was_changed(name: str, wanted: Any, had: Any, stored: RunConfig, folder: Path) -> bool:

@@ -17,13 +17,13 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.train import RunConfig
 from frugalvit.data.cache.store import Store
 from frugalvit.data.loader import Batches, eval_batches
-from frugalvit.data.webdataset.streaming_loader import StreamedBatches
-from frugalvit.experiment.auto_values import Decision
+from frugalvit.data.webdataset.streaming_loader import StreamingBatches
+from frugalvit.experiment.auto_values import AutoValue
 from frugalvit.experiment.builders import EvalSet
-from frugalvit.runs.run_folder import Run
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils import console
-from frugalvit.utils.files import storable
-from frugalvit.utils.tables import Result, Table, as_text
+from frugalvit.utils.files import utf8_safe
+from frugalvit.utils.tables import CommandResult, Table, as_text
 
 
 @torch.inference_mode()
@@ -67,12 +67,12 @@ def _seen_from(where: str, name: str) -> str:
     """An image's name in its dataset: the report that shows it may go to people who have the data elsewhere."""
     path, place = Path(name), Path(where)
     where = str(place.parent) if place.is_file() else where  # a table's images lie around it
-    return storable(path.relative_to(where).as_posix() if where and path.is_relative_to(where) else name)
+    return utf8_safe(path.relative_to(where).as_posix() if where and path.is_relative_to(where) else name)
 
 
-def augmentation_sheet(batches: Batches | StreamedBatches, backbone: Backbone, columns: int = 8) -> bytes:
+def augmentation_sheet(batches: Batches | StreamingBatches, backbone: Backbone, columns: int = 8) -> bytes:
     """The first training batch as the model saw it, as one JPEG."""
-    batch = batches.glance(0) if isinstance(batches, StreamedBatches) else batches.batch_at(0)
+    batch = batches.peek(0) if isinstance(batches, StreamingBatches) else batches.batch_at(0)
     views = batch.images if isinstance(batch.images, list) else [batch.images]
     tiles: list[Tensor] = []
     for view in views[: 4 if len(views) > 1 else 1]:
@@ -88,7 +88,7 @@ def augmentation_sheet(batches: Batches | StreamedBatches, backbone: Backbone, c
     return _encode(sheet)
 
 
-def save_pictures(run: Run, mistakes: list[dict[str, Any]] | None, sheet: bytes | None) -> None:
+def save_pictures(run: RunFolder, mistakes: list[dict[str, Any]] | None, sheet: bytes | None) -> None:
     """Lay the pictures beside the run's numbers, where the report looks for them, and show them to the trackers."""
     if not run.writer:
         return
@@ -152,7 +152,7 @@ def run_facts(config: RunConfig, outcome: Mapping[str, Any], network: nn.Module)
     }
 
 
-def run_result(summary: dict[str, Any], table: Table, then: list[str], remarks: Iterable[str] = ()) -> Result:
+def run_result(summary: dict[str, Any], table: Table, then: list[str], remarks: Iterable[str] = ()) -> CommandResult:
     """What a command says of its finished run: the numbers, where everything lies, and what to do with it.
 
     then:    commands to go on with
@@ -166,7 +166,7 @@ def run_result(summary: dict[str, Any], table: Table, then: list[str], remarks: 
     notes += [f"report      {folder}/report.html"] if (folder / "report.html").exists() else []
     notes += [f"{'' if number else 'next':<12}{command}" for number, command in enumerate(then)]
     shown = {key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion")}
-    return Result(shown, [table], notes)
+    return CommandResult(shown, [table], notes)
 
 
 def _skipped(summary: Mapping[str, Any]) -> list[str]:
@@ -190,7 +190,7 @@ def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def decisions_table(decisions: Iterable[Decision]) -> Table:
+def decisions_table(decisions: Iterable[AutoValue]) -> Table:
     """What "auto" chose, and why."""
     rows: list[list[object]] = [[d.name, str(d.value), d.reason] for d in decisions]
     return Table(["option", "value", "reason"], rows, 'What "auto" chose')

@@ -20,7 +20,7 @@ from frugalvit.backbones.weights.model_config import model_config, saved_size
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.base import read_yaml
 from frugalvit.config.tools import ExportConfig
-from frugalvit.engine.hardware import tune_for_cpu
+from frugalvit.engine.hardware import configure_cpu
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by, without_scores
 from frugalvit.export.inference_model import ReadyModel, load
@@ -30,7 +30,7 @@ from frugalvit.export.verify import check_images
 from frugalvit.tasks.classification.predict import not_finite
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, remove_leftovers, working_folder, write_text
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.tables import CommandResult, Table
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -42,13 +42,13 @@ TOLERANCE = 1e-3
 # The command
 
 
-def export(config: ExportConfig) -> Result:
+def export(config: ExportConfig) -> CommandResult:
     """Write the model in the form asked for, after it has proved to compute the same."""
     began = time.monotonic()
     _check_options(config)
     if config.to == "onnx":
         _need_onnx()
-    tune_for_cpu()  # for the whole command, which also asks the network apart from the model
+    configure_cpu()  # for the whole command, which also asks the network apart from the model
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
     remove_leftovers(out.absolute())
@@ -61,7 +61,7 @@ def export(config: ExportConfig) -> Result:
     with torch.inference_mode():
         if not bool(model(pictures).isfinite().all()):
             raise UserError(not_finite(config.model))
-    console.say(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
+    console.info(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
         if config.to in ("timm", "hf"):
             save_model_folder(model.backbone, folder, classes=model.classes, meta=meta)
@@ -100,7 +100,7 @@ def export(config: ExportConfig) -> Result:
         notes.append("the backbone alone: detectors and segmenters are used with 'frugalvit detect|segment predict'")
     if not Path(config.model).exists():
         notes.append(f"{config.model} is a model's name, not a trained model: these weights are random")
-    return Result(data, [Table(["file", "MB"], rows, str(out))], notes)
+    return CommandResult(data, [Table(["file", "MB"], rows, str(out))], notes)
 
 
 def largest_difference(network: nn.Module, run: Run, pictures: Tensor) -> float:

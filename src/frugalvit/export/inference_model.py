@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from frugalvit.backbones.base import Backbone
 from frugalvit.backbones.factory import to_size
-from frugalvit.backbones.timm_features import quietly
-from frugalvit.data.image_inputs import listed
+from frugalvit.backbones.timm_features import eval_no_grad
+from frugalvit.data.image_inputs import as_list
 from frugalvit.engine import hardware
-from frugalvit.engine.hardware import tuned_for
+from frugalvit.engine.hardware import cpu_settings
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
 from frugalvit.features import Features
@@ -40,7 +40,7 @@ class ReadyModel(nn.Module):
 
         -> (B, C, h, w)
         """
-        given = listed(pictures)
+        given = as_list(pictures)
         if not given:
             raise UserError("there are no pictures in the list; give at least one.")
         weight = next(self.parameters())
@@ -48,12 +48,12 @@ class ReadyModel(nn.Module):
 
     def features(self, images: Tensor) -> Features:
         """(B, C, h, w) -> grid (B, D, h', w') and pooled (B, D)."""
-        with tuned_for(next(self.parameters()).device):
+        with cpu_settings(next(self.parameters()).device):
             return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes); the pooled features (B, D) where there is no classifier."""
-        with tuned_for(next(self.parameters()).device):
+        with cpu_settings(next(self.parameters()).device):
             pooled = self.backbone(images).pooled
             return self.backbone.classify(pooled) if self.backbone.num_classes else pooled
 
@@ -66,10 +66,10 @@ class ReadyModel(nn.Module):
         if not self.backbone.num_classes:
             raise UserError(f"{self.name} has no classifier; it gives features only.")
         top, batch = _whole("top", top), _whole("batch", batch)
-        given = listed(pictures)
+        given = as_list(pictures)
         names = self.classes or tuple(str(index) for index in range(self.backbone.num_classes))
         answers: list[list[tuple[str, float]]] = []
-        with quietly(self):
+        with eval_no_grad(self):
             for first in range(0, len(given), batch):
                 logits = self(self.transform(given[first : first + batch])).float()
                 if not bool(logits.isfinite().all()):
@@ -99,7 +99,7 @@ def load(
     from frugalvit.experiment.load_model import load_model
 
     size = None if img_size is None else to_size(img_size)
-    with hardware.given_back(), torch.random.fork_rng(devices=[]):
+    with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
         kind, number = numbered_device(device)
         place = f"{kind}:{number}" if number else kind
         return ReadyModel(load_model(str(model), place, img_size=size, architecture=backbone)).eval()

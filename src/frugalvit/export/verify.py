@@ -35,11 +35,11 @@ def check_images(model: ReadyModel, images: str | None, settings: Mapping[str, A
         except UserError as error:
             if images:
                 raise
-            console.warn(f"the run's data cannot be read ({error}); the export is checked on noise instead")
+            console.warning(f"the run's data cannot be read ({error}); the export is checked on noise instead")
         else:
             if pixels:
                 return model.transform(pixels), f"{len(pixels)} images of {where}"
-            console.say(
+            console.info(
                 f"{where} would have to be fetched: the export is checked on noise; --images names other images"
             )
     noise = torch.randn(CHECKED, backbone.in_chans, *backbone.img_size, generator=torch.Generator().manual_seed(0))
@@ -49,7 +49,7 @@ def check_images(model: ReadyModel, images: str | None, settings: Mapping[str, A
 def read_images(where: str, **options: Any) -> list[Any]:
     """The first readable images of a file, a folder or a dataset; ``options`` are ``open_data``'s."""
     from frugalvit.data import open_data
-    from frugalvit.data.decode import BadImage, decode
+    from frugalvit.data.decode import UnreadableImage, decode
     from frugalvit.data.open import is_dataset_file
 
     if Path(where).is_file() and not is_dataset_file(where):
@@ -58,7 +58,7 @@ def read_images(where: str, **options: Any) -> list[Any]:
     examples = next((splits[name] for name in _SPLITS if len(splits.get(name, ()))), None)
     pixels: list[Any] = []
     for index in range(len(examples) if examples is not None else 0):
-        with contextlib.suppress(BadImage):  # any readable images will do
+        with contextlib.suppress(UnreadableImage):  # any readable images will do
             pixels.append(examples.read(index))  # type: ignore[union-attr]
         if len(pixels) == CHECKED:
             return pixels

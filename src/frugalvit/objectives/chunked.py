@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from frugalvit.objectives.checks import check_center, check_temperature
-from frugalvit.utils.triton import KERNELS
+from frugalvit.utils.triton import TRITON_AVAILABLE
 
 # K-wide elements per chunk: 1,024 rows of 65,536 on a GPU (256 MiB of fp32 logits), enough for full-rate products.
 _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}
@@ -41,7 +41,7 @@ _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}
 _PAYS_FROM = 2**25
 
 # Where Triton is not installed the softmax on a GPU takes a few kernels instead of one.
-if KERNELS:
+if TRITON_AVAILABLE:
     from frugalvit.objectives.softmax_kernel import fused_softmax
 
 
@@ -160,7 +160,7 @@ def _softmax_moments(
     """
     per_chunk = rows or max(1, _CHUNK_ELEMENTS.get(query.device.type, 2**23) // len(keys))
     low, precise = keys.dtype, query.dtype
-    probabilities_of = fused_softmax if query.is_cuda and precise == torch.float32 and KERNELS else _softmax
+    probabilities_of = fused_softmax if query.is_cuda and precise == torch.float32 and TRITON_AVAILABLE else _softmax
     normalisers, means = [], []
     for start in range(0, len(query), per_chunk):
         chunk = slice(start, start + per_chunk)

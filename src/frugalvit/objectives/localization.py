@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import UserError, did_you_mean
 from frugalvit.features import Features
 from frugalvit.objectives.checks import whole_number
 
@@ -151,7 +151,7 @@ class RelativeLocalization(nn.Module):
             return height, width
         return min(height, self.grid_size[0]), min(width, self.grid_size[1])
 
-    def guess_error(self, height: int, width: int) -> float:
+    def constant_baseline_error(self, height: int, width: int) -> float:
         """Mean absolute error in cells of the best constant answer, for a backbone's grid of this size."""
         errors = []
         for k in self.pooled_size(height, width):
@@ -357,7 +357,7 @@ def _sides(grid_size: Any) -> tuple[int, int]:
 
 def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
     if value not in options:
-        raise UserError(f"{name}={value!r} is not one of {', '.join(options)}.{nearest(str(value), options)}")
+        raise UserError(f"{name}={value!r} is not one of {', '.join(options)}.{did_you_mean(str(value), options)}")
 
 
 def _check_positions(first: Tensor, second: Tensor, batch: int, size: tuple[int, int]) -> None:
@@ -447,9 +447,9 @@ class DenseLocalization(nn.Module):
 
     def measure(self, grids: Sequence[Tensor], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """The summed loss, and the mean absolute error in cells of the last grid: comparable with the plain loss."""
-        return self.judged(grids, lambda level, grid: level.measure(grid, generator))
+        return self.apply_per_level(grids, lambda level, grid: level.measure(grid, generator))
 
-    def judged(
+    def apply_per_level(
         self, grids: Sequence[Tensor], judge: Callable[[RelativeLocalization, Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
         """The same with loss and error of every grid as ``judge`` has them, for instance at pairs drawn elsewhere."""

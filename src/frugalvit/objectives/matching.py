@@ -44,7 +44,7 @@ def count_pairs(students: int, teachers: int) -> int:
     return pairs
 
 
-def sharpened(logits: Tensor, center: Tensor, temperature: float | Tensor) -> Tensor:
+def teacher_probs(logits: Tensor, center: Tensor, temperature: float | Tensor) -> Tensor:
     """The teacher's distribution: softmax((logits - centre) / τt) over the last axis, at least in fp32."""
     check_temperature("teacher_temp", temperature)
     check_center(center, logits.shape[-1])
@@ -147,12 +147,12 @@ class Matching(nn.Module, ABC):
                 teacher_logits = F.linear(teacher, teacher_weight).split(teacher_sizes, dim=1)
             loss = self._plain_loss(student_logits, teacher_logits, student_features, teacher_features, teacher_temp)
         if self.training:
-            self.remember(teacher)
+            self.accumulate_center(teacher)
             if not hold_center:
                 self._move_center(teacher_weight)
         return loss
 
-    def remember(self, teacher_bottlenecks: Tensor) -> None:
+    def accumulate_center(self, teacher_bottlenecks: Tensor) -> None:
         """Count teacher outputs (…, P) in for the next move of the centre.
 
         The mean logit is the mean bottleneck times the prototypes, so P numbers (not K) are kept and reduced.
@@ -178,12 +178,12 @@ class Matching(nn.Module, ABC):
         """Move the teacher's head towards the student's: θ_t <- m θ_t + (1 - m) θ_s, unless the step was skipped."""
         update_average(self.teacher, self.student, momentum, skipped)
 
-    def rest(self) -> None:
+    def drop_head_grads(self) -> None:
         """Drop the head's gradients: with gradients of zero, weight decay would still wear it away."""
         for parameter in self.student.parameters():
             parameter.grad = None
 
-    def hold_last_layer(self) -> None:
+    def drop_last_layer_grads(self) -> None:
         """Drop the prototypes' gradients: call between backward and step for as long as they shall rest."""
         for parameter in self.student.last_layer.parameters():
             parameter.grad = None
@@ -217,7 +217,7 @@ class Matching(nn.Module, ABC):
         student = self.student(torch.cat([self._rows(crop) for crop in student_features], dim=1))
         teacher = self.teacher(torch.cat([self._rows(crop) for crop in teacher_features], dim=1)).float()
         with torch.autocast(teacher.device.type, enabled=False):
-            target = sharpened(teacher, self.center, teacher_temp)
+            target = teacher_probs(teacher, self.center, teacher_temp)
             entropy = _entropy(target).mean()
             student_top, teacher_top = student.argmax(-1), target.argmax(-1)
             counts = torch.zeros(target.shape[-1], device=target.device)

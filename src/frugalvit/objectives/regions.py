@@ -22,7 +22,7 @@ from torch import Tensor
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.objectives.checks import check_crops
-from frugalvit.objectives.matching import Matching, count_pairs, cross_entropy, sharpened, teachers_of
+from frugalvit.objectives.matching import Matching, count_pairs, cross_entropy, teacher_probs, teachers_of
 
 
 @torch.no_grad()
@@ -57,7 +57,7 @@ def region_loss(
             )
     sizes = [logits.shape[1] for logits in student_logits]
     with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
-        targets = [sharpened(logits, center, teacher_temp) for logits in teacher_logits]
+        targets = [teacher_probs(logits, center, teacher_temp) for logits in teacher_logits]
         matches = [match.split(sizes, dim=1) for match in _match_all(student_grids, teacher_grids)]
     loss = student_logits[0].new_zeros((), dtype=torch.float32)
     for crop, logits in enumerate(student_logits):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from frugalvit.features import Features
 from frugalvit.objectives.checks import check_crops
-from frugalvit.objectives.matching import Matching, count_pairs, cross_entropy, sharpened, teachers_of
+from frugalvit.objectives.matching import Matching, count_pairs, cross_entropy, teacher_probs, teachers_of
 
 
 def view_loss(
@@ -42,7 +42,7 @@ def view_loss(
     for what, crops in (("student_logits", student_logits), ("teacher_logits", teacher_logits)):
         check_crops(what, crops, axes, batch, width, axis=-1)
     with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
-        targets = [sharpened(logits, center, teacher_temp) for logits in teacher_logits]
+        targets = [teacher_probs(logits, center, teacher_temp) for logits in teacher_logits]
     loss = student_logits[0].new_zeros((), dtype=torch.float32)
     for crop, logits in enumerate(student_logits):
         chosen = [targets[t] for t in teachers_of(crop, len(targets))]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, ProbeConfig
-from frugalvit.data import DataSource
+from frugalvit.data import DatasetSplits
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import Kind
 from frugalvit.probing.knn import knn_accuracy
@@ -19,32 +19,32 @@ from frugalvit.probing.linear import linear_probe
 from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.splits import (
     as_part,
+    concat,
     draw_labels,
-    drawn_from,
     embed_splits,
     fit_and_score,
-    joined,
+    labelled_splits,
     make_extractor,
+    make_probe_splits,
     open_labelled,
     open_model,
     probe_device,
-    three_splits,
 )
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json, write_text
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.tables import CommandResult, Table
 
 HEADLINE_K = 20  # the k that "top1" of k-NN means where it is among the ks, as DINO and EsViT report it
 
 
-def knn(config: KnnConfig) -> Result:
+def knn(config: KnnConfig) -> CommandResult:
     """Bank: all images but those scored. Scored: test, else a given val, else every image by leaving one out."""
     began = time.monotonic()
     source = _open(config)
     model = open_model(config.model, config)
     parts = embed_splits(make_extractor(model, config, config.features, config.blocks), source)
     tested = next((parts.pop(name) for name in ("test", "val") if name in parts), None)
-    asked, bank = None if tested is None else as_part(tested), joined(*map(as_part, parts.values()))
+    asked, bank = None if tested is None else as_part(tested), concat(*map(as_part, parts.values()))
     notes = ["there is no test split: every image was asked of all the others"] if asked is None else []
     if config.labels != 1:
         known = draw_labels(bank, np.ones(len(bank), dtype=bool), config.labels, config.seed)
@@ -79,10 +79,10 @@ def knn(config: KnnConfig) -> Result:
         [[k, values["top1"], values["top5"], values["mean_per_class"]] for k, values in once.items()],
         f"k-NN on {source.name}: {data['train_images']:,} images vote on {data['test_images']:,}",
     )
-    return Result(data, [table], [*source.notes, *notes])
+    return CommandResult(data, [table], [*source.notes, *notes])
 
 
-def linear(config: LinearConfig) -> Result:
+def linear(config: LinearConfig) -> CommandResult:
     """EsViT's linear probe: last blocks, SGD, the best of several learning rates on validation images."""
     began = time.monotonic()
     source = _open(config)
@@ -91,14 +91,16 @@ def linear(config: LinearConfig) -> Result:
     parts = embed_splits(extractor, source)
     views = None
     if config.views:
-        learned = ["train"] if config.labels == 1 else drawn_from(parts)
+        learned = ["train"] if config.labels == 1 else labelled_splits(parts)
         made = [
             extractor(source.splits[name], f"{source.name} {name}, view {view + 1}", view, config.seed).features
             for view in range(config.views)
             for name in learned
         ]
         views = torch.stack([torch.cat(made[i : i + len(learned)]) for i in range(0, len(made), len(learned))])
-    prepared = three_splits(parts, len(source.classes or ()), config.val_fraction, config.seed, views, config.labels)
+    prepared = make_probe_splits(
+        parts, len(source.classes or ()), config.val_fraction, config.seed, views, config.labels
+    )
     found = linear_probe(
         prepared.train.features,
         prepared.train.targets,
@@ -123,16 +125,18 @@ def linear(config: LinearConfig) -> Result:
         "test_images": len(prepared.test),
     }
     data = _data(config, "linear", source, config.features, data, began)
-    return Result(data, [_scores_table(data, "lr", "weight_decay")], [*source.notes, *prepared.notes])
+    return CommandResult(data, [_scores_table(data, "lr", "weight_decay")], [*source.notes, *prepared.notes])
 
 
-def logistic(config: LogisticConfig) -> Result:
+def logistic(config: LogisticConfig) -> CommandResult:
     """Logistic regression: λ searched on validation images, fitted on train + val, tested once."""
     began = time.monotonic()
     source = _open(config, several_labels=True)
     model = open_model(config.model, config)
     parts = embed_splits(make_extractor(model, config, config.features, config.blocks), source)
-    prepared = three_splits(parts, len(source.classes or ()), config.val_fraction, config.seed, labels=config.labels)
+    prepared = make_probe_splits(
+        parts, len(source.classes or ()), config.val_fraction, config.seed, labels=config.labels
+    )
     scored = fit_and_score(prepared, "accuracy", probe_device(model), config.max_iterations)
     found = scored.found
     data: dict[str, Any] = {**scored.by_class, "val_top1": found.validation}
@@ -146,10 +150,10 @@ def logistic(config: LogisticConfig) -> Result:
         "test_images": len(prepared.test),
     }
     data = _data(config, "logistic", source, config.features, data, began)
-    return Result(data, [_scores_table(data, "lambda", "iterations")], [*source.notes, *prepared.notes])
+    return CommandResult(data, [_scores_table(data, "lambda", "iterations")], [*source.notes, *prepared.notes])
 
 
-def _open(config: ProbeConfig, several_labels: bool = False) -> DataSource:
+def _open(config: ProbeConfig, several_labels: bool = False) -> DatasetSplits:
     """The data; what would keep the result from being written later is said now, before anything is computed."""
     _kept(config)
     source = open_labelled(config.data, config.root)
@@ -164,7 +168,7 @@ def _kept(config: ProbeConfig) -> dict[str, Any]:
 
 
 def _data(
-    config: ProbeConfig, probe: str, source: DataSource, features: Kind, data: dict[str, Any], began: float
+    config: ProbeConfig, probe: str, source: DatasetSplits, features: Kind, data: dict[str, Any], began: float
 ) -> dict[str, Any]:
     """The result with what it is a result of; a run keeps it in its folder, for reports and plots."""
     whole = {"probe": probe, "model": config.model, "data": source.name, "features": features} | data
@@ -179,7 +183,7 @@ def _data(
         try:
             write_text(run / "probes.json", json.dumps(kept, indent=1, ensure_ascii=False))
         except OSError as error:  # another person's run, a disk that is full: the scores were the work
-            console.warn(f"the scores could not be kept in {run / 'probes.json'} ({error.strerror}): note them now")
+            console.warning(f"the scores could not be kept in {run / 'probes.json'} ({error.strerror}): note them now")
         whole = {"run": config.model} | whole
     return whole
 

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from frugalvit.config.data import AugmentConfig
 from frugalvit.data.augment.transforms import TrainAugment
-from frugalvit.data.dataset import Examples
-from frugalvit.data.decode import BadImage
-from frugalvit.data.image_size import look, own_rectangle, squeeze
+from frugalvit.data.dataset import ImageDataset
+from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.image_size import cached_size_alone, probe_images, resize_to
 from frugalvit.data.paths import cache_root
 from frugalvit.data.rng import generator_for
 from frugalvit.engine.hardware import precision_name
@@ -46,7 +46,7 @@ _IN_SHORT = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
 
 @dataclass
-class Embedded:
+class FeatureSet:
     """Features of a split in the order of its images; unreadable images are left out and listed.
 
     features: float32 on the CPU, (N, D), or (N, D, h, w) for the grid.
@@ -67,7 +67,7 @@ class Embedded:
         return len(self.features)
 
 
-class Extractor:
+class FeatureExtractor:
     """Takes features from one model."""
 
     def __init__(
@@ -92,12 +92,12 @@ class Extractor:
 
     def __call__(
         self,
-        examples: Examples,
+        examples: ImageDataset,
         label: str = "features",
         view: int | None = None,
         seed: int = 0,
         mirrored: bool = False,
-    ) -> Embedded:
+    ) -> FeatureSet:
         """Features of all images, or of their mirror images.
 
         ``view`` takes the seed's v-th random resized crop and flip instead of the centre crop.
@@ -106,7 +106,7 @@ class Extractor:
             raise UserError(f"{label}: there are no images.")
         transform = self.model.transform
         # The views of one chunk are cut in one go; a centre crop must not depend on what other images there are.
-        rectangle = None if view is None else look(examples, transform.out_size)[0]
+        rectangle = None if view is None else probe_images(examples, transform.out_size)[0]
         folder = None if self.folder is None else self._folder(examples, rectangle, view, seed, mirrored)
         starts = range(0, len(examples), CHUNK)
         parts: dict[int, _Part] = {}
@@ -118,7 +118,7 @@ class Extractor:
         limit = max(1, int(self.max_bad * len(examples)))
         bad = sum(len(part.bad) for part in parts.values())
         reader = _Reader(examples, rectangle, transform.enough, self.threads)
-        meter = console.Meter(len(examples), label, sum(len(p.positions) for p in parts.values()))
+        meter = console.ProgressBar(len(examples), label, sum(len(p.positions) for p in parts.values()))
         for number, decoded in reader.chunks(todo):
             bad += len(decoded.bad)
             if bad > limit:
@@ -145,7 +145,7 @@ class Extractor:
                 features = output.grid if self.kind == "grid" else output.pooled
         return features.float()
 
-    def _features(self, decoded: _Decoded, prepare: Prepare, meter: console.Meter, done: int) -> Tensor:
+    def _features(self, decoded: _Decoded, prepare: Prepare, meter: console.ProgressBar, done: int) -> Tensor:
         # By shape: a GPU takes as long to prepare one image as to prepare a batch of equal ones.
         order = sorted(range(len(decoded.images)), key=lambda row: decoded.images[row].shape)
         found = []
@@ -176,7 +176,7 @@ class Extractor:
         return lambda images, sizes: crop(images, sizes, generator)
 
     def _folder(
-        self, examples: Examples, rectangle: tuple[int, int] | None, view: int | None, seed: int, mirrored: bool
+        self, examples: ImageDataset, rectangle: tuple[int, int] | None, view: int | None, seed: int, mirrored: bool
     ) -> Path:
         identity = {
             "version": _VERSION,
@@ -197,18 +197,18 @@ class Extractor:
             raise UserError(f"Cannot write to {self.folder} ({error.strerror}): pass --no-cache.") from None
         return folder
 
-    def _assemble(self, examples: Examples, parts: list[_Part], from_cache: bool) -> Embedded:
+    def _assemble(self, examples: ImageDataset, parts: list[_Part], from_cache: bool) -> FeatureSet:
         positions = np.concatenate([part.positions for part in parts])
         bad = [entry for part in parts for entry in part.bad]
         if not len(positions):
             raise UserError(f"None of the {len(examples)} images can be read; the first: {bad[0][0]}: {bad[0][1]}.")
         for name, reason in bad:
-            console.warn(f"left out: {name}: {reason}")
+            console.warning(f"left out: {name}: {reason}")
         labels = None if examples.labels is None else torch.from_numpy(examples.labels[positions])
         targets = None if examples.targets is None else torch.from_numpy(examples.targets[positions])
         features = np.concatenate([part.features for part in parts if len(part.positions)])
         names, keys = ([words[i] for i in positions] for words in (examples.names, examples.keys))
-        return Embedded(torch.from_numpy(features), labels, targets, names, keys, bad, from_cache, positions.tolist())
+        return FeatureSet(torch.from_numpy(features), labels, targets, names, keys, bad, from_cache, positions.tolist())
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
@@ -250,7 +250,7 @@ class _Reader:
     """
 
     def __init__(
-        self, examples: Examples, rectangle: tuple[int, int] | None, enough: tuple[int, int], threads: int
+        self, examples: ImageDataset, rectangle: tuple[int, int] | None, enough: tuple[int, int], threads: int
     ) -> None:
         self.examples, self.rectangle, self.enough, self.threads = examples, rectangle, enough, threads
 
@@ -268,7 +268,7 @@ class _Reader:
         positions = range(number * CHUNK, min((number + 1) * CHUNK, len(self.examples)))
         images, sizes, kept, bad = [], [], [], []
         for position, result in zip(positions, decoders.map(self._one, positions), strict=True):
-            if isinstance(result, BadImage):
+            if isinstance(result, UnreadableImage):
                 bad.append((result.name, result.reason))
                 continue
             pixels, size = result
@@ -277,13 +277,13 @@ class _Reader:
             sizes.append(size)
         return _Decoded(images, torch.tensor(sizes).view(-1, 2), torch.tensor(kept, dtype=torch.long), bad)
 
-    def _one(self, position: int) -> tuple[np.ndarray, tuple[int, int]] | BadImage:
+    def _one(self, position: int) -> tuple[np.ndarray, tuple[int, int]] | UnreadableImage:
         try:
             pixels = self.examples.read(position, at_least=self.enough)
-        except BadImage as error:
+        except UnreadableImage as error:
             return error
         size = (pixels.shape[0], pixels.shape[1])
-        return np.ascontiguousarray(squeeze(pixels, self.rectangle or own_rectangle(size, self.enough))), size
+        return np.ascontiguousarray(resize_to(pixels, self.rectangle or cached_size_alone(size, self.enough))), size
 
 
 # -- files
@@ -315,9 +315,9 @@ def _load(folder: Path, number: int) -> _Part | None:
             features, positions = arrays["features"], arrays["positions"]
             bad = [(name, reason) for name, reason in json.loads(str(arrays["bad"]))]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        console.warn(f"{path} is damaged ({error}); computing it again")
+        console.warning(f"{path} is damaged ({error}); computing it again")
         return None
     if len(features) != len(positions) or not np.isfinite(features).all():
-        console.warn(f"{path} does not hold what it should; computing it again")
+        console.warning(f"{path} does not hold what it should; computing it again")
         return None
     return _Part(features, positions, bad)

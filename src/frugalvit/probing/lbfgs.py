@@ -101,7 +101,7 @@ def minimise(
     count, classes = len(strengths), targets.shape[1]
     weight = axes.rows.new_zeros(count, axes.rows.shape[1], classes) if weight is None else weight
     bias = axes.rows.new_zeros(count, classes) if bias is None else bias
-    going = _Going(axes, targets, several_labels, strengths, torch.cat([weight, bias[:, None]], dim=1))
+    going = _Active(axes, targets, several_labels, strengths, torch.cat([weight, bias[:, None]], dim=1))
     result = Minimum(
         weight.clone(),
         bias.clone(),
@@ -131,7 +131,7 @@ def minimise(
     return result
 
 
-class _Going:
+class _Active:
     """The strengths still on their way: parameters (A, K + 1, C) with the bias last, logits (A, N, C), recent pairs."""
 
     def __init__(self, axes: Axes, targets: Tensor, several_labels: bool, strengths: Tensor, start: Tensor) -> None:

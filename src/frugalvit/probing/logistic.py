@@ -52,7 +52,7 @@ class LogisticFit:
         full[:, :, self.present] = logits
         return full
 
-    def leading_to(self, strength: float) -> tuple[Tensor, Tensor]:
+    def extrapolate(self, strength: float) -> tuple[Tensor, Tensor]:
         """Weight (1, D, K) and bias (1, K) for another strength, on the line through the two nearest over log λ.
 
         Images that are told apart without a mistake have weights that grow with log 1/λ in one direction (Soudry et
@@ -120,14 +120,14 @@ class LogisticRegression:
         found: dict[float, LogisticFit] = {}
         known = start
         for strength in sorted(set(strengths), reverse=True):
-            for between in self._way(known, strength):
+            for between in self._path_to(known, strength):
                 loose = max(tolerance, TOLERANCE)
                 known = _after(known, self._fit_one(between, known, max_iterations, loose))
             found[strength] = self._fit_one(strength, known, max_iterations, tolerance)
             known = _after(known, found[strength])
         return _joined([found[strength] for strength in strengths])
 
-    def _way(self, known: LogisticFit | None, strength: float) -> Iterator[float]:
+    def _path_to(self, known: LogisticFit | None, strength: float) -> Iterator[float]:
         """Strengths to fit first, where the next stronger one known is far; from the loss's own curvature on, if none.
 
         The curvature of the softmax at zero is at most 1/4 of the spectrum: a stronger λ has its minimum next to zero.
@@ -141,7 +141,7 @@ class LogisticRegression:
     def _fit_one(
         self, strength: float, known: LogisticFit | None, max_iterations: int, tolerance: float
     ) -> LogisticFit:
-        weight, bias = (None, None) if known is None else self.axes.into(*known.leading_to(strength))
+        weight, bias = (None, None) if known is None else self.axes.into(*known.extrapolate(strength))
         outputs = self.targets.shape[1]
         found = minimise(
             self.axes,

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from frugalvit.config.probe import ExtractConfig, LookConfig
-from frugalvit.data import DataSource, open_data
+from frugalvit.data import DatasetSplits, open_data
 from frugalvit.data.formats.table import WANTED_COLUMN
-from frugalvit.data.splits import hold_out_files, part_of_each_class
+from frugalvit.data.splits import hold_out_files, subsample_labels
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
-from frugalvit.probing.extractor import Embedded, Extractor, Kind
+from frugalvit.probing.extractor import FeatureExtractor, FeatureSet, Kind
 from frugalvit.probing.logistic import LogisticResult, logistic_probe
 from frugalvit.probing.metrics import Metric, classification_scores, rank_classes, score
 from frugalvit.utils import console
 
 
 @dataclass
-class Part:
+class ProbeSplit:
     """Features (N, D), or (V, N, D) with augmented views, and their labels (N,) or several labels an image (N, C)."""
 
     features: Tensor
@@ -32,21 +32,21 @@ class Part:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def subset(self, rows: np.ndarray) -> Part:
+    def subset(self, rows: np.ndarray) -> ProbeSplit:
         index = torch.from_numpy(np.flatnonzero(rows))
-        return Part(self.features.index_select(-2, index), self.targets[index])
+        return ProbeSplit(self.features.index_select(-2, index), self.targets[index])
 
 
 @dataclass
 class ProbeData:
     """A dataset as a probe sees it."""
 
-    train: Part
-    val: Part
-    test: Part
+    train: ProbeSplit
+    val: ProbeSplit
+    test: ProbeSplit
     classes: int
     notes: list[str] = field(default_factory=list)
-    held_out: Part | None = None  # where val was a part of the training images: these, with their views
+    held_out: ProbeSplit | None = None  # where val was a part of the training images: these, with their views
 
 
 def open_model(where: str, config: ExtractConfig) -> Model:
@@ -55,9 +55,9 @@ def open_model(where: str, config: ExtractConfig) -> Model:
     return load_model(where, pick_device(config.device), img_size=config.img_size, architecture=config.backbone)
 
 
-def make_extractor(model: Model, config: LookConfig, kind: Kind, blocks: int = 4) -> Extractor:
+def make_extractor(model: Model, config: LookConfig, kind: Kind, blocks: int = 4) -> FeatureExtractor:
     """The extractor that the options describe."""
-    return Extractor(
+    return FeatureExtractor(
         model,
         kind=kind,
         blocks=blocks,
@@ -74,7 +74,7 @@ def probe_device(model: Model) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def open_labelled(data: str, root: str | None) -> DataSource:
+def open_labelled(data: str, root: str | None) -> DatasetSplits:
     """The dataset with the splits its makers gave it; refused before anything expensive where labels are missing."""
     source = open_data(data, split="given", root=root)
     for name, examples in source.splits.items():
@@ -91,25 +91,25 @@ def open_labelled(data: str, root: str | None) -> DataSource:
     return source
 
 
-def embed_splits(extractor: Extractor, source: DataSource) -> dict[str, Embedded]:
+def embed_splits(extractor: FeatureExtractor, source: DatasetSplits) -> dict[str, FeatureSet]:
     """Features of every split as given: all probes share them, whichever splits they make of them."""
     return {name: extractor(examples, f"{source.name} {name}") for name, examples in source.splits.items()}
 
 
-def drawn_from(splits: Collection[str]) -> list[str]:
+def labelled_splits(splits: Collection[str]) -> list[str]:
     """The splits that a part of the labels is drawn from: all but the one that is tested on."""
     return ["train", "val"] if {"val", "test"} <= set(splits) else ["train"]
 
 
-def draw_labels(train: Part, left: np.ndarray, labels: float, seed: int) -> np.ndarray:
+def draw_labels(train: ProbeSplit, left: np.ndarray, labels: float, seed: int) -> np.ndarray:
     """Which of the images still left keep their labels where a part of them is asked for: bool (N,)."""
     rows, chosen = np.flatnonzero(left), np.zeros(len(train), dtype=bool)
-    chosen[rows[part_of_each_class(train.targets.numpy()[rows], labels, seed)]] = True
+    chosen[rows[subsample_labels(train.targets.numpy()[rows], labels, seed)]] = True
     return chosen
 
 
-def three_splits(
-    parts: dict[str, Embedded],
+def make_probe_splits(
+    parts: dict[str, FeatureSet],
     classes: int,
     val_fraction: float,
     seed: int,
@@ -125,7 +125,7 @@ def three_splits(
     """
     notes: list[str] = []
     if labels != 1:
-        chosen = drawn_from(parts)
+        chosen = labelled_splits(parts)
         whole = _join([parts[name] for name in chosen])
         parts = {name: part for name, part in parts.items() if name not in chosen} | {"train": whole}
     whole = parts["train"]
@@ -144,7 +144,7 @@ def three_splits(
     if labels != 1:
         known, left = int(left.sum()), draw_labels(train, left, labels, seed)
         notes.append(f"{left.sum():,} of {known:,} labels are used")
-    learned, held_out = train if views is None else Part(views, train.targets), None
+    learned, held_out = train if views is None else ProbeSplit(views, train.targets), None
     if val is None:
         held = _hold(whole, left, val_fraction, seed)
         if labels != 1 and not held.any():
@@ -165,25 +165,25 @@ def three_splits(
     return ProbeData(learned.subset(left), val_part, test_part, classes, notes, held_out)
 
 
-def _join(parts: Sequence[Embedded]) -> Embedded:
+def _join(parts: Sequence[FeatureSet]) -> FeatureSet:
     """Several splits with one label an image, one after the other."""
     labels = [part.labels for part in parts if part.labels is not None]
     if len(labels) < len(parts):
         raise UserError("--labels is for data with one label an image.")
     names, keys = [name for part in parts for name in part.names], [key for part in parts for key in part.keys]
-    return Embedded(torch.cat([part.features for part in parts]), torch.cat(labels), None, names, keys)
+    return FeatureSet(torch.cat([part.features for part in parts]), torch.cat(labels), None, names, keys)
 
 
-def as_part(embedded: Embedded) -> Part:
+def as_part(embedded: FeatureSet) -> ProbeSplit:
     """Features with whichever kind of labels there are."""
     targets = embedded.labels if embedded.targets is None else embedded.targets
     assert targets is not None
-    return Part(embedded.features, targets)
+    return ProbeSplit(embedded.features, targets)
 
 
-def joined(*parts: Part) -> Part:
+def concat(*parts: ProbeSplit) -> ProbeSplit:
     """Several parts, one after the other."""
-    return Part(torch.cat([part.features for part in parts]), torch.cat([part.targets for part in parts]))
+    return ProbeSplit(torch.cat([part.features for part in parts]), torch.cat([part.targets for part in parts]))
 
 
 @dataclass
@@ -212,12 +212,12 @@ def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_ite
         max_iterations=max_iterations,
     )
     if not found.converged:
-        console.warn(f"L-BFGS ended at its limit of {max_iterations} iterations; raise --max-iterations")
+        console.warning(f"L-BFGS ended at its limit of {max_iterations} iterations; raise --max-iterations")
     by_class = {} if several else classification_scores(rank_classes(found.scores), data.test.targets)
     return LogisticScore(metric, score(metric, found.scores, data.test.targets), by_class, found)
 
 
-def _hold(embedded: Embedded, left: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+def _hold(embedded: FeatureSet, left: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Of the images still left, those to hold out: bool (N,). One that occurs twice stays on one side."""
     rows = np.flatnonzero(left)
     labels = None if embedded.labels is None else embedded.labels.numpy()[rows]

@@ -16,26 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit.config.probe import SuiteConfig
-from frugalvit.data import DataSource, dataset_status
+from frugalvit.data import DatasetSplits, dataset_status
 from frugalvit.data.formats import ucf101
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.paths import datasets_root
-from frugalvit.errors import UserError, nearest
-from frugalvit.probing.extractor import Extractor
+from frugalvit.errors import UserError, did_you_mean
+from frugalvit.probing.extractor import FeatureExtractor
 from frugalvit.probing.metrics import METRIC_NAMES, Metric
 from frugalvit.probing.splits import (
     embed_splits,
     fit_and_score,
     make_extractor,
+    make_probe_splits,
     open_labelled,
     open_model,
     probe_device,
-    three_splits,
 )
 from frugalvit.probing.suite_tables import suite_result
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
-from frugalvit.utils.tables import Result
+from frugalvit.utils.tables import CommandResult
 
 _VERSION = 1  # of the protocol: raise it when an old result would no longer be what is computed today
 
@@ -52,7 +52,7 @@ class Entry:
     instruction: str = ""
 
 
-def suite(config: SuiteConfig) -> Result:
+def suite(config: SuiteConfig) -> CommandResult:
     """Score one model, or two against each other, on every dataset that is there."""
     began = time.monotonic()
     entries = list_entries(config)
@@ -84,7 +84,7 @@ def list_entries(config: SuiteConfig) -> list[Entry]:
     known = {name: entry for name, entry in DATASETS.items() if entry.suite}
     for name in config.datasets:
         if name not in known:
-            hint = nearest(name, known) or f" They are {', '.join(known)}."
+            hint = did_you_mean(name, known) or f" They are {', '.join(known)}."
             raise UserError(f"'{name}' is not one of the suite's datasets.{hint} Own data: --own {name}")
     metrics: dict[str, Metric] = {words: metric for metric, words in METRIC_NAMES.items()}
     root = datasets_root(config.root)
@@ -111,7 +111,7 @@ def list_entries(config: SuiteConfig) -> list[Entry]:
     return entries
 
 
-def _score(entry: Entry, extractor: Extractor, config: SuiteConfig, folder: Path) -> dict[str, Any]:
+def _score(entry: Entry, extractor: FeatureExtractor, config: SuiteConfig, folder: Path) -> dict[str, Any]:
     """The result of one dataset: from its file if that is of this model, these images and these settings."""
     path = folder / f"{entry.name}.json"
     try:
@@ -119,15 +119,15 @@ def _score(entry: Entry, extractor: Extractor, config: SuiteConfig, folder: Path
         identity = _identity(entry, source, extractor, config)
         kept = _kept(path)
         if kept.get("identity") == identity:
-            console.say(f"{entry.title}: {kept['score']:.2f} (from {path})")
+            console.info(f"{entry.title}: {kept['score']:.2f} (from {path})")
             return kept
         result: dict[str, Any] = {"identity": identity} | score_dataset(source, entry.metric, extractor, config)
     except UserError as error:
         # One broken dataset must not cost the results of the other seventeen.
-        console.warn(f"{entry.title}: {error}")
+        console.warning(f"{entry.title}: {error}")
         return {"error": str(error)}
     write_text(path, json.dumps(result, indent=1, ensure_ascii=False))
-    console.say(f"{entry.title}: {result['score']:.2f} {METRIC_NAMES[result['metric']]}, {result['seconds']:.1f} s")
+    console.info(f"{entry.title}: {result['score']:.2f} {METRIC_NAMES[result['metric']]}, {result['seconds']:.1f} s")
     return result
 
 
@@ -136,14 +136,16 @@ def _kept(path: Path) -> dict[str, Any]:
     try:
         return read_json(path, dict) or {}
     except UserError as error:
-        console.warn(f"{error} It is computed again.")
+        console.warning(f"{error} It is computed again.")
         return {}
 
 
-def score_dataset(source: DataSource, metric: Metric, extractor: Extractor, config: SuiteConfig) -> dict[str, Any]:
+def score_dataset(
+    source: DatasetSplits, metric: Metric, extractor: FeatureExtractor, config: SuiteConfig
+) -> dict[str, Any]:
     """One dataset, one model, by the protocol."""
     began = time.monotonic()
-    prepared = three_splits(
+    prepared = make_probe_splits(
         embed_splits(extractor, source), len(source.classes or ()), config.val_fraction, config.seed
     )
     scored = fit_and_score(prepared, metric, probe_device(extractor.model), config.max_iterations)
@@ -164,7 +166,7 @@ def score_dataset(source: DataSource, metric: Metric, extractor: Extractor, conf
     return result
 
 
-def _identity(entry: Entry, source: DataSource, extractor: Extractor, config: SuiteConfig) -> str:
+def _identity(entry: Entry, source: DatasetSplits, extractor: FeatureExtractor, config: SuiteConfig) -> str:
     facts = {
         "version": _VERSION,
         "metric": entry.metric,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from frugalvit.probing.metrics import METRIC_NAMES
 from frugalvit.utils.files import write_text
-from frugalvit.utils.tables import Bold, Result, Table, as_csv, as_latex
+from frugalvit.utils.tables import Bold, CommandResult, Table, as_csv, as_latex
 
 if TYPE_CHECKING:
     from frugalvit.probing.suite import Entry
@@ -23,7 +23,7 @@ def average(results: Iterable[dict[str, Any]]) -> float:
     return statistics.fmean(values) if values else float("nan")
 
 
-def suite_result(entries: Sequence[Entry], labels: list[str], scores: list[Scores], out: Path) -> Result:
+def suite_result(entries: Sequence[Entry], labels: list[str], scores: list[Scores], out: Path) -> CommandResult:
     """Put the results together, and write suite.csv, suite.tex and suite.png into ``out``."""
     complete = [entry for entry in entries if all("score" in model.get(entry.name, {}) for model in scores)]
     averages = [average(model[entry.name] for entry in complete) for model in scores]
@@ -53,7 +53,7 @@ def suite_result(entries: Sequence[Entry], labels: list[str], scores: list[Score
     tables = [table]
     if missing:
         tables.append(Table(["dataset", "status", "what to do"], missing, "not scored"))
-    return Result(data, tables, notes)
+    return CommandResult(data, tables, notes)
 
 
 def _csv(entries: Sequence[Entry], labels: list[str], scores: list[Scores]) -> str:

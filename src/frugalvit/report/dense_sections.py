@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from frugalvit.report import svg_charts
-from frugalvit.report.run_record import Curve, Record, embed, finite
+from frugalvit.report.run_record import Curve, RunRecord, embed, finite
 from frugalvit.report.sections import table
 from frugalvit.utils.files import read_json
 
@@ -20,7 +20,7 @@ _WIDEST = 960
 """Pixels of a picture in the page."""
 
 
-def read_material(record: Record, part: str, kind: type) -> Any:
+def read_material(record: RunRecord, part: str, kind: type) -> Any:
     """A part of what the run left for its page; an empty one where it is absent, or not what it should be."""
     found = (read_json(record.folder / "transfer_report.json", dict) or {}).get(part)
     if not isinstance(found or kind(), kind):
@@ -29,11 +29,11 @@ def read_material(record: Record, part: str, kind: type) -> Any:
     return found or kind()
 
 
-def _left_out(record: Record, part: str) -> None:
+def _left_out(record: RunRecord, part: str) -> None:
     record.note(f"'{part}' of transfer_report.json is not all that it should be: something is left out.")
 
 
-def _curves(record: Record, found: Any) -> dict[str, Curve]:
+def _curves(record: RunRecord, found: Any) -> dict[str, Curve]:
     """Precisions over their recalls by name; one that is no number leaves a gap."""
     curves: dict[str, Curve] = {}
     for name, values in found.items() if isinstance(found, dict) else [("", None)]:
@@ -45,7 +45,7 @@ def _curves(record: Record, found: Any) -> dict[str, Curve]:
     return curves
 
 
-def precision_recall(record: Record) -> str:
+def precision_recall(record: RunRecord) -> str:
     """Precision at every recall, mean over classes, one chart for boxes and one for masks."""
     drawn = legend = ""
     for kind, curves in read_material(record, "curves", dict).items():
@@ -62,7 +62,7 @@ def precision_recall(record: Record) -> str:
     return f'{legend}<div class="charts">{drawn}</div>' if drawn else ""
 
 
-def per_class(record: Record) -> str:
+def per_class(record: RunRecord) -> str:
     found = read_material(record, "per_class", dict)
     columns, rows = found.get("columns"), found.get("rows")
     if not rows:
@@ -75,7 +75,7 @@ def per_class(record: Record) -> str:
     return table([str(column) for column in columns], rows, marks=marks)
 
 
-def _swatch(record: Record, colour: Any) -> str:
+def _swatch(record: RunRecord, colour: Any) -> str:
     """A square of the colour that a class has in the pictures."""
     if not re.fullmatch("#[0-9a-f]{6}", str(colour)):
         _left_out(record, "colours")
@@ -88,15 +88,15 @@ def _is_row(row: Any, columns: int) -> bool:
     return isinstance(row, list) and len(row) == columns > 0
 
 
-def best(record: Record) -> str:
+def best(record: RunRecord) -> str:
     return _pictures(record, "best")
 
 
-def worst(record: Record) -> str:
+def worst(record: RunRecord) -> str:
     return _pictures(record, "worst")
 
 
-def _pictures(record: Record, kind: str) -> str:
+def _pictures(record: RunRecord, kind: str) -> str:
     items = ""
     segmented = record.summary.get("task") == "segment"
     lead = "The image, the truth, then what the model found." if segmented else "Truth, then what the model found."

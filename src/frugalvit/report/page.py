@@ -41,14 +41,14 @@ from typing import TYPE_CHECKING, Any
 from frugalvit.errors import UserError
 from frugalvit.report import dense_sections, sections, svg_charts
 from frugalvit.report import sections as dataset
-from frugalvit.report.run_record import Record, find_runs, name_apart, read_comparison, read_run
+from frugalvit.report.run_record import RunRecord, find_runs, name_apart, read_comparison, read_run
 from frugalvit.utils import console, palette
 from frugalvit.utils.files import write_text
-from frugalvit.utils.text import some
+from frugalvit.utils.text import truncate_list
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
-    from frugalvit.data import Examples
+    from frugalvit.data import ImageDataset
 
 GENERATOR = '<meta name="generator" content="frugalvit">'
 _EXAMPLES_SHOWN = 2
@@ -62,7 +62,7 @@ def write_report(
     out: Path,
     *,
     model: Backbone | None = None,
-    examples: Examples | None = None,
+    examples: ImageDataset | None = None,
     seen: Mapping[Path, dict[str, Any]] | None = None,
 ) -> Path:
     """Write the report of ``runs`` to ``out`` and return it.
@@ -109,7 +109,7 @@ def _mark(content: str) -> str:
     return f'<meta name="frugalvit" content="{content}">'
 
 
-def report(records: list[Record], compared: Mapping[str, dict[str, Any]] | None = None, mark: str = "") -> str:
+def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | None = None, mark: str = "") -> str:
     """The page of one or several runs, and of what comparisons of them found, each by its name."""
     first = records[0]
     title = first.name if len(records) == 1 else f"{len(records)} runs"
@@ -185,7 +185,7 @@ def render(title: str, about: str, content: str, mark: str = "") -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _template("page.html"))
 
 
-def _look(folder: Path, backbone: Backbone, examples: Examples) -> dict[str, Any] | None:
+def _look(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[str, Any] | None:
     """What the model sees in a few examples, spread evenly; None where there is nothing to explore."""
     from frugalvit.visualization.explorer_data import Picture, gather
     from frugalvit.visualization.model_views import kept_share
@@ -202,16 +202,16 @@ def _look(folder: Path, backbone: Backbone, examples: Examples) -> dict[str, Any
     try:
         return gather([(folder.resolve().name, backbone)], pictures, second_views=True, keep=keep)
     except UserError as reason:
-        console.say(f"The report has no explorer: {reason}")
+        console.info(f"The report has no explorer: {reason}")
         return None
 
 
-def _merge_lens(records: list[Record]) -> dict[str, Any] | None:
+def _merge_lens(records: list[RunRecord]) -> dict[str, Any] | None:
     """One explorer for the runs that looked at the same images: one run of each kind, as many as a page can carry.
 
     The same are those of the same pixels: pictures of two datasets may well have one name.
     """
-    kinds: dict[str, Record] = {}
+    kinds: dict[str, RunRecord] = {}
     for record in records:
         if record.lens:
             kinds.setdefault(record.kind(), record)
@@ -231,7 +231,7 @@ def _merge_lens(records: list[Record]) -> dict[str, Any] | None:
     return {"images": images, "models": models} if models else None
 
 
-def _each(records: list[Record], part: Any) -> str:
+def _each(records: list[RunRecord], part: Any) -> str:
     """A part for every run that has it, under the run's name where they differ."""
     names: dict[str, list[str]] = {}
     for record in records:
@@ -245,7 +245,7 @@ def _each(records: list[Record], part: Any) -> str:
     )
 
 
-def _about(records: list[Record]) -> str:
+def _about(records: list[RunRecord]) -> str:
     """One line: what was run on what, as far as all runs have it in common; of differing data, the first few names."""
     tasks = [record.summary.get("task") for record in records]
     backbones, data, epochs = ([r.setting.get(name) for r in records] for name in ("backbone", "data", "epochs"))
@@ -253,7 +253,7 @@ def _about(records: list[Record]) -> str:
     words = [values[0] if all(value == values[0] for value in values) else None for values in (tasks, backbones, data)]
     if words[2] is None:
         names = [name for name in dict.fromkeys(sections.data_names(records)) if name]
-        words[2] = some(names, _NAMED)
+        words[2] = truncate_list(names, _NAMED)
     if len(set(lengths)) == 1:
         words.append(lengths[0])
     return " · ".join(str(word) for word in words if word)

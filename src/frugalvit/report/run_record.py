@@ -28,7 +28,7 @@ _DATA_URI = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 
 
 @dataclass
-class Record:
+class RunRecord:
     """Everything a page can show of one run.
 
     curves:    (split, metric) -> points; x is the epoch where every line has one, else the step
@@ -77,9 +77,9 @@ class Record:
         return self.kind(), str(self.seed if self.seed is not None else (self.summary, self.curves))
 
 
-def distinct(records: list[Record]) -> list[Record]:
+def distinct(records: list[RunRecord]) -> list[RunRecord]:
     """The first of each run and its copies: two of the same seed tell nothing of the deviation between seeds."""
-    found: dict[tuple[str, str], Record] = {}
+    found: dict[tuple[str, str], RunRecord] = {}
     for record in records:
         found.setdefault(record.identity(), record)
     return list(found.values())
@@ -112,7 +112,7 @@ def read_comparison(place: Path) -> dict[str, Any] | None:
         "differences": {name: values for name, values in _items(differences) if _is_difference(values)},
     }
     if any(sound[name] != (found.get(name) or {}) for name in sound):
-        console.warn(f"{place / 'comparison.json'} holds settings without their numbers: they are left out")
+        console.warning(f"{place / 'comparison.json'} holds settings without their numbers: they are left out")
     return found | sound
 
 
@@ -134,7 +134,7 @@ def _is_difference(value: Any) -> bool:
     return all(finite(value[name]) is not None for name in wanted)
 
 
-def name_apart(records: list[Record]) -> None:
+def name_apart(records: list[RunRecord]) -> None:
     """Give runs whose folders are called the same ("seed_0") as much of their path as tells them apart."""
     for length in range(2, 8):
         names = [record.name for record in records]
@@ -149,16 +149,16 @@ def is_run(place: Path) -> bool:
     return any((place / name).is_file() for name in ("metrics.jsonl", "summary.json"))
 
 
-def read_run(folder: Path, seen: dict[str, Any] | None = None) -> Record:
+def read_run(folder: Path, seen: dict[str, Any] | None = None) -> RunRecord:
     """Read what lies in a run folder; ``seen`` is what its model saw just now, in place of lens.json."""
-    record = Record(folder.resolve().name, folder)
+    record = RunRecord(folder.resolve().name, folder)
     _read_lines(folder / "metrics.jsonl", record)
     if (folder / "config.yaml").is_file():
         record.setting = flatten(read_yaml(folder / "config.yaml"))
     summary = read_summary(folder)
     record.finished = summary is not None
-    record.summary = _sound_summary(_with_decisions(summary or {}, folder), record)
-    _leave_out_the_certain(record)
+    record.summary = _validate_summary(_with_decisions(summary or {}, folder), record)
+    _drop_trivial_top5(record)
     record.data = _sound_data(read_json(folder / "data.json", dict) or {}, record)
     if (folder.resolve().parent.parent / "comparison.json").is_file():
         record.setting_folder = folder.resolve().parent
@@ -181,7 +181,7 @@ def _with_decisions(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
     return summary if "auto" in summary else summary | {"auto": read_json(folder / "decisions.json", list) or []}
 
 
-def _sound_summary(summary: dict[str, Any], record: Record) -> dict[str, Any]:
+def _validate_summary(summary: dict[str, Any], record: RunRecord) -> dict[str, Any]:
     """A summary without the parts that are not what the page takes them for; what goes is noted."""
     sound = dict(summary)
     for name in ("alarms", "auto", "classes"):
@@ -202,7 +202,7 @@ def _sound_summary(summary: dict[str, Any], record: Record) -> dict[str, Any]:
     return sound
 
 
-def _sound_data(found: dict[str, Any], record: Record) -> dict[str, Any]:
+def _sound_data(found: dict[str, Any], record: RunRecord) -> dict[str, Any]:
     """What a run wrote down of its data, without the parts that are not what the page takes them for."""
     sound = dict(found)
     for name, fits in (("used", _is_counts), ("notes", _is_words), ("classes", _is_words), ("left_out", _is_left_out)):
@@ -231,7 +231,7 @@ def _is_left_out(value: Any) -> bool:
     return all(_has(file, {"name": str, "split": str, "reason": str}) for file in value["files"])
 
 
-def _leave_out_the_certain(record: Record) -> None:
+def _drop_trivial_top5(record: RunRecord) -> None:
     """Of five classes or fewer the right one is always among five guesses."""
     classes = record.summary.get("classes") or record.summary.get("confusion") or ()
     if 0 < len(classes) <= _GUESSES:
@@ -245,7 +245,7 @@ _LENS = {"images": {"name": str, "src": str, "width": int, "height": int},
 """What the explorer asks of every image and every model."""
 
 
-def _sound_lens(lens: dict[str, Any] | None, record: Record) -> dict[str, Any] | None:
+def _sound_lens(lens: dict[str, Any] | None, record: RunRecord) -> dict[str, Any] | None:
     if lens is None:
         return None
     for part, wanted in _LENS.items():
@@ -267,7 +267,7 @@ def _unlike(file: str, what: str) -> str:
     return f"{what} of {file} is not what it should be and is left out."
 
 
-def _read_lines(path: Path, record: Record) -> None:
+def _read_lines(path: Path, record: RunRecord) -> None:
     """Add the lines of a metrics file to the curves; a line of the same step written later (a resumed run) wins."""
     if not path.is_file():
         return

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit.report import svg_charts
-from frugalvit.report.run_record import Record, distinct, finite
+from frugalvit.report.run_record import RunRecord, distinct, finite
 from frugalvit.utils import console, palette
 from frugalvit.utils.statistics import Difference, Spread
 from frugalvit.utils.tables import as_text
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.text import pluralize, truncate_list
 
 _LARGEST_TABLE = 30
 """Above so many classes a confusion matrix is a picture, not a table."""
@@ -53,7 +53,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = 
     return f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def legend(records: list[Record]) -> str:
+def legend(records: list[RunRecord]) -> str:
     """Which line is which run, when there are several kinds."""
     kinds = list(dict.fromkeys(record.kind() for record in records))
     if len(kinds) < 2:
@@ -61,20 +61,20 @@ def legend(records: list[Record]) -> str:
     items = []
     for style, kind in enumerate(kinds):
         names = [record.name for record in records if record.kind() == kind]
-        text = some(names, 1)
+        text = truncate_list(names, 1)
         swatch = f'<svg viewBox="0 0 34 8" aria-hidden="true">{svg_charts.swatch(style, 34)}</svg>'
         items.append(f"<li>{swatch}{escape(text)}</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def data_names(records: list[Record]) -> list[str]:
+def data_names(records: list[RunRecord]) -> list[str]:
     """What each run learned from, as short as tells the places apart; "" where it is not known."""
     places = [str(record.setting.get("data") or "") for record in records]
     names = [Path(place).name or place for place in places]
     return names if len(set(names)) == len(set(places)) else places
 
 
-def results(records: list[Record]) -> str:
+def results(records: list[RunRecord]) -> str:
     """One row per run with every single value of its summary, and its data where they differ; a row of means where
     several seeds ran.
 
@@ -109,7 +109,7 @@ def results(records: list[Record]) -> str:
     return drawn + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "") + _copies(records)
 
 
-def _copies(records: list[Record]) -> str:
+def _copies(records: list[RunRecord]) -> str:
     """Which runs are one and the same."""
     together: dict[tuple[str, str], list[str]] = {}
     for record in records:
@@ -142,13 +142,13 @@ def _comparison(found: dict[str, Any]) -> str:
     return table(["setting", metric, "seeds", "difference from the last, 95 % interval"], rows) if rows else ""
 
 
-def unfinished(records: list[Record]) -> str:
+def unfinished(records: list[RunRecord]) -> str:
     """Numbers of a run that was stopped must not be taken for its result."""
     waiting = [record for record in records if not record.finished]
     if not waiting:
         return ""
     if len(records) == 1:
-        way = f"if it was stopped, --resume {console.shown(waiting[0].folder)} goes on with it"
+        way = f"if it was stopped, --resume {console.shell_quote(waiting[0].folder)} goes on with it"
         text = f"This run is not finished. What is shown is how far it came; {way}."
     else:
         names = ", ".join(record.name for record in waiting)
@@ -157,7 +157,7 @@ def unfinished(records: list[Record]) -> str:
     return f'<p class="lead unfinished">{escape(text)}</p>'
 
 
-def tiles(record: Record) -> str:
+def tiles(record: RunRecord) -> str:
     """The few numbers to read first, each with a word on what is good where the number does not say it itself."""
     found = _signs(record) if record.summary.get("task") == "pretrain" else _scores(record)
     cells = "".join(
@@ -167,7 +167,7 @@ def tiles(record: Record) -> str:
     return f'<dl class="tiles">{cells}</dl>' if cells else ""
 
 
-def _signs(record: Record) -> list[tuple[str, Any, str]]:
+def _signs(record: RunRecord) -> list[tuple[str, Any, str]]:
     """Of a label-free run: its loss falls in a collapse too, so what tells of good features comes first."""
     summary, found = record.summary, []
     verdict, rank, knn = (summary.get(name) for name in ("health", "effective_rank", "knn"))
@@ -187,7 +187,7 @@ def _signs(record: Record) -> list[tuple[str, Any, str]]:
     return found
 
 
-def _scores(record: Record) -> list[tuple[str, Any, str]]:
+def _scores(record: RunRecord) -> list[tuple[str, Any, str]]:
     wanted = (
         ("top1", "top-1"),
         ("top5", "top-5"),
@@ -208,12 +208,12 @@ def _scores(record: Record) -> list[tuple[str, Any, str]]:
     return found
 
 
-def curves(records: list[Record]) -> str:
+def curves(records: list[RunRecord]) -> str:
     drawn = "".join(svg_charts.chart(panel) for panel in svg_charts.panels(records))
     return f'{legend(records)}<div class="charts">{drawn}</div>' if drawn else ""
 
 
-def confusion(record: Record) -> str:
+def confusion(record: RunRecord) -> str:
     """Rows are the true classes, columns the predicted ones; with the pairs confused most."""
     matrix = record.summary.get("confusion")
     if not isinstance(matrix, list) or not matrix:
@@ -272,7 +272,7 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
     )
 
 
-def mistakes(record: Record) -> str:
+def mistakes(record: RunRecord) -> str:
     """Pictures with their classes and, where the run has written it down, the file to look at."""
     items = "".join(
         f'<figure><img src="{escape(str(entry["image"]))}" alt=""><figcaption>'
@@ -291,18 +291,18 @@ def _file(name: Any) -> str:
     return f'<br><span class="quiet">{escape(name)}</span>' if isinstance(name, str) else ""
 
 
-def augmentations(record: Record) -> str:
+def augmentations(record: RunRecord) -> str:
     if record.augmentations is None:
         return ""
     return f'<figure class="wide"><img src="{record.augmentations}" alt="training images after augmentation"></figure>'
 
 
-def alarms(record: Record) -> str:
+def alarms(record: RunRecord) -> str:
     items = "".join(f"<li>{escape(str(alarm))}</li>" for alarm in record.summary.get("alarms") or [])
     return f'<ul class="alarms">{items}</ul>' if items else ""
 
 
-def automatic(record: Record) -> str:
+def automatic(record: RunRecord) -> str:
     """What "auto" chose, and why."""
     rows = [
         [entry.get("name", "?"), entry.get("value"), entry.get("reason", "")]
@@ -312,7 +312,7 @@ def automatic(record: Record) -> str:
     return table(["option", "chosen", "because"], rows) if rows else ""
 
 
-def configuration(records: list[Record]) -> str:
+def configuration(records: list[RunRecord]) -> str:
     """Every option; with several runs, those that differ first."""
     names = list(dict.fromkeys(name for record in records for name in record.setting))
     if not names:
@@ -365,13 +365,13 @@ _OPEN = 10
 """Up to so many files that were left out are shown at once."""
 
 
-def data(record: Record) -> str:
+def data(record: RunRecord) -> str:
     """A line of numbers, the notes of the data, and a table of the files that were left out."""
     used, notes = record.data.get("used", {}), record.data.get("notes", [])
     left_out = record.data.get("left_out", {"count": 0, "files": []})
     count, files = left_out["count"], left_out["files"]
-    words = [f"{name}: {counted(number, 'image')}" for name, number in used.items()]
-    words += [f"{counted(count, 'unreadable file')} left out"] if count else []
+    words = [f"{name}: {pluralize(number, 'image')}" for name, number in used.items()]
+    words += [f"{pluralize(count, 'unreadable file')} left out"] if count else []
     body = f"<p>{escape(' · '.join(words))}</p>" if words else ""
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     body += f"<ul>{items}</ul>" if items else ""

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from frugalvit.report.run_record import Curve, Record, distinct, mean_curve, thin
+from frugalvit.report.run_record import Curve, RunRecord, distinct, mean_curve, thin
 from frugalvit.utils import palette
 
 WIDTH, HEIGHT = 360, 210
@@ -67,7 +67,7 @@ def is_percentage(heading: str) -> bool:
     return heading in ("Accuracy", "k-NN")
 
 
-def panels(records: list[Record]) -> list[Panel]:
+def panels(records: list[RunRecord]) -> list[Panel]:
     """All curves of the runs, one panel per metric, in the order of the headings.
 
     One kind of run: its splits share a panel. Several kinds: a panel per split, so that colour always tells one thing.
@@ -98,7 +98,7 @@ def panels(records: list[Record]) -> list[Panel]:
 
 
 def _series(
-    records: list[Record], kind: str, key: tuple[str, str], style: int, kinds: int, splits: int, runs: int
+    records: list[RunRecord], kind: str, key: tuple[str, str], style: int, kinds: int, splits: int, runs: int
 ) -> list[Series]:
     here = [record for record in records if record.kind() == kind and key in record.curves]
     prefix = f"{key[0]} " if kinds == 1 and splits > 1 else ""

@@ -10,22 +10,22 @@ from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCom
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import ReproduceConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import UserError, did_you_mean
 from frugalvit.reproduce.scoring import probe_scores
 from frugalvit.reproduce.table_specs import TABLES, Recipe
 from frugalvit.utils import console
 from frugalvit.utils.files import write_text
-from frugalvit.utils.tables import Result, Table, as_markdown
+from frugalvit.utils.tables import CommandResult, Table, as_markdown
 
 
-def reproduce(config: ReproduceConfig) -> Result:
+def reproduce(config: ReproduceConfig) -> CommandResult:
     """Run a table, or list them."""
     if not config.table:
         rows: list[list[object]] = [[name, recipe.about, recipe.data] for name, recipe in TABLES.items()]
-        return Result({"tables": list(TABLES)}, [Table(["table", "what it shows", "data"], rows)])
+        return CommandResult({"tables": list(TABLES)}, [Table(["table", "what it shows", "data"], rows)])
     if config.table not in TABLES:
         raise UserError(
-            f"There is no table '{config.table}'.{nearest(config.table, TABLES)} See 'frugalvit reproduce'."
+            f"There is no table '{config.table}'.{did_you_mean(config.table, TABLES)} See 'frugalvit reproduce'."
         )
     recipe = TABLES[config.table]
     for name in {config.table, *(table for table, _ in recipe.starts.values())}:
@@ -48,7 +48,7 @@ def _chosen(recipe: Recipe, only: list[str]) -> dict[str, str]:
     """The settings to run: all, or those asked for."""
     for name in only:
         if name not in recipe.settings:
-            hint, known = nearest(name, recipe.settings), ", ".join(recipe.settings)
+            hint, known = did_you_mean(name, recipe.settings), ", ".join(recipe.settings)
             raise UserError(f"The table has no setting '{name}'.{hint} It has: {known}.")
     return {name: values for name, values in recipe.settings.items() if not only or name in only}
 
@@ -128,10 +128,10 @@ def _make_start(table: str, setting: str, config: ReproduceConfig) -> None:
     # A shorter length, a backbone or a size that the user wants is meant for it too.
     wanted, train = _one_run(table, setting, _as_long_as(text, config), config, backbone, seed=0)
     if not finished:
-        console.say(f"first the run to begin from: {table}, {setting}")
+        console.info(f"first the run to begin from: {table}, {setting}")
         run_once(wanted, train)
     elif other := asked_otherwise(folder, wanted):
-        console.warn(f"{other}: the table begins from it as it is, another --out makes it anew")
+        console.warning(f"{other}: the table begins from it as it is, another --out makes it anew")
 
 
 def _one_run(table: str, setting: str, text: str, config: ReproduceConfig, backbone: str, seed: int) -> tuple[Any, Any]:
@@ -163,7 +163,7 @@ def _kind(recipe: Recipe) -> tuple[Any, Any, Any, Any]:
     return CompareConfig, TrainConfig, commands.train, compare
 
 
-def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> Result:
+def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> CommandResult:
     """One comparison per backbone."""
     recipe = TABLES[table]
     compared, _, _, compare = _kind(recipe)
@@ -177,10 +177,10 @@ def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> 
         data[backbone] = result.data
         tables += [Table(shown.columns, shown.rows, backbone) for shown in result.tables]
     folder = Path(config.out) / table
-    return Result({"run": str(folder), "table": data}, tables, [f"{folder}: one folder per backbone"])
+    return CommandResult({"run": str(folder), "table": data}, tables, [f"{folder}: one folder per backbone"])
 
 
-def _alone(table: str, setting: str, text: str, config: ReproduceConfig) -> Result:
+def _alone(table: str, setting: str, text: str, config: ReproduceConfig) -> CommandResult:
     """One setting without the others: nothing to compare with yet."""
     from frugalvit.comparison.compare import run_once
 
@@ -192,10 +192,10 @@ def _alone(table: str, setting: str, text: str, config: ReproduceConfig) -> Resu
             rows.append([backbone, setting, seed, found[recipe.metric]])
     columns = ["backbone", "setting", "seed", recipe.metric]
     note = "the comparison is written when 'reproduce' is run without --only"
-    return Result({"run": str(Path(config.out) / table), "rows": rows}, [Table(columns, rows)], [note])
+    return CommandResult({"run": str(Path(config.out) / table), "rows": rows}, [Table(columns, rows)], [note])
 
 
-def _pretrained(table: str, settings: dict[str, str], config: ReproduceConfig) -> Result:
+def _pretrained(table: str, settings: dict[str, str], config: ReproduceConfig) -> CommandResult:
     """One pre-training per backbone, setting and seed, each looked at with every probe."""
     from frugalvit.comparison.compare import run_once
 
@@ -213,4 +213,4 @@ def _pretrained(table: str, settings: dict[str, str], config: ReproduceConfig) -
     shown = [[row[column] for column in columns] for row in rows]
     folder = Path(config.out) / table
     write_text(folder / "table.md", as_markdown(columns, shown))
-    return Result({"run": str(folder), "rows": rows}, [Table(columns, shown)], [f"{folder}/table.md"])
+    return CommandResult({"run": str(folder), "rows": rows}, [Table(columns, shown)], [f"{folder}/table.md"])

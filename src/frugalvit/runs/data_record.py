@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from frugalvit.data.cache.on_demand import LazyStore
+from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import Store
 from frugalvit.data.loader import Batches
-from frugalvit.data.webdataset.streaming_loader import StreamedBatches
-from frugalvit.runs.run_folder import Run
-from frugalvit.utils.files import storable
+from frugalvit.data.webdataset.streaming_loader import StreamingBatches
+from frugalvit.runs.run_folder import RunFolder
+from frugalvit.utils.files import utf8_safe
 
 MOST_NAMED = 200
 """Unreadable files that are kept by name; of more than these, their number."""
 
 
-class LeftOut(NamedTuple):
+class SkippedFile(NamedTuple):
     """A file of a part of the data that could not be read, and why."""
 
     part: str
@@ -24,20 +24,26 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-def note_used(run: Run, notes: Sequence[str], parts: Mapping[str, Store | Batches | StreamedBatches]) -> None:
+def record_data_usage(
+    run: RunFolder, notes: Sequence[str], parts: Mapping[str, Store | Batches | StreamingBatches]
+) -> None:
     """Write down what was said when the data were read, how many images each part has, and which it could not read.
 
     Images that are decoded while training are found to be unreadable only then, so this is said again at the end; and a
     resumed run may not meet again what it had met before.
     """
     held = {name: part.store if isinstance(part, Batches) else part for name, part in parts.items()}
-    bad = [LeftOut(name, *entry) for name, part in held.items() for entry in part.bad]
-    used = {name: part.readable for name, part in held.items() if not isinstance(part, StreamedBatches)}
-    write_used(run, notes, used, bad, [name for name, part in held.items() if isinstance(part, LazyStore)])
+    bad = [SkippedFile(name, *entry) for name, part in held.items() for entry in part.bad]
+    used = {name: part.readable for name, part in held.items() if not isinstance(part, StreamingBatches)}
+    write_data_usage(run, notes, used, bad, [name for name, part in held.items() if isinstance(part, OnDemandStore)])
 
 
-def write_used(
-    run: Run, notes: Sequence[str], used: Mapping[str, int], bad: Sequence[LeftOut], under_way: Collection[str] = ()
+def write_data_usage(
+    run: RunFolder,
+    notes: Sequence[str],
+    used: Mapping[str, int],
+    bad: Sequence[SkippedFile],
+    under_way: Collection[str] = (),
 ) -> None:
     """The same of data that lie in no store: the images of each part that can be read, and the files that cannot.
 
@@ -46,15 +52,15 @@ def write_used(
     if not run.writer:
         return
     used, bad = dict(used), list(bad)
-    met = {(part, storable(file)) for part, file, _ in bad}
+    met = {(part, utf8_safe(file)) for part, file, _ in bad}
     for entry in run.read_json("data.json").get("left_out", {}).get("files", []):
         part, file = entry["split"], entry["name"]
         if part in under_way and (part, file) not in met:
-            bad.append(LeftOut(part, file, entry["reason"]))
+            bad.append(SkippedFile(part, file, entry["reason"]))
             used[part] -= 1
     named = [
-        {"name": storable(file), "split": part, "reason": storable(reason)} for part, file, reason in bad[:MOST_NAMED]
+        {"name": utf8_safe(file), "split": part, "reason": utf8_safe(reason)} for part, file, reason in bad[:MOST_NAMED]
     ]
     left_out = {"count": len(bad), "files": named}
-    facts = {"notes": [storable(note) for note in notes], "used": used, "left_out": left_out}
+    facts = {"notes": [utf8_safe(note) for note in notes], "used": used, "left_out": left_out}
     run.save_json("data.json", run.read_json("data.json") | facts)

@@ -10,21 +10,21 @@ from pathlib import Path
 
 from frugalvit.config.run import AT_START
 from frugalvit.errors import UserError
-from frugalvit.utils.console import shown
+from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import FolderLock, is_part, read_json
 
-ASKED = "asked.json"
+REQUEST_FILE = "asked.json"
 """What a run of a comparison was asked to be."""
 
 BEFORE_STEPS = (*AT_START, "trackers.json")
 
-OF_RUN = (
+RUN_FILES = (
     *BEFORE_STEPS,
     *("checkpoints", "metrics.jsonl", "tensorboard", "fault", "model", "summary.json", "report.html", "lens.json"),
     *("augmentations.jpg", "mistakes.json", "mistakes.jpg"),
 )
 
-OF_TRANSFER = (*OF_RUN, "transfer.safetensors", "transfer.json", "transfer_report.json", "pictures")
+TRANSFER_FILES = (*RUN_FILES, "transfer.safetensors", "transfer.json", "transfer_report.json", "pictures")
 """What detectors and segmenters write."""
 
 OF_COMPARISON = (
@@ -33,7 +33,7 @@ OF_COMPARISON = (
 )
 
 
-def check_free_for_run(folder: Path, names: Iterable[str] = OF_RUN) -> None:
+def check_free_for_run(folder: Path, names: Iterable[str] = RUN_FILES) -> None:
     """Refuse a folder without a run where somebody's own file would be written over; other files may lie there.
 
     A run that ended before its first step goes for nothing: what it left may be written over.
@@ -44,7 +44,7 @@ def check_free_for_run(folder: Path, names: Iterable[str] = OF_RUN) -> None:
 
 def check_free_for_comparison(folder: Path) -> None:
     """Refuse a folder without a comparison, begun or finished, where somebody's own file would be written over."""
-    begun = any(folder.glob(f"*/seed_*/{ASKED}"))
+    begun = any(folder.glob(f"*/seed_*/{REQUEST_FILE}"))
     ours = begun or "settings" in (read_json(folder / "comparison.json", dict) or {})
     _refuse(folder, () if ours else OF_COMPARISON)
 
@@ -61,15 +61,15 @@ def _is_taken(path: Path) -> bool:
     return not all(map(is_part, path.iterdir())) if path.is_dir() else path.exists() or path.is_symlink()
 
 
-_UNBEGUN = {*AT_START, ASKED, ".lock", "checkpoints"}
+EMPTY_RUN_FILES = {*AT_START, REQUEST_FILE, ".lock", "checkpoints"}
 
 
-def missing(folder: Path) -> list[Path]:
+def missing_parents(folder: Path) -> list[Path]:
     """The folder and those it lies in, as far as they are not there yet, from the inside out."""
     return list(itertools.takewhile(lambda place: not place.exists(), (folder, *folder.parents)))
 
 
-def remove_unbegun(made: list[Path], error: UserError) -> None:
+def remove_empty_run(made: list[Path], error: UserError) -> None:
     """Remove the folders that were made for a run, if nothing but what precedes its first step is there.
 
     Nobody else may be working in it: two processes that are asked for the same run both find that it is not there yet.
@@ -77,14 +77,14 @@ def remove_unbegun(made: list[Path], error: UserError) -> None:
     made:  as ``missing`` gave them
     error: what has ended the run; where it says to resume it, as after a disk that was full, the folder stays
     """
-    if not made or not made[0].is_dir() or f"--resume {shown(made[0])}" in str(error):
+    if not made or not made[0].is_dir() or f"--resume {shell_quote(made[0])}" in str(error):
         return
     folder, *above = made
     try:
         with FolderLock(folder):
-            if {entry.name for entry in folder.iterdir()} - _UNBEGUN or any((folder / "checkpoints").glob("*")):
+            if {entry.name for entry in folder.iterdir()} - EMPTY_RUN_FILES or any((folder / "checkpoints").glob("*")):
                 return
-            for name in {*_UNBEGUN} - {".lock"}:
+            for name in {*EMPTY_RUN_FILES} - {".lock"}:
                 path = folder / name
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)

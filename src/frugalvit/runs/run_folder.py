@@ -29,20 +29,20 @@ import torch
 import yaml
 
 from frugalvit.config.base import Config, read_yaml
-from frugalvit.config.run import holds_run as holds_run
-from frugalvit.config.run import instead_of
+from frugalvit.config.run import contains_run as contains_run
+from frugalvit.config.run import write_error_hint
 from frugalvit.errors import UserError
-from frugalvit.runs.layout import OF_RUN, check_free_for_run
+from frugalvit.runs.layout import RUN_FILES, check_free_for_run
 from frugalvit.runs.trackers import TensorBoard, Trackers
 from frugalvit.utils import console
-from frugalvit.utils.console import shown
+from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import (
     FolderLock,
     Read,
     make_folder,
     read_json,
     remove_parts,
-    storable,
+    utf8_safe,
     write_atomically,
     write_text,
 )
@@ -51,18 +51,18 @@ from frugalvit.utils.tables import Table, to_json
 CHECKPOINTS = ("best.pt", "last.pt", "previous.pt")
 
 
-def new_run_folder(out: str | None, *words: str, names: Iterable[str] = OF_RUN) -> Path:
+def new_run_folder(out: str | None, *words: str, names: Iterable[str] = RUN_FILES) -> Path:
     """The folder asked for, or ``runs/DATE_words``; never one that already holds a run.
 
     names: under which the run will write
     """
     if out:
-        if storable(out) != out:  # TensorBoard and the trackers write into folders whose names are text
+        if utf8_safe(out) != out:  # TensorBoard and the trackers write into folders whose names are text
             raise UserError(f"--out {out} is not in UTF-8; choose another name.")
         folder = Path(out)
-        if holds_run(folder):
+        if contains_run(folder):
             raise UserError(
-                f"{folder} already holds a run. Continue it with --resume {shown(folder)} (--resume auto continues "
+                f"{folder} already holds a run. Continue it with --resume {shell_quote(folder)} (--resume auto continues "
                 "what --out holds, or begins it), or choose another --out."
             )
         check_free_for_run(folder, names)
@@ -82,13 +82,13 @@ def new_run_folder(out: str | None, *words: str, names: Iterable[str] = OF_RUN) 
     raise UserError("runs/ holds ten thousand runs of this name; choose a folder with --out.")
 
 
-class Run:
+class RunFolder:
     """An open run folder. Only the main process of a run writes; a second process on the same folder is refused."""
 
     def __init__(self, folder: Path, *, writer: bool = True) -> None:
         self.folder, self.writer = folder, writer
         self.checkpoints = folder / "checkpoints"
-        self._lock = FolderLock(folder, instead_of(folder))
+        self._lock = FolderLock(folder, write_error_hint(folder))
         self._metrics: IO[str] | None = None
         self._board: TensorBoard | None = None
         self._step = 0
@@ -97,8 +97,8 @@ class Run:
         self.asked_to_stop = False  # in its last step: the run itself ends as it would have
         self.trackers = Trackers({})
         if writer:
-            make_folder(folder, instead_of(folder))
-            make_folder(self.checkpoints, instead_of(folder))
+            make_folder(folder, write_error_hint(folder))
+            make_folder(self.checkpoints, write_error_hint(folder))
             self._lock.__enter__()
             remove_parts(folder)
 
@@ -107,7 +107,7 @@ class Run:
     def save_config(self, config: Config) -> None:
         self._write("config.yaml", config.to_yaml())
 
-    def save_place(self, data: str) -> None:
+    def update_data_path(self, data: str) -> None:
         """Note where the data lies now, for whoever resumes the run next; the rest of the file stays as it is."""
         path = self.folder / "config.yaml"
         if not self.writer or read_yaml(path).get("data") == data:
@@ -172,7 +172,7 @@ class Run:
             raise UserError(self._not_written(f"the table {name}", error)) from error
         self.trackers.table(self._step, name, table)
 
-    def forget_metrics_after(self, step: int) -> None:
+    def truncate_metrics(self, step: int) -> None:
         """Drop lines a killed run wrote after its last checkpoint: the resumed run writes them again."""
         self._went_on_after = step if step >= 0 else None
         self._step = max(0, step)
@@ -212,9 +212,13 @@ class Run:
         found = next((name for name in ("last.pt", "previous.pt") if (self.checkpoints / name).exists()), None)
         if found is not None:
             step = "" if self._saved_step is None else f" (step {self._saved_step:,})"
-            left = f"{found}{step} is intact: {mend}, then continue from there with --resume {shown(self.folder)}."
+            left = (
+                f"{found}{step} is intact: {mend}, then continue from there with --resume {shell_quote(self.folder)}."
+            )
         elif (self.folder / "config.yaml").exists():
-            left = f"No checkpoint was saved yet: {mend}, then begin at step 0 with --resume {shown(self.folder)}."
+            left = (
+                f"No checkpoint was saved yet: {mend}, then begin at step 0 with --resume {shell_quote(self.folder)}."
+            )
         else:
             left = f"Nothing of the run was saved yet: {mend}, then start it again."
         return f"Could not save {what} in {self.folder} ({reason}). {left}"
@@ -232,18 +236,18 @@ class Run:
             state, fault = read_state(path)
             if state is not None:
                 if damaged:
-                    console.warn(f"going back to {path}, step {state['step']}")
+                    console.warning(f"going back to {path}, step {state['step']}")
                 self._saved_step = state["step"]
                 return state
             damaged.append(name)
-            console.warn(f"{path} is damaged ({fault})")
+            console.warning(f"{path} is damaged ({fault})")
             if self.writer:
                 # Laid aside, so that the next save does not keep it in the place of the good one.
                 path.replace(path.with_suffix(".damaged"))
         if damaged:
             best = self.checkpoints / "best.pt"
             anew = "start again with another --out"
-            advice = f"take its best weights with --init {shown(best)}" if best.exists() else anew
+            advice = f"take its best weights with --init {shell_quote(best)}" if best.exists() else anew
             raise UserError(f"No checkpoint of {self.folder} is whole ({' and '.join(damaged)} are damaged); {advice}.")
         return None
 
@@ -254,7 +258,7 @@ class Run:
             return None
         state, fault = read_state(path)
         if state is None:
-            console.warn(f"{path} is damaged ({fault}); the last weights are taken instead of the best")
+            console.warning(f"{path} is damaged ({fault}); the last weights are taken instead of the best")
         return state
 
     def close(self) -> None:
@@ -319,7 +323,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
         if isinstance(values, dict) and isinstance(values.get("step"), int):
             found.append((f"{line}\n", values))
         elif line.strip():
-            console.warn(f"a line of {path} is damaged and left out")
+            console.warning(f"a line of {path} is damaged and left out")
     return found
 
 
@@ -338,8 +342,8 @@ def finished_summary(where: str | Path) -> dict[str, Any] | None:
     summary = read_summary(find_run(where))
     if not summary:
         return None
-    way = f"Start a new run from its weights with --init {shown(where)}."
-    console.say(f"{where} is finished; this is its result. {way}")
+    way = f"Start a new run from its weights with --init {shell_quote(where)}."
+    console.info(f"{where} is finished; this is its result. {way}")
     return summary | {"run": str(where)}  # where it lies now: it may have been moved since
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from frugalvit.config.base import flatten
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.tables import Table, as_markdown, markdown_text
@@ -195,7 +195,9 @@ class Trackers:
                     act(tracker)
             except Exception as error:
                 del self.trackers[name]
-                console.warn(f"{name} gets nothing more of this run ({_reason(error)}); metrics.jsonl has everything")
+                console.warning(
+                    f"{name} gets nothing more of this run ({_reason(error)}); metrics.jsonl has everything"
+                )
 
 
 def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, Any]) -> Trackers:
@@ -263,7 +265,7 @@ def markdown(table: Table) -> str:
 
 def _library(name: str, load: bool = True) -> Any:
     if name not in TRACKERS:
-        raise UserError(f"There is no tracker '{name}': choose {', '.join(TRACKERS)}.{nearest(name, TRACKERS)}")
+        raise UserError(f"There is no tracker '{name}': choose {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
     if importlib.util.find_spec(name) is None:
         raise UserError(
             f'Tracking with {name} needs a package that is not installed: pip install "frugalvit[tracking]"'

@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from frugalvit.utils.tables import Result, Table, as_text, to_json
+from frugalvit.utils.tables import CommandResult, Table, as_text, to_json
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def set_quiet(quiet: bool) -> None:
 
 
 @contextlib.contextmanager
-def hushed() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Nothing is said inside (warnings and errors still are). Counted: threads end in another order than they began."""
     _hush(1)
     try:
@@ -66,27 +66,27 @@ def is_secondary() -> bool:
     return _secondary
 
 
-def say(message: str) -> None:
+def info(message: str) -> None:
     """One line of information on standard error."""
     if not _silent():
         _spoke()
-        _tell(f"{printable(message)}\n")
+        _tell(f"{sanitize(message)}\n")
 
 
-def warn(message: str) -> None:
+def warning(message: str) -> None:
     """One line on standard error that even ``--quiet`` shows."""
     _spoke()
-    _tell(f"warning: {printable(message)}\n")
+    _tell(f"warning: {sanitize(message)}\n")
 
 
-def complain(message: str) -> None:
+def error(message: str) -> None:
     """The one line that says why a command ended."""
     _spoke()
     if not _end_unsaid:
-        _tell(f"frugalvit: {printable(message)}\n")
+        _tell(f"frugalvit: {sanitize(message)}\n")
 
 
-def leave_the_end_unsaid() -> None:
+def suppress_final_error() -> None:
     """Whoever asked hears why the command ended from its answer."""
     global _end_unsaid
     _end_unsaid = True
@@ -110,7 +110,7 @@ def _is_terminal(stream: Any) -> bool:
     return False
 
 
-def printable(text: str) -> str:
+def sanitize(text: str) -> str:
     """Names are somebody else's: an escape sequence in one must not reach the terminal, nor half a letter stop us."""
     if text.isprintable():
         return text
@@ -122,7 +122,7 @@ def _harmless(letter: str) -> bool:
     return letter.isprintable() or letter in "\n\t\u200c\u200d" or unicodedata.category(letter) == "Zs"
 
 
-def shown(path: object) -> str:
+def shell_quote(path: object) -> str:
     """A path as a shell reads it, for commands that people copy."""
     return shlex.quote(str(path))
 
@@ -131,7 +131,7 @@ def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -
     """Pass the items through while showing how far along they are, once it takes longer than two seconds."""
     if total is None and hasattr(iterable, "__len__"):
         total = len(iterable)  # type: ignore[arg-type]
-    meter = Meter(total, label)
+    meter = ProgressBar(total, label)
     try:
         for done, item in enumerate(iterable, 1):
             yield item
@@ -140,11 +140,11 @@ def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -
         meter.close()
 
 
-class Meter:
+class ProgressBar:
     """A bar with rate, time left and a few words: live on a terminal, a plain line every ten seconds elsewhere."""
 
     def __init__(self, total: int | None, label: str = "", start: int = 0) -> None:
-        self.total, self.label, self.start = total, printable(label), start
+        self.total, self.label, self.start = total, sanitize(label), start
         self.live = _is_terminal(sys.stderr) and not _silent()
         self.began = self.shown = time.monotonic()
         self.open_line = False
@@ -191,7 +191,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-class Waiting:
+class Spinner:
     """On a terminal, while nothing else is shown for two seconds: which command is at work, and for how long.
 
     Loading PyTorch alone takes seconds; nobody should wonder whether anything happens.
@@ -202,7 +202,7 @@ class Waiting:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> Spinner:
         if _is_terminal(sys.stderr) and not _silent():
             _spoke()
             self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -248,12 +248,12 @@ def _spoke(bar: bool = False) -> None:
         _state.spoke, _state.bar, _state.waiting = time.monotonic(), bar, False
 
 
-def print_result(result: Result) -> None:
+def print_result(result: CommandResult) -> None:
     """Tables and notes on standard output: aligned columns, colours only on a terminal."""
     for table in result.tables:
         print_table(table)
     for note in result.notes:
-        _print(printable(note))
+        _print(sanitize(note))
 
 
 def print_json(data: Any) -> None:
@@ -285,7 +285,7 @@ def print_table(table: Table) -> None:
 
 def _cell(text: str) -> str:
     """A name with a line's end in it must not tear its row apart."""
-    return _encodable(printable(" ".join(text.splitlines()).replace("\t", " ")))
+    return _encodable(sanitize(" ".join(text.splitlines()).replace("\t", " ")))
 
 
 def _width(text: str) -> int:

@@ -72,10 +72,10 @@ def _second_name(path: Path, name: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """``write_atomically`` for a whole text file, in UTF-8; what that cannot hold is written as in ``storable``."""
-    write_atomically(path, lambda handle: handle.write(storable(text).encode("utf-8")))
+    write_atomically(path, lambda handle: handle.write(utf8_safe(text).encode("utf-8")))
 
 
-def storable(text: str) -> str:
+def utf8_safe(text: str) -> str:
     """The text in letters that UTF-8 has: a byte of a file's name that means no letter stands there as ``\\udce9``.
 
     Different names stay different, and JSON reads this as the very character it stands for.
@@ -90,7 +90,7 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(unreadable(path, error)) from None
+        raise UserError(read_error_message(path, error)) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON ({error}): mend or remove it.") from None
     if not isinstance(value, kind):
@@ -98,7 +98,7 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
     return value
 
 
-def unreadable(path: str | Path, error: OSError) -> str:
+def read_error_message(path: str | Path, error: OSError) -> str:
     """The line for a file that the system does not hand out, whatever may be in it."""
     if isinstance(error, PermissionError):
         return f"{path} may not be read ({error.strerror}): give yourself the right to, or ask whose it is."

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.text import counted
+from frugalvit.utils.text import pluralize
 
 
-class Started(NamedTuple):
+class LaunchInfo(NamedTuple):
     """One of several processes, as its launcher counts them."""
 
     launcher: str
@@ -40,18 +40,18 @@ class PeerLost(UserError):
     """What is said of another process that has gone: it may have been the first, so everyone who is left says it."""
 
 
-def started() -> Started | None:
+def launch_info() -> LaunchInfo | None:
     """What torchrun or srun has started this process as, among others; None for a process of its own."""
     variables = os.environ
     if "TORCHELASTIC_RUN_ID" in variables:
         processes, here = (int(variables[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         ranks = (int(variables.get(name) or 0) for name in ("RANK", "LOCAL_RANK"))
-        return Started("torchrun", processes, processes // here, *ranks) if processes > 1 else None
+        return LaunchInfo("torchrun", processes, processes // here, *ranks) if processes > 1 else None
     processes = _tasks_of_step()
     if processes == 1:
         return None
     machines = int(variables.get("SLURM_STEP_NUM_NODES") or variables.get("SLURM_NNODES") or 1)
-    return Started("srun", processes, machines, *(int(variables.get(name) or 0) for name in _SLURM_RANKS))
+    return LaunchInfo("srun", processes, machines, *(int(variables.get(name) or 0) for name in _SLURM_RANKS))
 
 
 _SLURM_RANKS = ("SLURM_PROCID", "SLURM_LOCALID")
@@ -73,9 +73,9 @@ def _tasks_of_step() -> int:
     return int(variables.get("SLURM_STEP_NUM_TASKS") or variables.get("SLURM_NTASKS") or 1)
 
 
-def places(devices: int, nodes: int) -> tuple[int, int]:
+def devices_and_nodes(devices: int, nodes: int) -> tuple[int, int]:
     """Processes per machine and machines: as asked for, or as torchrun and SLURM have already started them."""
-    found, asked = started(), devices * nodes
+    found, asked = launch_info(), devices * nodes
     if found is None:
         _hide_slurm(say=asked == 1)
         return devices, nodes
@@ -83,27 +83,27 @@ def places(devices: int, nodes: int) -> tuple[int, int]:
     if asked > 1 and (devices, nodes) != (here, found.machines):
         raise UserError(
             f"--devices {devices} --nodes {nodes} was asked for, but {found.launcher} has already started "
-            f"{found.processes} processes on {counted(found.machines, 'machine')}: leave both options out."
+            f"{found.processes} processes on {pluralize(found.machines, 'machine')}: leave both options out."
         )
     if found.launcher == "srun":
         _show_slurm(found, here)
     return here, found.machines
 
 
-def _equal_share(found: Started) -> int:
+def _equal_share(found: LaunchInfo) -> int:
     """Processes on each machine."""
     counts = set(re.findall(r"(?:^|,)(\d+)", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")))  # as "4(x2),3"
     uneven = found.launcher == "srun" and len(counts) > 1
     if found.processes % found.machines or uneven:
         least = max(1, found.processes // found.machines)
         raise UserError(
-            f"{found.launcher} has started {found.processes} processes on {counted(found.machines, 'machine')}, not as "
+            f"{found.launcher} has started {found.processes} processes on {pluralize(found.machines, 'machine')}, not as "
             f"many on each. Ask for the same number, for instance with --ntasks-per-node={least}."
         )
     return found.processes // found.machines
 
 
-def _show_slurm(found: Started, here: int) -> None:
+def _show_slurm(found: LaunchInfo, here: int) -> None:
     """Tell Lightning of the step that this process is part of: it reads what was asked of the whole job, and stops at
     jobs that asked for --ntasks alone."""
     counts = {"SLURM_NTASKS": found.processes, "SLURM_NNODES": found.machines, "SLURM_NTASKS_PER_NODE": here}
@@ -116,7 +116,7 @@ def _hide_slurm(*, say: bool) -> None:
     """Without srun, SLURM has started no other process, and Lightning must not wait for one."""
     tasks = int(os.environ.pop("SLURM_NTASKS", None) or 1)
     if tasks > 1 and say:
-        console.warn(
+        console.warning(
             f"this job has {tasks} tasks but was not started by srun: one process does all the work. "
             "'srun frugalvit …' uses them all"
         )
@@ -125,16 +125,16 @@ def _hide_slurm(*, say: bool) -> None:
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
 
 
-def starts_itself() -> bool:
+def needs_launch() -> bool:
     """Whether a run of several processes has to start them: nobody has started this one as one of several.
 
     Lightning takes LOCAL_RANK, whoever has set it, for a launcher's word, and knows those of MPI and LSF.
     """
     others = any((os.environ.get(name) or "1") != "1" for name in _SIZES)
-    return started() is None and "LOCAL_RANK" not in os.environ and not others
+    return launch_info() is None and "LOCAL_RANK" not in os.environ and not others
 
 
-def alone() -> None:
+def clear_launch_env() -> None:
     """Let this process work as if the others were not there: its command has no use for them."""
     for name in ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
@@ -155,7 +155,7 @@ def mark_first() -> None:
 
 def local_rank() -> int:
     """Which process of this machine this is. A number that somebody left in the environment is no rank."""
-    found = started()
+    found = launch_info()
     if found is not None:
         return found.local_rank
     return int(os.environ.get("LOCAL_RANK") or 0) if os.environ.get(_FIRST) == str(os.getppid()) else 0
@@ -163,11 +163,11 @@ def local_rank() -> int:
 
 def rank() -> int:
     """Which of all processes this is."""
-    found = started()
+    found = launch_info()
     return local_rank() if found is None else found.rank
 
 
-def speaks() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process answers for all that were started."""
     return rank() == 0
 

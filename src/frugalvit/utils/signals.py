@@ -42,11 +42,11 @@ class Interrupts:
         signal.default_int_handler(number, frame)
 
 
-PRESSING = (signal.SIGINT, signal.SIGTERM)
+STOP_NOW_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Of those that ask a run to stop: the ones that mean, the second time, at once."""
 
 
 def stop_signals() -> list[signal.Signals]:
     """What asks a run to stop: Ctrl-C, SIGTERM, SLURM's warning and a closed terminal, which nohup has it ignore."""
     warned = [getattr(signal, name) for name in ("SIGUSR1", "SIGHUP") if hasattr(signal, name)]
-    return [*PRESSING, *(number for number in warned if signal.getsignal(number) is not signal.SIG_IGN)]
+    return [*STOP_NOW_SIGNALS, *(number for number in warned if signal.getsignal(number) is not signal.SIG_IGN)]

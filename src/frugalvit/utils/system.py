@@ -36,7 +36,7 @@ def cores(root: Path = Path("/")) -> int:
 
 def _are_its_own(count: int) -> bool:
     """Whether so many cores are for one task of several: srun binds each to a part of the cores that its step has."""
-    found = launch_env.started()
+    found = launch_env.launch_info()
     return found is not None and found.launcher == "srun" and count < int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)
 
 

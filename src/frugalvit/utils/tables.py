@@ -21,7 +21,7 @@ class Table:
 
 
 @dataclass
-class Result:
+class CommandResult:
     """A command's result: ``data`` is what ``--json`` prints, ``tables`` and ``notes`` are what a person reads."""
 
     data: dict[str, Any]

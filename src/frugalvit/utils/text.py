@@ -7,12 +7,12 @@ from collections.abc import Sequence
 _PLURALS = {"category": "categories", "class": "classes", "exact copy": "exact copies"}
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """``1 file``, ``2,000 files``."""
     return f"{count:,} {noun if count == 1 else _PLURALS.get(noun, noun + 's')}"
 
 
-def some(names: Sequence[str], shown: int = 5) -> str:
+def truncate_list(names: Sequence[str], shown: int = 5) -> str:
     """``a, b, c and 7 more``."""
     listed = ", ".join(names[:shown])
     return listed if len(names) <= shown else f"{listed} and {len(names) - shown} more"

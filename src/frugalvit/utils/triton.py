@@ -5,4 +5,4 @@ from __future__ import annotations
 import importlib.util
 import os
 
-KERNELS = importlib.util.find_spec("triton") is not None and os.environ.get("FRUGALVIT_KERNELS", "1") != "0"
+TRITON_AVAILABLE = importlib.util.find_spec("triton") is not None and os.environ.get("FRUGALVIT_KERNELS", "1") != "0"

@@ -46,7 +46,7 @@ class Picture:
     @classmethod
     def of(cls, path: str, pixels: np.ndarray) -> Picture:
         """Under its file's name, in letters that figures and pages can show."""
-        return cls(console.printable(Path(path).stem), pixels)
+        return cls(console.sanitize(Path(path).stem), pixels)
 
 
 @dataclass(frozen=True)

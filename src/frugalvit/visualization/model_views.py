@@ -17,14 +17,14 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from frugalvit.data.augment.transforms import EvalTransform
-from frugalvit.data.decode import BadImage
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.visualization.grid import Regions
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
-    from frugalvit.data.dataset import Examples
+    from frugalvit.data.dataset import ImageDataset
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ def shown(backbone: Backbone, pixels: np.ndarray, fit: str, keep: float) -> tupl
     return cut(pixels, box, shape), box
 
 
-def spread_evenly(examples: Examples, limit: int) -> Examples:
+def spread_evenly(examples: ImageDataset, limit: int) -> ImageDataset:
     """At most ``limit`` of the examples, the first and the last among them."""
     count = min(limit, len(examples))
     return examples.subset([round(i * (len(examples) - 1) / max(count - 1, 1)) for i in range(count)])
 
 
 def shown_batches(
-    examples: Examples, backbone: Backbone, size: int, label: str, keep: float | None = None
+    examples: ImageDataset, backbone: Backbone, size: int, label: str, keep: float | None = None
 ) -> Iterator[Tensor]:
     """The examples as the model is shown them; images that cannot be read are left out and counted.
 
@@ -111,10 +111,10 @@ def shown_batches(
     for index in console.progress(range(len(examples)), label=label):
         try:
             pixels = examples.read(index, at_least=enough)
-        except BadImage as error:
+        except UnreadableImage as error:
             bad += 1
             if bad == 1:
-                console.warn(f"left out: {error}")
+                console.warning(f"left out: {error}")
             continue
         waiting.append(shown(backbone, pixels, "crop", keep)[0])
         if len(waiting) == size:
@@ -123,7 +123,7 @@ def shown_batches(
     if waiting:
         yield torch.stack(waiting)
     if bad > 1:
-        console.warn(f"{bad} images could not be read and were left out")
+        console.warning(f"{bad} images could not be read and were left out")
 
 
 def model_input(backbone: Backbone, images: Tensor) -> Tensor:

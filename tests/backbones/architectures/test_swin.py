@@ -15,7 +15,7 @@ from torch import Tensor
 
 import frugalvit.backbones
 from frugalvit.backbones.architectures.swin import Block, SwinTransformer
-from frugalvit.backbones.architectures.windows import cut, join, mask, plan_windows
+from frugalvit.backbones.architectures.windows import mask, plan_windows, window_partition, window_reverse
 from frugalvit.errors import UserError
 
 TINY = {"embed_dim": 24, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 16)}
@@ -127,9 +127,9 @@ def test_join_undoes_cut(size: tuple[int, int], mask_padding: bool) -> None:
     tokens = torch.randn(2, *size, 3)
     for shift in ((0, 0), (3, 3), (0, 3)):
         plan = plan_windows(size, (7, 7), shift, mask_padding)
-        windows = cut(tokens, plan)
+        windows = window_partition(tokens, plan)
         assert windows.shape[0] == 2 * plan.count
-        torch.testing.assert_close(join(windows, plan), tokens)
+        torch.testing.assert_close(window_reverse(windows, plan), tokens)
 
 
 def test_masks_are_built_once_and_usable_in_training_after_inference() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from frugalvit.backbones.architectures.swin import SwinTransformer
-from frugalvit.backbones.architectures.windows import WindowPlan, cut, join, mask, plan_windows
+from frugalvit.backbones.architectures.windows import WindowPlan, mask, plan_windows, window_partition, window_reverse
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 from frugalvit.backbones.architectures import window_kernel
@@ -31,14 +31,14 @@ PLANS = {
 def plainly(qkv: Tensor, bias: Tensor, plan: WindowPlan) -> Tensor:
     """Cut, attend, join."""
     heads = len(bias)
-    windows = cut(qkv, plan)
+    windows = window_partition(qkv, plan)
     query, key, value = windows.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     added = bias[None]
     forbidden = mask(plan, qkv)
     if forbidden is not None:
         added = (added + forbidden[:, None]).repeat(len(qkv), 1, 1, 1)
     seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=added.to(query.dtype))
-    return join(seen.transpose(1, 2).flatten(2), plan)
+    return window_reverse(seen.transpose(1, 2).flatten(2), plan)
 
 
 def inputs(plan: WindowPlan, heads: int, width: int, images: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +121,7 @@ def test_a_network_with_kernels_equals_one_without(monkeypatch: pytest.MonkeyPat
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     compiled = run(torch.compile(network, dynamic=False))
     assert len(launched) > 2 * 2 * 12  # traced through the kernels, not around them
-    monkeypatch.setattr("frugalvit.backbones.architectures.swin.KERNELS", False)
+    monkeypatch.setattr("frugalvit.backbones.architectures.swin.TRITON_AVAILABLE", False)
     plain, truth = run(network), run(network, half=False)
     for ours, fused, slow, exact in zip(first, compiled, plain, truth, strict=True):
         allowed = 1.5 * (slow - exact).norm() + 1e-3 * exact.norm()

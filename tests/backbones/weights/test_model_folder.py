@@ -112,7 +112,7 @@ def test_oblong_windows_say_what_loads_them(tmp_path: Path):
     assert ours["architecture"] == "swin_nano"
     name = timm_config(made("swin", 3)[0])["architecture"]
     if stock["architecture"] != name:  # timm 1.0.31 takes them as they are
-        assert stock["architecture"] == "stored_as_is" and stock["model_args"]["architecture"] == name
+        assert stock["architecture"] == "frugalvit_raw_weights" and stock["model_args"]["architecture"] == name
 
 
 def test_another_image_size_on_loading(tmp_path: Path):
@@ -235,8 +235,8 @@ def test_a_smaller_size_keeps_the_network(name: str, keywords: dict, grid: int, 
         ]
         with torch.inference_mode():
             torch.testing.assert_close(found(images).pooled, backbone(images).pooled, atol=1e-5, rtol=1e-5)
-    assert "keep_shape" not in timm_config(small)["model_args"]
-    assert timm_config(small)["architecture"] != "slow_stem"
+    assert "keep_patch_size" not in timm_config(small)["model_args"]
+    assert timm_config(small)["architecture"] != "frugalvit_small_stem"
     assert create_backbone(name, 96, **keywords).grid_size(96) > (grid, grid)
 
 
@@ -313,7 +313,7 @@ def test_at_sizes_below_its_window_too(size: int, tmp_path: Path):
 
 def test_a_run_used_at_half_its_size_is_the_same_network(tmp_path: Path):
     """Where maps make windows smaller, tables that were smaller already are cut again, not bent."""
-    backbone = create_backbone("swin_nano", 112, keep_shape=True, window_size=7, **NARROW)
+    backbone = create_backbone("swin_nano", 112, keep_patch_size=True, window_size=7, **NARROW)
     save_model_folder(backbone, tmp_path)
     again, _ = load_model_folder(tmp_path, img_size=56)
     tables = [
@@ -336,7 +336,7 @@ def test_statistics_are_the_backbones_own(tmp_path: Path):
     model.pretrained_cfg |= theirs
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     backbone, _ = load_model_folder(tmp_path)
-    assert {key: tuple(backbone.lasting_keywords()[key]) for key in theirs} == theirs
+    assert {key: tuple(backbone.architecture_kwargs()[key]) for key in theirs} == theirs
     assert (backbone.mean, backbone.std) == (theirs["mean"], theirs["std"])
 
 

@@ -17,8 +17,8 @@ from frugalvit.config.data import AugmentConfig, CropsConfig
 from frugalvit.data.augment.policies import ColorJitter, Step
 from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment, local_crop_size
 from frugalvit.data.decode import decode
-from frugalvit.data.image_size import squeeze
-from frugalvit.data.rng import generator_for, ship, uniform
+from frugalvit.data.image_size import resize_to
+from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
 from helpers.augment_images import LEVEL, pictures
 
@@ -261,7 +261,7 @@ def test_evaluation_equals_torchvision_and_takes_single_images() -> None:
     theirs = functional.normalize(theirs, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[None]
     assert (ours - theirs).abs().max() < LEVEL / 0.224
     photo = Image.fromarray(image.permute(1, 2, 0).numpy())
-    stored = squeeze(np.array(photo), (128, 112))  # as it is kept for itself
+    stored = resize_to(np.array(photo), (128, 112))  # as it is kept for itself
     ours = transform(torch.from_numpy(stored).permute(2, 0, 1)[None], torch.tensor([[300, 260]]))
     torch.testing.assert_close(transform.image(photo), ours)
     torch.testing.assert_close(transform.image(np.array(photo)), ours)
@@ -359,7 +359,7 @@ def test_generators_differ_by_seed_purpose_and_number() -> None:
 @pytest.mark.gpu
 def test_ship_packs_many_tensors() -> None:
     tensors = [torch.arange(5), torch.rand(3, 2), torch.tensor([True, False, True]), torch.rand(2, dtype=torch.float64)]
-    for tensor, arrived in zip(tensors, ship(tensors, torch.device("cuda")), strict=True):
+    for tensor, arrived in zip(tensors, to_device_packed(tensors, torch.device("cuda")), strict=True):
         assert arrived.is_cuda and torch.equal(arrived.cpu(), tensor)
 
 

@@ -20,11 +20,11 @@ from frugalvit.config.data import AugmentConfig
 from frugalvit.data import image_size
 from frugalvit.data.augment.transforms import EvalTransform, TrainAugment
 from frugalvit.data.cache import build, file_format
-from frugalvit.data.cache.build import build_store, choose_place, threads_for
-from frugalvit.data.cache.on_demand import LazyStore
+from frugalvit.data.cache.build import build_store, choose_cache_location, threads_for
+from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import ArrayExamples, FileExamples
-from frugalvit.data.image_size import look
+from frugalvit.data.image_size import probe_images
 from frugalvit.data.loader import Batches, eval_batches
 from frugalvit.errors import UserError
 from helpers.image_cache import no_decoding, only_file, store_of, write_images
@@ -45,13 +45,13 @@ def test_few_threads_decode_small_images(seconds: float, cores: int, threads: in
 def test_processes_that_decode_are_as_many_as_asked_for(workers: int, tmp_path: Path) -> None:
     """Images as small as these are quick to decode; that is no reason for fewer processes, which share no lock."""
     store = build_store(write_images(tmp_path), 32, where="off", workers=workers)
-    assert isinstance(store, LazyStore) and store.workers == workers
+    assert isinstance(store, OnDemandStore) and store.workers == workers
 
 
 def test_auto_decodes_with_the_cores_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "cores", lambda: 3)
     store = build_store(write_images(tmp_path), 32, where="off")
-    assert isinstance(store, LazyStore) and store.workers == 3
+    assert isinstance(store, OnDemandStore) and store.workers == 3
 
 
 @pytest.mark.parametrize(("workers", "batches"), [(2, 5), (96, 105)])
@@ -93,14 +93,14 @@ def test_the_rectangle_follows_the_images(tmp_path: Path) -> None:
     landscape = write_images(tmp_path / "a", size=(300, 400))
     portrait = write_images(tmp_path / "b", size=(400, 300))
     small = write_images(tmp_path / "c", size=(20, 20))
-    assert look(landscape, (224, 224))[0] == (256, 341)
-    assert look(portrait, (224, 224))[0] == (341, 256)
-    assert look(small, (224, 224))[0] == (20, 20)
-    assert look(landscape, (224, 224), stored=128)[0] == (128, 171)
+    assert probe_images(landscape, (224, 224))[0] == (256, 341)
+    assert probe_images(portrait, (224, 224))[0] == (341, 256)
+    assert probe_images(small, (224, 224))[0] == (20, 20)
+    assert probe_images(landscape, (224, 224), stored=128)[0] == (128, 171)
     both = FileExamples(landscape.names[:5] + portrait.names[:1], None)
-    assert look(both, (224, 224))[0] == (341, 341)  # one in six stands upright, and keeps its height
+    assert probe_images(both, (224, 224))[0] == (341, 341)  # one in six stands upright, and keeps its height
     wide = write_images(tmp_path / "d", size=(50, 600))
-    assert look(FileExamples(landscape.names[:5] + wide.names[:1], None), (28, 28))[0] == (32, 64)
+    assert probe_images(FileExamples(landscape.names[:5] + wide.names[:1], None), (28, 28))[0] == (32, 64)
     mixed = FileExamples(landscape.names[:2] + small.names[:2] + portrait.names[:2], None)
     assert store_of(mixed, 28).sizes.tolist() == [[300, 400]] * 2 + [[20, 20]] * 2 + [[400, 300]] * 2
 
@@ -141,16 +141,16 @@ def test_auto_takes_the_fastest_place_with_room(tmp_path: Path, monkeypatch: pyt
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     monkeypatch.setattr(build, "available_memory", lambda: 10_000)
-    assert choose_place(300, gpu, tmp_path) == "device"
-    assert choose_place(800, gpu, tmp_path) == "ram"
-    assert choose_place(4_000, cpu, tmp_path) == "ram"
-    assert choose_place(6_000, cpu, tmp_path) == "disk"
-    assert choose_place(1 << 60, cpu, tmp_path) == "off"
+    assert choose_cache_location(300, gpu, tmp_path) == "device"
+    assert choose_cache_location(800, gpu, tmp_path) == "ram"
+    assert choose_cache_location(4_000, cpu, tmp_path) == "ram"
+    assert choose_cache_location(6_000, cpu, tmp_path) == "disk"
+    assert choose_cache_location(1 << 60, cpu, tmp_path) == "off"
     assert build.available_memory() == 10_000
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # each of four processes holds its own copy in RAM, and has its own GPU
-    assert choose_place(300, gpu, tmp_path) == "device"
-    assert choose_place(1_200, cpu, tmp_path) == "ram"
-    assert choose_place(4_000, cpu, tmp_path) == "disk"
+    assert choose_cache_location(300, gpu, tmp_path) == "device"
+    assert choose_cache_location(1_200, cpu, tmp_path) == "ram"
+    assert choose_cache_location(4_000, cpu, tmp_path) == "disk"
 
 
 def test_the_choice_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,9 +300,9 @@ def batches(store: Any, seed: int = 0) -> Batches:
     return Batches(store, 4, seed=seed, augment=TrainAugment(AugmentConfig(), 36))
 
 
-def lazy(examples: FileExamples, workers: int = 0, **keywords: Any) -> LazyStore:
+def lazy(examples: FileExamples, workers: int = 0, **keywords: Any) -> OnDemandStore:
     store = build_store(examples, 36, where="off", workers=workers, **keywords)
-    assert isinstance(store, LazyStore)
+    assert isinstance(store, OnDemandStore)
     return store
 
 
@@ -365,6 +365,6 @@ def test_photographs_that_are_kept_each_for_itself_have_few_shapes() -> None:
     """So that a GPU prepares many of them at once; small images stay as they are."""
     target = (256, 256)
     sizes = [(600 + 7 * number, 1000 + 13 * number) for number in range(100)]
-    shapes = {image_size.own_rectangle(size, target) for size in sizes}
+    shapes = {image_size.cached_size_alone(size, target) for size in sizes}
     assert len(shapes) <= 6 and all(min(shape) >= 256 and max(shape) <= 512 for shape in shapes)
-    assert image_size.own_rectangle((28, 30), target) == (28, 30)
+    assert image_size.cached_size_alone((28, 30), target) == (28, 30)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from frugalvit.data.cache.on_demand import LazyStore
+from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.errors import UserError
 from helpers.streams import batches, write_shards
@@ -19,8 +19,8 @@ from helpers.streams import batches, write_shards
 PIXELS = np.random.default_rng(0).integers(0, 255, (6, 4, 4, 3), dtype=np.uint8)
 
 
-def lazy(workers: int) -> LazyStore:
-    return LazyStore(ArrayExamples(PIXELS, None, "six"), (4, 4), torch.device("cpu"), workers, 0)
+def lazy(workers: int) -> OnDemandStore:
+    return OnDemandStore(ArrayExamples(PIXELS, None, "six"), (4, 4), torch.device("cpu"), workers, 0)
 
 
 def order(step: int) -> torch.Tensor:

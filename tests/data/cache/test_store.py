@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from frugalvit.data.cache.on_demand import LazyStore
+from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import ImageStore, SharedStores
 from frugalvit.data.dataset import ArrayExamples
 
@@ -18,10 +18,10 @@ def images() -> ImageStore:
     return ImageStore.from_arrays(np.zeros((2, 3, 4, 4), np.uint8))
 
 
-def lazy() -> tuple[LazyStore, Any]:
+def lazy() -> tuple[OnDemandStore, Any]:
     """A store whose decoders are at work: threads in place of processes."""
     examples = ArrayExamples(np.zeros((2, 4, 4, 3), np.uint8), None, "two")
-    store, pool = LazyStore(examples, (4, 4), torch.device("cpu"), 1, 0), ThreadPoolExecutor(1)
+    store, pool = OnDemandStore(examples, (4, 4), torch.device("cpu"), 1, 0), ThreadPoolExecutor(1)
     store._pool = pool  # type: ignore[assignment]
     return store, pool
 

@@ -17,9 +17,9 @@ from frugalvit.data import open_data
 from frugalvit.data.augment.transforms import EvalTransform, TrainAugment
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.on_demand import Decoder
-from frugalvit.data.cache.store import ImageStore, candidates, rows_for
+from frugalvit.data.cache.store import ImageStore, substitute_rows, substitutes
 from frugalvit.data.dataset import ArrayExamples, FileExamples
-from frugalvit.data.decode import BadImage
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.loader import Batches, eval_batches
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.errors import UserError
@@ -108,9 +108,9 @@ def test_both_ways_to_find_a_stand_in_agree(data: st.DataObject) -> None:
     whole = data.draw(st.lists(st.booleans(), min_size=count, max_size=count).filter(any))
     labels = data.draw(st.none() | st.lists(st.integers(-1, 3), min_size=count, max_size=count).map(np.array))
     kept = np.flatnonzero(whole)
-    rows = rows_for(kept, count, labels)
+    rows = substitute_rows(kept, count, labels)
     for place in range(count):
-        tried = list(candidates(place, count, labels))
+        tried = list(substitutes(place, count, labels))
         assert tried[0] == place and sorted(tried) == list(range(count))
         if labels is not None:
             mine = [labels[other] == labels[place] for other in tried]
@@ -125,7 +125,7 @@ class Counting(ArrayExamples):
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         self.asked += 1
-        raise BadImage(self.names[index], "its disk is gone")
+        raise UnreadableImage(self.names[index], "its disk is gone")
 
 
 def test_a_disk_that_is_gone_is_not_searched_through() -> None:

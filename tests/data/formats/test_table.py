@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frugalvit.data import open_data
-from frugalvit.data.decode import BadImage
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.formats.table import LABEL_COLUMNS, PATH_COLUMNS, SPLIT_COLUMNS
 from frugalvit.data.splits import check_trainable
 from frugalvit.errors import UserError
@@ -55,7 +55,7 @@ def test_missing_files_are_counted_and_read_as_bad(tmp_path: Path) -> None:
     fill(tmp_path, {".": 2})
     source = open_data(write_csv(tmp_path, "path,label\n000.png,a\n001.png,b\ngone.png,b\n"), split="given")
     assert "1 of the 3 files" in source.notes[0] and "gone.png" in source.notes[0]
-    with pytest.raises(BadImage, match="missing"):
+    with pytest.raises(UnreadableImage, match="missing"):
         source.splits["train"].read(2)
     with pytest.raises(UserError, match="None of the 1 files"):
         open_data(write_csv(tmp_path, "path,label\nx.png,a\n"))

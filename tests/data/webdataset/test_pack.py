@@ -17,7 +17,7 @@ from frugalvit.data import open_data
 from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import ImageStore
-from frugalvit.data.decode import BadImage
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.webdataset.index import parse_index
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import ShardExamples
@@ -95,7 +95,7 @@ def test_an_image_that_cannot_be_decoded_is_left_out_by_name(tmp_path: Path, mon
 
     def read(self: ShardExamples, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         if "zoo" in self.names[index]:
-            raise BadImage(self.names[index], "its pixels are broken")
+            raise UnreadableImage(self.names[index], "its pixels are broken")
         return real(self, index, at_least)
 
     monkeypatch.setattr(ShardExamples, "read", read)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frugalvit.data import open_data
-from frugalvit.data.dataset import DataSource
+from frugalvit.data.dataset import DatasetSplits
 from frugalvit.data.webdataset import remote
 from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
 from frugalvit.data.webdataset.pack import pack
-from frugalvit.data.webdataset.remote import Pipe, fetch, open_remote
+from frugalvit.data.webdataset.remote import CommandReader, fetch, open_remote
 from frugalvit.data.webdataset.shards import expand, is_shards
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_dataset import open_stream, should_stream
@@ -91,7 +91,7 @@ def test_pipes_must_be_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         file.read()
     with pytest.raises(UserError, match="No closing quotation"):
         open_remote("pipe:printf '1")
-    endless = Pipe("yes")
+    endless = CommandReader("yes")
     assert endless.read(4) == b"y\ny\n"
     endless.close()
     assert endless._process.returncode is not None
@@ -194,7 +194,9 @@ def test_what_is_known_of_a_stream(tmp_path: Path) -> None:
     source = open_stream(where, labelled=True, val_fraction=0.2)
     train, val = source.splits["train"], source.splits["val"]
     assert source.classes == ("0", "1") and len(train) == 32 and len(val) == 8 and source.kind == "stream"
-    assert train.survey.counts == [4] * 8 and train.at_hand().labels is not None and len(train.at_hand()) == 16
+    assert (
+        train.survey.counts == [4] * 8 and train.sample_images().labels is not None and len(train.sample_images()) == 16
+    )
     held = {Path(shard).name for shard in val.shards}
     assert len(held) == 2 and held.isdisjoint(Path(shard).name for shard in train.shards)
     assert train.fingerprint() == open_stream(where, labelled=True, val_fraction=0.2).splits["train"].fingerprint()
@@ -277,9 +279,9 @@ def test_a_dataset_that_was_packed_anew_is_fetched_anew(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "web", ignore_errors=True)
         pack(open_data(str(tmp_path / "images")), tmp_path / "web")
 
-    def seen(source: DataSource) -> set[tuple[str, int]]:
+    def seen(source: DatasetSplits) -> set[tuple[str, int]]:
         assert source.classes is not None
-        parts = [examples.at_hand() for examples in source.splits.values()]
+        parts = [examples.sample_images() for examples in source.splits.values()]
         return {
             (source.classes[label], int(part.read(i)[0, 0, 0]) // 50)
             for part in parts

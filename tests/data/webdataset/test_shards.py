@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from frugalvit.cli import main as cli
 from frugalvit.data import open_data
-from frugalvit.data.decode import BadImage
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import expand, layout
 from frugalvit.data.webdataset.stream import ShardStream
@@ -121,7 +121,7 @@ def test_random_access(tmp_path: Path) -> None:
     assert copy.read(0)[0, 0, 0] == 7 and copy.stored_size(0) == len(copy.raw(0)) and copy.names[0].endswith("0007")
     assert open_data(where, split="given").splits["train"].fingerprint() == train.fingerprint()
     (tmp_path / "s" / "000.tar").write_bytes(b"")
-    with pytest.raises(BadImage, match="shorter"):
+    with pytest.raises(UnreadableImage, match="shorter"):
         train.read(0)
 
 
@@ -272,10 +272,10 @@ def test_a_stopped_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_arrays_are_packed_as_png(tmp_path: Path) -> None:
-    from frugalvit.data.dataset import ArrayExamples, DataSource
+    from frugalvit.data.dataset import ArrayExamples, DatasetSplits
 
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
-    source = DataSource("x", "x", "arrays", ("a",), {"train": ArrayExamples(pixels, np.zeros(5), "x")})
+    source = DatasetSplits("x", "x", "arrays", ("a",), {"train": ArrayExamples(pixels, np.zeros(5), "x")})
     pack(source, tmp_path / "out", shuffle=False)
     train = open_data(tmp_path / "out", split="given").splits["train"]
     np.testing.assert_array_equal(train.read(3)[:, :, 0], pixels[3])

@@ -13,7 +13,7 @@ import torch
 from frugalvit.config.data import AugmentConfig, MixingConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.webdataset.stream import ShardStream
-from frugalvit.data.webdataset.streaming_loader import Part, StreamedBatches, read_batches
+from frugalvit.data.webdataset.streaming_loader import Part, StreamingBatches, read_batches
 from frugalvit.errors import UserError
 from helpers.streams import batches, write_shards
 
@@ -40,7 +40,7 @@ def test_resuming_at_any_step_is_exact(step: int, readers: int, tmp_path: Path) 
     paths = write_shards(tmp_path)
     config = AugmentConfig()
 
-    def loader() -> StreamedBatches:
+    def loader() -> StreamingBatches:
         made = batches(paths, config=config, mixing=Mixing(MixingConfig(), 2))
         made.readers = readers  # read in this process, but in turn, as several processes do
         return made
@@ -140,7 +140,7 @@ def test_other_batch_sizes_and_a_glance(tmp_path: Path) -> None:
     loader = batches(write_shards(tmp_path))
     first = loader.batch_at(0)
     loader.batch_at(1)
-    assert torch.equal(loader.glance(0).images, first.images) and loader.next_step == 2
+    assert torch.equal(loader.peek(0).images, first.images) and loader.next_step == 2
     halves = loader.with_batch(2)
     assert len(halves) == 12 and numbers(halves.batch_at(0).images) == numbers(first.images)[:2]
 
@@ -150,10 +150,10 @@ def test_a_glance_has_its_own_books(tmp_path: Path) -> None:
     loader = batches(write_shards(tmp_path, bad=(3, 9, 15)), max_bad=0.3)
     [loader.batch_at(step) for step in range(6)]
     assert len(loader.bad) == 3
-    loader.glance(0)
+    loader.peek(0)
     assert len(loader.bad) == 3 and loader.max_bad == 0.3
     Path(loader.stream.shards[0]).unlink()
-    loader.glance(0)
+    loader.peek(0)
     assert not loader.damaged
 
 
@@ -163,7 +163,7 @@ def test_resuming_epochs_later_is_exact(tmp_path: Path, counted: bool) -> None:
     paths = [*write_shards(tmp_path / "a", shards=3, each=5), *write_shards(tmp_path / "b", shards=2, each=3)]
     counts = [5, 5, 5, 3, 3] if counted else None
 
-    def loader() -> StreamedBatches:
+    def loader() -> StreamingBatches:
         made = batches(paths)
         made.stream, made.readers = ShardStream(paths, buffer=4, counts=counts), 2
         return made
@@ -234,7 +234,7 @@ def test_a_damaged_shard_and_epochs_later(tmp_path: Path) -> None:
     paths = write_shards(tmp_path, shards=5)
     os.truncate(paths[1], Path(paths[1]).stat().st_size // 3)
 
-    def loader() -> StreamedBatches:
+    def loader() -> StreamingBatches:
         made = batches(paths)
         made.stream, made.readers = ShardStream(paths, buffer=4, counts=[6] * 5, warn=None), 2
         return made

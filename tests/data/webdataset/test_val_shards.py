@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.data import open_data
-from frugalvit.data.dataset import DataSource
+from frugalvit.data.dataset import DatasetSplits
 from frugalvit.data.webdataset.index import index_beside
 from frugalvit.data.webdataset.pack import pack
-from frugalvit.data.webdataset.streaming_dataset import Survey, held_out, open_stream
+from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, choose_val_shards, open_stream
 from frugalvit.errors import UserError
 from frugalvit.tasks.pretraining import train as pretrain
 from helpers.shards import photos, png, write_shards, write_tar
 from helpers.web_server import serving
 
 
-def places(source: DataSource) -> list[int]:
+def places(source: DatasetSplits) -> list[int]:
     """Which shards val is made of."""
     val: Any = source.splits["val"]
     return [int(Path(shard).stem.rpartition("-")[2]) for shard in val.shards]
@@ -61,13 +61,13 @@ def test_the_remainder_is_not_what_is_validated_on(tmp_path: Path) -> None:
     ],
 )
 def test_about_the_share_that_was_asked_for(counts: list[int] | None, fraction: float, expected: list[int]) -> None:
-    assert held_out(counts, 5 if counts is None else len(counts), fraction, "here") == expected
+    assert choose_val_shards(counts, 5 if counts is None else len(counts), fraction, "here") == expected
 
 
 @given(st.integers(2, 60), st.floats(0.001, 0.999), st.lists(st.integers(0, 50), min_size=60, max_size=60))
 def test_any_shards(shards: int, fraction: float, counts: list[int]) -> None:
     for known in (None, counts[:shards]):
-        held = held_out(known, shards, fraction, "here")
+        held = choose_val_shards(known, shards, fraction, "here")
         assert held == sorted(set(held)) and 1 <= len(held) <= min(8, shards - 1)
         assert held[0] >= 0 and held[-1] < shards
 
@@ -87,11 +87,11 @@ def test_a_resumed_run_keeps_its_val(tmp_path: Path) -> None:
     train: Any = begun.splits["train"]
     assert places(begun) == [2, 7] and train.survey.held == [2, 7]
     stored = json.loads(json.dumps(train.survey._asdict()))
-    assert places(open_stream(where, labelled=True, val_fraction=0.2, known=Survey(**stored))) == [2, 7]
-    other = Survey(**{**stored, "held": [0, 4]})
+    assert places(open_stream(where, labelled=True, val_fraction=0.2, known=ShardSurvey(**stored))) == [2, 7]
+    other = ShardSurvey(**{**stored, "held": [0, 4]})
     assert places(open_stream(where, labelled=True, val_fraction=0.2, known=other)) == [0, 4]
     del stored["held"]  # as an earlier version wrote it, which held out the last one and some before it
-    source = open_stream(where, labelled=True, val_fraction=0.2, known=Survey(**stored))
+    source = open_stream(where, labelled=True, val_fraction=0.2, known=ShardSurvey(**stored))
     assert places(source) == [2, 9]
 
 

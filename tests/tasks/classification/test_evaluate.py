@@ -19,7 +19,7 @@ from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.data import open_data
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
-from frugalvit.probing.extractor import Extractor
+from frugalvit.probing.extractor import FeatureExtractor
 from frugalvit.probing.metrics import wilson_interval
 from frugalvit.tasks.classification import evaluate as evaluation
 from frugalvit.tasks.classification.evaluate import evaluate
@@ -187,7 +187,7 @@ def test_mirror_images_are_averaged(whole: tuple[Path, Path, dict[str, Any]], tm
 def test_mirrored_features_have_a_place_of_their_own(model: Model, squares: Path, cache: Path) -> None:
     """Features of mirror images are not taken for the others, nor the others for them."""
     examples = open_data(squares).splits["test"]
-    extractor = Extractor(model)
+    extractor = FeatureExtractor(model)
     plain, mirrored = extractor(examples), extractor(examples, mirrored=True)
     assert not torch.allclose(plain.features, mirrored.features, atol=1e-4)
     assert torch.equal(extractor(examples).features, plain.features)

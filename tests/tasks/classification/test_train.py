@@ -30,7 +30,7 @@ from frugalvit.experiment.summary import _seen_from, worst_mistakes
 from frugalvit.tasks.classification import task
 from frugalvit.tasks.classification import train as commands
 from frugalvit.tasks.classification.predict import predict
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import train
 from helpers.tiny_runs import TRAIN, differences, read_metrics, write_images
 
@@ -64,7 +64,7 @@ def test_the_recipe_and_how_often_it_is_evaluated_are_decisions(
     assert "auto: recipe = scratch: from random weights" in said
     assert "auto: evaluate_every = 3: 2 looks in 6 steps, of 3 an epoch\n" in said
     assert {"recipe": "scratch", "evaluate_every": 3}.items() <= {d["name"]: d["value"] for d in written}.items()
-    assert TrainConfig.stored(tmp_path / "run" / "config.yaml").evaluate_every == 3
+    assert TrainConfig.from_run(tmp_path / "run" / "config.yaml").evaluate_every == 3
     train(config(photos, tmp_path / "asked", recipe="scratch", steps=1))
     assert "auto: recipe" not in capsys.readouterr().err
 
@@ -95,9 +95,9 @@ def test_clean_images_cost_a_second_pass_where_others_were_mixed(
     photos: Path, tmp_path: Path, prob: float, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    judge = SupervisedTask.judge
+    judge = ClassificationTask.compute_losses
 
-    def count(self: SupervisedTask, *inputs: Any) -> dict[str, torch.Tensor]:
+    def count(self: ClassificationTask, *inputs: Any) -> dict[str, torch.Tensor]:
         forward, calls = self.backbone.forward, []
         with monkeypatch.context() as patch:
             patch.setattr(self.backbone, "forward", lambda images: calls.append(1) or forward(images))
@@ -105,7 +105,7 @@ def test_clean_images_cost_a_second_pass_where_others_were_mixed(
         seen.append(len(calls))
         return losses
 
-    monkeypatch.setattr(SupervisedTask, "judge", count)
+    monkeypatch.setattr(ClassificationTask, "compute_losses", count)
     settings = {"localization": {"weight": 0.5, "images": "clean"}, "mixing": {"prob": prob, "cutmix": 0.0}, "steps": 2}
     train(config(photos, tmp_path / "run", **settings))
     assert seen == [passes] * 2 and "localization" in read_metrics(tmp_path / "run")[0]
@@ -147,7 +147,7 @@ def test_a_task_that_was_hardly_learned_is_said(
     monkeypatch.setattr(
         task,
         "loss_at",
-        lambda head, *rest: (measured(head, *rest)[0], torch.tensor(error * head.guess_error(4, 4))),
+        lambda head, *rest: (measured(head, *rest)[0], torch.tensor(error * head.constant_baseline_error(4, 4))),
     )
     settings = {"localization": {"weight": weight}, "steps": 2}
     result = train(config(photos, tmp_path / "run", **settings))
@@ -182,7 +182,7 @@ def test_the_best_weights_are_scored_and_kept(
     ema: float, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a run that is best early on: those of that step, and not the last ones."""
-    monkeypatch.setattr(SupervisedTask, "evaluate", lambda self, step: {"top1": 100.0 / step})
+    monkeypatch.setattr(ClassificationTask, "evaluate", lambda self, step: {"top1": 100.0 / step})
     assert train(config(photos, tmp_path / "run", ema=ema)).data["best_step"] == 4
     best, last = (
         torch.load(tmp_path / f"run/checkpoints/{name}.pt", weights_only=True)["task"] for name in ("best", "last")
@@ -204,14 +204,14 @@ def test_data_that_has_moved_is_named_at_the_resume(
     here = write_images(tmp_path / "here")
     train(config(here, tmp_path / "whole", save_every=2))
     with monkeypatch.context() as patch:
-        seen = SupervisedTask.after_step
+        seen = ClassificationTask.after_step
 
-        def stop(self: SupervisedTask, step: int, skipped: torch.Tensor) -> None:
+        def stop(self: ClassificationTask, step: int, skipped: torch.Tensor) -> None:
             if step == 6:
                 raise KeyboardInterrupt
             seen(self, step, skipped)
 
-        patch.setattr(SupervisedTask, "after_step", stop)
+        patch.setattr(ClassificationTask, "after_step", stop)
         with pytest.raises(KeyboardInterrupt):
             train(config(here, tmp_path / "moved", save_every=2))
     here.rename(tmp_path / "there")
@@ -298,7 +298,7 @@ def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) 
     few = write_images(tmp_path / "few", train=2, val=1)
     first = train(config(photos, tmp_path / "first", steps=4)).data["run"]
     result = train(config(few, tmp_path / "second", init=first, steps=None, epochs=1, batch=128))
-    assert result.data["steps"] >= 1 and TrainConfig.stored(tmp_path / "second/config.yaml").recipe == "finetune"
+    assert result.data["steps"] >= 1 and TrainConfig.from_run(tmp_path / "second/config.yaml").recipe == "finetune"
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_a_batch_that_cannot_be_shared_is_said(
 def test_parts_of_a_step_are_asked_about_other_pairs(photos: Path, tmp_path: Path) -> None:
     asked: list[torch.Tensor] = []
 
-    class Listening(SupervisedTask):
+    class Listening(ClassificationTask):
         def _pairs(self, batch: Batch) -> torch.Tensor | None:
             pairs = super()._pairs(batch)
             assert pairs is not None
@@ -352,7 +352,7 @@ def test_parts_of_a_step_are_asked_about_other_pairs(photos: Path, tmp_path: Pat
             return pairs
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands, "SupervisedTask", Listening)
+        patch.setattr(commands, "ClassificationTask", Listening)
         train(config(photos, tmp_path / "run", steps=2, accumulate=2))
     assert len(asked) == 4 and all(not torch.equal(a, b) for i, a in enumerate(asked) for b in asked[:i])
 

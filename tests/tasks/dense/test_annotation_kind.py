@@ -12,7 +12,7 @@ from PIL import Image
 from frugalvit.cli import main as cli
 from frugalvit.cli.advise import advise
 from frugalvit.config.tools import AdviseConfig
-from frugalvit.tasks.dense.annotation_kind import drawn_in
+from frugalvit.tasks.dense.annotation_kind import find_annotation_kind
 from frugalvit.tasks.detection.coco import open_coco
 from helpers.dense_samples import edit, make_coco, make_scenes
 
@@ -73,12 +73,12 @@ def test_boxes_and_masks_are_labels(kind: str, tmp_path: Path, capsys: pytest.Ca
 
 def test_other_folders_are_left_to_their_classes(tmp_path: Path) -> None:
     data = make_coco(tmp_path / "data", train=2, val=1)
-    assert drawn_in(data, ("cat", "dog")) is None and drawn_in(data) is not None
-    assert drawn_in(tmp_path / "nowhere") is None
+    assert find_annotation_kind(data, ("cat", "dog")) is None and find_annotation_kind(data) is not None
+    assert find_annotation_kind(tmp_path / "nowhere") is None
     plain = tmp_path / "plain"
     plain.mkdir()
     (plain / "about.json").write_text("{}")
-    assert drawn_in(plain) is None
+    assert find_annotation_kind(plain) is None
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_how_many_objects_have_masks_is_said(drawn: int, title: str, note: str, 
     assert learned.masks() == (drawn, 20) and learned.about_masks() in note
     if drawn == 12:
         edit(data, "train", lambda content: content["annotations"][0].update(iscrowd=1))
-        found = drawn_in(data)
+        found = find_annotation_kind(data)
         assert found is not None and found.masks.startswith("Masks: 11 of 19 training objects")
 
 
 def test_a_folder_of_masks_has_none_of_boxes(tmp_path: Path) -> None:
-    found = drawn_in(make_scenes(tmp_path / "data", train=2, val=1))
+    found = find_annotation_kind(make_scenes(tmp_path / "data", train=2, val=1))
     assert found is not None and found.masks == ""

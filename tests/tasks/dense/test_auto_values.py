@@ -7,7 +7,7 @@ import pytest
 from frugalvit.cli.parser import make_parser
 from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Decisions, Facts
+from frugalvit.experiment.auto_values import AutoValues, Facts
 from frugalvit.tasks.dense.auto_values import (
     decide_detector,
     decide_drop_path,
@@ -28,7 +28,7 @@ from frugalvit.tasks.dense.auto_values import (
     ],
 )
 def test_detection(images: int, side: int, device: str, size: int, batch: int, epochs: int) -> None:
-    config, decisions = DetectConfig.parse({"data": "x"}), Decisions()
+    config, decisions = DetectConfig.parse({"data": "x"}), AutoValues()
     facts = Facts(images, 80, side, device)
     decide_input(config, facts, decisions)
     decide_length(config, facts, decisions)
@@ -43,7 +43,7 @@ def test_detection(images: int, side: int, device: str, size: int, batch: int, e
 )
 def test_heads_follow_backbone_and_input(dim: int, size: int, channels: int, hidden: int, anchors: float) -> None:
     config = DetectConfig.parse({"data": "x", "img_size": size})
-    decide_detector(config, dim, [4, 8, 16, 32], True, Decisions())
+    decide_detector(config, dim, [4, 8, 16, 32], True, AutoValues())
     found = config.detector
     assert (found.channels, found.hidden, found.anchors, config.masks) == (channels, hidden, anchors, True)
 
@@ -52,7 +52,7 @@ def test_heads_follow_backbone_and_input(dim: int, size: int, channels: int, hid
     ("images", "side", "size", "epochs"), [(367, 240, 256, 182), (20_210, 512, 512, 127), (2_000, 1000, 512, 127)]
 )
 def test_segmentation(images: int, side: int, size: int, epochs: int) -> None:
-    config, decisions = SegmentConfig.parse({"data": "x"}), Decisions()
+    config, decisions = SegmentConfig.parse({"data": "x"}), AutoValues()
     facts = Facts(images, 11, side, "cuda")
     decide_drop_path(config, decisions)
     decide_input(config, facts, decisions)
@@ -67,7 +67,7 @@ def test_segmentation(images: int, side: int, size: int, epochs: int) -> None:
 def test_small_networks_learn_faster(
     kind: type[TransferConfig], published: float, parameters: int, factor: int
 ) -> None:
-    config, decisions = kind.parse({"data": "x", "batch": 16, "steps": 1}), Decisions()
+    config, decisions = kind.parse({"data": "x", "batch": 16, "steps": 1}), AutoValues()
     decide_length(config, Facts(100, 2, 64, "cuda", parameters=parameters), decisions)
     assert config.lr == pytest.approx(factor * published)
     assert ("for a small network" in decisions[-1].reason) == (factor > 1)
@@ -76,7 +76,7 @@ def test_small_networks_learn_faster(
 def test_given_values_stay() -> None:
     config, decisions = (
         DetectConfig.parse({"data": "x", "img_size": 320, "batch": 8, "lr": 3e-4, "steps": 7}),
-        Decisions(),
+        AutoValues(),
     )
     facts = Facts(5, 2, 100, "cuda")
     decide_input(config, facts, decisions)

@@ -19,12 +19,12 @@ from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.dense import experiment
 from frugalvit.tasks.dense.checkpoint import FACTS, WEIGHTS, read_facts, save_trained
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.dense.task import TransferTask
+from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.tasks.detection import commands
-from frugalvit.tasks.detection.task import DetectTask
+from frugalvit.tasks.detection.task import DetectionTask
 from frugalvit.tasks.segmentation import commands as segment_commands
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
-from frugalvit.tasks.segmentation.task import SegmentTask
+from frugalvit.tasks.segmentation.task import SegmentationTask
 
 JOBS: dict[str, Any] = {"detect": commands.DetectJob(), "segment": segment_commands.SegmentJob()}
 
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     torch.manual_seed(0)
     backbone = create_backbone("swin_nano", img_size=32, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
-    task = SegmentTask(Segmenter(Pyramid(backbone), SegmenterSpec(3, 16)), 32)
+    task = SegmentationTask(Segmenter(Pyramid(backbone), SegmenterSpec(3, 16)), 32)
     facts = {"kind": "segment", "spec": asdict(task.net.spec), "side": 32, "classes": ["a", "b", "c"], "ignored": 255}
     save_trained(folder, task, facts | {"labels": [0, 1, 2]})
     return folder
@@ -57,13 +57,13 @@ def test_pictures_of_one_size_are_segmented_together(
     for number, size in enumerate([(40, 32), (40, 32), (40, 32), (32, 40), (40, 32)]):
         Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / "in" / f"{number}.png")
     seen: list[int] = []
-    predict = SegmentTask.predict
+    predict = SegmentationTask.predict
 
-    def counted(self: SegmentTask, pictures: list[torch.Tensor], test: Any) -> torch.Tensor:
+    def counted(self: SegmentationTask, pictures: list[torch.Tensor], test: Any) -> torch.Tensor:
         seen.append(len(pictures))
         return predict(self, pictures, test)
 
-    monkeypatch.setattr(SegmentTask, "predict", counted)
+    monkeypatch.setattr(SegmentationTask, "predict", counted)
     found = {}
     for batch, groups in ((1, [1] * 5), (2, [2, 1, 1, 1]), (8, [3, 1, 1])):
         values = {"model": str(run), "images": [str(tmp_path / "in")], "batch": batch, "device": "cpu"}
@@ -104,8 +104,8 @@ def test_the_patience_with_other_processes_reaches_the_plan(kind: str, config: A
 
 
 def test_both_tasks_are_fed_and_learn_alike() -> None:
-    for task in (DetectTask, SegmentTask):
-        assert task.feed is TransferTask.feed and task.forward is TransferTask.forward
+    for task in (DetectionTask, SegmentationTask):
+        assert task.set_data is DenseTask.set_data and task.forward is DenseTask.forward
 
 
 @pytest.mark.parametrize("kind", ["detector", "segmenter"])

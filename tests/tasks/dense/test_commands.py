@@ -16,9 +16,9 @@ from PIL import Image
 from frugalvit.backbones import factory
 from frugalvit.config.dense import DetectConfig
 from frugalvit.errors import UserError
-from frugalvit.runs.layout import OF_TRANSFER
+from frugalvit.runs.layout import TRANSFER_FILES
 from frugalvit.tasks.dense import experiment
-from frugalvit.tasks.dense.loader import Pictures
+from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 from helpers.dense_runs import COMMON, HEADS, detect_config, segment_config
@@ -86,7 +86,7 @@ def test_runs_write_under_known_names_and_over_nothing(
     detector: Path, segmenter: Path, scenes: Path, tmp_path: Path
 ) -> None:
     for run in (detector, segmenter):
-        assert {path.name for path in run.iterdir()} <= {*OF_TRANSFER, ".lock"}
+        assert {path.name for path in run.iterdir()} <= {*TRANSFER_FILES, ".lock"}
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "worst_1.jpg").write_text("mine")
     with pytest.raises(UserError, match="has pictures already"):
@@ -104,14 +104,14 @@ def test_a_resumed_run_ends_as_if_never_stopped(
     whole = make(data, tmp_path / "whole", report=False, save_every=2)
     command.train(whole)  # type: ignore[arg-type]
     stopped = make(data, tmp_path / "stopped", report=False, save_every=2)
-    original = commands.DetectTask.after_step if kind == "detect" else segment_commands.SegmentTask.after_step
+    original = commands.DetectionTask.after_step if kind == "detect" else segment_commands.SegmentationTask.after_step
 
     def stop(self: Any, step: int, skipped: torch.Tensor) -> None:
         if step == 2:
             raise KeyboardInterrupt
         original(self, step, skipped)
 
-    task = commands.DetectTask if kind == "detect" else segment_commands.SegmentTask
+    task = commands.DetectionTask if kind == "detect" else segment_commands.SegmentationTask
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task, "after_step", stop)
         with pytest.raises(KeyboardInterrupt):
@@ -163,7 +163,7 @@ def test_a_picture_that_is_cut_short_is_found_before_training(where: str, tmp_pa
         Image.effect_noise((64, 64), 60).save(tmp_path / name)
     whole = (tmp_path / "short.jpg").read_bytes()
     (tmp_path / "short.jpg").write_bytes(whole[: len(whole) // 2])
-    pictures = Pictures([tmp_path / "whole.jpg", tmp_path / "short.jpg"], [(64, 64)] * 2, where=where)
+    pictures = ImageReader([tmp_path / "whole.jpg", tmp_path / "short.jpg"], [(64, 64)] * 2, where=where)
     assert pictures.find_bad(1, max_bad=0.5) == [1]
 
 

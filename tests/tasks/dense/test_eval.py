@@ -18,8 +18,8 @@ from frugalvit.errors import UserError
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 from frugalvit.tasks.segmentation.dataset import open_scenes, read_labels
-from frugalvit.tasks.segmentation.label_map import KnownLabels
-from frugalvit.utils.text import counted
+from frugalvit.tasks.segmentation.label_map import LabelMap
+from frugalvit.utils.text import pluralize
 from helpers.dense_runs import detect_config, segment_config
 from helpers.dense_samples import edit, make_coco, make_scenes
 
@@ -81,7 +81,7 @@ def sure(monkeypatch: pytest.MonkeyPatch) -> None:
             for place, image in enumerate(dataset.images)
         ]
 
-    monkeypatch.setattr(commands.DetectTask, "find", find)
+    monkeypatch.setattr(commands.DetectionTask, "find", find)
 
 
 def test_one_file_is_scored_by_the_names_of_its_categories(
@@ -212,7 +212,7 @@ def test_a_segmenter_is_scored_by_the_names_of_its_classes(
         rows = json.loads((out / "transfer_report.json").read_text())["per_class"]["rows"]
         found.append(({key: scores[key] for key in ("miou", "mean_accuracy", "pixel_accuracy")}, rows))
     assert found[0] == found[1]
-    known = KnownLabels(str(run), ("ground", "square", "disc"), (0, 1, 2), 3)
+    known = LabelMap(str(run), ("ground", "square", "disc"), (0, 1, 2), 3)
     note = open_scenes(str(other), only="val", known=known).notes[-1]
     assert f"otherwise than {run}: names decide" in note and "there" in note
 
@@ -253,7 +253,7 @@ def left_out(run: Path) -> list[dict[str, str]]:
     """What a run has written down as left out, which its report must show."""
     told = json.loads((run / "data.json").read_text(encoding="utf-8"))["left_out"]
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert told["count"] == len(told["files"]) and f"{counted(told['count'], 'unreadable file')} left out" in page
+    assert told["count"] == len(told["files"]) and f"{pluralize(told['count'], 'unreadable file')} left out" in page
     assert all(escape(file["name"]) in page and escape(file["reason"]) in page for file in told["files"])
     return told["files"]
 

@@ -21,13 +21,13 @@ from frugalvit.tasks.detection import commands
 from frugalvit.tasks.detection.dataset import lay_out
 from frugalvit.tasks.segmentation import commands as segment_commands
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
-from frugalvit.tasks.segmentation.task import SegmentTask
+from frugalvit.tasks.segmentation.task import SegmentationTask
 from helpers.dense_runs import TINY, detect_config, segment_config
 
 
-def task_of(channels: int) -> SegmentTask:
+def task_of(channels: int) -> SegmentationTask:
     backbone = create_backbone("swin_nano", img_size=32, in_chans=channels, **TINY)
-    return SegmentTask(Segmenter(Pyramid(backbone), SegmenterSpec(3, 16)), 32)
+    return SegmentationTask(Segmenter(Pyramid(backbone), SegmenterSpec(3, 16)), 32)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
-from frugalvit.tasks.dense.image_headers import arrange
+from frugalvit.tasks.dense.image_headers import make_splits
 from frugalvit.tasks.detection.coco import CocoData, open_coco
 from frugalvit.tasks.segmentation.dataset import SceneData, open_scenes
 from helpers.dense_samples import edit, make_coco, make_scenes
@@ -138,5 +138,5 @@ def test_a_list_that_names_images_twice_leaks_none_into_val(tmp_path: Path) -> N
 def test_without_copies_the_hash_of_a_name_alone_decides() -> None:
     items = [SimpleNamespace(path=Path(f"{folder}/{i}.png")) for folder in "ab" for i in range(20)]
     held = hold_out([item.path.name for item in items], None, 0.2, 0)
-    found = arrange({"train": items}, "auto", 0.2, [])
+    found = make_splits({"train": items}, "auto", 0.2, [])
     assert found["val"] == [item for item, out in zip(items, held, strict=True) if out] and len(found["train"]) == 32

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from frugalvit.tasks.detection import commands as detect_commands
-from frugalvit.tasks.detection.task import DetectTask
+from frugalvit.tasks.detection.task import DetectionTask
 from frugalvit.tasks.segmentation import commands as segment_commands
-from frugalvit.tasks.segmentation.task import SegmentTask
+from frugalvit.tasks.segmentation.task import SegmentationTask
 from helpers.dense_runs import detect_config, segment_config
 
 LAST, EARLIER = (0.0, 0.5), (0.5, 0.0)
@@ -37,8 +37,8 @@ def test_a_run_scores_the_same_weights_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kind, name, commands, make, data = {
-        "detect": (DetectTask, "find", detect_commands, detect_config, "shapes"),
-        "segment": (SegmentTask, "scores", segment_commands, segment_config, "scenes"),
+        "detect": (DetectionTask, "find", detect_commands, detect_config, "shapes"),
+        "segment": (SegmentationTask, "scores", segment_commands, segment_config, "scenes"),
     }[verb]
     calls: list[Any] = []
     plain, evaluate, fed = getattr(kind, name), kind.evaluate, iter(values)

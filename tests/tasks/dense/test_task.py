@@ -14,17 +14,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from frugalvit import create_backbone
 from frugalvit.config.dense import TestConfig
-from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.dense import experiment
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.commands import DetectJob
 from frugalvit.tasks.detection.metrics import IGNORED, Confusion
-from frugalvit.tasks.detection.task import DetectTask
+from frugalvit.tasks.detection.task import DetectionTask
 from frugalvit.tasks.segmentation import task as segment_task
 from frugalvit.tasks.segmentation.commands import SegmentJob
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec, window_starts
-from frugalvit.tasks.segmentation.task import SegmentTask, choose_crop
+from frugalvit.tasks.segmentation.task import SegmentationTask, choose_crop
 from helpers.dense_runs import detect_config, segment_config
 from helpers.dense_samples import make_coco, make_scenes
 
@@ -37,7 +37,7 @@ def test_norms_of_a_network_that_has_learned_rest(verb: str, given: dict[str, st
     config: Any = make(Path("x"), Path("y"), **given)
     data: Any = SimpleNamespace(classes=("a", "b"), has_masks=lambda: False, about_masks=lambda: "boxes")
     backbone = create_backbone("resnet10t", img_size=64)
-    job.decide(config, data, backbone, Decisions())
+    job.decide(config, data, backbone, AutoValues())
     task: Any = job.task(config, data, backbone)
     norms = [part for part in backbone.modules() if isinstance(part, _BatchNorm)]
     assert norms and {norm.training for norm in norms} == {True}
@@ -70,7 +70,7 @@ def test_how_a_picture_is_looked_at(
 
     monkeypatch.setattr(segment_task, "probabilities", record)
     backbone = create_backbone("swin_nano", img_size=32, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
-    task = SegmentTask(Segmenter(Pyramid(backbone), SegmenterSpec(2, 16)), 32)
+    task = SegmentationTask(Segmenter(Pyramid(backbone), SegmenterSpec(2, 16)), 32)
     picture = torch.zeros(3, 48, 60, dtype=torch.uint8)
     assert task.predict([picture, picture], TestConfig(**test)).shape == (2, 48, 60)
     assert seen == looks and windows == {window}
@@ -135,9 +135,9 @@ def test_a_look_at_one_scale_is_scored_beside_several(multi_scale: bool) -> None
 def test_the_best_weights_are_scored_and_kept(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run that is best half-way: those of that step, and not the last ones."""
     if verb == "detect":
-        data, make, job, kind = make_coco(tmp_path / "data", train=4, val=2), detect_config, DetectJob(), DetectTask
+        data, make, job, kind = make_coco(tmp_path / "data", train=4, val=2), detect_config, DetectJob(), DetectionTask
     else:
-        data, make, job, kind = make_scenes(tmp_path / "data"), segment_config, SegmentJob(), SegmentTask
+        data, make, job, kind = make_scenes(tmp_path / "data"), segment_config, SegmentJob(), SegmentationTask
     scores = {2: 1.0, 4: 0.0}
     monkeypatch.setattr(kind, "evaluate", lambda self, step: {self.score: scores[step]})
     summary = experiment.train(make(data, tmp_path / "run", report=False), job).data

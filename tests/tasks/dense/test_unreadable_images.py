@@ -14,7 +14,7 @@ from PIL import Image
 from frugalvit.cli import main as cli
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense import loader
-from frugalvit.tasks.dense.loader import Pictures
+from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 from helpers.dense_runs import detect_config, segment_config
@@ -75,10 +75,10 @@ def test_a_score_does_not_depend_on_free_memory(
     assert found[0] == found[1] and found[0]["scored_images"] == 3
 
 
-def pictures_of(folder: Path, where: str, count: int = 6) -> Pictures:
+def pictures_of(folder: Path, where: str, count: int = 6) -> ImageReader:
     for number in range(count):
         Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(folder / f"{number}.png")
-    return Pictures([folder / f"{number}.png" for number in range(count)], [(8, 8)] * count, where=where)
+    return ImageReader([folder / f"{number}.png" for number in range(count)], [(8, 8)] * count, where=where)
 
 
 @pytest.mark.parametrize("where", ["ram", "off"])

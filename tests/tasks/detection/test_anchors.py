@@ -19,8 +19,8 @@ from frugalvit import create_backbone
 from frugalvit.comparison.compare import asked_otherwise
 from frugalvit.config.base import read_yaml
 from frugalvit.config.dense import DetectConfig
-from frugalvit.experiment.auto_values import Decisions
-from frugalvit.runs.layout import ASKED
+from frugalvit.experiment.auto_values import AutoValues
+from frugalvit.runs.layout import REQUEST_FILE
 from frugalvit.tasks.dense.auto_values import decide_detector
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
 from frugalvit.tasks.detection import commands
@@ -45,7 +45,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 def decided(strides: list[float], side: int, **given: float) -> DetectorSpec:
     config = DetectConfig.parse({"data": "x", "img_size": side, "detector": given})
-    decisions = Decisions()
+    decisions = AutoValues()
     decide_detector(config, 96, strides, False, decisions)
     assert all(decision.reason for decision in decisions)
     return DetectorSpec(1, anchors=float(config.detector.anchors), octaves=int(config.detector.octaves))
@@ -121,7 +121,7 @@ def test_given_anchors_are_what_they_were() -> None:
 @pytest.mark.parametrize(("strides", "octaves"), [([4, 8, 16, 32], 1), ([4, 8, 16], 2)])
 def test_the_published_protocol_has_its_anchors(strides: list[float], octaves: int) -> None:
     config = DetectConfig.parse({"data": "x", "recipe": "detect-coco"})
-    decide_detector(config, 768, strides, True, Decisions())
+    decide_detector(config, 768, strides, True, AutoValues())
     assert (config.detector.anchors, config.detector.octaves) == (8.0, octaves)
 
 
@@ -186,7 +186,7 @@ def test_detectors_learn_with_several_sizes_on_a_level(head: str) -> None:
     assert all(torch.isfinite(value) for value in losses.values())
     sum(losses.values()).backward()
     assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
-    net.eval().see_down_to(0.0)
+    net.eval().set_score_threshold(0.0)
     assert all(len(found["boxes"]) for found in net.detect(torch.rand(2, 3, 64, 64), SIZES, SIZES))
 
 
@@ -221,7 +221,7 @@ def test_a_run_of_before_is_resumed_and_used_as_it_was(
         return detect_config(shapes, tmp_path / name, **COARSE | sizes)
 
     commands.train(config("whole"))
-    original = commands.DetectTask.after_step
+    original = commands.DetectionTask.after_step
 
     def stop(self: Any, step: int, skipped: Tensor) -> None:
         if step == 1:
@@ -229,7 +229,7 @@ def test_a_run_of_before_is_resumed_and_used_as_it_was(
         original(self, step, skipped)
 
     with monkeypatch.context() as patch:
-        patch.setattr(commands.DetectTask, "after_step", stop)
+        patch.setattr(commands.DetectionTask, "after_step", stop)
         with pytest.raises(KeyboardInterrupt):
             commands.train(config("stopped"))
     forget(tmp_path / "stopped" / "config.yaml")
@@ -245,7 +245,7 @@ def test_a_run_of_before_is_resumed_and_used_as_it_was(
         facts = commands.read_facts(str(tmp_path / name), "detect")
         assert ("octaves" in facts["spec"]) == (name == "whole")
         task = commands.load_task(str(tmp_path / name), facts, "cpu", 1)
-        task.net.see_down_to(0.0)
+        task.net.set_score_threshold(0.0)
         found.append(task.detect(pictures))
     assert found[0] == found[1] and found[0][0]
 
@@ -267,5 +267,5 @@ def test_a_comparison_begun_before_is_not_gone_on_with_other_anchors(
 ) -> None:
     asked = DetectConfig.parse({"data": "x", "detector": before}).model_dump(mode="json")
     del asked["detector"]["octaves"]
-    (tmp_path / ASKED).write_text(json.dumps(asked))
+    (tmp_path / REQUEST_FILE).write_text(json.dumps(asked))
     assert (asked_otherwise(tmp_path, DetectConfig.parse({"data": "x", "detector": now})) == "") is same

@@ -17,19 +17,21 @@ from frugalvit import create_backbone
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.tasks.dense import loader
 from frugalvit.tasks.dense.experiment import open_pictures
-from frugalvit.tasks.dense.loader import Feed
+from frugalvit.tasks.dense.loader import StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.coco import masks_of, open_coco
 from frugalvit.tasks.detection.dataset import ObjectPictures, Objects, View, lay_out, make_targets, shifted, unpack
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector
-from frugalvit.tasks.detection.task import DetectTask
+from frugalvit.tasks.detection.task import DetectionTask
 from helpers.dense_samples import edit, make_coco
 
 BATCH = 4
 
 
-def one_by_one(task: DetectTask, dataset: ObjectPictures, step: int, seed: int) -> tuple[Tensor, list[Any], list[Any]]:
+def one_by_one(
+    task: DetectionTask, dataset: ObjectPictures, step: int, seed: int
+) -> tuple[Tensor, list[Any], list[Any]]:
     """The oracle: each picture by itself, its masks rasterised anew, padded at the end."""
     order = [
         int(
@@ -74,10 +76,10 @@ def one_by_one(task: DetectTask, dataset: ObjectPictures, step: int, seed: int) 
     return whole, sizes, targets
 
 
-def task_of(masks: bool) -> DetectTask:
+def task_of(masks: bool) -> DetectionTask:
     backbone = create_backbone("swin_nano", img_size=64, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
     spec = DetectorSpec(3, masks=masks, channels=16, hidden=32, anchors=2, proposals=50, samples=32)
-    return DetectTask(Detector(Pyramid(backbone), spec), View(80, (0.5, 1.2)))
+    return DetectionTask(Detector(Pyramid(backbone), spec), View(80, (0.5, 1.2)))
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +116,10 @@ def test_batches_equal_pictures_made_one_by_one(shapes: Path, masks: bool, where
     items, task = data.splits["train"], task_of(masks)
     dataset = ObjectPictures(items, data, open_pictures(items, where), masks)
     for seed in (0, 1):
-        task.feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
+        task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         for step in range(6):
             assert is_equal(task.batch_at(step), one_by_one(task, dataset, step, seed))
-        task.feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
+        task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         assert is_equal(task.batch_at(4), one_by_one(task, dataset, 4, seed))
     assert len(dataset._kept) == (len(items) if where == "ram" else 0)
 
@@ -137,7 +139,7 @@ def test_some_objects_have_no_mask(tmp_path: Path, count: int, where: str) -> No
     data = open_coco(str(root))
     items, task = data.splits["train"], task_of(True)
     dataset = ObjectPictures(items, data, open_pictures(items, where), True)
-    task.feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=0)
+    task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
     batches = [task.batch_at(step) for step in range(6)]
     assert all(is_equal(batch, one_by_one(task, dataset, step, 0)) for step, batch in enumerate(batches))
     told = ["mask_of" in target for batch in batches for target in batch.targets]
@@ -169,7 +171,7 @@ def test_real_objects_too(data_root: Path) -> None:
     data = open_coco(str(data_root / "coco_mini"))
     items, task = data.splits["val"][:10], task_of(True)
     dataset = ObjectPictures(items, data, open_pictures(items, "ram"), True)
-    task.feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=3)
+    task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=3)
     assert all(is_equal(task.batch_at(step), one_by_one(task, dataset, step, 3)) for step in range(4))
 
 
@@ -223,7 +225,7 @@ def test_bits_and_batches_are_the_same_on_a_gpu(shapes: Path) -> None:
     dataset = ObjectPictures(items, data, open_pictures(items, "ram"), True)
     found = []
     for device in ("cpu", "cuda"):
-        task.to(device).feeding = Feed(len(dataset), BATCH, dataset.load, 2, seed=0)
+        task.to(device).feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
         found.append([task.batch_at(step) for step in range(3)])
     for here, there in zip(*found, strict=True):
         assert here.sizes == there.sizes

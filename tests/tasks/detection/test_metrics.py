@@ -12,11 +12,11 @@ import pytest
 import torch
 from faster_coco_eval import COCO, COCOeval_faster
 
-from frugalvit.tasks.dense.loader import Pictures
+from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, open_coco
 from frugalvit.tasks.detection.dataset import ObjectPictures
 from frugalvit.tasks.detection.metrics import IGNORED, Confusion, _curves, agreement, average_precision
-from frugalvit.tasks.detection.task import DetectTask, summary_of
+from frugalvit.tasks.detection.task import DetectionTask, summary_of
 from helpers.dense_models import noisy
 from helpers.dense_samples import edit, make_coco
 
@@ -226,6 +226,6 @@ def test_masks_are_not_scored_on_data_of_boxes(tmp_path: Path) -> None:
     truth = images[0].objects[0]
     box = {"image": 0, "label": opened.class_of()[truth["category_id"]], "score": 0.9, "bbox": truth["bbox"]}
     with_masks: Any = SimpleNamespace(net=SimpleNamespace(spec=SimpleNamespace(masks=True)))
-    dataset = ObjectPictures(images, opened, Pictures([], []), masks=True)
-    found = DetectTask.scores(with_masks, dataset, [box])
+    dataset = ObjectPictures(images, opened, ImageReader([], []), masks=True)
+    found = DetectionTask.scores(with_masks, dataset, [box])
     assert list(found) == ["bbox"] and found["bbox"].ap > 0

@@ -10,7 +10,7 @@ import pytest
 from faster_coco_eval import COCO, COCOeval_faster
 
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, ground_truth, open_coco
-from frugalvit.tasks.detection.metrics import average_precision, countable
+from frugalvit.tasks.detection.metrics import average_precision, filter_maskless
 from helpers.dense_models import noisy
 from helpers.dense_samples import make_coco
 
@@ -68,7 +68,7 @@ def test_boxes_are_scored_as_ever(whole: CocoData, share: float) -> None:
 
 def test_where_all_have_masks_nothing_is_left_out(whole: CocoData) -> None:
     images, found = whole.splits["train"], noisy(whole.splits["train"], whole, 0.5)
-    kept, left = countable(images, whole, found)
+    kept, left = filter_maskless(images, whole, found)
     assert kept is images and left == found
 
 
@@ -118,7 +118,7 @@ def test_whoever_finds_an_object_twice_is_wrong_once(whole: CocoData) -> None:
     images, found = lone(whole)
     again = {**found[0], "score": 0.9}
     assert mask_ap(images, whole, [*found, again]) < 1
-    _, left = countable(images, whole, [*found, again])
+    _, left = filter_maskless(images, whole, [*found, again])
     assert left == found, "the surer of the two has found it; the other is judged"
 
 
@@ -137,7 +137,7 @@ def test_images_without_any_mask_say_nothing_and_those_without_objects_do(whole:
     wrong = {**found[0], "bbox": [0.0, 0.0, 3.0, 3.0], "score": 0.9}
     del images[0].objects[1]["segmentation"]
     assert mask_ap(images, whole, [*found, wrong]) == pytest.approx(1)
-    kept, left = countable(images, whole, [*found, wrong])
+    kept, left = filter_maskless(images, whole, [*found, wrong])
     assert kept == images[1:] and [entry["image"] for entry in left] == [0, 0]
     images[0].objects = []
     assert mask_ap(images, whole, [*found[2:], wrong]) < 1

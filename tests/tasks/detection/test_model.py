@@ -63,7 +63,7 @@ def test_objects_below_the_usual_limit_are_found_where_asked_for(head: str) -> N
     images = torch.rand(2, 3, 64, 64)
     counts = []
     for least in (1.0, 0.05, 0.0):
-        net.see_down_to(least)
+        net.set_score_threshold(least)
         found = net.detect(images, SIZES, SIZES)
         counts.append(sum(len(objects["boxes"]) for objects in found))
     assert counts[0] == counts[1] == 0 < counts[2], "a higher limit is the caller's to draw"
@@ -71,7 +71,7 @@ def test_objects_below_the_usual_limit_are_found_where_asked_for(head: str) -> N
 
 def test_only_masks_of_sure_objects_are_drawn_and_image_after_image(monkeypatch: pytest.MonkeyPatch) -> None:
     net = detector().eval()
-    net.see_down_to(0.0)
+    net.set_score_threshold(0.0)
     images, original = torch.rand(2, 3, 64, 64), [(128, 100), (96, 128)]
     drawn: list[int] = []
 

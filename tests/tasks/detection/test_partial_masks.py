@@ -105,7 +105,7 @@ def test_a_run_learns_scores_and_resumes(half: Path, tmp_path: Path, capsys: pyt
     assert found["mask_ap"] is not None and found["box_ap"] is not None
     lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["loss_mask"] > 0 for line in lines if line["split"] == "train")
-    original = commands.DetectTask.after_step
+    original = commands.DetectionTask.after_step
 
     def stop(self: Any, step: int, skipped: Tensor) -> None:
         if step == 2:
@@ -113,7 +113,7 @@ def test_a_run_learns_scores_and_resumes(half: Path, tmp_path: Path, capsys: pyt
         original(self, step, skipped)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands.DetectTask, "after_step", stop)
+        patch.setattr(commands.DetectionTask, "after_step", stop)
         with pytest.raises(KeyboardInterrupt):
             commands.train(detect_config(half, tmp_path / "stopped", **settings))
     commands.train(DetectConfig.parse({"resume": str(tmp_path / "stopped"), "device": "cpu"}))

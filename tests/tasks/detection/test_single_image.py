@@ -11,24 +11,24 @@ from torch import Tensor
 
 from frugalvit import create_backbone
 from frugalvit.tasks.dense.experiment import open_pictures
-from frugalvit.tasks.dense.predict_io import lone_fabric
+from frugalvit.tasks.dense.predict_io import single_device_fabric
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.coco import open_coco
 from frugalvit.tasks.detection.dataset import ObjectPictures, View, frame_of
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector
-from frugalvit.tasks.detection.task import DetectTask
+from frugalvit.tasks.detection.task import DetectionTask
 from helpers.dense_samples import edit, make_coco, resize
 
 SHAPES = [(40, 64), (64, 40), (40, 40), (64, 40), (30, 90), (41, 64)]
 
 
-def task_of(head: str, masks: bool) -> DetectTask:
+def task_of(head: str, masks: bool) -> DetectionTask:
     torch.manual_seed(0)
     backbone = create_backbone("swin_nano", img_size=64, embed_dim=16, depths=[1, 1, 1], num_heads=[1, 2, 4])
     spec = DetectorSpec(2, head, masks=masks, channels=16, hidden=32, anchors=2, proposals=10, samples=32)
-    task = DetectTask(Detector(Pyramid(backbone), spec), View(48))
-    task.fabric = lone_fabric("cpu")
+    task = DetectionTask(Detector(Pyramid(backbone), spec), View(48))
+    task.fabric = single_device_fabric("cpu")
     return task.eval()
 
 

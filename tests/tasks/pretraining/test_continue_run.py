@@ -15,11 +15,11 @@ from torch import nn
 from frugalvit import RegionMatching, ViewMatching, cli, create_backbone
 from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.engine.param_groups import renumbered
+from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.resume import read_facts
-from frugalvit.tasks.pretraining.continue_run import follow_continued, start_from_heads
+from frugalvit.tasks.pretraining.continue_run import inherit_options, start_from_heads
 from frugalvit.tasks.pretraining.task import PretrainTask
 from helpers.tiny_runs import PRETRAIN, read_metrics, write_config, write_images
 
@@ -121,12 +121,12 @@ def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
     (views_only / "epochs").mkdir()
     write_config(views_only / "epochs" / "config.yaml", values)
     shutil.copy(views_only / "views" / "data.json", views_only / "epochs")
-    assert follow_continued(config, Decisions()).matching.prototypes == 65536
+    assert inherit_options(config, AutoValues()).matching.prototypes == 65536
     plain = PretrainConfig.parse({"continue_from": str(views_only / "epochs")})
-    assert follow_continued(plain, Decisions()).steps == 12, "24 images, batch 8, 2 epochs"
+    assert inherit_options(plain, AutoValues()).steps == 12, "24 images, batch 8, 2 epochs"
     refused = PretrainConfig.parse({"continue_from": str(views_only / "views"), "accumulate": 9})
     with pytest.raises(UserError, match="a batch of 8 images has no 9 parts"):
-        follow_continued(refused, Decisions())
+        inherit_options(refused, AutoValues())
 
 
 def test_data_that_is_gone_is_told_from_a_wrong_word(
@@ -222,7 +222,7 @@ def test_a_damaged_run_is_refused_by_name(views_only: Path, capsys: pytest.Captu
 def test_moments_follow_their_names() -> None:
     old = {"state": {0: "a", 1: "b"}, "param_groups": [{"params": [0, 1], "param_names": ["x", "y"]}]}
     new = {"state": {}, "param_groups": [{"params": [0, 1, 2], "param_names": ["y", "new", "x"]}]}
-    assert renumbered(old, new)["state"] == {0: "b", 2: "a"}
+    assert remap_optimizer_state(old, new)["state"] == {0: "b", 2: "a"}
 
 
 def task_with_regions(view: bool = True) -> PretrainTask:

@@ -22,9 +22,9 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment.transforms import MultiCrop
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.builders import make_backbone
-from frugalvit.experiment.experiment import follow_init
+from frugalvit.experiment.experiment import adopt_init_architecture
 from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.health import Health
@@ -118,8 +118,8 @@ def test_a_run_that_begins_from_it_has_its_own_stochastic_depth(
         "img_size": 16,
     }
     run = TrainConfig.parse(values | given)
-    decisions = Decisions()
-    follow_init(run, decisions)
+    decisions = AutoValues()
+    adopt_init_architecture(run, decisions)
     keywords = {} if run.drop_path == "auto" else {"drop_path": run.drop_path}
     backbone = make_backbone(run, 2, grid_norm=run.localization.grid == "normed", **keywords)
     depths = [module.drop_prob for module in backbone.modules() if isinstance(module, DropPath)]

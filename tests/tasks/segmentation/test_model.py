@@ -22,8 +22,8 @@ from frugalvit.config.dense import TestConfig
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.tasks.dense import loader
 from frugalvit.tasks.dense.experiment import open_pictures
-from frugalvit.tasks.dense.loader import Feed, Pictures
-from frugalvit.tasks.dense.predict_io import lone_fabric
+from frugalvit.tasks.dense.loader import ImageReader, StepLoader
+from frugalvit.tasks.dense.predict_io import single_device_fabric
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.metrics import IGNORED
 from frugalvit.tasks.segmentation import model
@@ -36,7 +36,14 @@ from frugalvit.tasks.segmentation.model import (
     probabilities,
     window_starts,
 )
-from frugalvit.tasks.segmentation.task import COLUMNS, LabelledPictures, SegmentTask, choose_crop, distort, size_at_test
+from frugalvit.tasks.segmentation.task import (
+    COLUMNS,
+    LabelledPictures,
+    SegmentationTask,
+    choose_crop,
+    distort,
+    size_at_test,
+)
 from helpers.dense_samples import make_scenes
 
 
@@ -170,7 +177,7 @@ def test_what_hangs_over_the_edge_is_cut_off() -> None:
 
 
 def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
-    task = SegmentTask(segmenter(), 32).eval()
+    task = SegmentationTask(segmenter(), 32).eval()
     picture = torch.randint(0, 256, (3, 40, 56), dtype=torch.uint8)
     test = TestConfig(multi_scale=True, scales=[0.5, 1.5], window=0)
     total = torch.zeros(3, 40, 56)
@@ -226,7 +233,7 @@ def test_strips_are_looked_at_smaller(size: tuple[int, int], side: int, seen: tu
 
 
 def test_a_strip_takes_no_more_than_four_squares() -> None:
-    task = SegmentTask(segmenter(), 64).eval()
+    task = SegmentationTask(segmenter(), 64).eval()
     pixels: list[int] = []
     task.net.register_forward_pre_hook(lambda _, given: pixels.append(given[0][0, 0].numel()))
     found = task.predict([torch.zeros(3, 3, 200, dtype=torch.uint8)], TestConfig())
@@ -234,7 +241,7 @@ def test_a_strip_takes_no_more_than_four_squares() -> None:
 
 
 def test_pictures_of_a_batch_are_brought_to_their_size_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, made = SegmentTask(segmenter(), 32).eval(), []
+    task, made = SegmentationTask(segmenter(), 32).eval(), []
     original = F.interpolate
 
     def watched(*given: torch.Tensor, size: tuple[int, int], **more: Any) -> torch.Tensor:
@@ -315,8 +322,8 @@ def test_an_image_of_which_nothing_counts_is_neither_right_nor_wrong(tmp_path: P
     Image.fromarray(np.full((40, 40), IGNORED, np.uint8)).save(root / "masks" / "val" / "1.png")
     data = open_scenes(str(root))
     scenes = data.splits["val"]
-    task = SegmentTask(segmenter(), 32)
-    task.fabric, task.eval_batch = lone_fabric("cpu"), 3
+    task = SegmentationTask(segmenter(), 32)
+    task.fabric, task.eval_batch = single_device_fabric("cpu"), 3
     _, shares = task.scores(LabelledPictures(scenes, data, open_pictures(scenes, "ram")), TestConfig())
     assert [scenes[place].path.name for place, _ in shares] == ["0.png", "2.png"]
     assert all(0 <= share <= 1 for _, share in shares)
@@ -327,10 +334,10 @@ def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> Non
     scenes = data.splits["train"]
 
     def batch(step: int, rank: int = 0, world: int = 1, seed: int = 0) -> torch.Tensor:
-        pictures = Pictures([scene.path for scene in scenes], [(s.height, s.width) for s in scenes])
-        task = SegmentTask(segmenter(), 32)
+        pictures = ImageReader([scene.path for scene in scenes], [(s.height, s.width) for s in scenes])
+        task = SegmentationTask(segmenter(), 32)
         dataset = LabelledPictures(scenes, data, pictures)
-        task.feeding = Feed(len(scenes), 4, dataset.load, COLUMNS, seed=seed, rank=rank, world=world)
+        task.feeding = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=seed, rank=rank, world=world)
         for earlier in range(max(0, step - 1), step):
             task.batch_at(earlier)
         found = task.batch_at(step)
@@ -351,8 +358,8 @@ def test_batches_equal_crops_made_one_by_one(tmp_path: Path, photometric: bool, 
     data = open_scenes(str(make_scenes(tmp_path / "shapes", side=45)))
     scenes = data.splits["train"]
     dataset = LabelledPictures(scenes, data, open_pictures(scenes, "ram"))
-    task = SegmentTask(segmenter(), 40, scales=scales, photometric=photometric)
-    task.feeding = Feed(len(scenes), 4, dataset.load, COLUMNS, seed=5, workers=2)
+    task = SegmentationTask(segmenter(), 40, scales=scales, photometric=photometric)
+    task.feeding = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=5, workers=2)
     for step in range(4):
         found = task.batch_at(step)
         numbers = uniform(4, COLUMNS, generator_for(5, "augment", step))
@@ -378,7 +385,7 @@ def test_batches_equal_crops_made_one_by_one(tmp_path: Path, photometric: bool, 
 
 
 def test_an_epoch_sees_every_image_once() -> None:
-    loader = Feed(10, 4, lambda index: index, 1, seed=0)
+    loader = StepLoader(10, 4, lambda index: index, 1, seed=0)
     seen = [index for step in range(5) for index in loader.at(step)[0]]
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]

@@ -1,7 +1,7 @@
 """What the networks written here share: walking through the blocks, the classifier, timm's interface.
 
-A network says how it embeds an image and what its blocks are (:meth:`Trunk.stage_parts`) and how its running state
-is read as a grid (:meth:`Trunk.grid_of`). Everything else of ``base.GridModel`` and of a timm model follows from that
+A network says how it embeds an image and what its blocks are (:meth:`StagedModel.stage_parts`) and how its running state
+is read as a grid (:meth:`StagedModel.grid_of`). Everything else of ``base.GridModel`` and of a timm model follows from that
 and stands here once.
 """
 
@@ -72,7 +72,7 @@ class Blocks(nn.Module):
         self.layers = nn.ModuleList(blocks)
 
 
-class Trunk(nn.Module):
+class StagedModel(nn.Module):
     """Base of our own networks: blocks in stages, a final grid, a linear classifier on what is pooled from it."""
 
     family: str
@@ -110,7 +110,7 @@ class Trunk(nn.Module):
     def stage_parts(self) -> Parts:
         raise NotImplementedError
 
-    def grid_of(self, state: Any) -> Tensor:
+    def to_grid(self, state: Any) -> Tensor:
         """The running state as (B, C, h, w), without class or global tokens."""
         return state
 
@@ -132,7 +132,7 @@ class Trunk(nn.Module):
         parts = self.stage_parts()
         save_memory = self.grad_checkpointing and torch.is_grad_enabled()
         for stage, (embed, blocks) in enumerate(parts):
-            state = embed(self.grid_of(state) if stage else images)
+            state = embed(self.to_grid(state) if stage else images)
             for position, block in enumerate(blocks):
                 if stop_before_last and stage == len(parts) - 1 and position == len(blocks) - 1:
                     return state
@@ -143,13 +143,13 @@ class Trunk(nn.Module):
         return state
 
     def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
-        grid = self.grid_of(self.run_blocks(images))
+        grid = self.to_grid(self.run_blocks(images))
         normed = self.final_norm(grid)
         return normed if norm else grid, self.head_drop(normed.mean((2, 3)))
 
     def forward_grid_blocks(self, images: Tensor) -> list[Tensor]:
         grids: list[Tensor] = []
-        self.run_blocks(images, lambda state: grids.append(self.grid_of(state)))
+        self.run_blocks(images, lambda state: grids.append(self.to_grid(state)))
         return grids
 
     def last_attention(self, images: Tensor) -> Tensor:
@@ -186,13 +186,13 @@ class Trunk(nn.Module):
         ``stop_early`` is a permission to leave later blocks out, of which no use is made.
         """
         grids: list[Tensor] = []
-        state = self.run_blocks(x, lambda state: grids.append(self.grid_of(state)))
+        state = self.run_blocks(x, lambda state: grids.append(self.to_grid(state)))
         stages = chosen_stages(self, grids, indices, norm, output_fmt)
         return stages if intermediates_only else (self.features_of(state), stages)
 
     def features_of(self, state: Any) -> Tensor:
         """The last state as ``forward_features`` returns it."""
-        return self.final_norm(self.grid_of(state))
+        return self.final_norm(self.to_grid(state))
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -267,7 +267,9 @@ def check_pixels(images: Tensor, kernel: int, padding: int) -> None:
         raise UserError(f"{height}x{width} pixels are too few for this network: it needs {fewest} along each side.")
 
 
-def build(network: type[Trunk], name: str, stages: int, pretrained: bool, keywords: dict[str, Any], **more: Any) -> Any:
+def build(
+    network: type[StagedModel], name: str, stages: int, pretrained: bool, keywords: dict[str, Any], **more: Any
+) -> Any:
     """A network by timm's builder: weights, another head, and its stages where ``features_only`` asks for them."""
     stages = len(keywords.get("depths", range(stages)))
     feature_cfg = {"out_indices": tuple(range(stages)), "feature_cls": "getter"}

@@ -24,7 +24,7 @@ from frugalvit.backbones.architectures.common import (
     Blocks,
     Parts,
     Residual,
-    Trunk,
+    StagedModel,
     build,
     drop_path_rates,
     stage_widths,
@@ -114,7 +114,7 @@ class Mlp(nn.Module):
         return self.net(x)
 
 
-class CvT(Trunk):
+class CvT(StagedModel):
     """Images (B, C, H, W) -> map (B, 384, H/16, W/16). ``patch_size`` is the stride of the first embedding."""
 
     family = "cvt"

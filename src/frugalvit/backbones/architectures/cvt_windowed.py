@@ -32,7 +32,7 @@ from frugalvit.backbones.architectures.common import (
     MapNorm,
     Parts,
     Residual,
-    Trunk,
+    StagedModel,
     build,
     check_heads,
     check_pixels,
@@ -172,7 +172,7 @@ class WindowAttention(nn.Module):
         return full / full.sum(-1, keepdim=True)
 
 
-class WindowedCvT(Trunk):
+class WindowedCvT(StagedModel):
     """Images (B, C, H, W) -> map (B, 768, H/32, W/32). ``patch_size`` is the stride of the first embedding."""
 
     family = "cvt"

@@ -24,11 +24,19 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from frugalvit.backbones.architectures.common import join_heads
-from frugalvit.backbones.architectures.windows import Size, WindowPlan, cut, join, mask, plan_windows, relative_bias
+from frugalvit.backbones.architectures.windows import (
+    Size,
+    WindowPlan,
+    mask,
+    plan_windows,
+    relative_bias,
+    window_partition,
+    window_reverse,
+)
 from frugalvit.backbones.timm_features import chosen_stages
 from frugalvit.backbones.weights.resample import quiet_tables
 from frugalvit.errors import UserError
-from frugalvit.utils.triton import KERNELS
+from frugalvit.utils.triton import TRITON_AVAILABLE
 
 Padding = Literal["masked", "zeros"]
 
@@ -211,14 +219,14 @@ class SwinTransformer(nn.Module):
         for earlier in before:
             tokens = earlier(tokens)
         plan = block.plan(tokens)
-        return block.attn.weights(cut(block.norm1(tokens), plan), plan), plan
+        return block.attn.weights(window_partition(block.norm1(tokens), plan), plan), plan
 
     def last_attention(self, images: Tensor) -> Tensor:
         weights, plan = self.last_window_attention(images)
         batch, heads, count = images.shape[0], weights.shape[1], plan.size[0] * plan.size[1]
         # Where every position of every window lies on the map; padding goes to one extra place that is cut off.
         place = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
-        place = (cut(place, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
+        place = (window_partition(place, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
         full = weights.new_zeros(batch, heads, count + 1, count + 1)
         for window, index in enumerate(place):
             full[:, :, index[:, None], index[None, :]] = weights.view(batch, -1, *weights.shape[1:])[:, window]
@@ -370,7 +378,7 @@ def swin_mini(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
     return _create("swin_mini", pretrained, {**MINI, "window_size": 4}, keywords)
 
 
-if KERNELS:
+if TRITON_AVAILABLE:
     from frugalvit.backbones.architectures.window_kernel import fits, window_attention
 
 
@@ -430,13 +438,15 @@ class WindowAttention(nn.Module):
         if self._kernels_serve(tokens, plan):
             bias = relative_bias(self.relative_position_bias_table, plan).permute(2, 0, 1)
             return self.proj(window_attention(self.qkv(tokens), bias, plan))
-        query, key, value = self._heads(cut(tokens, plan))
+        query, key, value = self._heads(window_partition(tokens, plan))
         bias = self._bias(plan, query)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return join(self.proj(join_heads(attended)), plan)
+        return window_reverse(self.proj(join_heads(attended)), plan)
 
     def _kernels_serve(self, tokens: Tensor, plan: WindowPlan) -> bool:
-        if not KERNELS or not tokens.is_cuda:  # models are exported from the CPU: an export never holds a kernel
+        if (
+            not TRITON_AVAILABLE or not tokens.is_cuda
+        ):  # models are exported from the CPU: an export never holds a kernel
             return False
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else tokens.dtype
         return fits(plan, tokens.shape[-1] // self.num_heads, dtype) and _modern(tokens.device)
@@ -468,12 +478,12 @@ class WindowAttention(nn.Module):
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """Leave the kernels out for a while, to compare with them."""
-    global KERNELS
-    before, KERNELS = KERNELS, False
+    global TRITON_AVAILABLE
+    before, TRITON_AVAILABLE = TRITON_AVAILABLE, False
     try:
         yield
     finally:
-        KERNELS = before
+        TRITON_AVAILABLE = before
 
 
 @torch.compiler.assume_constant_result

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from frugalvit.backbones.architectures.common import (
     Mlp,
     Parts,
-    Trunk,
+    StagedModel,
     build,
     check_heads,
     check_pixels,
@@ -168,7 +168,7 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     return torch.where(channel % 2 == 0, angle.sin(), angle.cos()).float()[None]
 
 
-class T2TViT(Trunk):
+class T2TViT(StagedModel):
     """Images (B, C, H, W) -> tokens, a class token first. ``patch_size`` is the first stride; two of 2 follow it."""
 
     family = "t2t"
@@ -217,14 +217,14 @@ class T2TViT(Trunk):
         positions = resample_abs_pos_embed(self.pos_embed, [height, width], list(self.grid_size), antialias=False)
         return tokens + positions, height, width
 
-    def grid_of(self, state: Tokens) -> Tensor:
+    def to_grid(self, state: Tokens) -> Tensor:
         tokens, height, width = state
         return tokens[:, 1:].transpose(1, 2).unflatten(2, (height, width))
 
     def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
         tokens, height, width = self.run_blocks(images)
         normed = self.norm(tokens)
-        return self.grid_of((normed if norm else tokens, height, width)), self.head_drop(normed[:, 0])
+        return self.to_grid((normed if norm else tokens, height, width)), self.head_drop(normed[:, 0])
 
     def forward_features(self, images: Tensor) -> Tensor:
         return self.features_of(self.run_blocks(images))

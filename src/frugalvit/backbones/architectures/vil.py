@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from frugalvit.backbones.architectures.common import (
     Mlp,
     Parts,
-    Trunk,
+    StagedModel,
     build,
     check_heads,
     drop_path_rates,
@@ -290,7 +290,7 @@ class MlpHalf(nn.Module):
         return x + self.drop_path(self.mlp(self.norm(x))), height, width
 
 
-class VisionLongformer(Trunk):
+class VisionLongformer(StagedModel):
     """Images (B, C, H, W) -> grid (B, 768, H/32, W/32). ``patch_size`` is the side of the first patches."""
 
     family = "vil"
@@ -351,7 +351,7 @@ class VisionLongformer(Trunk):
         layers = [list(getattr(self, f"layer{stage + 1}")) for stage in range(len(self.stage_ends))]
         return [(embed, list(zip(halves[::2], halves[1::2], strict=True))) for embed, *halves in layers]
 
-    def grid_of(self, state: Tokens) -> Tensor:
+    def to_grid(self, state: Tokens) -> Tensor:
         tokens, height, width = state
         return tokens[:, tokens.shape[1] - height * width :].transpose(1, 2).unflatten(2, (height, width))
 

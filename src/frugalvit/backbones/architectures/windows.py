@@ -63,7 +63,7 @@ def plan_windows(size: Size, table: Size, shift: Size, mask_padding: bool) -> Wi
     )
 
 
-def cut(tokens: Tensor, plan: WindowPlan) -> Tensor:
+def window_partition(tokens: Tensor, plan: WindowPlan) -> Tensor:
     """(B, h, w, C) -> (B * windows, tokens of a window, C): pad, roll, cut."""
     if any(plan.padding):
         tokens = torch.nn.functional.pad(tokens, (0, 0, 0, plan.padding[1], 0, plan.padding[0]))
@@ -75,7 +75,7 @@ def cut(tokens: Tensor, plan: WindowPlan) -> Tensor:
     return tokens.transpose(2, 3).reshape(-1, rows * columns, channels)
 
 
-def join(windows: Tensor, plan: WindowPlan) -> Tensor:
+def window_reverse(windows: Tensor, plan: WindowPlan) -> Tensor:
     """The inverse of :func:`cut`: (B * windows, tokens of a window, C) -> (B, h, w, C)."""
     height, width = plan.padded
     rows, columns = plan.window
@@ -128,7 +128,7 @@ def _build_mask(plan: WindowPlan, device: torch.device) -> Tensor:
     region = (rows[:, None] * 3 + columns[None, :])[None, :, :, None]
     real = (row_real[:, None] & column_real[None, :])[None, :, :, None]
     still = plan._replace(padding=(0, 0), roll=(0, 0))  # both maps are laid out as padded and rolled already
-    region, real = cut(region, still)[..., 0], cut(real, still)[..., 0]
+    region, real = window_partition(region, still)[..., 0], window_partition(real, still)[..., 0]
     forbidden = region[:, :, None] != region[:, None, :]
     if plan.mask_padding:
         forbidden = forbidden | ~real[:, None, :]

@@ -18,7 +18,7 @@ from frugalvit.backbones.weights.model_config import WEIGHT_FILES, saved_network
 from frugalvit.backbones.weights.resample import quiet_tables
 from frugalvit.backbones.weights.safe_load import read_checkpoint, read_with_metadata
 from frugalvit.errors import UserError
-from frugalvit.utils.text import some
+from frugalvit.utils.text import truncate_list
 
 __all__ = ["Heads", "LoadReport", "load_weights", "read_checkpoint", "read_heads", "read_localization"]
 
@@ -193,4 +193,4 @@ def _name(backbone: nn.Module) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return some(names, 4) or "nothing"
+    return truncate_list(names, 4) or "nothing"

@@ -94,8 +94,8 @@ def saved_network(folder: Path, backbone: Backbone | nn.Module) -> nn.Module | N
     That of ``backbone`` itself where it is the same for the same images; None where no configuration of ours or timm's
     says.
     """
-    from frugalvit.backbones.base import NOT_THE_NETWORKS, Backbone
-    from frugalvit.backbones.factory import outline, to_size
+    from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
+    from frugalvit.backbones.factory import build_meta, to_size
 
     path = folder / "config.json"
     if not path.is_file():
@@ -105,9 +105,9 @@ def saved_network(folder: Path, backbone: Backbone | nn.Module) -> nn.Module | N
         size = keywords.pop("img_size", 224)
         if isinstance(backbone, Backbone) and (backbone.name, backbone.img_size) == (name, to_size(size)):
             shape = backbone.keywords | {"num_classes": backbone.num_classes, "in_chans": backbone.in_chans}
-            if all(shape.get(key) == value for key, value in keywords.items() if key not in NOT_THE_NETWORKS):
+            if all(shape.get(key) == value for key, value in keywords.items() if key not in BACKBONE_ONLY_KWARGS):
                 return backbone.model
-        return outline(name, size, **{"num_classes": 0, "in_chans": 3} | keywords)
+        return build_meta(name, size, **{"num_classes": 0, "in_chans": 3} | keywords)
     except UserError:  # somebody else's configuration; the weights beside it stand for themselves
         return None
 

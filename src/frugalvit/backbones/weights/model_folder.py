@@ -100,7 +100,7 @@ def load_model_folder(
     if {len(values) for values in statistics.values()} == {keywords.get("in_chans", 3)}:
         keywords |= statistics
     try:
-        keywords["keep_shape"] = True
+        keywords["keep_patch_size"] = True
         backbone = create_backbone(name, **keywords)
     except TypeError as error:
         raise UserError(f"{folder / 'config.json'} has options that '{name}' does not know: {error}.") from None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures.swin import SwinTransformer
-from frugalvit.backbones.base import NOT_THE_NETWORKS
+from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS
 from frugalvit.backbones.small_images import accepts
 from frugalvit.backbones.weights.resample import quiet_tables
 
@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 """Ours may have LayerNorm eps 1e-6, timm's Swin is fixed to 1e-5: the outputs differ by about 1e-5 of their size."""
 
 # What create_backbone takes for itself or asks only to be flexible; timm's constructor must not see it.
-_NOT_FOR_OURS = (*NOT_THE_NETWORKS, "stem_stride")
+_NOT_FOR_OURS = (*BACKBONE_ONLY_KWARGS, "stem_stride")
 _NOT_FOR_TIMM = (*_NOT_FOR_OURS, "padding", "norm_eps")
 
 
@@ -91,7 +91,7 @@ def _architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
     if isinstance(backbone.model, SwinTransformer):
         return _swin_architecture(backbone, backbone.model, common)
     given = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_TIMM}
-    if backbone.own:
+    if backbone.is_grid_model:
         own = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_OURS}
         return backbone.architecture, {**own, **common, "img_size": list(backbone.img_size)}
     arguments = {**given, **common}
@@ -100,9 +100,9 @@ def _architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
     architecture = backbone.architecture.split(".")[0]
     if "stem_stride" in backbone.keywords:
         stem = {"architecture": architecture, "stem_stride": backbone.keywords["stem_stride"]}
-        return "slow_stem", {**stem, **arguments}
+        return "frugalvit_small_stem", {**stem, **arguments}
     if _spoilt_by_loader(backbone.model):
-        return "stored_as_is", {"architecture": architecture, **arguments}
+        return "frugalvit_raw_weights", {"architecture": architecture, **arguments}
     return architecture, arguments
 
 

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from frugalvit.data.rng import ship
+from frugalvit.data.rng import to_device_packed
 
 Interpolation = Literal["bilinear", "bicubic"]
 Border = Literal["box", "image"]
@@ -125,7 +125,7 @@ def crop_resize(
     if flips is None:
         flips = torch.zeros(batch, views, dtype=torch.bool)
 
-    start, length, flips = ship([start, length, flips], images.device)
+    start, length, flips = to_device_packed([start, length, flips], images.device)
     down = _filter(start[..., 0], length[..., 0], rows, height, taps[0], interpolation, border)
     across = _filter(start[..., 1], length[..., 1], columns, width, taps[1], interpolation, border, flips)
     with torch.autocast(images.device.type, enabled=False):  # bfloat16 has too few digits for pixels
@@ -241,7 +241,7 @@ def pad_crop(images: Tensor, corners: Tensor, flips: Tensor, pad: int) -> Tensor
     """
     batch, channels, height, width = images.shape
     flipped = flips.nonzero()[:, 0]
-    top, left, flipped = ship([corners[:, 0], corners[:, 1], flipped], images.device)
+    top, left, flipped = to_device_packed([corners[:, 0], corners[:, 1], flipped], images.device)
     padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
     tall, wide = padded.shape[-2:]
     rows = torch.arange(height, device=images.device) + top[:, None, None]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.data.augment import affine, color
-from frugalvit.data.rng import ship
+from frugalvit.data.rng import to_device_packed
 
 
 class Step(NamedTuple):
@@ -62,7 +62,7 @@ def run_steps(
     if fill is not None:
         operations["affine"] = partial(affine.affine, fill=fill, mode=interpolation)
     operations["blur"] = partial(color.gaussian_blur, kernel_size=blur_size)
-    arrived = iter(ship([t for step in steps for t in step[1:] if t is not None], images.device))
+    arrived = iter(to_device_packed([t for step in steps for t in step[1:] if t is not None], images.device))
     for step in steps:
         rows = next(arrived)
         strength = () if step.strength is None else (next(arrived),)

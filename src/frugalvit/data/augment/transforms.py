@@ -28,8 +28,8 @@ from frugalvit.data.augment.crop_resize import (
 )
 from frugalvit.data.augment.policies import ColorJitter, RandAugment, blur_kernel_size, blur_step, chosen, run_steps
 from frugalvit.data.decode import as_pixels
-from frugalvit.data.image_size import own_rectangle, squeeze, target_of
-from frugalvit.data.rng import ship, uniform
+from frugalvit.data.image_size import cached_size_alone, min_cached_size, resize_to
+from frugalvit.data.rng import to_device_packed, uniform
 from frugalvit.errors import UserError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -156,7 +156,7 @@ class TrainAugment:
             return batch
         numbers = numbers[rows, 1:]
         boxes = affine.erasing_boxes(numbers, self.out_size, config.erasing_area, (0.3, 1 / 0.3))
-        rows, boxes, starts = ship([rows, boxes, affine.noise_starts(numbers[:, -1])], batch.device)
+        rows, boxes, starts = to_device_packed([rows, boxes, affine.noise_starts(numbers[:, -1])], batch.device)
         return batch.index_copy_(0, rows, affine.erase(batch.index_select(0, rows), boxes, starts))
 
 
@@ -286,13 +286,13 @@ class EvalTransform:
         if pixels.shape[2] == 1:
             pixels = np.repeat(pixels, 3, 2)
         size = (pixels.shape[0], pixels.shape[1])
-        stored = squeeze(pixels, own_rectangle(size, self.enough))
+        stored = resize_to(pixels, cached_size_alone(size, self.enough))
         return self(torch.from_numpy(stored).permute(2, 0, 1)[None].to(device), torch.tensor([size]))
 
     @property
     def enough(self) -> tuple[int, int]:
         """The height and width that a picture is read and stored with at least, where it has as much."""
-        return target_of(self.out_size)
+        return min_cached_size(self.out_size)
 
     def spec(self) -> dict[str, Any]:
         """The keywords that make this transform again."""

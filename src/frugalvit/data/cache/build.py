@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from frugalvit.data.cache import file_format
-from frugalvit.data.cache.on_demand import LazyStore
+from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import ImageStore
-from frugalvit.data.dataset import ArrayExamples, Examples
-from frugalvit.data.decode import BadImage, almost_black
-from frugalvit.data.image_size import look, squeeze, target_of
+from frugalvit.data.dataset import ArrayExamples, ImageDataset
+from frugalvit.data.decode import UnreadableImage, almost_black
+from frugalvit.data.image_size import min_cached_size, probe_images, resize_to
 from frugalvit.data.paths import cache_root, local
 from frugalvit.errors import UserError
 from frugalvit.utils import console
@@ -34,14 +34,14 @@ from frugalvit.utils.files import CannotLock, FolderLock, remove_parts
 from frugalvit.utils.system import available_memory, cores, processes_here
 
 Where = Literal["auto", "device", "ram", "disk", "off"]
-PLACES: tuple[Where, ...] = ("device", "ram", "disk", "off")  # the fastest first
+CACHE_LOCATIONS: tuple[Where, ...] = ("device", "ram", "disk", "off")  # the fastest first
 _WORTH_WRITING = 8.0  # seconds of decoding that later runs are spared
 _DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
 _PATIENCE = 30.0  # seconds to wait for a lock without seeing its holder write
 
 
 def build_store(
-    examples: Examples,
+    examples: ImageDataset,
     size: int | tuple[int, int],
     *,
     device: torch.device | str = "cpu",
@@ -51,7 +51,7 @@ def build_store(
     max_bad: float = 0.05,
     workers: int | Literal["auto"] = "auto",
     agree: Callable[[Where], Where] = lambda place: place,
-) -> ImageStore | LazyStore:
+) -> ImageStore | OnDemandStore:
     """Decode ``examples`` for inputs of ``size`` (height, width) and keep them where they serve ``device`` best.
 
     Args:
@@ -77,18 +77,18 @@ def build_store(
     if packed is not None:
         rectangle, seconds = (packed.images.shape[-2], packed.images.shape[-1]), 0.0
     else:
-        rectangle, seconds = look(examples, size, stored)
+        rectangle, seconds = probe_images(examples, size, stored)
     threads, abreast = threads_for(seconds, max(1, workers))
     seconds *= len(examples) / abreast
     volume = len(examples) * 3 * rectangle[0] * rectangle[1]
     folder = local(cache_dir) if cache_dir else cache_root()
-    place = agree(choose_place(volume, device, folder)) if where == "auto" else where
+    place = agree(choose_cache_location(volume, device, folder)) if where == "auto" else where
     if place == "device" and device.type == "cpu":
         place = "ram"
     _say_choice(place, volume, len(examples), rectangle, where)
     limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
     if place == "off":
-        return LazyStore(examples, rectangle, device, workers, limit)
+        return OnDemandStore(examples, rectangle, device, workers, limit)
 
     if packed is not None:
         packed = packed if examples.split_rows is None else _these_rows(packed, examples)
@@ -98,23 +98,23 @@ def build_store(
     elif place == "disk" or (seconds > _WORTH_WRITING and _writable(folder, volume)):
         try:
             found = _through_file(examples, rectangle, folder, threads, limit, packed)
-        except file_format.CannotWrite as error:
+        except file_format.CacheWriteError as error:
             if place == "disk":
                 raise
-            console.warn(f"{error} Decoding for this run alone.")
+            console.warning(f"{error} Decoding for this run alone.")
             found = _in_memory(examples, rectangle, threads, limit)
     else:
         found = _in_memory(examples, rectangle, threads, limit)
     return _as_store(examples, found, place, device)
 
 
-def _in_memory(examples: Examples, rectangle: tuple[int, int], threads: int, limit: int) -> file_format.Decoded:
+def _in_memory(examples: ImageDataset, rectangle: tuple[int, int], threads: int, limit: int) -> file_format.Decoded:
     images = torch.empty((len(examples), 3, *rectangle), dtype=torch.uint8)
     return file_format.Decoded(images, *decode_all(examples, rectangle, images, threads, limit))
 
 
 def packed_images(
-    examples: Examples, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
+    examples: ImageDataset, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
 ) -> file_format.Decoded | None:
     """The decoded images that came with a packed dataset, where there are some for inputs of ``size``.
 
@@ -122,21 +122,21 @@ def packed_images(
     """
     if examples.decoded is None:
         return None
-    paths = examples.decoded.for_input(target_of(size, stored))
+    paths = examples.decoded.for_input(min_cached_size(size, stored))
     for path in paths:
         found = file_format.open_file(path, examples.decoded.fingerprint)
         if found is not None and examples.split_rows is None and int(found.kept[-1]) >= len(examples):
-            console.warn(f"{path} holds more images than the shards: decoding anew")
+            console.warning(f"{path} holds more images than the shards: decoding anew")
             continue
         if found is not None:
-            console.say(f"decoded images came with the dataset: {path}")
+            console.info(f"decoded images came with the dataset: {path}")
             return found
     what = "other shards" if paths else "other sizes"
-    console.say(f"the decoded images beside the shards are of {what}: decoding anew")
+    console.info(f"the decoded images beside the shards are of {what}: decoding anew")
     return None
 
 
-def _these_rows(found: file_format.Decoded, examples: Examples) -> file_format.Decoded:
+def _these_rows(found: file_format.Decoded, examples: ImageDataset) -> file_format.Decoded:
     """A part of the decoded images, copied into memory."""
     assert examples.split_rows is not None
     rows = torch.from_numpy(examples.split_rows)
@@ -152,7 +152,7 @@ def _these_rows(found: file_format.Decoded, examples: Examples) -> file_format.D
     return file_format.Decoded(found.images[there[kept]], found.sizes[there[kept]], kept, bad)
 
 
-def choose_place(volume: int, device: torch.device, folder: Path) -> Where:
+def choose_cache_location(volume: int, device: torch.device, folder: Path) -> Where:
     """Where ``volume`` bytes go: the fastest place with room to spare."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -178,7 +178,7 @@ def _writable(folder: Path, volume: int) -> bool:
 
 
 def _through_file(
-    examples: Examples,
+    examples: ImageDataset,
     rectangle: tuple[int, int],
     folder: Path,
     threads: int,
@@ -199,7 +199,7 @@ def _through_file(
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise file_format.CannotWrite(
+        raise file_format.CacheWriteError(
             f"The cache folder {folder} cannot be written ({error.strerror}); see --cache.folder."
         ) from None
     with _alone_in(place):
@@ -216,7 +216,7 @@ def _through_file(
         found = file_format.open_file(path, fingerprint)
     if found is None:
         raise UserError(f"The cache file {path} cannot be read back; the disk may be failing. Try --cache.where ram.")
-    console.say(f"decoded images kept for later runs in {place}")
+    console.info(f"decoded images kept for later runs in {place}")
     return found
 
 
@@ -224,7 +224,7 @@ def _found(path: Path, fingerprint: str, limit: int) -> file_format.Decoded | No
     found = file_format.open_file(path, fingerprint)
     if found is None or len(found.bad) > limit:
         return None
-    console.say(f"decoded images found in {path.parent}")
+    console.info(f"decoded images found in {path.parent}")
     return found
 
 
@@ -258,7 +258,7 @@ def _alone_in(place: Path) -> Iterator[None]:
             if parts - before:  # a part that stays as it is was left by a killed process
                 quiet_since = time.monotonic()
             if not said:
-                console.say("another process is decoding these images; waiting for it")
+                console.info("another process is decoding these images; waiting for it")
                 said = True
             time.sleep(0.1)
     try:
@@ -280,7 +280,7 @@ def _parts_in(place: Path) -> set[tuple[Path, int]]:
     return found
 
 
-def _as_store(examples: Examples, found: file_format.Decoded, place: str, device: torch.device) -> ImageStore:
+def _as_store(examples: ImageDataset, found: file_format.Decoded, place: str, device: torch.device) -> ImageStore:
     kept = found.kept
     images = found.images[: len(kept)]
     if place == "device":
@@ -289,11 +289,11 @@ def _as_store(examples: Examples, found: file_format.Decoded, place: str, device
         images = images.clone()
     labels = None if examples.labels is None else torch.from_numpy(examples.labels)
     for name, reason in found.bad[:20]:
-        console.warn(f"left out: {name}: {reason}")
+        console.warning(f"left out: {name}: {reason}")
     if len(found.bad) > 20:
-        console.warn(f"left out: {len(found.bad) - 20} further unreadable images")
+        console.warning(f"left out: {len(found.bad) - 20} further unreadable images")
     if len(images) and (dark := almost_black(int(images[:: max(1, len(images) // 256)].max()))):
-        console.warn(f"{examples.names[int(kept[0])]} and those beside it: {dark}")
+        console.warning(f"{examples.names[int(kept[0])]} and those beside it: {dark}")
     return ImageStore(images, found.sizes, labels, examples.names, kept, device, place, found.bad)
 
 
@@ -314,7 +314,7 @@ def _say_choice(place: str, volume: int, count: int, rectangle: tuple[int, int],
     }
     reason = "auto: " if where == "auto" else ""
     size = f"{volume / 1e9:.2f} GB" if volume >= 1e8 else f"{volume / 1e6:.1f} MB"
-    console.say(f"cache: {reason}{count} images as {rectangle[0]} x {rectangle[1]} uint8, {size}, {words[place]}")
+    console.info(f"cache: {reason}{count} images as {rectangle[0]} x {rectangle[1]} uint8, {size}, {words[place]}")
 
 
 QUICK = 0.001
@@ -332,7 +332,7 @@ def threads_for(seconds: float, threads: int) -> tuple[int, float]:
 
 
 def decode_all(
-    examples: Examples, rectangle: tuple[int, int], images: Tensor, threads: int, limit: int
+    examples: ImageDataset, rectangle: tuple[int, int], images: Tensor, threads: int, limit: int
 ) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
     """Decode into ``images`` (N, 3, S, S'), good ones moved to the front; (sizes, kept positions, bad ones)."""
     if isinstance(examples, ArrayExamples) and examples.images.shape[1:3] == rectangle:
@@ -340,19 +340,19 @@ def decode_all(
         images.copy_(pixels.view(len(examples), *rectangle, -1).permute(0, 3, 1, 2))  # grey spreads over three channels
         return torch.tensor([rectangle]).repeat(len(examples), 1), torch.arange(len(examples)), []
 
-    def one(i: int) -> tuple[int, int] | BadImage:
+    def one(i: int) -> tuple[int, int] | UnreadableImage:
         try:
             pixels = examples.read(i, at_least=rectangle)
-        except BadImage as error:
+        except UnreadableImage as error:
             return error
-        images[i] = torch.from_numpy(squeeze(pixels, rectangle)).permute(2, 0, 1)
+        images[i] = torch.from_numpy(resize_to(pixels, rectangle)).permute(2, 0, 1)
         return pixels.shape[0], pixels.shape[1]
 
     sizes, kept, bad = [], [], []
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         results = (result for block in _blocks(len(examples)) for result in pool.map(one, block))
         for i, result in enumerate(console.progress(results, total=len(examples), label="decoding")):
-            if isinstance(result, BadImage):
+            if isinstance(result, UnreadableImage):
                 bad.append((result.name, result.reason))
                 check_bad(bad, limit, len(examples))
                 continue

@@ -32,7 +32,7 @@ _BEAT = 5.0  # seconds between the signs of life of a process that fills a file
 Fill = Callable[[Tensor], tuple[Tensor, Tensor, list[tuple[str, str]]]]
 
 
-class CannotWrite(UserError):
+class CacheWriteError(UserError):
     """The cache takes no file: no permission, no room, a failing disk."""
 
 
@@ -80,7 +80,7 @@ def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill)
             os.fsync(handle.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise CannotWrite(
+        raise CacheWriteError(
             f"The image cache cannot be written to {path.parent} ({error.strerror or error}). "
             "Choose another place with --cache.folder, or --cache.where ram."
         ) from None
@@ -180,4 +180,4 @@ def _crc(content: bytes) -> bytes:
 
 
 def _damaged(path: Path, reason: str) -> None:
-    console.warn(f"the image cache {path} is damaged ({reason}); decoding again")
+    console.warning(f"the image cache {path} is damaged ({reason}); decoding again")

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, multiprocessing  # torch's sends tensors through shared memory
 
-from frugalvit.data.cache.store import Fetched, candidates
-from frugalvit.data.dataset import Examples
-from frugalvit.data.decode import BadImage
-from frugalvit.data.image_size import squeeze
+from frugalvit.data.cache.store import Fetched, substitutes
+from frugalvit.data.dataset import ImageDataset
+from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.image_size import resize_to
 from frugalvit.errors import GUARD, UserError
 from frugalvit.utils import console
 
@@ -38,7 +38,7 @@ class Decoded(NamedTuple):
     bad: dict[int, tuple[str, str]]
 
 
-class LazyStore:
+class OnDemandStore:
     """A store that decodes when asked. Same interface as ``ImageStore``, but for ``images``.
 
     An unreadable image gives way to another, label and all (``standins.py``), and is listed in ``bad``: more than
@@ -48,7 +48,7 @@ class LazyStore:
     where = "off"
 
     def __init__(
-        self, examples: Examples, rectangle: tuple[int, int], device: torch.device, workers: int, limit: int
+        self, examples: ImageDataset, rectangle: tuple[int, int], device: torch.device, workers: int, limit: int
     ) -> None:
         self.examples, self.rectangle, self.device = examples, rectangle, device
         self.workers, self.limit = workers, limit
@@ -95,7 +95,7 @@ class LazyStore:
     def note_bad(self, found: dict[int, tuple[str, str]]) -> None:
         for position, (name, reason) in found.items():
             if position not in self.known:
-                console.warn(f"left out: {name}: {reason}")
+                console.warning(f"left out: {name}: {reason}")
                 self.known.add(position)
                 self.bad.append((name, reason))
         if len(self.bad) > self.limit:
@@ -106,7 +106,7 @@ class LazyStore:
 class WorkerFetcher:
     """Keeps worker processes busy with the steps to come; a jump to another step leaves their work unused."""
 
-    def __init__(self, store: LazyStore, order: Callable[[int], Tensor]) -> None:
+    def __init__(self, store: OnDemandStore, order: Callable[[int], Tensor]) -> None:
         self.store, self.order = store, order
         self.waiting: dict[int, Future[Decoded]] = {}
 
@@ -134,7 +134,7 @@ class WorkerFetcher:
             decoded = self.waiting.pop(step).result()
         except BrokenProcessPool as error:
             advice = "Use fewer with --workers, or keep the images with --cache.where disk."
-            raise gone("decodes images", advice, answered=self.store.answered) from error
+            raise worker_died_error("decodes images", advice, answered=self.store.answered) from error
         self.store.answered = True
         return decoded
 
@@ -145,7 +145,7 @@ class Decoder:
     Where more than ``limit`` are, none is looked for any more: the run ends, and must not search a whole disk first.
     """
 
-    def __init__(self, examples: Examples, rectangle: tuple[int, int], limit: int) -> None:
+    def __init__(self, examples: ImageDataset, rectangle: tuple[int, int], limit: int) -> None:
         self.examples, self.rectangle, self.limit = examples, rectangle, limit
 
     def __call__(self, positions: list[int]) -> Decoded:
@@ -157,18 +157,18 @@ class Decoder:
             index.append(found)
             sizes.append(self.rectangle if pixels is None else pixels.shape[:2])
             if pixels is not None:
-                images[slot] = torch.from_numpy(squeeze(pixels, self.rectangle)).permute(2, 0, 1)
+                images[slot] = torch.from_numpy(resize_to(pixels, self.rectangle)).permute(2, 0, 1)
         return Decoded(images, torch.tensor(sizes), torch.tensor(index), bad)
 
     def _readable(self, position: int, bad: dict[int, tuple[str, str]]) -> tuple[int, np.ndarray | None]:
-        for here in candidates(position, len(self.examples), self.examples.labels):
+        for here in substitutes(position, len(self.examples), self.examples.labels):
             if len(bad) > self.limit:
                 break
             if here in bad:
                 continue
             try:
                 return here, self.examples.read(here, at_least=self.rectangle)
-            except BadImage as error:
+            except UnreadableImage as error:
                 bad[here] = error.name, error.reason
         return -1, None  # the main process says it
 
@@ -211,7 +211,7 @@ def may_start_others() -> bool:
     return not stdlib_multiprocessing.current_process().daemon
 
 
-def gone(what: str, advice: str, *, answered: bool) -> UserError:
+def worker_died_error(what: str, advice: str, *, answered: bool) -> UserError:
     """Why a process that ``what`` names ended; one that never ``answered`` may not have come as far as its work."""
     if answered:
         return UserError(f"A process that {what} was killed (out of memory?). {advice}")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frugalvit.data.rng import ship
+from frugalvit.data.rng import to_device_packed
 
 
 class Fetched(NamedTuple):
@@ -78,7 +78,7 @@ class ImageStore:
 
     def __post_init__(self) -> None:
         labels = None if self.labels is None else self.labels.numpy(force=True)
-        self.rows = torch.from_numpy(rows_for(self.kept.numpy(), len(self.names), labels))
+        self.rows = torch.from_numpy(substitute_rows(self.kept.numpy(), len(self.names), labels))
 
     @classmethod
     def from_arrays(
@@ -104,7 +104,7 @@ class ImageStore:
     def fetch(self, rows: Tensor) -> Tensor:
         """These of the images (B,), on the device."""
         if self.images.device.type == self.device.type:
-            return self.images.index_select(0, ship([rows], self.images.device)[0])
+            return self.images.index_select(0, to_device_packed([rows], self.images.device)[0])
         return self.gather(rows).to(self.device, non_blocking=True)
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class ImageStore:
             torch.cuda.empty_cache()  # what PyTorch keeps to itself would not count as free for the next run
 
 
-def candidates(place: int, count: int, labels: np.ndarray | None) -> Iterator[int]:
+def substitutes(place: int, count: int, labels: np.ndarray | None) -> Iterator[int]:
     """An image's own place, then those to try for it: of its class in their order, round the end, then the others."""
     yield place
     if labels is not None:
@@ -140,7 +140,7 @@ def candidates(place: int, count: int, labels: np.ndarray | None) -> Iterator[in
             yield other
 
 
-def rows_for(kept: np.ndarray, count: int, labels: np.ndarray | None) -> np.ndarray:
+def substitute_rows(kept: np.ndarray, count: int, labels: np.ndarray | None) -> np.ndarray:
     """For each of ``count`` places the row, among those ``kept`` (ascending), of its own image or of its stand-in."""
     rows = np.searchsorted(kept, np.arange(count)) % len(kept)
     gone = np.setdiff1d(np.arange(count), kept, assume_unique=True)
@@ -190,7 +190,7 @@ class SharedStores:
 
 
 class Store(Protocol):
-    """What the loader needs of a store: ``ImageStore``, or ``LazyStore`` for images that are decoded on the fly.
+    """What the loader needs of a store: ``ImageStore``, or ``OnDemandStore`` for images that are decoded on the fly.
 
     It is as long as there are images, those among them that cannot be read: which these are may show only when they
     are fetched, and then others stand in for them, so the order of a run does not depend on where images are kept.

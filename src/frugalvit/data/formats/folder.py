@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.dataset import DataSource, Examples, FileExamples
+from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.file_types import EXTENSIONS, is_image
-from frugalvit.errors import UserError, nearest
+from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils import console
-from frugalvit.utils.files import storable
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.files import utf8_safe
+from frugalvit.utils.text import pluralize, truncate_list
 
 SPLIT_NAMES = {
     "train": "train", "training": "train",
@@ -56,7 +56,7 @@ class _Tree:
 
 def open_folder(
     where: str, labels: str = "auto", classes: Sequence[str] | None = None, classes_from: Sequence[str] = ("train",)
-) -> DataSource:
+) -> DatasetSplits:
     """Splits as they lie on disk.
 
     Args:
@@ -71,7 +71,7 @@ def open_folder(
         trees = {split: _read_tree(path) for split, path in split_paths.items()}
         beside = sorted(set(open_root(root).folders) - set(split_paths.values()))
         if beside:
-            notes.append(f"Beside the splits and not read: {some([base(path) for path in beside])}.")
+            notes.append(f"Beside the splits and not read: {truncate_list([base(path) for path in beside])}.")
     else:
         trees = {"train": _read_tree(root)}
     if not any(tree.all_images() for tree in trees.values()):
@@ -86,17 +86,17 @@ def open_folder(
         _note_leftovers(tree, notes)
     labelled = labels == "folders" or (labels == "auto" and _has_class_folders(trees, root, notes))
     if not labelled:
-        splits: dict[str, Examples] = {
+        splits: dict[str, ImageDataset] = {
             split: FileExamples(tree.all_images(), None, root) for split, tree in trees.items()
         }
-        return DataSource(Path(where).resolve().name, where, "unlabelled images", None, _ordered(splits), notes)
+        return DatasetSplits(Path(where).resolve().name, where, "unlabelled images", None, _ordered(splits), notes)
     names = _class_names(trees, classes, classes_from)
     if classes is not None:
-        notes.append(f"Kept the {counted(len(names), 'class')} asked for.")
+        notes.append(f"Kept the {pluralize(len(names), 'class')} asked for.")
     splits = _labelled_splits(trees, names, root, notes)
-    loose: dict[str, Examples] = {split: FileExamples(tree.loose, None, root) for split, tree in trees.items()}
+    loose: dict[str, ImageDataset] = {split: FileExamples(tree.loose, None, root) for split, tree in trees.items()}
     name = Path(where).resolve().name
-    return DataSource(name, where, "class folders", tuple(names), _ordered(splits), notes, _ordered(loose))
+    return DatasetSplits(name, where, "class folders", tuple(names), _ordered(splits), notes, _ordered(loose))
 
 
 def descend(where: str, notes: list[str]) -> str:
@@ -189,7 +189,7 @@ def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> 
             f"{root}: most images lie more than one folder deep, so folder names are not taken for classes: "
             "read as unlabelled. Class folders must hold their images directly: move these up, list them in a CSV "
             "(path,label), or let the top folders be the classes with "
-            f"'frugalvit data pack {console.shown(root)} PACKED --labels folders'."
+            f"'frugalvit data pack {console.shell_quote(root)} PACKED --labels folders'."
         )
         return False
     return True
@@ -215,22 +215,24 @@ def chosen_classes(place: str, present: Sequence[str], wanted: Sequence[str]) ->
 
     One whose folder's name is in no encoding may be asked for by that name or as it is shown.
     """
-    kept, known = {storable(name) for name in wanted}, {storable(name) for name in present}
+    kept, known = {utf8_safe(name) for name in wanted}, {utf8_safe(name) for name in present}
     missing = sorted(kept - known)
     if missing:
-        hint = nearest(missing[0], present)
-        raise UserError(f"{place} lacks {len(missing)} of the classes asked for: {some(missing)}.{hint}")
-    return [name for name in present if storable(name) in kept]
+        hint = did_you_mean(missing[0], present)
+        raise UserError(f"{place} lacks {len(missing)} of the classes asked for: {truncate_list(missing)}.{hint}")
+    return [name for name in present if utf8_safe(name) in kept]
 
 
 def unknown_classes(place: str, train: str, unknown: Sequence[str], split: str) -> UserError:
     """The error for a split with classes that nothing can be learned about."""
     way_out = "Move them, or pass --split remake." if split == "val" else "Move or remove them."
-    return UserError(f"{place} has {counted(len(unknown), 'class')} that {train} lacks: {some(unknown)}. {way_out}")
+    return UserError(
+        f"{place} has {pluralize(len(unknown), 'class')} that {train} lacks: {truncate_list(unknown)}. {way_out}"
+    )
 
 
-def _labelled_splits(trees: dict[str, _Tree], names: list[str], root: str, notes: list[str]) -> dict[str, Examples]:
-    splits: dict[str, Examples] = {}
+def _labelled_splits(trees: dict[str, _Tree], names: list[str], root: str, notes: list[str]) -> dict[str, ImageDataset]:
+    splits: dict[str, ImageDataset] = {}
     for split, tree in trees.items():
         paths = [path for name in names if name in tree.classes for path in tree.classes[name].images]
         counts = [len(tree.classes[name].images) if name in tree.classes else 0 for name in names]
@@ -244,13 +246,13 @@ def _labelled_splits(trees: dict[str, _Tree], names: list[str], root: str, notes
 def _note_leftovers(tree: _Tree, notes: list[str]) -> None:
     if tree.others:
         verb = "is no image" if len(tree.others) == 1 else "are no images"
-        names = some([*map(base, tree.others)])
-        notes.append(f"{tree.path}: {counted(len(tree.others), 'file')} that {verb}: {names}.")
+        names = truncate_list([*map(base, tree.others)])
+        notes.append(f"{tree.path}: {pluralize(len(tree.others), 'file')} that {verb}: {names}.")
     if tree.unreadable:
-        notes.append(f"{tree.path}: no permission to read {some(tree.unreadable)}.")
+        notes.append(f"{tree.path}: no permission to read {truncate_list(tree.unreadable)}.")
 
 
-def _ordered(splits: dict[str, Examples]) -> dict[str, Examples]:
+def _ordered(splits: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
     return {split: splits[split] for split in ("train", "val", "test") if split in splits and len(splits[split])}
 
 
@@ -339,7 +341,7 @@ def may_not_read(where: str, unreadable: Sequence[str]) -> UserError:
     """The error for a folder without images whose folders could not all be looked into."""
     if list(unreadable) == [where]:
         return UserError(f"No permission to read {where}.")
-    return UserError(f"{where} holds no images that can be read: no permission to read {some(unreadable)}.")
+    return UserError(f"{where} holds no images that can be read: no permission to read {truncate_list(unreadable)}.")
 
 
 def base(path: str) -> str:

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from frugalvit.data.dataset import DataSource, Examples
-from frugalvit.data.decode import BadImage
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.formats.folder import SPLIT_NAMES, unknown_classes
 from frugalvit.data.formats.table import LABEL_COLUMNS, class_list
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.text import some
+from frugalvit.utils.text import truncate_list
 
 _FINE_FIRST = ("fine_label", *LABEL_COLUMNS, "labels", "coarse_label")
 
 
-class HubExamples(Examples):
+class HubExamples(ImageDataset):
     """Images in the rows of an Arrow table: encoded bytes, or paths of files."""
 
     def __init__(self, rows: Any, column: str, labels: np.ndarray | None, name: str) -> None:
@@ -39,7 +39,7 @@ class HubExamples(Examples):
         try:
             cell = self.rows[int(self.indices[index])][self.column]
         except Exception as error:  # a damaged table fails inside Arrow, in its own ways
-            raise BadImage(name, f"its row cannot be read: {_short(error)}") from None
+            raise UnreadableImage(name, f"its row cannot be read: {_short(error)}") from None
         if isinstance(cell, bytes):
             return cell
         if isinstance(cell, dict) and cell.get("bytes"):
@@ -48,20 +48,20 @@ class HubExamples(Examples):
             try:
                 return Path(cell["path"]).read_bytes()
             except OSError as error:
-                raise BadImage(name, f"{cell['path']} cannot be read: {error.strerror or error}") from None
-        raise BadImage(name, "its row holds no image")
+                raise UnreadableImage(name, f"{cell['path']} cannot be read: {error.strerror or error}") from None
+        raise UnreadableImage(name, "its row holds no image")
 
     def stored_size(self, index: int) -> int:
         try:
             return len(self.raw(index))
-        except BadImage:
+        except UnreadableImage:
             return -1
 
-    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
         assert isinstance(whole, HubExamples)
         self.indices = whole.indices[chosen]
 
-    def _marks(self, times: bool) -> Iterable[object]:
+    def _fingerprint_items(self, times: bool) -> Iterable[object]:
         mark = getattr(self.rows, "_fingerprint", "")
         return ((mark, index) for index in self.indices.tolist())
 
@@ -71,7 +71,7 @@ def is_saved(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def open_saved(path: Path) -> DataSource:
+def open_saved(path: Path) -> DatasetSplits:
     """A folder of ``save_to_disk``, or one Parquet or Arrow file."""
     datasets = _package()
     try:
@@ -86,7 +86,7 @@ def open_saved(path: Path) -> DataSource:
     return _source(loaded, str(path), path.stem)
 
 
-def open_hub(where: str) -> DataSource:
+def open_hub(where: str) -> DatasetSplits:
     """``hf:name`` or ``hf:name:config``; what was downloaded before needs no network."""
     address = where.removeprefix("hf:")
     if not address:
@@ -95,7 +95,7 @@ def open_hub(where: str) -> DataSource:
         return open_saved(Path(address))
     name, _, config = address.partition(":")
     datasets = _package()
-    console.say(f"loading {name} from the Hugging Face hub")
+    console.info(f"loading {name} from the Hugging Face hub")
     try:
         with _quiet():
             loaded = datasets.load_dataset(name, config or None)
@@ -146,7 +146,7 @@ def _quiet() -> Any:
             logger.setLevel(level)
 
 
-def _source(loaded: Any, where: str, name: str) -> DataSource:
+def _source(loaded: Any, where: str, name: str) -> DatasetSplits:
     parts = dict(loaded.items()) if hasattr(loaded, "items") else {"train": loaded}
     notes: list[str] = []
     by_split: dict[str, Any] = {}
@@ -158,14 +158,14 @@ def _source(loaded: Any, where: str, name: str) -> DataSource:
         else:
             by_split[split] = rows
     if left_out:
-        notes.append(f"{where}: not read: {some(left_out)} (not train, val or test, or empty).")
+        notes.append(f"{where}: not read: {truncate_list(left_out)} (not train, val or test, or empty).")
     if not by_split:
-        raise UserError(f"{where} has no split that can be used: {some([*map(str, parts)]) or 'none at all'}.")
+        raise UserError(f"{where} has no split that can be used: {truncate_list([*map(str, parts)]) or 'none at all'}.")
     first = by_split.get("train", next(iter(by_split.values())))
     column = _image_column(first, where)
     label = next((key for key in _FINE_FIRST if key in first.column_names), None)
     if label is None:
-        notes.append(f"{where} has no column of labels ({some(first.column_names, 8)}): read as unlabelled.")
+        notes.append(f"{where} has no column of labels ({truncate_list(first.column_names, 8)}): read as unlabelled.")
     texts = {split: _labels(rows, label) if label else None for split, rows in by_split.items()}
     judged = [texts["train"]] if "train" in texts else list(texts.values())
     if any(found is not None and None in found for found in judged):
@@ -174,7 +174,7 @@ def _source(loaded: Any, where: str, name: str) -> DataSource:
     texts = _without_hidden(texts)
     classes = _classes(first, label, texts.get("train") or next(iter(texts.values())))
     index = {word: number for number, word in enumerate(classes)}
-    splits: dict[str, Examples] = {}
+    splits: dict[str, ImageDataset] = {}
     for split in ("train", "val", "test"):
         if split not in by_split:
             continue
@@ -185,7 +185,7 @@ def _source(loaded: Any, where: str, name: str) -> DataSource:
             if unknown:
                 raise unknown_classes(f"{split} in {where}", "train", unknown, split)
             numbers = np.array([-1 if word is None else index[word] for word in words])
-        examples: Examples = HubExamples(_undecoded(by_split[split], column), column, numbers, f"{name}/{split}")
+        examples: ImageDataset = HubExamples(_undecoded(by_split[split], column), column, numbers, f"{name}/{split}")
         hidden = 0 if numbers is None else int((numbers < 0).sum())
         if numbers is not None and hidden:
             notes.append(f"{split} in {where}: {hidden:,} of {len(numbers):,} rows have no label: left out.")
@@ -193,7 +193,7 @@ def _source(loaded: Any, where: str, name: str) -> DataSource:
         if len(examples):
             splits[split] = examples
     labelled = any(found is not None for found in texts.values())
-    return DataSource(name, where, "Hugging Face dataset", tuple(classes) if labelled else None, splits, notes)
+    return DatasetSplits(name, where, "Hugging Face dataset", tuple(classes) if labelled else None, splits, notes)
 
 
 def _image_column(rows: Any, where: str) -> str:
@@ -206,7 +206,7 @@ def _image_column(rows: Any, where: str) -> str:
     nested = [c for c, f in rows.features.items() if isinstance(f, dict) and "bytes" in f]
     if binary or nested:
         return (binary or nested)[0]
-    raise UserError(f"{where} has no column of images: {some(list(rows.features), 8)}.")
+    raise UserError(f"{where} has no column of images: {truncate_list(list(rows.features), 8)}.")
 
 
 def _undecoded(rows: Any, column: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from frugalvit.data.dataset import ArrayExamples, DataSource, Examples, FileExamples
+from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.formats import folder as folders
 from frugalvit.data.formats import table
 from frugalvit.data.formats.named_catalog import DATASETS, Known, dataset_status
@@ -24,11 +24,11 @@ from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
-_Parts = tuple[Sequence[str], dict[str, Examples]]
+_Parts = tuple[Sequence[str], dict[str, ImageDataset]]
 _SPLIT_SEED = 0  # of the splits that a dataset's makers left open: fixed, so that results compare
 
 
-def open_named(name: str, root: str | Path | None = None) -> DataSource:
+def open_named(name: str, root: str | Path | None = None) -> DatasetSplits:
     """The splits of a dataset as its makers defined them, downloaded first where that is possible and needed."""
     known, home = DATASETS[name], datasets_root(root)
     state, instruction = dataset_status(name, home)
@@ -58,7 +58,7 @@ def _download(name: str, known: Known, home: Path) -> None:
         raise UserError(
             f"Cannot write to {home} ({error.strerror}): set FRUGALVIT_DATASETS to another folder."
         ) from None
-    console.say(f"downloading {known.title} to {home}")
+    console.info(f"downloading {known.title} to {home}")
     try:
         # torchvision talks on standard output, which belongs to results.
         with contextlib.redirect_stdout(sys.stderr):
@@ -90,7 +90,7 @@ def _make(known: Known, root: Path, **arguments: Any) -> Any:
 
 def _from_torchvision(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
     classes: Sequence[str] = ()
-    splits: dict[str, Examples] = {}
+    splits: dict[str, ImageDataset] = {}
     for split, arguments in known.splits.items():
         dataset = _make(known, home, **arguments)
         splits[split] = _examples(dataset, f"{name}/{split}", str(home))
@@ -101,7 +101,7 @@ def _from_torchvision(name: str, known: Known, home: Path, notes: list[str]) -> 
     return classes, splits
 
 
-def _examples(dataset: Any, name: str, home: str) -> Examples:
+def _examples(dataset: Any, name: str, home: str) -> ImageDataset:
     """Files or arrays, whichever a torchvision dataset holds."""
     for files, labels in (("_image_files", "_labels"), ("_images", "_labels")):
         if hasattr(dataset, files) and hasattr(dataset, labels):
@@ -157,7 +157,7 @@ def _open_voc2007(name: str, known: Known, home: Path, notes: list[str]) -> _Par
     base = home / "VOCdevkit" / "VOC2007"
     lists = base / "ImageSets" / "Main"
     classes = sorted(path.name.removesuffix("_trainval.txt") for path in lists.glob("*_trainval.txt"))
-    splits: dict[str, Examples] = {}
+    splits: dict[str, ImageDataset] = {}
     for split, part in (("train", "trainval"), ("test", "test")):
         stems = (lists / f"{part}.txt").read_text().split()
         examples = FileExamples([str(base / "JPEGImages" / f"{stem}.jpg") for stem in stems], None, str(home))
@@ -175,7 +175,7 @@ def _open_voc2007(name: str, known: Known, home: Path, notes: list[str]) -> _Par
 def _open_pcam(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
     import h5py  # type: ignore[import-not-found]
 
-    splits: dict[str, Examples] = {}
+    splits: dict[str, ImageDataset] = {}
     for split, part in (("train", "train"), ("val", "valid"), ("test", "test")):
         images, labels = (home / f"pcam/camelyonpatch_level_2_split_{part}_{what}.h5" for what in "xy")
         with h5py.File(labels) as file:
@@ -213,7 +213,7 @@ class _H5Images:
             return np.asarray(file["x"][int(self.rows[index])])
 
 
-def _open_fer2013(home: Path, notes: list[str]) -> DataSource:
+def _open_fer2013(home: Path, notes: list[str]) -> DatasetSplits:
     """The challenge's one file: 48 x 48 grey pixels as text; its public test is val and its private test is test."""
     path = home / "fer2013" / "fer2013.csv"
     usage = {"Training": "train", "PublicTest": "val", "PrivateTest": "test"}
@@ -228,7 +228,7 @@ def _open_fer2013(home: Path, notes: list[str]) -> DataSource:
                 labels[split].append(int(row["emotion"]))
     except (OSError, KeyError, ValueError, TypeError, csv.Error, OverflowError) as error:
         raise UserError(f"{path} is not the challenge's table ({_short(error)}).") from None
-    splits: dict[str, Examples] = {
+    splits: dict[str, ImageDataset] = {
         split: ArrayExamples(np.stack(images[split]), np.array(labels[split]), f"fer2013/{split}")
         for split in images
         if images[split]
@@ -236,11 +236,11 @@ def _open_fer2013(home: Path, notes: list[str]) -> DataSource:
     return _sorted_source("fer2013", home, emotions, splits, notes)
 
 
-def _open_ucf101(home: Path, notes: list[str]) -> DataSource:
+def _open_ucf101(home: Path, notes: list[str]) -> DatasetSplits:
     return folders.open_folder(str(home / "ucf101"), "folders")
 
 
-def _open_hateful_memes(home: Path, notes: list[str]) -> DataSource:
+def _open_hateful_memes(home: Path, notes: list[str]) -> DatasetSplits:
     base = home / "hateful_memes"
     dev = next((base / file for file in ("dev.jsonl", "dev_seen.jsonl") if (base / file).is_file()), None)
     rows = table.join_rows({"train": base / "train.jsonl", "test": dev})
@@ -253,7 +253,7 @@ _SPECIAL: dict[str, Callable[[str, Known, Path, list[str]], _Parts]] = {
     "voc2007": _open_voc2007,
     "pcam": _open_pcam,
 }
-_OWN: dict[str, Callable[[Path, list[str]], DataSource]] = {
+_OWN: dict[str, Callable[[Path, list[str]], DatasetSplits]] = {
     "fer2013": _open_fer2013,
     "ucf101": _open_ucf101,
     "hateful_memes": _open_hateful_memes,
@@ -261,8 +261,8 @@ _OWN: dict[str, Callable[[Path, list[str]], DataSource]] = {
 
 
 def _sorted_source(
-    name: str, home: Path, classes: Sequence[str], splits: dict[str, Examples], notes: list[str]
-) -> DataSource:
+    name: str, home: Path, classes: Sequence[str], splits: dict[str, ImageDataset], notes: list[str]
+) -> DatasetSplits:
     """Classes sorted by name, as everywhere here; labels and targets follow."""
     order = sorted(range(len(classes)), key=lambda number: classes[number])
     new = np.empty(len(classes), dtype=np.int64)
@@ -272,7 +272,7 @@ def _sorted_source(
             examples.labels = new[examples.labels]
         if examples.targets is not None:
             examples.targets = examples.targets[:, order]
-    return DataSource(name, str(home), "named dataset", tuple(classes[i] for i in order), splits, notes)
+    return DatasetSplits(name, str(home), "named dataset", tuple(classes[i] for i in order), splits, notes)
 
 
 def _short(error: Exception) -> str:

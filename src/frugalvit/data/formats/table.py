@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from frugalvit.data.dataset import DataSource, Examples, FileExamples
+from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.file_types import EXTENSIONS
 from frugalvit.data.formats.folder import SPLIT_NAMES, unknown_classes
 from frugalvit.errors import UserError
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.text import pluralize, truncate_list
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "image_path", "img")
@@ -40,7 +40,7 @@ class Row(NamedTuple):
     other: str | None = None
 
 
-def open_table(where: str, labels: str = "auto", classes_from: Sequence[str] = ("train",)) -> DataSource:
+def open_table(where: str, labels: str = "auto", classes_from: Sequence[str] = ("train",)) -> DatasetSplits:
     """Paths are relative to the table's folder. A missing file stays in the list and is counted as a bad image."""
     notes: list[str] = []
     columns: list[str] = []
@@ -67,13 +67,13 @@ def _labelled_otherwise(rows: list[Row], columns: list[str], where: str, notes: 
     if empty := [name for name in LABEL_COLUMNS if name in columns]:
         notes.append(f"{where}: its column '{empty[0]}' is empty, so read as unlabelled until it is filled in.")
         return rows
-    has = f"has {'the column' if len(columns) == 1 else 'the columns'} {some(columns, 8)}"
+    has = f"has {'the column' if len(columns) == 1 else 'the columns'} {truncate_list(columns, 8)}"
     lacks = f"{has} and no labels (a column {WANTED_COLUMN})" if columns else "is a list of images without labels"
     notes.append(f"{where} {lacks}: read as unlabelled.")
     return rows
 
 
-def open_lists(train: Path, test: Path | None, labels: str = "auto") -> DataSource:
+def open_lists(train: Path, test: Path | None, labels: str = "auto") -> DatasetSplits:
     """DomainNet's layout: ``clipart_train.txt`` and ``clipart_test.txt`` beside ``clipart/``; folders are classes."""
     name = train.name.removesuffix("_train.txt")
     rows = join_rows({"train": train, "test": test})
@@ -91,7 +91,7 @@ def join_rows(by_split: dict[str, Path | None]) -> list[Row]:
     ]
 
 
-def open_rows(where: Path, rows: list[Row], name: str) -> DataSource:
+def open_rows(where: Path, rows: list[Row], name: str) -> DatasetSplits:
     """A source from rows already read; ``where`` is a file in the folder that their paths start from."""
     return _source(str(where), rows, name, "auto", ("train",))
 
@@ -106,7 +106,7 @@ def find_lists(where: Path) -> tuple[Path, Path | None] | None:
     if len(inside) > 1:
         names = [path.name.removesuffix("_train.txt") for path in inside]
         raise UserError(
-            f"{where} holds {len(names)} domains: {some(names, 8)}. Give one, for example {where / names[0]}."
+            f"{where} holds {len(names)} domains: {truncate_list(names, 8)}. Give one, for example {where / names[0]}."
         )
     if not inside:
         return None
@@ -197,7 +197,7 @@ def _columns(columns: list[str], where: str) -> tuple[int, int | None, int | Non
     found = _found(columns)
     if found[0] is None:
         raise UserError(
-            f"{where} has no column of paths: it has {some(columns, 8) or 'none'}; one must be called "
+            f"{where} has no column of paths: it has {truncate_list(columns, 8) or 'none'}; one must be called "
             f"{', '.join(PATH_COLUMNS[:4])}."
         )
     return found[0], found[1], found[2]
@@ -264,14 +264,14 @@ def _row(path: str, label: str | None, split: str | None, line: int, where: str)
 
 def _source(
     where: str, rows: list[Row], name: str, labels: str, classes_from: Sequence[str], kind: str = "table"
-) -> DataSource:
+) -> DatasetSplits:
     notes: list[str] = []
     rows = _without_repeats(rows, where, notes)
     labelled = labels != "ignore" and any(row.label for row in rows)
     if labelled:
         bare = [row for row in rows if not row.label]
         if bare:
-            lines = f"line{'s' * (len(bare) > 1)} {some([str(row.line) for row in bare])}"
+            lines = f"line{'s' * (len(bare) > 1)} {truncate_list([str(row.line) for row in bare])}"
             raise UserError(
                 f"{where}, {lines}: no label ({len(bare):,} of {len(rows):,} rows). Label or delete them; pre-training "
                 "needs none: there, give --labels ignore."
@@ -284,7 +284,7 @@ def _source(
     classes = class_list(row.label for split in classes_from for row in by_split.get(split, []) if row.label)
     classes = classes or class_list(row.label for row in rows if row.label)
     index = {label: i for i, label in enumerate(classes)}
-    splits: dict[str, Examples] = {}
+    splits: dict[str, ImageDataset] = {}
     for split in ("train", "val", "test"):
         members = by_split.get(split, [])
         if labelled:
@@ -295,7 +295,7 @@ def _source(
             numbers = np.array([index[row.label] for row in members if row.label]) if labelled else None
             splits[split] = FileExamples([_file(folder, row.path) for row in members], numbers, str(folder))
     _note_missing(splits, where, notes)
-    return DataSource(name, where, kind, tuple(classes) if labelled else None, splits, notes)
+    return DatasetSplits(name, where, kind, tuple(classes) if labelled else None, splits, notes)
 
 
 _NO_LABEL = ("nan", "null", "none", "n/a", "na", "<na>")
@@ -307,14 +307,14 @@ def _note_odd_labels(rows: list[Row], where: str, notes: list[str]) -> None:
     counts = Counter(row.label for row in rows if row.label)
     for label in sorted(label for label in counts if label.strip().lower() in _NO_LABEL):
         meant = "if it means that there is none, delete these rows"
-        notes.append(f"{where}: '{label}', the label of {counted(counts[label], 'row')}, counts as a class; {meant}.")
+        notes.append(f"{where}: '{label}', the label of {pluralize(counts[label], 'row')}, counts as a class; {meant}.")
     numbers: dict[str, list[str]] = {}
     for label in counts:
         if len(label) < 40 and (found := _WHOLE.fullmatch(label)):
             numbers.setdefault(found[1] + found[2], []).append(label)
     for alike in numbers.values():
         if len(alike) > 1:
-            words = " and ".join(f"'{label}' ({counted(counts[label], 'row')})" for label in sorted(alike))
+            words = " and ".join(f"'{label}' ({pluralize(counts[label], 'row')})" for label in sorted(alike))
             notes.append(f"{where}: {words} are classes of their own, though the same number; write them alike.")
 
 
@@ -351,10 +351,12 @@ def _without_repeats(rows: list[Row], where: str, notes: list[str]) -> list[Row]
                 f"(line {row.line}): one label per image."
             )
     if len(first) < len(rows):
-        notes.append(f"{where}: {counted(len(rows) - len(first), 'repeated row')} left out.")
+        notes.append(f"{where}: {pluralize(len(rows) - len(first), 'repeated row')} left out.")
     times = Counter(image for image, _ in first)
     if shared := [labelled[image].path for image, count in times.items() if count > 1]:
-        notes.append(f"{where}: {counted(len(shared), 'image')} in several splits, so scores flatter: {some(shared)}.")
+        notes.append(
+            f"{where}: {pluralize(len(shared), 'image')} in several splits, so scores flatter: {truncate_list(shared)}."
+        )
     return list(first.values())
 
 
@@ -365,7 +367,7 @@ def _images_of(rows: list[Row], folder: Path) -> list[str]:
     return [os.path.normpath(os.path.join(root, key)) for key in keys]  # noqa: PTH118  (a fifth of pathlib's time)
 
 
-def _note_missing(splits: dict[str, Examples], where: str, notes: list[str]) -> None:
+def _note_missing(splits: dict[str, ImageDataset], where: str, notes: list[str]) -> None:
     missing = [name for examples in splits.values() for name in examples.names if not _is_file(name)]
     total = sum(len(examples) for examples in splits.values())
     if missing and len(missing) == total:
@@ -373,7 +375,9 @@ def _note_missing(splits: dict[str, Examples], where: str, notes: list[str]) -> 
             f"None of the {total:,} files that {where} names exists: paths are relative to the table's folder."
         )
     if missing:
-        notes.append(f"{len(missing):,} of the {total:,} files that {where} names are missing: {some(missing)}.")
+        notes.append(
+            f"{len(missing):,} of the {total:,} files that {where} names are missing: {truncate_list(missing)}."
+        )
 
 
 def _is_file(name: str) -> bool:

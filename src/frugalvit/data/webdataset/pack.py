@@ -21,8 +21,8 @@ import numpy as np
 
 from frugalvit.config.data import PackConfig
 from frugalvit.data import image_size
-from frugalvit.data.dataset import DataSource, Examples
-from frugalvit.data.decode import BadImage
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.inspect import clean
 from frugalvit.data.open import open_data
 from frugalvit.data.paths import lies_among, local
@@ -31,13 +31,13 @@ from frugalvit.data.webdataset.shards import open_shards
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import remove_leftovers, working_folder
-from frugalvit.utils.tables import Result, Table
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.text import pluralize, truncate_list
 
 _ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "MPO": "jpg", "array": "png", "DIB": "bmp"}
 
 
-def command(config: PackConfig) -> Result:
+def command(config: PackConfig) -> CommandResult:
     """``frugalvit data pack``."""
     out = local(config.out)
     check_free(out)
@@ -54,7 +54,7 @@ def command(config: PackConfig) -> Result:
 
 
 def pack(
-    source: DataSource,
+    source: DatasetSplits,
     out: Path,
     *,
     shard_megabytes: float = 256.0,
@@ -62,7 +62,7 @@ def pack(
     seed: int = 0,
     decoded: bool = False,
     img_size: int | Literal["auto"] = "auto",
-) -> Result:
+) -> CommandResult:
     """Write ``train-000000.tar`` …, ``index.json`` and, if asked for, ``train-256x256.decoded``.
 
     The same source and seed give the same bytes. Decoded images are for inputs of ``img_size``, by default what train
@@ -122,12 +122,12 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
         size = input_size(median_side(packed.splits.get("train", next(iter(packed.splits.values())))), best_device())
     written: list[dict[str, Any]] = []
     for split, examples in packed.splits.items():
-        rectangle, seconds = image_size.look(examples, (size, size))
+        rectangle, seconds = image_size.probe_images(examples, (size, size))
         volume = len(examples) * 3 * rectangle[0] * rectangle[1]
         if volume > 0.9 * shutil.disk_usage(folder).free:
             notes.append(f"No decoded images of {split}: they take {volume / 1e9:.1f} GB, more than the disk has.")
             continue
-        target = image_size.target_of((size, size))
+        target = image_size.min_cached_size((size, size))
         name = f"{split}-{target[0]}x{target[1]}.decoded"
         threads, _ = threads_for(seconds, cores())
         fill = partial(decode_all, examples, rectangle, threads=threads, limit=len(examples))
@@ -145,7 +145,9 @@ def check_free(out: Path) -> None:
         raise UserError(f"{out} is a file: choose another folder for the shards.")
     held = sorted(path.name for path in out.iterdir()) if out.exists() else []
     if held:
-        raise UserError(f"{out} is there already and not empty ({some(held)}): choose another folder for the shards.")
+        raise UserError(
+            f"{out} is there already and not empty ({truncate_list(held)}): choose another folder for the shards."
+        )
 
 
 def check_replaceable(out: Path, staging: Path | None = None) -> None:
@@ -159,7 +161,7 @@ def check_replaceable(out: Path, staging: Path | None = None) -> None:
     others = sorted(path.name for path in _beside(staging, out.resolve()) if path.name not in own)
     if others:
         raise UserError(
-            f"{out} holds more than a packed dataset ({some(others)}), which would be lost: choose another folder."
+            f"{out} holds more than a packed dataset ({truncate_list(others)}), which would be lost: choose another folder."
         )
 
 
@@ -199,7 +201,7 @@ def _is_here(place: Path) -> bool:
 
 
 def _write_split(
-    folder: Path, split: str, examples: Examples, order: np.ndarray, limit: float, bad: list[dict[str, str]]
+    folder: Path, split: str, examples: ImageDataset, order: np.ndarray, limit: float, bad: list[dict[str, str]]
 ) -> list[dict[str, Any]]:
     shards: list[dict[str, Any]] = []
     archive: tarfile.TarFile | None = None
@@ -208,7 +210,7 @@ def _write_split(
     for number, index in enumerate(console.progress(order, total=len(order), label=f"packing {split}")):
         try:
             content, ending = _image(examples, int(index))
-        except BadImage as error:
+        except UnreadableImage as error:
             bad.append({"name": clean(error.name), "reason": clean(error.reason)})
             continue
         if archive is None or written >= limit:
@@ -225,7 +227,7 @@ def _write_split(
     return shards
 
 
-def _image(examples: Examples, index: int) -> tuple[bytes, str]:
+def _image(examples: ImageDataset, index: int) -> tuple[bytes, str]:
     form = examples.header(index).format
     return examples.raw(index), _ENDINGS.get(form, form.lower())
 
@@ -253,7 +255,7 @@ def _plain(key: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(key).stem)[:60].strip("-") or "image"
 
 
-def _result(source: DataSource, out: Path, index: dict[str, Any], notes: list[str], seconds: float) -> Result:
+def _result(source: DatasetSplits, out: Path, index: dict[str, Any], notes: list[str], seconds: float) -> CommandResult:
     splits, bad = index["splits"], index["bad"]
     rows: list[list[object]] = [
         [split, len(shards), sum(s["examples"] for s in shards), round(sum(s["bytes"] for s in shards) / 1e6, 1)]
@@ -262,8 +264,10 @@ def _result(source: DataSource, out: Path, index: dict[str, Any], notes: list[st
     tables = [Table(["split", "shards", "examples", "megabytes"], rows, str(out))]
     if bad:
         listed: list[list[object]] = [[entry["name"], entry["reason"]] for entry in bad[:200]]
-        tables.append(Table(["left out", "reason"], listed, counted(len(bad), "bad file")))
+        tables.append(Table(["left out", "reason"], listed, pluralize(len(bad), "bad file")))
     data = {"out": str(out), "data": source.location, "splits": splits, "bad": bad, "seconds": round(seconds, 2)}
     data |= {"decoded": index.get("decoded", [])}
     verb = "train" if source.classes else "pretrain"
-    return Result(data, tables, [*source.notes, *notes, f"Train on them with: frugalvit {verb} {console.shown(out)}"])
+    return CommandResult(
+        data, tables, [*source.notes, *notes, f"Train on them with: frugalvit {verb} {console.shell_quote(out)}"]
+    )

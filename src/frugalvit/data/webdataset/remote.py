@@ -58,11 +58,13 @@ def open_remote(where: str) -> IO[bytes]:
     if not is_remote(where):
         return Path(where).open("rb")
     if is_pipe(where):
-        return cast(IO[bytes], Pipe(where.removeprefix("pipe:")))
-    return cast(IO[bytes], Patient(where, _open_http if where.startswith(("http://", "https://")) else _open_fsspec))
+        return cast(IO[bytes], CommandReader(where.removeprefix("pipe:")))
+    return cast(
+        IO[bytes], RetryingReader(where, _open_http if where.startswith(("http://", "https://")) else _open_fsspec)
+    )
 
 
-class Forward:
+class ForwardReader:
     """A file that can only be read forwards, to be used in a ``with``."""
 
     def read(self, count: int = -1, /) -> bytes:
@@ -78,7 +80,7 @@ class Forward:
         self.close()
 
 
-class Patient(Forward):
+class RetryingReader(ForwardReader):
     """A remote file whose connection may break: it is opened again where it broke, ``_TRIES`` times in a row."""
 
     def __init__(self, where: str, opener: Callable[[str, int], tuple[Readable, int | None]]) -> None:
@@ -138,7 +140,7 @@ class Patient(Forward):
         time.sleep(_WAIT * 2 ** (self._broken - 1))
 
 
-class Pipe(Forward):
+class CommandReader(ForwardReader):
     """What a program writes; one that fails is an error where its output ends."""
 
     def __init__(self, command: str) -> None:
@@ -192,7 +194,7 @@ def fetch(url: str, *, version: str = "", sha256: str = "") -> Path:
         raise UserError(
             f"{url} cannot be kept in {target.parent} ({error.strerror}): set FRUGALVIT_CACHE to a folder of yours."
         ) from None
-    console.say(f"fetching {url}")
+    console.info(f"fetching {url}")
     try:
         with file, open_remote(url) as source:
             shutil.copyfileobj(source, file, 1 << 20)
@@ -254,10 +256,10 @@ def _open_fsspec(where: str, position: int) -> tuple[Readable, int | None]:
         raise UserError(
             f"{where} cannot be opened: {error}. pip install 'frugalvit[streams]' and its driver."
         ) from None
-    return _Driven(file), getattr(file, "size", None)
+    return _DrivenReader(file), getattr(file, "size", None)
 
 
-class _Driven:
+class _DrivenReader:
     """A file of an fsspec driver, whose own kinds of errors are faults like any other."""
 
     def __init__(self, file: Any) -> None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from frugalvit.data.dataset import DataSource, Examples
-from frugalvit.data.decode import BadImage
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.file_types import EXTENSIONS
 from frugalvit.data.formats.folder import SPLIT_NAMES, open_root, unknown_classes
 from frugalvit.data.formats.table import LABEL_COLUMNS, class_list
@@ -24,8 +24,8 @@ from frugalvit.data.webdataset.index import INDEX, Attached, DecodedFile, Packed
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
 from frugalvit.data.webdataset.tar import BadShard, Member, members
 from frugalvit.errors import UserError
-from frugalvit.utils.files import storable
-from frugalvit.utils.text import some
+from frugalvit.utils.files import utf8_safe
+from frugalvit.utils.text import truncate_list
 
 _MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -42,7 +42,7 @@ class Sample(NamedTuple):
     caption: bool
 
 
-class ShardExamples(Examples):
+class ShardExamples(ImageDataset):
     """Images inside tar files, read by their offsets."""
 
     def __init__(
@@ -70,20 +70,20 @@ class ShardExamples(Examples):
                 file.seek(offset)
                 content = file.read(size)
         except OSError as error:
-            raise BadImage(self.names[index], f"its shard cannot be read: {error.strerror or error}") from None
+            raise UnreadableImage(self.names[index], f"its shard cannot be read: {error.strerror or error}") from None
         if len(content) < size:
-            raise BadImage(self.names[index], "its shard has become shorter")
+            raise UnreadableImage(self.names[index], "its shard has become shorter")
         return content
 
     def stored_size(self, index: int) -> int:
         return int(self.places[index, 2])
 
-    def _take(self, whole: Examples, chosen: np.ndarray) -> None:
+    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
         assert isinstance(whole, ShardExamples)
         self.places = whole.places[chosen]
         self.split_rows = chosen if whole.split_rows is None else whole.split_rows[chosen]
 
-    def _marks(self, times: bool) -> Iterable[object]:
+    def _fingerprint_items(self, times: bool) -> Iterable[object]:
         facts = [_facts(shard, self.index, times) for shard in self.shards]
         return ((facts[shard], offset, size) for shard, offset, size in self.places.tolist())
 
@@ -176,7 +176,7 @@ def at_hand(shard: str, index: PackedIndex | None) -> str:
     return str(fetch(shard, version=index.version, sha256=listed.sha256 if listed else ""))
 
 
-def open_shards(where: str) -> DataSource:
+def open_shards(where: str) -> DatasetSplits:
     """Every split of the shards; a damaged shard is left out and named."""
     notes: list[str] = []
     by_split, index = layout(where)
@@ -184,7 +184,9 @@ def open_shards(where: str) -> DataSource:
         listed = {shard.file for shards in index.splits.values() for shard in shards}
         missing = sorted(listed - {Path(name).name for names in by_split.values() for name in names})
         if missing:
-            notes.append(f"{where} lacks {len(missing)} of the shards that its {INDEX} lists: {some(missing)}.")
+            notes.append(
+                f"{where} lacks {len(missing)} of the shards that its {INDEX} lists: {truncate_list(missing)}."
+            )
     if is_remote(where):
         by_split = {split: [at_hand(name, index) for name in names] for split, names in by_split.items()}
         count, place = sum(map(len, by_split.values())), next(iter(by_split.values()))[0]
@@ -211,7 +213,7 @@ def index_shards(names: list[str], where: str, notes: list[str]) -> Iterator[tup
         else:
             yield from ((number, sample) for sample in samples)
     if bad:
-        notes.append(f"{len(bad)} of {len(names)} shards of {where} are left out: {some(bad)}.")
+        notes.append(f"{len(bad)} of {len(names)} shards of {where} are left out: {truncate_list(bad)}.")
 
 
 def read_shard(name: str) -> Iterator[Sample]:
@@ -280,7 +282,7 @@ def label_of(texts: dict[str, bytes]) -> tuple[str | None, bool]:
         if isinstance(record, dict):
             for key in ("cls", *LABEL_COLUMNS):
                 if isinstance(record.get(key), str | int) and str(record[key]).strip():
-                    return storable(str(record[key]).strip()), False
+                    return utf8_safe(str(record[key]).strip()), False
     if "txt" in texts:
         return texts["txt"].decode("utf-8", "replace").strip() or None, True
     return None, False
@@ -291,7 +293,7 @@ def _source(
     found: dict[str, tuple[list[str], list[tuple[int, Sample]]]],
     notes: list[str],
     index: PackedIndex | None,
-) -> DataSource:
+) -> DatasetSplits:
     samples = [sample for _, listed in found.values() for _, sample in listed]
     labelled = _are_labels(samples, where, notes)
     train = found.get("train", next(iter(found.values())))[1]
@@ -304,7 +306,7 @@ def _source(
             if index is not None and shards:
                 splits[split].attach([f for f in index.decoded if f.split == split], Path(shards[0]).parent)
     name = Path(where).resolve().name if not is_remote(where) else where
-    return DataSource(name, where, "shards", tuple(names) if labelled else None, dict(splits), notes)
+    return DatasetSplits(name, where, "shards", tuple(names) if labelled else None, dict(splits), notes)
 
 
 def class_names(labels: list[str], index: PackedIndex | None) -> tuple[list[str], list[str]]:

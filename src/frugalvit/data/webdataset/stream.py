@@ -13,7 +13,7 @@ from frugalvit.data.webdataset.shards import is_text, is_wanted, label_of, split
 from frugalvit.data.webdataset.tar import BadShard, contents
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.text import counted
+from frugalvit.utils.text import pluralize
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class ShardStream:
         buffer: int = 1000,
         counts: Sequence[int] | None = None,
         keep: frozenset[str] | None = None,
-        warn: Callable[[str], None] | None = console.warn,
+        warn: Callable[[str], None] | None = console.warning,
     ) -> None:
         if not shards:
             raise UserError("There are no shards to stream.")
@@ -137,7 +137,7 @@ class ShardStream:
         if given == count:
             return True
         if not self.damaged or self.damaged[-1][0] != self.shards[mine[place]]:
-            self._note(mine[place], f"it holds {given:,} of the {counted(count, 'example')} that were counted")
+            self._note(mine[place], f"it holds {given:,} of the {pluralize(count, 'example')} that were counted")
         while given < count:
             before = given
             for further in range(1, len(self.shards) + 1):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from frugalvit.data.dataset import DataSource, Examples
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.table import class_list
 from frugalvit.data.paths import is_folder, local
 from frugalvit.data.webdataset.index import PackedIndex
@@ -38,14 +38,14 @@ from frugalvit.data.webdataset.stream import ShardStream, texts_in_passing
 from frugalvit.data.webdataset.tar import BadShard
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.text import pluralize, truncate_list
 
 T = TypeVar("T")
 _LARGE = 10**12  # bytes of local shards (some ten million photos) from which on an index of them gets too large
 _LOOKED, _AT_HAND = 4, 1024  # shards looked at, images to look at
 
 
-class StreamedExamples(Examples):
+class StreamingDataset(ImageDataset):
     """Images that are read in passing: there are about so many, and only those of ``sample`` can be looked at."""
 
     streamed = True
@@ -53,10 +53,10 @@ class StreamedExamples(Examples):
     def __init__(
         self,
         shards: list[str],
-        survey: Survey,
+        survey: ShardSurvey,
         texts: list[str] | None,
         keep: frozenset[str] | None,
-        sample: Examples,
+        sample: ImageDataset,
     ) -> None:
         super().__init__([], None)
         self.shards, self.survey, self.keep, self.sample = shards, survey, keep, sample
@@ -65,14 +65,14 @@ class StreamedExamples(Examples):
     def __len__(self) -> int:
         return self.survey.total
 
-    def at_hand(self) -> Examples:
+    def sample_images(self) -> ImageDataset:
         return self.sample
 
     def stream(self, seed: int) -> ShardStream:
         """The images, in passing."""
         return ShardStream(self.shards, seed=seed, counts=self.survey.counts, keep=self.keep, warn=None)
 
-    def subset(self, indices: Any) -> Examples:
+    def subset(self, indices: Any) -> ImageDataset:
         raise UserError("Images that are read in passing cannot be chosen one by one: use --stream false.")
 
     def fingerprint(self, *, times: bool = True) -> str:
@@ -105,9 +105,9 @@ def open_stream(
     whole: bool = False,
     readers: int = 1,
     classes: Sequence[str] | None = None,
-    known: Survey | None = None,
-    agree: Callable[[Callable[[], Survey]], Survey] = lambda look: look(),
-) -> DataSource:
+    known: ShardSurvey | None = None,
+    agree: Callable[[Callable[[], ShardSurvey]], ShardSurvey] = lambda look: look(),
+) -> DatasetSplits:
     """Shards as a source whose train split is read in passing.
 
     Args:
@@ -131,19 +131,21 @@ def open_stream(
     every = train
 
     def hold() -> list[int]:
-        return held_out(counts_of(every, index), len(every), val_fraction, where)
+        return choose_val_shards(counts_of(every, index), len(every), val_fraction, where)
 
-    def look() -> Survey:
+    def look() -> ShardSurvey:
         held = hold() if makes_val and labelled else []
         survey, has_labels = _survey(without(every, held), index, keep, labelled, where, notes)
         if makes_val and has_labels and not labelled and len(every) > 1:
-            survey, held = left_of(survey, hold(), len(every), readers)
+            survey, held = remaining_shards(survey, hold(), len(every), readers)
             if not held:
                 notes.append("No shard is held out, so few are they: 'frugalvit train' will validate on some of these.")
         return survey._replace(held=held)
 
     # Of old runs that did not note it, only those that needed labels held something out.
-    begun = partial(as_begun, shards=len(every), fraction=val_fraction, makes_val=makes_val and labelled, where=where)
+    begun = partial(
+        restore_survey, shards=len(every), fraction=val_fraction, makes_val=makes_val and labelled, where=where
+    )
     survey = agree(look) if known is None else begun(known)
     held = survey.held or []
     train = without(every, held)
@@ -152,7 +154,7 @@ def open_stream(
         texts, names = [t for t in texts if t in keep], [n for t, n in zip(texts, names, strict=True) if t in keep]
     named = texts if survey.labels is not None else None
     sample = _at_hand(train, named, keep, index, where, notes)
-    found: dict[str, Examples] = {"train": StreamedExamples(train, survey, named, keep, sample)}
+    found: dict[str, ImageDataset] = {"train": StreamingDataset(train, survey, named, keep, sample)}
     for name in ("val", "test"):
         if splits.get(name):
             found[name] = _indexed(splits[name], named, keep, index, f"{name} in {where}", notes)
@@ -162,9 +164,9 @@ def open_stream(
     if held:
         note_held(found.get("val"), len(held), survey.total, len(every), val_fraction if labelled else 0, notes)
     about = "" if survey.counts is not None else "about "
-    notes.append(f"{counted(len(train), 'shard')} read in passing: {about}{survey.total:,} images.")
+    notes.append(f"{pluralize(len(train), 'shard')} read in passing: {about}{survey.total:,} images.")
     name = Path(where).resolve().name if not is_remote(where) else where
-    return DataSource(name, where, "stream", tuple(names) if named is not None else None, found, notes)
+    return DatasetSplits(name, where, "stream", tuple(names) if named is not None else None, found, notes)
 
 
 def _as_written(classes: Sequence[str], index: PackedIndex | None) -> list[str]:
@@ -187,7 +189,7 @@ def _note_others(shards: list[str], index: PackedIndex, where: str, notes: list[
     others = [Path(shard).name for shard, known in here if known and known.bytes != Path(shard).stat().st_size]
     if others:
         notes.append(
-            f"The index of {where} knows {counted(len(others), 'shard')} with another size ({some(others)}): no more "
+            f"The index of {where} knows {pluralize(len(others), 'shard')} with another size ({truncate_list(others)}): no more "
             "examples are read of each than it counts. Pack them anew, or remove the index."
         )
 
@@ -207,17 +209,17 @@ def _survey(
     labelled: bool,
     where: str,
     notes: list[str],
-) -> tuple[Survey, bool]:
+) -> tuple[ShardSurvey, bool]:
     """What train holds, and whether it has labels: known to be there even where a few shards only are looked at."""
     counts = counts_of(train, index)
     if index is not None and keep is None and counts is not None:
         _note_others(train, index, where, notes)
         labels = None if index.classes is None else [str(number) for number in range(len(index.classes))]
-        return Survey(counts, sum(counts), labels), labels is not None
+        return ShardSurvey(counts, sum(counts), labels), labels is not None
     whole = labelled or (not any(map(is_remote, train)) and len(train) <= 256)
     chosen = train if whole else [train[i] for i in np.linspace(0, len(train) - 1, _LOOKED).astype(int)]
     if whole and any(map(is_remote, train)):
-        console.say(
+        console.info(
             f"{where} has no index: its {len(train):,} shards are looked through once for their labels "
             "('frugalvit data pack' writes an index)"
         )
@@ -226,14 +228,14 @@ def _survey(
         seen = list(console.progress(looked, total=len(chosen), label="looking through shards"))
     bad = [f"{shard} ({one.fault})" for shard, one in zip(chosen, seen, strict=True) if one.fault]
     if bad:
-        notes.append(f"{len(bad)} of {len(chosen)} shards of {where} are damaged: {some(bad)}.")
+        notes.append(f"{len(bad)} of {len(chosen)} shards of {where} are damaged: {truncate_list(bad)}.")
     total = sum(one.count for one in seen)
     if not total:
         raise UserError(f"{where} holds no images in readable shards{': ' + bad[0] if bad else ''}.")
     labels = _labels(seen, total, where, notes if whole else [])
     if not whole:
-        return Survey(None, max(2, round(total * len(train) / len(chosen))), None), labels is not None
-    return Survey([one.count for one in seen], total, labels), labels is not None
+        return ShardSurvey(None, max(2, round(total * len(train) / len(chosen))), None), labels is not None
+    return ShardSurvey([one.count for one in seen], total, labels), labels is not None
 
 
 def _look_through(shard: str, keep: frozenset[str] | None) -> _Seen:
@@ -285,7 +287,7 @@ def _indexed(
     index: PackedIndex | None,
     what: str,
     notes: list[str],
-) -> Examples:
+) -> ImageDataset:
     local = [at_hand(shard, index) for shard in shards]
     listed: list[tuple[int, Sample]] = [
         (number, sample) for number, sample in index_shards(local, what, notes) if keep is None or sample.label in keep
@@ -302,7 +304,7 @@ def _at_hand(
     index: PackedIndex | None,
     where: str,
     notes: list[str],
-) -> Examples:
+) -> ImageDataset:
     """A few whole shards of train, fetched where they lie elsewhere: as many as it takes to see a thousand images."""
     looked: list[str] = []
     count = 0
@@ -311,7 +313,7 @@ def _at_hand(
             local = at_hand(shard, index)
             found = sum(1 for sample in read_shard(local) if keep is None or sample.label in keep)
         except (BadShard, OSError, UserError) as error:
-            console.warn(f"shard {shard} cannot be looked at: {reason_of(error)}")
+            console.warning(f"shard {shard} cannot be looked at: {reason_of(error)}")
             continue
         if found:
             looked, count = [*looked, local], count + found
@@ -328,7 +330,7 @@ def _bytes(where: str) -> int:
 _HELD, _FEW = 8, 100  # shards held out at most, images of val that are few
 
 
-class Survey(NamedTuple):
+class ShardSurvey(NamedTuple):
     """What a look through train's shards found.
 
     counts: examples in each shard, None where only a few were looked at and ``total`` is an estimate.
@@ -349,7 +351,7 @@ def counts_of(shards: list[str], index: PackedIndex | None) -> list[int] | None:
     return counts if len(counts) == len(shards) else None
 
 
-def held_out(counts: list[int] | None, shards: int, fraction: float, where: str) -> list[int]:
+def choose_val_shards(counts: list[int] | None, shards: int, fraction: float, where: str) -> list[int]:
     """Places of whole shards for validation, evenly spread: about a share of all, at most ``_HELD`` of them."""
     if shards < 2:
         raise UserError(
@@ -375,7 +377,7 @@ def _spread(number: int, shards: int) -> list[int]:
     return [-(-(2 * part + 1) * shards // (2 * number)) - 1 for part in range(number)]
 
 
-def as_begun(known: Survey, shards: int, fraction: float, makes_val: bool, where: str) -> Survey:
+def restore_survey(known: ShardSurvey, shards: int, fraction: float, makes_val: bool, where: str) -> ShardSurvey:
     """What a run knew at its start, for it to go on with the val it had: never with its val to learn from."""
     held = known.held
     if held is None:  # begun by an earlier version, which chose them so, beginning with the last
@@ -384,7 +386,7 @@ def as_begun(known: Survey, shards: int, fraction: float, makes_val: bool, where
         held = sorted({round(place) for place in places})
     if known.counts is not None and len(known.counts) + len(held) != shards:
         raise UserError(
-            f"{where} has {counted(shards, 'shard')} for training now, and {len(known.counts) + len(held):,} when the "
+            f"{where} has {pluralize(shards, 'shard')} for training now, and {len(known.counts) + len(held):,} when the "
             "run began: put them back, or start a new run from its weights with --init."
         )
     return known._replace(held=held)
@@ -396,7 +398,7 @@ def without(shards: list[str], held: Sequence[int]) -> list[str]:
     return [shard for place, shard in enumerate(shards) if place not in out]
 
 
-def left_of(survey: Survey, held: list[int], shards: int, readers: int) -> tuple[Survey, list[int]]:
+def remaining_shards(survey: ShardSurvey, held: list[int], shards: int, readers: int) -> tuple[ShardSurvey, list[int]]:
     """What a look through all shards says of those left, and the places held out: none where too few would be left."""
     if shards - len(held) < readers:
         return survey, []
@@ -406,7 +408,7 @@ def left_of(survey: Survey, held: list[int], shards: int, readers: int) -> tuple
     return (survey._replace(counts=counts, total=sum(counts)), held) if sum(counts) > 1 else (survey, [])
 
 
-def note_held(val: Examples | None, shards: int, rest: int, whole: int, fraction: float, notes: list[str]) -> None:
+def note_held(val: ImageDataset | None, shards: int, rest: int, whole: int, fraction: float, notes: list[str]) -> None:
     verb = "is" if shards == 1 else "are"
     said = f"val is made from train: {shards} of {whole:,} shards {verb} held out"
     if val is None:
@@ -414,4 +416,4 @@ def note_held(val: Examples | None, shards: int, rest: int, whole: int, fraction
         return
     few = len(val) < min(_FEW, fraction * (len(val) + rest) / 2)
     hint = ": few to choose the best weights by; write smaller shards, or use --stream false" if few else ""
-    notes.append(f"{said}, {counted(len(val), 'image')}{hint}.")
+    notes.append(f"{said}, {pluralize(len(val), 'image')}{hint}.")

@@ -20,11 +20,11 @@ from torch import Tensor, multiprocessing  # torch's sends tensors through share
 
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment
-from frugalvit.data.cache.on_demand import begin_worker, gone, may_start_others
-from frugalvit.data.decode import BadImage, decode
-from frugalvit.data.image_size import squeeze
+from frugalvit.data.cache.on_demand import begin_worker, may_start_others, worker_died_error
+from frugalvit.data.decode import UnreadableImage, decode
+from frugalvit.data.image_size import resize_to
 from frugalvit.data.loader import Batch
-from frugalvit.data.rng import generator_for, ship, uniform
+from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.data.webdataset.stream import ShardStream, StreamSample
 from frugalvit.errors import UserError
 from frugalvit.utils import console
@@ -54,7 +54,7 @@ class Read(NamedTuple):
     damaged: list[tuple[str, str]]
 
 
-class StreamedBatches:
+class StreamingBatches:
     """Training batches by step from a ``ShardStream``.
 
     Args:
@@ -124,7 +124,7 @@ class StreamedBatches:
         index = torch.full((local,), -1)  # a streamed image has no position
         if read.labels is None:
             return Batch(views, None, None, index, number=step)
-        (labels,) = ship([read.labels], self.device)
+        (labels,) = to_device_packed([read.labels], self.device)
         if self.mixing is None:
             return Batch(views, labels, labels, index, number=step)
         blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
@@ -132,7 +132,7 @@ class StreamedBatches:
         clean = views if self.keep_clean and mixed is not views else None
         return Batch(mixed, targets, labels, index, clean, step)
 
-    def glance(self, step: int) -> Batch:
+    def peek(self, step: int) -> Batch:
         """A step's batch, read in this process: for a look that should not start the readers anew.
 
         What it meets counts for nothing: the run has its own books, and its allowance is that of its own steps.
@@ -142,9 +142,9 @@ class StreamedBatches:
         here.bad, here.damaged, here.max_bad = [], dict(self.damaged), 1.0
         return here.batch_at(step)
 
-    def with_batch(self, batch: int) -> StreamedBatches:
+    def with_batch(self, batch: int) -> StreamingBatches:
         """The same images in batches of another size."""
-        return StreamedBatches(
+        return StreamingBatches(
             self.stream,
             batch,
             stored=self.stored,
@@ -180,7 +180,7 @@ class StreamedBatches:
 
     def _note_bad(self, found: list[tuple[str, str]], step: int) -> None:
         for name, reason in found:
-            console.warn(f"left out: {name}: {reason}")
+            console.warning(f"left out: {name}: {reason}")
         self.bad += found
         seen = (step + 1) * self.batch // self.world
         if len(self.bad) > max(1.0, self.max_bad * seen) and self.max_bad < 1:
@@ -192,7 +192,7 @@ class StreamedBatches:
     def _note_damaged(self, found: list[tuple[str, str]]) -> None:
         for shard, reason in found:
             if shard not in self.damaged:
-                console.warn(f"shard {shard} is damaged and left behind: {reason}")
+                console.warning(f"shard {shard} is damaged and left behind: {reason}")
                 self.damaged[shard] = reason
         count, whole = len(self.damaged), len(self.stream.shards)
         if count > max(1.0, self.max_bad * whole) and self.max_bad < 1:
@@ -225,7 +225,7 @@ class _Reader:
             read = batch.result()
         except BrokenProcessPool as error:
             advice = "--resume goes on with as many; a new run can have fewer with --workers."
-            raise gone("reads shards", advice, answered=self.answered) from error
+            raise worker_died_error("reads shards", advice, answered=self.answered) from error
         self.answered = True
         return read
 
@@ -258,10 +258,10 @@ def read_batches(part: Part) -> Iterator[Read]:
                 continue
             try:
                 pixels = decode(sample.content, sample.key, at_least=part.rectangle)
-            except BadImage as error:
+            except UnreadableImage as error:
                 bad.append((error.name, error.reason))
                 continue
-            images[len(sizes)] = torch.from_numpy(squeeze(pixels, part.rectangle)).permute(2, 0, 1)
+            images[len(sizes)] = torch.from_numpy(resize_to(pixels, part.rectangle)).permute(2, 0, 1)
             sizes.append(pixels.shape[:2])
             labels.append(number)
         if not sizes:

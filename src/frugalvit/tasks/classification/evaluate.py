@@ -15,27 +15,27 @@ from torch import Tensor
 from frugalvit.config.probe import EvalConfig
 from frugalvit.config.run import same_value
 from frugalvit.config.train import TrainConfig
-from frugalvit.data import DataSource, open_data
-from frugalvit.data.dataset import Examples, join
+from frugalvit.data import DatasetSplits, open_data
+from frugalvit.data.dataset import ImageDataset, join
 from frugalvit.data.formats.table import WANTED_COLUMN
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by
-from frugalvit.probing.extractor import Embedded
+from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
 from frugalvit.probing.splits import make_extractor
 from frugalvit.tasks.classification.predict import chances, load_classifier, not_finite
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, read_json, storable, write_text
-from frugalvit.utils.tables import Result, Table
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
+from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.text import pluralize, truncate_list
 
 _WORST = 10  # classes that the table names
 _SUREST = 5  # mistakes that it names
 _TAKEN_FOR = 3  # other classes that --json names for each
 
 
-def evaluate(config: EvalConfig) -> Result:
+def evaluate(config: EvalConfig) -> CommandResult:
     """Top-1 with its 95 % interval, top-5 and mean per class, the classes most often missed and the surest mistakes."""
     began = time.monotonic()
     out = _free(config.out)
@@ -44,7 +44,7 @@ def evaluate(config: EvalConfig) -> Result:
     split, examples = _asked(source, config.split)
     numbers = _numbers(config.model, names, source, examples)
     if learned and split in ("train", "all"):
-        console.warn(f"{config.model} {learned} these images ({split}): its scores on others will be lower")
+        console.warning(f"{config.model} {learned} these images ({split}): its scores on others will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
     found = extractor(examples, label)
@@ -78,8 +78,8 @@ def evaluate(config: EvalConfig) -> Result:
         write_text(out, _csv(found, answers, ranked[:, 0], truth, names))
         notes.append(f"the answer to every image: {out}")
         summary["out"] = str(out)
-    title = f"{config.model} on {source.name}, {split}: {counted(len(truth), 'image')}"
-    return Result(summary, [_score_table(shown, title), *_where_wrong(per_class, mistakes)], notes)
+    title = f"{config.model} on {source.name}, {split}: {pluralize(len(truth), 'image')}"
+    return CommandResult(summary, [_score_table(shown, title), *_where_wrong(per_class, mistakes)], notes)
 
 
 def _free(out: str | None) -> Path | None:
@@ -95,7 +95,7 @@ def _free(out: str | None) -> Path | None:
     return path
 
 
-def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[DataSource, str]:
+def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[DatasetSplits, str]:
     """The data, and a word where the model has learned from some of them: a run's own are read as it read them.
 
     ``names`` are the model's classes, ``learned`` the name of the data that it had. Of shards that a run read in
@@ -123,12 +123,12 @@ def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[Dat
 def _config_of(run: Path) -> TrainConfig | None:
     """What a run was asked; nothing of an exported folder, or of somebody else's file of that name."""
     try:
-        return TrainConfig.stored(run / "config.yaml") if (run / "config.yaml").is_file() else None
+        return TrainConfig.from_run(run / "config.yaml") if (run / "config.yaml").is_file() else None
     except UserError:
         return None
 
 
-def _read(config: EvalConfig, theirs: TrainConfig, split: str) -> DataSource:
+def _read(config: EvalConfig, theirs: TrainConfig, split: str) -> DatasetSplits:
     return open_data(
         config.data,
         split=split,
@@ -138,7 +138,7 @@ def _read(config: EvalConfig, theirs: TrainConfig, split: str) -> DataSource:
     )
 
 
-def _with_content(config: EvalConfig, theirs: TrainConfig, run: Path) -> DataSource | None:
+def _with_content(config: EvalConfig, theirs: TrainConfig, run: Path) -> DatasetSplits | None:
     """The data as the run read its own, if they are the same: named from another folder, moved, or a copy."""
     content = (read_json(run / "data.json", dict) or {}).get("content")
     try:
@@ -149,7 +149,7 @@ def _with_content(config: EvalConfig, theirs: TrainConfig, run: Path) -> DataSou
     return source if train is not None and train.fingerprint(times=False) == content else None
 
 
-def _one_class(config: EvalConfig, names: tuple[str, ...]) -> DataSource | None:
+def _one_class(config: EvalConfig, names: tuple[str, ...]) -> DatasetSplits | None:
     """Images in one folder that is called like a class of the model: are all of them recognised?"""
     try:
         source = open_data(config.data, split="given", root=config.root, classes=config.classes, labels="folders")
@@ -158,7 +158,7 @@ def _one_class(config: EvalConfig, names: tuple[str, ...]) -> DataSource | None:
     return source if source.classes and set(source.classes) <= set(names) else None
 
 
-def _asked(source: DataSource, split: str) -> tuple[str, Examples]:
+def _asked(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]:
     """The images to look at and what to call them; refused where they have no labels."""
     there = source.splits
     if split == "auto":
@@ -176,7 +176,7 @@ def _asked(source: DataSource, split: str) -> tuple[str, Examples]:
     return split, examples
 
 
-def _numbers(model: str, names: tuple[str, ...], source: DataSource, examples: Examples) -> Tensor:
+def _numbers(model: str, names: tuple[str, ...], source: DatasetSplits, examples: ImageDataset) -> Tensor:
     """The model's number of every class of the data, (C,): names decide. -1 where it has none and no image either."""
     assert source.classes is not None and examples.labels is not None
     numbers = [names.index(name) if name in names else -1 for name in source.classes]
@@ -184,7 +184,7 @@ def _numbers(model: str, names: tuple[str, ...], source: DataSource, examples: E
     unknown = [source.classes[label] for label in present if numbers[label] < 0]
     if unknown:
         raise UserError(
-            f"{source.location} has {some(unknown)}, which {model} does not know: it tells {some(names)} apart. Both "
+            f"{source.location} has {truncate_list(unknown)}, which {model} does not know: it tells {truncate_list(names)} apart. Both "
             "must call the same things the same; --classes FILE keeps only the classes that it names."
         )
     return torch.tensor(numbers)
@@ -219,7 +219,7 @@ def _per_class(predicted: Tensor, truth: Tensor, names: tuple[str, ...]) -> list
 
 
 def _mistakes(
-    found: Embedded, answers: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]
+    found: FeatureSet, answers: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """Wrong answers, the surest first: the model's faults, and those of labels."""
     sureness = answers.gather(1, predicted[:, None])[:, 0]
@@ -227,7 +227,7 @@ def _mistakes(
     order = wrong[sureness[wrong].argsort(descending=True, stable=True)]
     return [
         {
-            "image": storable(found.names[i]),
+            "image": utf8_safe(found.names[i]),
             "class": names[int(truth[i])],
             "predicted": names[int(predicted[i])],
             "probability": float(sureness[i]),
@@ -259,11 +259,11 @@ def _where_wrong(per_class: list[dict[str, Any]], mistakes: list[dict[str, Any]]
     ]
 
 
-def _csv(found: Embedded, answers: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]) -> str:
+def _csv(found: FeatureSet, answers: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["image", "class", "predicted", "probability", "right"])
     sureness = answers.gather(1, predicted[:, None])[:, 0].tolist()
     for name, label, answer, chance in zip(found.names, truth.tolist(), predicted.tolist(), sureness, strict=True):
-        writer.writerow([storable(name), names[label], names[answer], f"{chance:.6f}", int(label == answer)])
+        writer.writerow([utf8_safe(name), names[label], names[answer], f"{chance:.6f}", int(label == answer)])
     return text.getvalue()

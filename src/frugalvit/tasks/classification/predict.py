@@ -12,18 +12,18 @@ from torch import Tensor
 
 from frugalvit.backbones.base import Backbone
 from frugalvit.config.train import PredictConfig
-from frugalvit.data.image_inputs import Given
+from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, described_by, load_model
-from frugalvit.utils.console import shown
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.console import shell_quote
+from frugalvit.utils.tables import CommandResult, Table
 
 
-def predict(config: PredictConfig) -> Result:
+def predict(config: PredictConfig) -> CommandResult:
     """The most probable classes of images, with the names and the preprocessing the model was trained with."""
     model, classes = load_classifier(config.model, config.device)
-    given = Given(config.images)
+    given = InputImages(config.images)
     rows: list[dict[str, Any]] = []
     device = next(model.backbone.parameters()).device
     for part in given.batches(config.batch, "predicting", model.transform.enough):
@@ -39,10 +39,10 @@ def predict(config: PredictConfig) -> Result:
             rows.append({"image": str(image.path), "predictions": guesses})
     data = {"predictions": rows, "unreadable": given.unreadable}
     if config.format == "csv":
-        return Result(data, [], [_csv(rows)])
+        return CommandResult(data, [], [_csv(rows)])
     cells = [[row["image"], *(f"{g['class']} {g['probability']:.1%}" for g in row["predictions"])] for row in rows]
     columns = ["image", *(f"{rank}." for rank in range(1, min(config.top, len(classes)) + 1))]
-    return Result(data, [Table(columns, cells)])
+    return CommandResult(data, [Table(columns, cells)])
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
@@ -87,7 +87,7 @@ def _what_instead(where: str, task: object) -> str:
         return f"it is a network without training. 'frugalvit train LABELLED_IMAGES/ --backbone {where}' trains one"
     if task in ("detect", "segment"):
         finds = {"detect": "objects", "segment": "the class of every pixel"}[str(task)]
-        return f"it finds {finds}, with 'frugalvit {task} predict {shown(where)} IMAGE…'"
+        return f"it finds {finds}, with 'frugalvit {task} predict {shell_quote(where)} IMAGE…'"
     if task == "pretrain":
-        return f"it was pre-trained without labels. 'frugalvit train LABELLED_IMAGES/ --init {shown(where)}' adds one"
-    return f"it gives features only. 'frugalvit train LABELLED_IMAGES/ --init {shown(where)}' adds one"
+        return f"it was pre-trained without labels. 'frugalvit train LABELLED_IMAGES/ --init {shell_quote(where)}' adds one"
+    return f"it gives features only. 'frugalvit train LABELLED_IMAGES/ --init {shell_quote(where)}' adds one"

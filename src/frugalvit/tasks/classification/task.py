@@ -16,17 +16,17 @@ from frugalvit.backbones import Backbone
 from frugalvit.backbones.architectures.swin import SwinTransformer
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, Batches, eval_batches
-from frugalvit.engine.ema import MovingAverage
-from frugalvit.engine.param_groups import decay_groups, layer_groups, merged, spared_in
+from frugalvit.engine.ema import EMA
+from frugalvit.engine.param_groups import decay_groups, layer_groups, merge_param_groups, no_weight_decay_names
 from frugalvit.engine.schedules import Schedule
 from frugalvit.engine.task import Task
-from frugalvit.experiment.drloc_pairs import Pairs, Share, draw, loss_at, measure, pair_generator
+from frugalvit.experiment.drloc_pairs import BatchShard, Pairs, draw, loss_at, measure, pair_generator
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.utils import console
 
 
-class SupervisedTask(Task):
+class ClassificationTask(Task):
     """A classifier and its losses. ``average`` holds the moving average of the weights, when there is one."""
 
     score = "top1"
@@ -47,21 +47,21 @@ class SupervisedTask(Task):
         self.settings, self.weight = settings, weight
         self.ema, self.weight_decay, self.layer_decay = ema, weight_decay, layer_decay
         self.average = copy.deepcopy(backbone).requires_grad_(False).eval() if ema > 0 else None
-        self.following = MovingAverage(self.average, backbone, buffers=True) if self.average is not None else None
+        self.following = EMA(self.average, backbone, buffers=True) if self.average is not None else None
         self.batches: Batches | None = None
         self.evaluated: Any = None
-        self.watched = "val"
+        self.eval_split = "val"
         self.last_error: float | None = None  # of the localisation task, in grid cells
         self.seen: tuple[Any, ClassificationScores] | None = None  # what was scored since the last step, and how
         self.fabric: Fabric | None = None
-        self.share = Share()
+        self.share = BatchShard()
 
-    def feed(self, batches: Batches, evaluated: Any, watched: str, fabric: Fabric) -> None:
+    def set_data(self, batches: Batches, evaluated: Any, watched: str, fabric: Fabric) -> None:
         """Where batches come from, and which split is evaluated ("val" chooses the best weights, "test" does not)."""
-        self.batches, self.evaluated, self.watched, self.fabric = batches, evaluated, watched, fabric
-        self.share = Share(batches.seed, batches.rank, batches.world)
+        self.batches, self.evaluated, self.eval_split, self.fabric = batches, evaluated, watched, fabric
+        self.share = BatchShard(batches.seed, batches.rank, batches.world)
 
-    def train(self, mode: bool = True) -> SupervisedTask:
+    def train(self, mode: bool = True) -> ClassificationTask:
         """As modules do, but frozen batch norms keep the statistics they have."""
         super().train(mode)
         for module in self.backbone.modules():
@@ -78,8 +78,8 @@ class SupervisedTask(Task):
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
-        images, targets, clean, pairs, weight = self.inputs(batch, step)
-        losses = self.judge(images, targets, clean, pairs, weight)
+        images, targets, clean, pairs, weight = self.step_inputs(batch, step)
+        losses = self.compute_losses(images, targets, clean, pairs, weight)
         if isinstance(self.localization, DenseLocalization):
             assert weight is not None
             grids = self.backbone.blocks(batch.images if clean is None else clean)
@@ -89,7 +89,7 @@ class SupervisedTask(Task):
             losses["loss"] = losses["loss"] + weight * losses["localization"]
         return losses
 
-    def inputs(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor | None, Pairs, Tensor | None]:
+    def step_inputs(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor | None, Pairs, Tensor | None]:
         """What :meth:`judge` takes."""
         assert batch.targets is not None
         clean = batch.clean if self.settings.images == "clean" else None
@@ -98,7 +98,7 @@ class SupervisedTask(Task):
             weight = batch.images.new_full((), self.weight.at(step), dtype=torch.float32)
         return batch.images, batch.targets, clean, self._pairs(batch), weight
 
-    def judge(
+    def compute_losses(
         self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs, weight: Tensor | None
     ) -> dict[str, Tensor]:
         """Network, classifier and losses, all that depends on tensors only: what a compiled step compiles as one.
@@ -129,26 +129,26 @@ class SupervisedTask(Task):
         return draw(self.localization, size, len(batch.images), self.share, generator)
 
     @property
-    def replayable(self) -> bool:
+    def supports_cuda_graphs(self) -> bool:
         """Whether its step is known to work as CUDA graphs: one of our Swins', with the plain loss or none."""
         return isinstance(self.backbone.model, SwinTransformer) and not isinstance(self.localization, DenseLocalization)
 
     @property
-    def no_graphs(self) -> str:
+    def cuda_graphs_blocker(self) -> str:
         dense = isinstance(self.localization, DenseLocalization)
         return "the loss in every block passes through the network once more" if dense else ""
 
     def compile_with(self, graphs: bool) -> None:
         """Compile what a step computes; with ``graphs`` its gradients are recorded."""
-        self.judge = torch.compile(self.judge, dynamic=False)
-        self.recorded = graphs
+        self.compute_losses = torch.compile(self.compute_losses, dynamic=False)
+        self.use_cuda_graphs = graphs
         if isinstance(self.localization, DenseLocalization):
             self.localization.compile(dynamic=False)
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         if self.following is not None:
             # Early on the average follows quickly, so that a short run is not dominated by the random start.
-            self.following.follow(min(self.ema, (1 + step) / (10 + step)), skipped)
+            self.following.update(min(self.ema, (1 + step) / (10 + step)), skipped)
 
     # -- what is trained, what is scored
 
@@ -156,12 +156,12 @@ class SupervisedTask(Task):
         if self.layer_decay < 1:
             groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
         else:
-            named, spared = self.backbone.named_parameters(), spared_in(self.backbone)
+            named, spared = self.backbone.named_parameters(), no_weight_decay_names(self.backbone)
             groups = decay_groups(named, self.weight_decay, spared=spared)
         if self.localization is not None:
             named = self.localization.named_parameters("localization")
             groups += decay_groups(named, self.weight_decay, self.settings.lr_scale)
-        return merged(groups)
+        return merge_param_groups(groups)
 
     @property
     def result(self) -> Backbone:
@@ -170,14 +170,14 @@ class SupervisedTask(Task):
 
     def evaluate(self, step: int) -> dict[str, float]:
         scores = self.scores(self.evaluated)
-        self.broken, self.seen = scores.broken(), (self.evaluated, scores)
+        self.nonfinite_outputs, self.seen = scores.broken(), (self.evaluated, scores)
         return scores.summary()
 
     def scored(self, dataset: Any) -> ClassificationScores:
         """As ``scores``, which are not made twice of the same weights."""
         return self.seen[1] if self.seen is not None and self.seen[0] is dataset else self.scores(dataset)
 
-    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+    def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         """Supervised runs have no collapse to watch for; how well pairs are localised is remembered."""
         error = metrics.get("localization_error", math.nan)
         self.last_error = error if math.isfinite(error) else self.last_error
@@ -189,7 +189,7 @@ class SupervisedTask(Task):
         head = heads[-1]
         if self.last_error is None or not isinstance(head, RelativeLocalization):
             return {}
-        guess = head.guess_error(*self.backbone.grid_size(self.backbone.img_size))
+        guess = head.constant_baseline_error(*self.backbone.grid_size(self.backbone.img_size))
         found = {"localization_error": self.last_error, "constant_answer_error": guess}
         return found | {"localization_variant": self.settings.variant}
 

@@ -15,29 +15,29 @@ from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import TrainAugment
-from frugalvit.data.dataset import DataSource, Examples
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.folder import only_layout
-from frugalvit.data.splits import absent_classes, check_trainable, only_class, part_of_each_class
+from frugalvit.data.splits import absent_classes, check_trainable, only_class, subsample_labels
 from frugalvit.engine.auto_batch import fit_to_memory
 from frugalvit.engine.compile import compile_task
-from frugalvit.engine.distributed import in_step, together
+from frugalvit.engine.distributed import collective_timeout, run_on_rank_zero
 from frugalvit.engine.param_groups import freeze_first
 from frugalvit.engine.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
-from frugalvit.engine.trainer import Plan, fit
+from frugalvit.engine.trainer import TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.auto_values import (
     PAIR,
-    Decisions,
+    AutoValues,
     Facts,
     decide_common,
     decide_heads,
     decide_training,
     evaluation_interval,
-    say_recipe,
+    log_recipe,
 )
 from frugalvit.experiment.drloc_pairs import make_head
-from frugalvit.experiment.experiment import follow_init, in_run_folder
+from frugalvit.experiment.experiment import adopt_init_architecture, run_experiment
 from frugalvit.experiment.summary import (
     augmentation_sheet,
     decisions_table,
@@ -51,50 +51,52 @@ from frugalvit.experiment.summary import (
     worst_mistakes,
 )
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
-from frugalvit.runs.data_record import note_used
-from frugalvit.runs.run_folder import Run
-from frugalvit.tasks.classification.task import SupervisedTask
+from frugalvit.runs.data_record import record_data_usage
+from frugalvit.runs.run_folder import RunFolder
+from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result, Table
-from frugalvit.utils.text import counted
+from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.text import pluralize
 
 HARDLY = 0.8  # of the error of a constant answer, above which Drloc's task counts as hardly learned
 
 
-def train(config: TrainConfig) -> Result:
+def train(config: TrainConfig) -> CommandResult:
     """Train or fine-tune a classifier; the run folder holds everything afterwards."""
     if config.data is None and config.resume is None:
         raise UserError("What should be trained on? Give a folder of images: 'frugalvit train photos/'.")
-    return in_run_folder(config, "train", _open, _train, _result)
+    return run_experiment(config, "train", _open, _train, _result)
 
 
-def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
+def _train(config: TrainConfig, source: DatasetSplits, run: RunFolder, fabric: Fabric) -> CommandResult:
     examples, validation, test = _splits(config, source)
     assert source.classes is not None
-    decisions = Decisions()
-    say_recipe(config, decisions)
-    follow_init(config, decisions)
-    facts = Facts(len(examples), len(source.classes), builders.median_side(examples.at_hand()), fabric.device.type)
+    decisions = AutoValues()
+    log_recipe(config, decisions)
+    adopt_init_architecture(config, decisions)
+    facts = Facts(
+        len(examples), len(source.classes), builders.median_side(examples.sample_images()), fabric.device.type
+    )
     decide_common(config, facts, decisions)
     builders.decide_reading(config, examples, fabric, decisions)
     torch.manual_seed(config.seed)
-    backbone = make_network(config, source.classes, pretrained=config.pretrained and builders.begins_anew(config))
-    decide_training(config, facts.knowing(backbone), decisions)
+    backbone = make_network(config, source.classes, pretrained=config.pretrained and builders.starts_from_init(config))
+    decide_training(config, facts.with_backbone(backbone), decisions)
     decide_heads(config, backbone, decisions)
     _check_grid(config, backbone)
     # Without validation images the test images are only watched: they choose nothing.
     watched = validation if validation is not None else test
     assert watched is not None
     plan = make_plan(config, len(examples), len(watched), fabric.world_size)
-    decisions.take(config, "evaluate_every", plan.evaluate_every, plan.looks())
-    builders.say_decisions(source, decisions)
+    decisions.resolve(config, "evaluate_every", plan.evaluate_every, plan.describe_evaluation())
+    builders.log_auto_values(source, decisions)
     source = _warned(source, validation)
     assert source.classes is not None
-    builders.record(config, run, decisions, examples, source.classes, backbone)
+    builders.write_run_metadata(config, run, decisions, examples, source.classes, backbone)
     if fabric.is_global_zero:
-        console.say(f"run folder: {run.folder}")
+        console.info(f"run folder: {run.folder}")
 
-    builders.share_batch(config, plan, run, fabric)
+    builders.check_resumed_batch_size(config, plan, run, fabric)
     task = make_task(config, backbone, plan)
     batches = builders.make_batches(
         examples,
@@ -108,8 +110,8 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
         keep_clean=config.localization.images == "clean" and task.localization is not None,
     )
     watch_set = builders.eval_set(watched, backbone, config, fabric)
-    task.feed(batches, watch_set, "val" if validation is not None else "test", fabric)
-    note_used(run, source.notes, {"train": batches, task.watched: watch_set.store})
+    task.set_data(batches, watch_set, "val" if validation is not None else "test", fabric)
+    record_data_usage(run, source.notes, {"train": batches, task.eval_split: watch_set.store})
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
     compile_task(task, config, plan, fabric)
@@ -119,9 +121,9 @@ def _train(config: TrainConfig, source: DataSource, run: Run, fabric: Fabric) ->
         return _finish(config, source, run, fabric, task, outcome, watch_set, unseen, decisions)
 
 
-def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Plan:
+def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> TrainPlan:
     """The run in steps, for so many training images, images to evaluate on, and processes."""
-    plan = Plan.of(config, images, world, together=PAIR)
+    plan = TrainPlan.of(config, images, world, together=PAIR)
     assert isinstance(config.lr, float)
     warm = warmup_steps(config.optimizer.warmup, plan.steps_per_epoch, plan.steps)
     every = config.evaluate_every
@@ -134,7 +136,7 @@ def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> Pla
     return replace(plan, lr=lr, evaluate_every=every)
 
 
-def _laid_out(config: TrainConfig, plan: Plan) -> int:
+def _laid_out(config: TrainConfig, plan: TrainPlan) -> int:
     """Steps that the schedules are for; the run may end before them."""
     return round(config.stretch * plan.steps)
 
@@ -145,11 +147,11 @@ def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretraine
     grid_norm = config.localization.grid == "normed"
     backbone = builders.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm, **keywords)
     if config.freeze:
-        console.say(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
+        console.info(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
     return backbone
 
 
-def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> SupervisedTask:
+def make_task(config: TrainConfig, backbone: Backbone, plan: TrainPlan) -> ClassificationTask:
     """The classifier with its localization loss (left out at λ = 0)."""
     settings = config.localization
     assert isinstance(settings.weight, float) and isinstance(config.ema, float)
@@ -157,7 +159,7 @@ def make_task(config: TrainConfig, backbone: Backbone, plan: Plan) -> Supervised
     if settings.schedule == "ramp":
         up = warmup_steps(20, plan.steps_per_epoch, plan.steps)
         weight = Ramp(settings.weight, up, _laid_out(config, plan))
-    return SupervisedTask(
+    return ClassificationTask(
         backbone,
         _localization(config, backbone) if settings.weight > 0 else None,
         settings,
@@ -192,37 +194,39 @@ def _start_as_released(module: nn.Module) -> None:
 
 def _finish(
     config: TrainConfig,
-    source: DataSource,
-    run: Run,
+    source: DatasetSplits,
+    run: RunFolder,
     fabric: Fabric,
-    task: SupervisedTask,
+    task: ClassificationTask,
     outcome: dict[str, Any],
     watched: builders.EvalSet,
-    test: Examples | None,
-    decisions: Decisions,
-) -> Result:
+    test: ImageDataset | None,
+    decisions: AutoValues,
+) -> CommandResult:
     """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
-    best = together(fabric, run.load_best)  # the first process wrote them: others may not see them yet, or never
+    best = run_on_rank_zero(
+        fabric, run.load_best
+    )  # the first process wrote them: others may not see them yet, or never
     if best is not None and best["step"] != outcome["steps"]:  # else they are those at hand, and may be scored already
         task.load_state_dict(best["task"])
         task.seen = None
     final = builders.eval_set(test, task.backbone, config, fabric) if test is not None else watched
     assert source.classes is not None
-    with in_step(fabric, config.peer_timeout):
+    with collective_timeout(fabric, config.peer_timeout):
         scores = task.scored(final)
     summary: dict[str, Any] = {"run": str(run.folder), "task": "train", **scores.summary()}
     summary |= {
-        "scored_on": "test" if test is not None else task.watched,
+        "scored_on": "test" if test is not None else task.eval_split,
         "scored_images": int(scores.confusion.sum()),
         "val_top1": finite(outcome["best"]),
-        **kept_weights(outcome, task.watched),
+        **kept_weights(outcome, task.eval_split),
         **task.localized(),
         **run_facts(config, outcome, task.backbone),
     }
     if run.writer:
         assert task.batches is not None
-        parts = {"train": task.batches, task.watched: watched.store, summary["scored_on"]: final.store}
-        note_used(run, source.notes, parts)
+        parts = {"train": task.batches, task.eval_split: watched.store, summary["scored_on"]: final.store}
+        record_data_usage(run, source.notes, parts)
         meta = {"classes": list(source.classes), "data": source.name, "recipe": config.recipe, "top1": summary["top1"]}
         save_model_folder(task.result, run.folder / "model", classes=source.classes, meta=meta)
         more = {
@@ -244,14 +248,14 @@ def _finish(
     return _result(summary)
 
 
-def _result(summary: dict[str, Any]) -> Result:
+def _result(summary: dict[str, Any]) -> CommandResult:
     names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
     table = Table(
         names,
         [[summary.get(name) for name in names]],
-        f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}",
+        f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}",
     )
-    then = [f"frugalvit predict {console.shown(summary['run'])} IMAGE…"]
+    then = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
     return run_result(summary, table, then, _hardly_localized(summary))
 
 
@@ -270,7 +274,7 @@ def _hardly_localized(summary: dict[str, Any]) -> list[str]:
 # -- the data of a run
 
 
-def _open(config: TrainConfig, fabric: Fabric) -> DataSource:
+def _open(config: TrainConfig, fabric: Fabric) -> DatasetSplits:
     source = builders.open_source(config, fabric, labelled=True)
     _check_drawn(source)
     check_trainable(source)
@@ -279,15 +283,15 @@ def _open(config: TrainConfig, fabric: Fabric) -> DataSource:
     return replace(source, notes=[*source.notes, *absent_classes(source)])
 
 
-def _check_drawn(source: DataSource) -> None:
+def _check_drawn(source: DatasetSplits) -> None:
     """Whoever has boxes or masks does have labels, for other commands."""
     if source.classes is not None and not only_layout(source.classes):
         return
-    from frugalvit.tasks.dense.annotation_kind import drawn_in
+    from frugalvit.tasks.dense.annotation_kind import find_annotation_kind
 
-    found = drawn_in(source.location, source.classes)
+    found = find_annotation_kind(source.location, source.classes)
     if found is not None:
-        place = console.shown(source.location)
+        place = console.shell_quote(source.location)
         raise UserError(
             f"{source.location} has {found.words}, but no classes of whole images, which 'train' learns: 'frugalvit "
             f"{found.verb} train {place}' learns these (after 'frugalvit pretrain' with --init RUN). A classifier "
@@ -295,7 +299,9 @@ def _check_drawn(source: DataSource) -> None:
         )
 
 
-def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples | None, Examples | None]:
+def _splits(
+    config: TrainConfig, source: DatasetSplits
+) -> tuple[ImageDataset, ImageDataset | None, ImageDataset | None]:
     """Training, validation and test images. Without validation images the last weights count, not the best."""
     examples, validation, test = (source.splits.get(name) for name in ("train", "val", "test"))
     assert examples is not None
@@ -312,11 +318,11 @@ def _splits(config: TrainConfig, source: DataSource) -> tuple[Examples, Examples
         raise UserError("Images that are read in passing cannot be chosen one by one: --labels needs --stream false.")
     if config.labels != 1:
         assert examples.labels is not None
-        examples = examples.subset(part_of_each_class(examples.labels, config.labels, config.seed))
+        examples = examples.subset(subsample_labels(examples.labels, config.labels, config.seed))
     return examples, validation, test
 
 
-def _warned(source: DataSource, validation: Examples | None) -> DataSource:
+def _warned(source: DatasetSplits, validation: ImageDataset | None) -> DatasetSplits:
     """The source with a note of validation images that cannot choose the best weights, which is also a warning."""
     only = None if validation is None or source.classes is None else only_class(validation, source.classes)
     if only is None:
@@ -325,7 +331,7 @@ def _warned(source: DataSource, validation: Examples | None) -> DataSource:
         f"val, which chooses the best weights, has images of one class only ('{only}'): the best are those that say it "
         "most often. Add images of the others, or let --split remake choose val anew"
     )
-    console.warn(note)
+    console.warning(note)
     return replace(source, notes=[*source.notes, note])
 
 

@@ -10,14 +10,14 @@ from typing import Any
 from frugalvit.data.formats.folder import only_layout
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.image_headers import find_folder
-from frugalvit.tasks.detection.coco import about_masks, are_enough, find_annotations, read
+from frugalvit.tasks.detection.coco import about_masks, enough_masks, find_annotations, read
 from frugalvit.tasks.detection.coco_schema import has_mask
 from frugalvit.tasks.segmentation.dataset import find_pairs
-from frugalvit.utils.text import counted
+from frugalvit.utils.text import pluralize
 
 
 @dataclass(frozen=True)
-class Drawn:
+class AnnotationInfo:
     """What is marked in the images of a folder, and the command that learns it."""
 
     verb: str
@@ -27,7 +27,7 @@ class Drawn:
     masks: str = ""  # what of the boxes' masks is learned
 
 
-def drawn_in(where: str | Path, classes: Sequence[str] | None = None) -> Drawn | None:
+def find_annotation_kind(where: str | Path, classes: Sequence[str] | None = None) -> AnnotationInfo | None:
     """Boxes or masks in a folder whose images have no classes, or such as are only the folders of a known layout."""
     root = Path(where)
     if not root.is_dir() or not (classes is None or only_layout(classes)):
@@ -40,18 +40,18 @@ def drawn_in(where: str | Path, classes: Sequence[str] | None = None) -> Drawn |
     return None
 
 
-def _boxes(root: Path) -> Drawn:
+def _boxes(root: Path) -> AnnotationInfo:
     files = find_annotations(root)
     contents = {split: read(path) for split, path in files.items()}
     objects = [entry for content in contents.values() for entry in content["annotations"]]
     categories = {entry.get("name") for content in contents.values() for entry in content["categories"]}
     masks = sum(has_mask(entry.get("segmentation")) for entry in objects)
     what = "boxes and masks" if masks == len(objects) > 0 else "boxes"
-    words = f"{what} of {counted(len(objects), 'object')} in {counted(len(categories), 'category')}"
+    words = f"{what} of {pluralize(len(objects), 'object')} in {pluralize(len(categories), 'category')}"
     words += f", masks of {masks:,} of them" if 0 < masks < len(objects) else ""
     images = {split: _image_paths(root, files[split], content) for split, content in contents.items()}
     splits = {split: len(paths) for split, paths in images.items()}
-    return Drawn("detect", words, splits, _own_folder(images), _learned_masks(contents.get("train")))
+    return AnnotationInfo("detect", words, splits, _own_folder(images), _learned_masks(contents.get("train")))
 
 
 def _learned_masks(content: dict[str, Any] | None) -> str:
@@ -60,7 +60,7 @@ def _learned_masks(content: dict[str, Any] | None) -> str:
     if not objects:
         return ""
     drawn, count = sum(has_mask(entry.get("segmentation")) for entry in objects), len(objects)
-    if 0 < drawn < count and are_enough(drawn, count):
+    if 0 < drawn < count and enough_masks(drawn, count):
         return f"Masks: {about_masks(drawn, count)}: masks are learned from these, boxes from all."
     return f"Masks: {about_masks(drawn, count)}."
 
@@ -73,15 +73,15 @@ def _image_paths(root: Path, path: Path, content: dict[str, Any]) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _masks(root: Path) -> Drawn:
+def _masks(root: Path) -> AnnotationInfo:
     pairs, _ = find_pairs(root)
     images = {split: [image for image, _ in found] for split, found in pairs.items()}
     count = sum(len(paths) for paths in images.values())
     if not count:
         raise UserError(f"{root} has no images with masks.")
-    return Drawn(
+    return AnnotationInfo(
         "segment",
-        f"masks of {counted(count, 'image')}",
+        f"masks of {pluralize(count, 'image')}",
         {split: len(paths) for split, paths in images.items()},
         _own_folder(images),
     )

@@ -6,17 +6,17 @@ import math
 
 from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.engine.step import steps_per_epoch
-from frugalvit.experiment.auto_values import SMALL_NETWORK, Decisions, Facts, settle_batch
+from frugalvit.experiment.auto_values import SMALL_NETWORK, AutoValues, Facts, resolve_batch_size
 from frugalvit.tasks.dense.pyramid import with_top
 
 _STEPS_ON_CPU = 200
 
 
-def decide_input(config: TransferConfig, facts: Facts, decisions: Decisions) -> None:
+def decide_input(config: TransferConfig, facts: Facts, decisions: AutoValues) -> None:
     """Backbone and input size."""
     on_cpu = facts.device == "cpu"
     reason = "no GPU here: a small model that two cores can train" if on_cpu else "the papers' 28 M parameter Swin"
-    decisions.take(config, "backbone", "swin_nano" if on_cpu else "swin_tiny_w7", reason)
+    decisions.resolve(config, "backbone", "swin_nano" if on_cpu else "swin_tiny_w7", reason)
     if isinstance(config, DetectConfig):
         cap, wanted = (128 if on_cpu else 800), 5 / 3 * facts.side
         words = "the papers enlarge 480 px to 800"
@@ -24,20 +24,22 @@ def decide_input(config: TransferConfig, facts: Facts, decisions: Decisions) -> 
         cap, wanted = (128 if on_cpu else 512), float(facts.side)
         words = "crops as high as the images"
     size = max(32, min(cap, round(wanted / 32) * 32))
-    decisions.take(config, "img_size", size, f"short sides are about {facts.side} px, {words}; at most {cap} px here")
+    decisions.resolve(
+        config, "img_size", size, f"short sides are about {facts.side} px, {words}; at most {cap} px here"
+    )
 
 
-def decide_length(config: TransferConfig, facts: Facts, decisions: Decisions) -> None:
+def decide_length(config: TransferConfig, facts: Facts, decisions: AutoValues) -> None:
     """Batch, length and learning rate."""
     detecting = isinstance(config, DetectConfig)
     most = 4 if facts.device == "cpu" else 16
     batch = max(2, min(most, facts.images // 8))
     reason = "the papers' 16" if batch == 16 else f"{facts.images:,} images, {facts.device}"
-    batch = settle_batch(config, facts.images, (batch, reason), decisions)
+    batch = resolve_batch_size(config, facts.images, (batch, reason), decisions)
     if config.steps is None:
         epochs, reason = transfer_epochs(facts, batch, detecting)
-        decisions.take(config, "epochs", epochs, reason)
-    decisions.take(config, "lr", *transfer_lr(batch, facts.parameters, detecting=detecting))
+        decisions.resolve(config, "epochs", epochs, reason)
+    decisions.resolve(config, "lr", *transfer_lr(batch, facts.parameters, detecting=detecting))
 
 
 def transfer_lr(batch: int, parameters: int, *, detecting: bool) -> tuple[float, str]:
@@ -72,20 +74,20 @@ def decide_detector(
     dim: int,
     strides: list[float],
     has_masks: bool,
-    decisions: Decisions,
+    decisions: AutoValues,
     about_masks: str = "the data's",
 ) -> None:
     """The sizes of the heads, from the backbone's width, its pyramid's strides and the input's size."""
-    decisions.take(config, "masks", has_masks, about_masks)
+    decisions.resolve(config, "masks", has_masks, about_masks)
     channels = min(256, max(32, dim // 3 // 32 * 32))
-    decisions.take(config, "detector.channels", channels, f"a third of the backbone's {dim}, at most 256")
+    decisions.resolve(config, "detector.channels", channels, f"a third of the backbone's {dim}, at most 256")
     assert isinstance(config.detector.channels, int)
     hidden = 4 * config.detector.channels
-    decisions.take(config, "detector.hidden", hidden, "four times the pyramid's channels (1,024 at 256)")
+    decisions.resolve(config, "detector.hidden", hidden, "four times the pyramid's channels (1,024 at 256)")
     _decide_anchors(config, strides, decisions)
 
 
-def _decide_anchors(config: DetectConfig, strides: list[float], decisions: Decisions) -> None:
+def _decide_anchors(config: DetectConfig, strides: list[float], decisions: AutoValues) -> None:
     """Anchors from small objects to large ones, whatever strides the backbone has.
 
     What is usual, strides of 4 to 64 px with anchors of 8 strides at 800 px, goes from 4 % of the short side to 64 %.
@@ -95,29 +97,29 @@ def _decide_anchors(config: DetectConfig, strides: list[float], decisions: Decis
     handful of places in a small picture.
     """
     if config.detector.anchors != "auto":  # given, or of a run before there were octaves: one size on every level
-        decisions.take(config, "detector.octaves", 1, "the anchors are given")
+        decisions.resolve(config, "detector.octaves", 1, "the anchors are given")
         return
     side, (finest, *_, coarsest) = short_side(config), with_top(strides)
     usual = min(8.0, max(2.0, 8 * side / 800))
     anchors = round(usual * min(1.0, 4 / finest), 1)
     words = f"8 strides at 800 px, as much less at {side}; at least 2"
     words += f" of 4 px, and the finest has {finest:g}" if finest > 4 else ""
-    decisions.take(config, "detector.anchors", anchors, words)
+    decisions.resolve(config, "detector.anchors", anchors, words)
     largest = min(16 * anchors * finest, side)
     more = math.ceil(max(0.0, math.log2(2 / anchors), math.log2(largest / (anchors * coarsest))))
     reach = round(anchors * coarsest * 2**more)
     words = f"strides of {finest:g} to {coarsest:g} px: anchors of {anchors * finest:.0f} to {reach} px"
-    decisions.take(config, "detector.octaves", 1 + more, words)
+    decisions.resolve(config, "detector.octaves", 1 + more, words)
 
 
-def decide_segmenter(config: SegmentConfig, dim: int, decisions: Decisions) -> None:
+def decide_segmenter(config: SegmentConfig, dim: int, decisions: AutoValues) -> None:
     channels = min(512, max(64, 2 * dim // 3 // 32 * 32))
-    decisions.take(config, "decoder.channels", channels, f"two thirds of the backbone's {dim}, at most 512")
+    decisions.resolve(config, "decoder.channels", channels, f"two thirds of the backbone's {dim}, at most 512")
 
 
-def decide_drop_path(config: TransferConfig, decisions: Decisions) -> None:
+def decide_drop_path(config: TransferConfig, decisions: AutoValues) -> None:
     if isinstance(config, SegmentConfig):
-        decisions.take(config, "drop_path", 0.2, "the paper's")
+        decisions.resolve(config, "drop_path", 0.2, "the paper's")
 
 
 def short_side(config: TransferConfig) -> int:

@@ -13,13 +13,13 @@ from safetensors.torch import save as tensor_bytes
 from frugalvit import __version__
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.errors import UserError
-from frugalvit.tasks.dense.task import TransferTask
+from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.utils.files import read_json, write_atomically, write_text
 
 WEIGHTS, FACTS = "transfer.safetensors", "transfer.json"
 
 
-def save_trained(folder: Path, task: TransferTask, facts: dict[str, Any]) -> None:
+def save_trained(folder: Path, task: DenseTask, facts: dict[str, Any]) -> None:
     """The network's weights, and what it takes to build it and to name what it says."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in task.net.state_dict().items()}
     # One key alone: the library writes several in a random order, and equal runs should leave equal files.
@@ -56,7 +56,7 @@ def rebuild_backbone(facts: dict[str, Any]) -> Backbone:
     )
 
 
-def fill(task: TransferTask, where: str) -> None:
+def fill(task: DenseTask, where: str) -> None:
     """Load the weights of a trained run into a network built alike."""
     path = Path(where) / WEIGHTS
     try:

@@ -18,79 +18,79 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.dense import TransferConfig
 from frugalvit.data.dataset import FileExamples
-from frugalvit.engine.distributed import in_step, together
+from frugalvit.engine.distributed import collective_timeout, run_on_rank_zero
 from frugalvit.engine.schedules import Schedule
-from frugalvit.engine.trainer import Plan, fit
+from frugalvit.engine.trainer import TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.auto_values import Decisions, Facts, say_recipe
-from frugalvit.experiment.experiment import follow_init, in_run_folder
+from frugalvit.experiment.auto_values import AutoValues, Facts, log_recipe
+from frugalvit.experiment.experiment import adopt_init_architecture, run_experiment
 from frugalvit.experiment.resume import network_keywords
 from frugalvit.experiment.summary import decisions_table, finite, kept_weights, run_facts, summary_table
-from frugalvit.runs.data_record import LeftOut, write_used
-from frugalvit.runs.run_folder import Run
+from frugalvit.runs.data_record import SkippedFile, write_data_usage
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.dense.auto_values import decide_drop_path, decide_input, decide_length, short_side
-from frugalvit.tasks.dense.loader import Feed, Pictures, worker_count
+from frugalvit.tasks.dense.loader import ImageReader, StepLoader, worker_count
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.tables import CommandResult, Table
 
 
-class Job(Protocol):
+class DenseJob(Protocol):
     """What detection and segmentation do each in their way."""
 
     verb: str
     columns: int  # random numbers an image needs in a step
 
     def open(self, config: Any) -> Any: ...
-    def decide(self, config: Any, data: Any, backbone: Backbone, decisions: Decisions) -> None: ...
+    def decide(self, config: Any, data: Any, backbone: Backbone, decisions: AutoValues) -> None: ...
     def task(self, config: Any, data: Any, backbone: Backbone) -> Any: ...
-    def dataset(self, items: list[Any], data: Any, pictures: Pictures, task: Any) -> Any: ...
+    def dataset(self, items: list[Any], data: Any, pictures: ImageReader, task: Any) -> Any: ...
     def schedule(self, config: Any, steps: int) -> Schedule: ...
     def score(self, task: Any, dataset: Any, folder: Path | None) -> dict[str, Any]: ...
     def facts(self, config: Any, data: Any, task: Any) -> dict[str, Any]: ...
-    def result(self, summary: dict[str, Any]) -> Result: ...
+    def result(self, summary: dict[str, Any]) -> CommandResult: ...
 
 
-def train(config: Any, job: Job) -> Result:
+def train(config: Any, job: DenseJob) -> CommandResult:
     """Train on a backbone; the run folder holds everything afterwards."""
     if config.data is None and config.resume is None:
         raise UserError(f"What should be trained on? Give a folder: 'frugalvit {job.verb} train DATA'.")
     body = functools.partial(_train, job)
-    return in_run_folder(config, f"{job.verb} train", lambda settings, _: _open(job, settings), body, job.result)
+    return run_experiment(config, f"{job.verb} train", lambda settings, _: _open(job, settings), body, job.result)
 
 
-def _open(job: Job, config: Any) -> Any:
+def _open(job: DenseJob, config: Any) -> Any:
     """The data, if there is something to learn from and something to score on; a run folder is made only then."""
     data = job.open(config)
     choose_splits(data.splits, config.data, config.split)
     return data
 
 
-def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result:
+def _train(job: DenseJob, config: Any, data: Any, run: RunFolder, fabric: Fabric) -> CommandResult:
     items, watched, split, unseen = choose_splits(data.splits, config.data, config.split)
-    decisions = Decisions()
+    decisions = AutoValues()
     side = int(statistics.median(min(item.height, item.width) for item in items))
     facts = Facts(len(items), len(data.classes), side, fabric.device.type)
-    say_recipe(config, decisions)
+    log_recipe(config, decisions)
     decide_drop_path(config, decisions)
     torch.manual_seed(config.seed)  # the initial weights follow from it too
     backbone = make_backbone(config, facts, decisions)
-    decide_length(config, facts.knowing(backbone), decisions)
+    decide_length(config, facts.with_backbone(backbone), decisions)
     job.decide(config, data, backbone, decisions)
     plan = make_plan(config, len(items), fabric.world_size, job)
-    decisions.take(config, "evaluate_every", plan.evaluate_every, plan.looks())
+    decisions.resolve(config, "evaluate_every", plan.evaluate_every, plan.describe_evaluation())
     if fabric.is_global_zero:
         for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
-            console.say(note)
+            console.info(note)
     truth = _listed(list(dict.fromkeys(item.truth for item in items))).fingerprint(times=False)
     listed = _listed([item.path for item in items])
-    builders.record(config, run, decisions, listed, data.classes, backbone, truth=truth)
-    builders.share_batch(config, plan, run, fabric)
+    builders.write_run_metadata(config, run, decisions, listed, data.classes, backbone, truth=truth)
+    builders.check_resumed_batch_size(config, plan, run, fabric)
     task = job.task(config, data, backbone)
     task.to(fabric.device)
     dataset = _learned(job, items, data, config, task, fabric)
     watch_set = _scored(job, watched, data, config, task, fabric)
-    feeding = Feed(
+    feeding = StepLoader(
         len(dataset),
         plan.images_per_step // plan.accumulate,
         dataset.load,
@@ -101,7 +101,7 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
         world=fabric.world_size,
     )
     batch = max(1, min(16, plan.images_per_step // fabric.world_size))
-    task.feed(feeding, watch_set, split, fabric, batch)
+    task.set_data(feeding, watch_set, split, fabric, batch)
     used = {"train": dataset, split: watch_set}
     _note_used(run, data, used)
     if config.compile is True:
@@ -113,12 +113,12 @@ def _train(job: Job, config: Any, data: Any, run: Run, fabric: Fabric) -> Result
     return _finish(config, job, data, run, fabric, task, outcome, final, scored_on, decisions)
 
 
-def _note_used(run: Run, data: Any, parts: dict[str, Any]) -> None:
+def _note_used(run: RunFolder, data: Any, parts: dict[str, Any]) -> None:
     """Keep what was said of the data, how many images each part has, and which were no pictures or cut short."""
-    short = [LeftOut(name, *entry) for name, part in parts.items() for entry in part.pictures.bad]
+    short = [SkippedFile(name, *entry) for name, part in parts.items() for entry in part.pictures.bad]
     used = {name: len(part) - len(part.pictures.faults) for name, part in parts.items()}
     under_way = ["train"] if not parts["train"].pictures.keeps else []
-    write_used(run, data.notes, used, [*data.bad, *short], under_way)
+    write_data_usage(run, data.notes, used, [*data.bad, *short], under_way)
 
 
 def _listed(paths: list[Path]) -> FileExamples:
@@ -148,21 +148,21 @@ def choose_splits(
     )
 
 
-def make_backbone(config: TransferConfig, facts: Facts, decisions: Decisions) -> Backbone:
+def make_backbone(config: TransferConfig, facts: Facts, decisions: AutoValues) -> Backbone:
     """The backbone with its weights; a pre-trained folder says itself which network it is and how it was cut."""
     keywords: dict[str, Any] = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
-    follow_init(config, decisions, with_size=False)
+    adopt_init_architecture(config, decisions, with_size=False)
     decide_input(config, facts, decisions)
     backbone = create_backbone(
         config.backbone,
         img_size=short_side(config),
-        pretrained=config.pretrained and builders.begins_anew(config),
+        pretrained=config.pretrained and builders.starts_from_init(config),
         **network_keywords(config) | keywords,
     )
-    return builders.made_ready(backbone, config)
+    return builders.load_initial_weights(backbone, config)
 
 
-def _learned(job: Job, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
+def _learned(job: DenseJob, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
     """The images to learn from, decoded where they are kept; others stand in for the unreadable ones.
 
     Those that are not kept are not decoded twice: which cannot be shows in their turn, and their order is all images'
@@ -174,7 +174,7 @@ def _learned(job: Job, items: list[Any], data: Any, config: TransferConfig, task
     return job.dataset(items, data, pictures, task)
 
 
-def _scored(job: Job, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
+def _scored(job: DenseJob, items: list[Any], data: Any, config: TransferConfig, task: Any, fabric: Fabric) -> Any:
     """The images to score on; the unreadable ones named and left out, with what is marked in them."""
     whole, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.where, fabric.device)
     builders.check_same_images(fabric, len(whole), len(items), config)
@@ -187,7 +187,7 @@ def readable(
     workers: int | str = "auto",
     where: str = "auto",
     device: torch.device | None = None,
-) -> tuple[list[Any], Pictures]:
+) -> tuple[list[Any], ImageReader]:
     """The items whose pictures can be read, and these; the others are named, and too many of them an error.
 
     All are decoded for it: a score must not depend on whether there is memory to keep them.
@@ -197,14 +197,16 @@ def readable(
     return [item for place, item in enumerate(items) if place not in bad], pictures.without_bad()
 
 
-def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> Pictures:
+def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> ImageReader:
     sizes = [(item.height, item.width) for item in items]
-    return Pictures([item.path for item in items], sizes, where=where, device=None if device is None else str(device))
+    return ImageReader(
+        [item.path for item in items], sizes, where=where, device=None if device is None else str(device)
+    )
 
 
-def make_plan(config: Any, images: int, world: int, job: Job) -> Plan:
+def make_plan(config: Any, images: int, world: int, job: DenseJob) -> TrainPlan:
     """The run in steps."""
-    plan = Plan.of(config, images, world)
+    plan = TrainPlan.of(config, images, world)
     every = config.evaluate_every
     if every == "auto":
         every = max(plan.steps_per_epoch, -(-plan.steps // 10))
@@ -217,31 +219,33 @@ def warmup_of(config: Any, steps: int) -> int:
 
 def _finish(
     config: Any,
-    job: Job,
+    job: DenseJob,
     data: Any,
-    run: Run,
+    run: RunFolder,
     fabric: Fabric,
     task: Any,
     outcome: dict[str, Any],
     final: Any,
     scored_on: str,
-    decisions: Decisions,
-) -> Result:
+    decisions: AutoValues,
+) -> CommandResult:
     """Score the best weights on the images nobody looked at, and leave everything a person needs in the folder."""
     from frugalvit.tasks.dense.checkpoint import save_trained
 
-    best = together(fabric, run.load_best)  # the first process wrote them: others may not see them yet, or never
+    best = run_on_rank_zero(
+        fabric, run.load_best
+    )  # the first process wrote them: others may not see them yet, or never
     if best is not None and best["step"] != outcome["steps"]:
         task.load_state_dict(best["task"])
         task.seen = None
-    with in_step(fabric, config.peer_timeout):
+    with collective_timeout(fabric, config.peer_timeout):
         scores = job.score(task, final, run.folder if run.writer else None)
     summary: dict[str, Any] = {"run": str(run.folder), "task": job.verb, **scores}
     summary |= {
         "scored_on": scored_on,
         "scored_images": len(final),
-        f"val_{task.score}": finite(outcome["best"]),
-        **kept_weights(outcome, task.watched),
+        f"val_{task.best_metric}": finite(outcome["best"]),
+        **kept_weights(outcome, task.eval_split),
         **run_facts(config, outcome, task.net),
     }
     if run.writer:
@@ -258,7 +262,7 @@ def _finish(
     return job.result(summary)
 
 
-def _track(run: Run, summary: dict[str, Any], decisions: Decisions) -> None:
+def _track(run: RunFolder, summary: dict[str, Any], decisions: AutoValues) -> None:
     """Tables and pictures for the trackers, from what was written for the report."""
     run.table("summary", summary_table(summary))
     run.table("decisions", decisions_table(decisions))

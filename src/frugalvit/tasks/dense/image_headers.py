@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from frugalvit.data.decode import BadImage, known_formats, read_header
+from frugalvit.data.decode import UnreadableImage, known_formats, read_header
 from frugalvit.data.splits import hold_out_files
 from frugalvit.errors import UserError
-from frugalvit.runs.data_record import LeftOut
+from frugalvit.runs.data_record import SkippedFile
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
-from frugalvit.utils.text import counted
+from frugalvit.utils.text import pluralize
 
 _TURNED = range(5, 9)  # EXIF orientations that swap width and height
 _WIDTH, _HEIGHT, _ORIENTATION = 0x0100, 0x0101, 0x0112  # tags of TIFF and EXIF
@@ -26,7 +26,7 @@ _NAMED = 10
 """Unreadable images that are named one by one."""
 
 
-class Seen(NamedTuple):
+class ImageHeader(NamedTuple):
     """What a picture's header says: (height, width) as it is decoded, upright, and as it is stored."""
 
     size: tuple[int, int]
@@ -58,37 +58,39 @@ def find_folder(where: Path, annotations: Path, names: Sequence[str]) -> Path:
     return best
 
 
-def look_at_images(part: str, paths: Sequence[Path], max_bad: float, bad: list[LeftOut]) -> list[Seen | None]:
+def look_at_images(
+    part: str, paths: Sequence[Path], max_bad: float, bad: list[SkippedFile]
+) -> list[ImageHeader | None]:
     """What the headers of all images of a part say; None for what is no picture, which is named, and too many an error.
 
     bad: where those are added
     """
     found = _look_at_all(paths)
-    faults = [entry for entry in found if isinstance(entry, BadImage)]
-    name_bad(faults, len(paths), max_bad)
-    bad += (LeftOut(part, fault.name, fault.reason) for fault in faults)
-    return [None if isinstance(entry, BadImage) else entry for entry in found]
+    faults = [entry for entry in found if isinstance(entry, UnreadableImage)]
+    warn_unreadable(faults, len(paths), max_bad)
+    bad += (SkippedFile(part, fault.name, fault.reason) for fault in faults)
+    return [None if isinstance(entry, UnreadableImage) else entry for entry in found]
 
 
-def look_at_masks(paths: Sequence[Path]) -> list[Seen]:
+def look_at_masks(paths: Sequence[Path]) -> list[ImageHeader]:
     """The same of masks, of which each must be a picture."""
     found = _look_at_all(paths)
-    bad = next((entry for entry in found if isinstance(entry, BadImage)), None)
+    bad = next((entry for entry in found if isinstance(entry, UnreadableImage)), None)
     if bad is not None:
         raise UserError(f"{bad.name} is not a readable mask ({bad.reason}).")
-    return [entry for entry in found if isinstance(entry, Seen)]
+    return [entry for entry in found if isinstance(entry, ImageHeader)]
 
 
-def name_bad(faults: Sequence[BadImage], count: int, max_bad: float) -> None:
+def warn_unreadable(faults: Sequence[UnreadableImage], count: int, max_bad: float) -> None:
     """Say which of ``count`` images cannot be read and are left out; more than this share of them is an error."""
     check_bad(faults, count, max_bad)
     for fault in faults[:_NAMED]:
-        console.warn(f"{fault} (left out)")
+        console.warning(f"{fault} (left out)")
     if len(faults) > _NAMED:
-        console.warn(f"left out likewise: {counted(len(faults) - _NAMED, 'image')} more")
+        console.warning(f"left out likewise: {pluralize(len(faults) - _NAMED, 'image')} more")
 
 
-def check_bad(faults: Sequence[BadImage], count: int, max_bad: float) -> None:
+def check_bad(faults: Sequence[UnreadableImage], count: int, max_bad: float) -> None:
     """Raise UserError where more than this share of ``count`` images cannot be read, or none can."""
     if not faults:
         return
@@ -102,21 +104,21 @@ def check_bad(faults: Sequence[BadImage], count: int, max_bad: float) -> None:
         )
 
 
-def _look_at_all(paths: Sequence[Path]) -> list[Seen | BadImage]:
+def _look_at_all(paths: Sequence[Path]) -> list[ImageHeader | UnreadableImage]:
     with ThreadPoolExecutor(min(16, 4 * cores())) as pool:
         found = pool.map(_look_or_fault, paths, chunksize=32)
         return list(console.progress(found, total=len(paths), label="checking images"))
 
 
-def _look_or_fault(path: Path) -> Seen | BadImage:
+def _look_or_fault(path: Path) -> ImageHeader | UnreadableImage:
     try:
-        return look_at(path)
-    except BadImage as fault:
+        return read_image_header(path)
+    except UnreadableImage as fault:
         return fault
 
 
-def look_at(path: Path) -> Seen:
-    """What a picture's header says, or ``BadImage``."""
+def read_image_header(path: Path) -> ImageHeader:
+    """What a picture's header says, or ``UnreadableImage``."""
     try:
         with Image.open(path, formats=known_formats()) as picture:
             width, height = picture.size
@@ -125,11 +127,11 @@ def look_at(path: Path) -> Seen:
             orientation = _orientation(picture) or 1
     except UNREADABLE as error:
         read_header(path)  # knows what is wrong in better words
-        raise BadImage(str(path), " ".join(str(error).replace(str(path), "").split())[:100]) from None
-    return Seen((width, height) if orientation in _TURNED else (height, width), (height, width), orientation)
+        raise UnreadableImage(str(path), " ".join(str(error).replace(str(path), "").split())[:100]) from None
+    return ImageHeader((width, height) if orientation in _TURNED else (height, width), (height, width), orientation)
 
 
-def turned_by_exif(seen: Seen, said: tuple[int, int]) -> str:
+def turned_by_exif(seen: ImageHeader, said: tuple[int, int]) -> str:
     """What EXIF does to a picture of which the stored size was said, and what to do; nothing if that is not it."""
     if said != seen.stored:
         return ""
@@ -140,13 +142,13 @@ def turned_by_exif(seen: Seen, said: tuple[int, int]) -> str:
     )
 
 
-def note_turned(where: str, truth: str, seen: Sequence[tuple[Path, Seen]]) -> list[str]:
+def note_turned(where: str, truth: str, seen: Sequence[tuple[Path, ImageHeader]]) -> list[str]:
     """A note on the images that EXIF turns without their sizes showing whether whoever marked them saw it."""
     paths = [path for path, entry in seen if entry.is_turned_unseen()]
     if not paths:
         return []
     return [
-        f"{where}: EXIF turns or mirrors {counted(len(paths), 'image')}, such as {paths[0].name}: {truth} must fit the "
+        f"{where}: EXIF turns or mirrors {pluralize(len(paths), 'image')}, such as {paths[0].name}: {truth} must fit the "
         "turned image"
     ]
 
@@ -159,7 +161,7 @@ def _orientation(picture: Image.Image) -> int | None:
         return None
 
 
-def arrange(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:
+def make_splits(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:
     """The splits a training wants (see --split), images held out by a hash of their names; one named twice as one."""
     splits = dict(splits)
     if mode in ("train+val", "remake") and "train" in splits and "val" in splits:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from frugalvit.data.cache.build import memory_share
-from frugalvit.data.cache.store import candidates
-from frugalvit.data.decode import BadImage, decode, read_header
+from frugalvit.data.cache.store import substitutes
+from frugalvit.data.decode import UnreadableImage, decode, read_header
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.errors import UserError
-from frugalvit.tasks.dense.image_headers import check_bad, name_bad
+from frugalvit.tasks.dense.image_headers import check_bad, warn_unreadable
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
 
@@ -32,7 +32,7 @@ _SHARE_OF_MEMORY = 0.25
 """Decoded pictures and their masks may take this share of the free memory before they are decoded anew every time."""
 
 
-class Pictures:
+class ImageReader:
     """Decoded pictures, uint8 (3, H, W), kept in memory where they fit.
 
     room:   bytes that are left then for what belongs to them
@@ -50,7 +50,7 @@ class Pictures:
         self.device = device if where == "device" else None
         self._kept: dict[int, Tensor] = {}
         self.bad: list[tuple[str, str]] = []
-        self.faults: dict[int, BadImage] = {}
+        self.faults: dict[int, UnreadableImage] = {}
         self.max_bad = 1.0
         self._noting = threading.Lock()
 
@@ -59,22 +59,22 @@ class Pictures:
 
     def to_learn(self, index: int) -> tuple[int, Tensor]:
         """A picture to learn from and its place: the next one, where this cannot be read (``data/cache/store.py``)."""
-        for place in candidates(index, len(self), None):
+        for place in substitutes(index, len(self), None):
             if place not in self.faults:
                 try:
                     return place, self.read(place)
-                except BadImage as fault:
+                except UnreadableImage as fault:
                     self._note(place, fault)
         raise UserError(f"None of the {len(self)} images can be read.")
 
-    def _note(self, place: int, fault: BadImage) -> None:
+    def _note(self, place: int, fault: UnreadableImage) -> None:
         """One that is met while training: it is named, and if they are too many now, the run ends."""
         with self._noting:  # threads load the pictures of a step
             if place in self.faults:
                 return
             self.faults[place] = fault
             self.bad.append((fault.name, fault.reason))
-            console.warn(f"{fault} (left out)")
+            console.warning(f"{fault} (left out)")
             check_bad(list(self.faults.values()), len(self), self.max_bad)
 
     def read(self, index: int) -> Tensor:
@@ -98,11 +98,11 @@ class Pictures:
             label = "decoding images" if decode else "looking at images"
             faults = enumerate(console.progress(found, total=len(self), label=label))
             self.faults = {index: fault for index, fault in faults if fault is not None}
-        name_bad(list(self.faults.values()), len(self), max_bad)
+        warn_unreadable(list(self.faults.values()), len(self), max_bad)
         self.bad, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
         return list(self.faults)
 
-    def without_bad(self) -> Pictures:
+    def without_bad(self) -> ImageReader:
         """The others, with what is kept of them."""
         whole = [place for place in range(len(self)) if place not in self.faults]
         others = copy.copy(self)
@@ -111,13 +111,13 @@ class Pictures:
         others.faults = {}
         return others
 
-    def _fault(self, index: int, decode: bool) -> BadImage | None:
+    def _fault(self, index: int, decode: bool) -> UnreadableImage | None:
         try:
             if decode:
                 self.read(index)
             else:
                 read_header(self.paths[index], whole=True)
-        except BadImage as fault:
+        except UnreadableImage as fault:
             return fault
         return None
 
@@ -126,7 +126,7 @@ def worker_count(workers: int | str) -> int:
     return min(8, cores()) if workers == "auto" else max(1, int(workers))
 
 
-class Feed(Generic[T]):
+class StepLoader(Generic[T]):
     """This process's share of every step: loaded items and the random numbers that belong to them.
 
     load:    index -> whatever an item is on the CPU; called by ``workers`` threads
@@ -179,7 +179,7 @@ class Feed(Generic[T]):
         return [self._pool.submit(self.load, index) for index in self.indices(step)]
 
 
-def send(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+def to_device_flat(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """The elements of all parts in one row on the device, by one copy from pinned memory.
 
     A copy from other memory waits for all the work that is queued on the device.

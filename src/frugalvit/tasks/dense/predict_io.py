@@ -14,7 +14,7 @@ from frugalvit.utils import console
 from frugalvit.utils.files import make_folder
 
 
-def lone_fabric(device: str) -> Fabric:
+def single_device_fabric(device: str) -> Fabric:
     """One process on one device, in full precision."""
     kind, number = numbered_device(device)
     return Fabric(accelerator=kind, devices=[number] if kind == "cuda" else 1, precision="32-true")
@@ -22,11 +22,11 @@ def lone_fabric(device: str) -> Fabric:
 
 def out_folder(out: str | None) -> Path | None:
     """The folder for what is written, if any is; to be asked for before the work, since it may be refused."""
-    return None if out is None else make_folder(not_filled(Path(out)))
+    return None if out is None else make_folder(check_empty_folder(Path(out)))
 
 
 @contextmanager
-def kept_when_stopped(folder: Path, done: Sized, count: int, save: Callable[[], None] | None = None) -> Iterator[None]:
+def save_on_interrupt(folder: Path, done: Sized, count: int, save: Callable[[], None] | None = None) -> Iterator[None]:
     """Work that ends before its end, whatever ends it: what is done is saved and said, and how to go on."""
     try:
         yield
@@ -34,7 +34,7 @@ def kept_when_stopped(folder: Path, done: Sized, count: int, save: Callable[[], 
         if len(done):
             if save is not None:
                 save()
-            console.warn(f"{len(done)} of {count} images are done, in {folder}; name the others and another --out")
+            console.warning(f"{len(done)} of {count} images are done, in {folder}; name the others and another --out")
         raise
 
 
@@ -53,7 +53,7 @@ def unique_names(paths: list[Path]) -> list[str]:
     return names
 
 
-def not_filled(out: Path) -> Path:
+def check_empty_folder(out: Path) -> Path:
     """The folder, if nothing lies in it yet: earlier results, or the images themselves, are never written over."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists and is kept; choose another folder with --out.")

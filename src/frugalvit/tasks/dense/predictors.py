@@ -13,16 +13,16 @@ from faster_coco_eval.core import mask as run_length
 from torch import Tensor
 
 from frugalvit.data.decode import as_pixels
-from frugalvit.data.image_inputs import listed
+from frugalvit.data.image_inputs import as_list
 from frugalvit.engine import hardware
-from frugalvit.engine.hardware import tuned_for
+from frugalvit.engine.hardware import cpu_settings
 from frugalvit.tasks.dense.checkpoint import read_facts
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 
 
 @dataclass(frozen=True)
-class Found:
+class Detection:
     """An object in a picture: its box (left, top, width, height in pixels), its mask (H, W), if masks were learned."""
 
     name: str
@@ -37,24 +37,24 @@ class ReadyDetector:
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
         facts = read_facts(str(where), "detect")
         self.classes: tuple[str, ...] = tuple(facts["classes"])
-        with hardware.given_back(), torch.random.fork_rng(devices=[]):
+        with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
             self._task = commands.load_task(str(where), facts, str(device), 1)
 
-    def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Found]]:
+    def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Detection]]:
         """The objects of each picture that score at least ``threshold``, the surest first.
 
         pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
         """
-        self._task.net.see_down_to(threshold)
-        with tuned_for(next(self._task.parameters()).device):
+        self._task.net.set_score_threshold(threshold)
+        with cpu_settings(next(self._task.parameters()).device):
             found = [self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures)]
         return [[self._object(entry) for entry in sorted(entries, key=lambda e: -e["score"])] for entries in found]
 
-    def _object(self, entry: dict[str, Any]) -> Found:
+    def _object(self, entry: dict[str, Any]) -> Detection:
         left, top, width, height = entry["bbox"]
         lengths = entry.get("segmentation")
         mask = None if lengths is None else run_length.decode(lengths).astype(bool)
-        return Found(self.classes[entry["label"] - 1], entry["score"], (left, top, width, height), mask)
+        return Detection(self.classes[entry["label"] - 1], entry["score"], (left, top, width, height), mask)
 
 
 class ReadySegmenter:
@@ -63,12 +63,12 @@ class ReadySegmenter:
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
         facts = read_facts(str(where), "segment")
         self.classes: tuple[str, ...] = tuple(facts["classes"])
-        with hardware.given_back(), torch.random.fork_rng(devices=[]):
+        with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
             self._task = segment_commands.load_task(str(where), facts, str(device), 1)
 
     def predict(self, pictures: Any) -> list[np.ndarray]:
         """For each picture (H, W) the place in ``classes`` of every pixel; ``pictures`` as a detector takes them."""
-        with tuned_for(next(self._task.parameters()).device):
+        with cpu_settings(next(self._task.parameters()).device):
             maps = (self._task.predict([pixels], self._task.test)[0] for pixels in _tensors(pictures))
             return [classes.cpu().numpy() for classes in maps]
 
@@ -85,6 +85,6 @@ def load_segmenter(where: str | Path, device: str | torch.device = "auto") -> Re
 
 def _tensors(pictures: Any) -> Iterator[Tensor]:
     """Pictures as uint8 (3, H, W)."""
-    for picture in listed(pictures):
+    for picture in as_list(pictures):
         pixels = torch.from_numpy(as_pixels(picture)).permute(2, 0, 1)
         yield pixels.expand(3, -1, -1)

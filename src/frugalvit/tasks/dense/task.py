@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
 from frugalvit.data.augment.color import luma
-from frugalvit.engine.param_groups import decay_groups, layer_groups, spared_in
+from frugalvit.engine.param_groups import decay_groups, layer_groups, no_weight_decay_names
 from frugalvit.errors import UserError
 from frugalvit.tasks.classification.predict import not_finite
-from frugalvit.tasks.dense.loader import Feed
+from frugalvit.tasks.dense.loader import StepLoader
 
 
-class TransferTask(nn.Module):
+class DenseTask(nn.Module):
     """A network on a backbone. Subclasses say what a batch is, what its losses are and how it is scored.
 
     steady: keep the statistics of the backbone's batch norms (it comes with weights, and batches are small)
     """
 
-    score: str
+    best_metric: str
     recorded = broken = hands_out_last = False  # as in training.task.Task
     net: Any  # the network: Detector or Segmenter
     mean: Tensor
@@ -39,19 +39,19 @@ class TransferTask(nn.Module):
                 "one with in_chans 3 or 1."
             )
         self._facts = [backbone]  # in a list: the network already owns it, and a second name would save it twice
-        self.weight_decay, self.layer_decay, self.steady = weight_decay, layer_decay, steady
+        self.weight_decay, self.layer_decay, self.is_capturable = weight_decay, layer_decay, steady
         self.register_buffer("mean", torch.tensor(backbone.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(backbone.std)[:, None, None], persistent=False)
-        self.feeding: Feed[Any] | None = None
+        self.feeding: StepLoader[Any] | None = None
         self.evaluated: Any = None
-        self.watched = "val"
+        self.eval_split = "val"
         self.eval_batch = 1
         self.seen: tuple[Any, Any] | None = None  # what was scored since the last step, and what was found in it
         self.fabric: Fabric | None = None
 
-    def feed(self, feeding: Feed[Any], evaluated: Any, watched: str, fabric: Fabric, batch: int) -> None:
+    def set_data(self, feeding: StepLoader[Any], evaluated: Any, watched: str, fabric: Fabric, batch: int) -> None:
         """Where the steps' pictures come from; those that are scored, and what their split is called."""
-        self.feeding, self.evaluated, self.watched = feeding, evaluated, watched
+        self.feeding, self.evaluated, self.eval_split = feeding, evaluated, watched
         self.fabric, self.eval_batch = fabric, batch
 
     @property
@@ -68,9 +68,9 @@ class TransferTask(nn.Module):
             images = luma(images)
         return (images - self.mean) / self.std
 
-    def train(self, mode: bool = True) -> TransferTask:
+    def train(self, mode: bool = True) -> DenseTask:
         super().train(mode)
-        if mode and self.steady:
+        if mode and self.is_capturable:
             for module in self.backbone.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
@@ -88,7 +88,7 @@ class TransferTask(nn.Module):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if self.layer_decay == 1:
-            return decay_groups(self.net.named_parameters(), self.weight_decay, spared=spared_in(self.net))
+            return decay_groups(self.net.named_parameters(), self.weight_decay, spared=no_weight_decay_names(self.net))
         inside = {id(parameter) for parameter in self.backbone.parameters()}
         rest = [(name, value) for name, value in self.net.named_parameters() if id(value) not in inside]
         groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
@@ -100,7 +100,7 @@ class TransferTask(nn.Module):
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         """Nothing to do after a step."""
 
-    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+    def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         """Supervised runs have no collapse to watch for."""
         return False
 
@@ -108,15 +108,15 @@ class TransferTask(nn.Module):
 
     def check_finite(self, answers: Tensor) -> None:
         """Note it where the network's answers are no numbers: what follows from them is chance, or nothing."""
-        self.broken = self.broken or not bool(answers.isfinite().all())
+        self.nonfinite_outputs = self.nonfinite_outputs or not bool(answers.isfinite().all())
 
     def agree_on_broken(self) -> None:
         """What any process has met is everybody's."""
-        self.broken = any(self.gather([self.broken]))
+        self.nonfinite_outputs = any(self.gather([self.nonfinite_outputs]))
 
     def refuse_broken(self, where: str) -> None:
         """One line instead of results that mean nothing."""
-        if self.broken:
+        if self.nonfinite_outputs:
             raise UserError(not_finite(where))
 
     def autocast(self) -> AbstractContextManager[Any]:

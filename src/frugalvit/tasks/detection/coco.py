@@ -19,10 +19,17 @@ from faster_coco_eval.core import mask as run_length
 
 from frugalvit.data.formats.folder import SPLIT_NAMES
 from frugalvit.errors import UserError
-from frugalvit.runs.data_record import LeftOut
-from frugalvit.tasks.dense.image_headers import Seen, arrange, find_folder, look_at_images, note_turned, turned_by_exif
+from frugalvit.runs.data_record import SkippedFile
+from frugalvit.tasks.dense.image_headers import (
+    ImageHeader,
+    find_folder,
+    look_at_images,
+    make_splits,
+    note_turned,
+    turned_by_exif,
+)
 from frugalvit.tasks.detection.coco_schema import LEAST, check_entries, check_runs, has_mask, is_polygon, say_bare
-from frugalvit.utils.text import counted
+from frugalvit.utils.text import pluralize
 
 
 def open_coco(
@@ -50,7 +57,7 @@ def open_coco(
             raise UserError(f"{where} has no split '{only}': it has {', '.join(files)}.")
         files = {only: files[only]}
     notes: list[str] = []
-    bad: list[LeftOut] = []
+    bad: list[SkippedFile] = []
     contents = {name: read(path) for name, path in files.items()}
     first = "train" if "train" in contents else next(iter(contents))
     other, named = files[first].name, _categories(contents[first], files[first])
@@ -70,7 +77,7 @@ def open_coco(
     if categories != "own":
         named = _merge(splits, _groups(contents[first], files[first], categories), known)
     root = Path(where) if Path(where).is_dir() else Path(where).parent
-    splits = arrange(splits, split, val_fraction, notes)
+    splits = make_splits(splits, split, val_fraction, notes)
     return CocoData(root.resolve().name, tuple(named.values()), tuple(named), splits, notes, bad)
 
 
@@ -205,7 +212,7 @@ def _images(
     content: dict[str, Any],
     max_bad: float,
     notes: list[str],
-    bad: list[LeftOut],
+    bad: list[SkippedFile],
 ) -> dict[Any, CocoImage | None]:
     """The images of a file by their ids; None for one that cannot be read."""
     names = [entry["file_name"] for entry in content["images"]]
@@ -226,7 +233,7 @@ def _images(
     return images
 
 
-def _check_size(entry: dict[str, Any], place: Path, seen: Seen, path: Path) -> None:
+def _check_size(entry: dict[str, Any], place: Path, seen: ImageHeader, path: Path) -> None:
     height, width = seen.size
     said = (int(entry.get("height") or height), int(entry.get("width") or width))
     if said != seen.size:
@@ -275,10 +282,10 @@ def _add_objects(
             elif masks and len(cleaned["segmentation"]) < len(entry["segmentation"]):
                 spoilt.append(entry.get("id"))
     for reason, ids in left_out.items():
-        notes.append(f"{path.name}: {counted(len(ids), 'object')} {reason} left out ({_first_of(ids)})")
+        notes.append(f"{path.name}: {pluralize(len(ids), 'object')} {reason} left out ({_first_of(ids)})")
     if spoilt:
         notes.append(
-            f"{path.name}: {counted(len(spoilt), 'object')} without those parts of the mask that are no polygon "
+            f"{path.name}: {pluralize(len(spoilt), 'object')} without those parts of the mask that are no polygon "
             f"({_first_of(spoilt)})"
         )
     return bare
@@ -378,7 +385,7 @@ class CocoData:
     category_ids: tuple[int, ...]
     splits: dict[str, list[CocoImage]]
     notes: list[str]
-    bad: list[LeftOut] = field(default_factory=list)
+    bad: list[SkippedFile] = field(default_factory=list)
 
     def class_of(self) -> dict[int, int]:
         return {identity: number for number, identity in enumerate(self.category_ids, 1)}
@@ -390,7 +397,7 @@ class CocoData:
 
     def has_masks(self) -> bool:
         """Whether so many of them do that masks are worth learning."""
-        return are_enough(*self.masks())
+        return enough_masks(*self.masks())
 
     def about_masks(self) -> str:
         """Why masks are learnt, or are not."""
@@ -406,7 +413,7 @@ class CocoData:
         return tuple(sorted(known - drawn))
 
 
-def are_enough(drawn: int, count: int) -> bool:
+def enough_masks(drawn: int, count: int) -> bool:
     """Whether masks are worth learning, where ``drawn`` of ``count`` training objects have one."""
     return 0 < drawn >= min(_ENOUGH_MASKS, count / 2)
 
@@ -416,7 +423,7 @@ def about_masks(drawn: int, count: int) -> str:
     if drawn in (0, count):
         return "every training object has one" if drawn else "no training object has one"
     words = f"{drawn:,} of {count:,} training objects {'has' if drawn == 1 else 'have'} one"
-    return words if are_enough(drawn, count) else f"{words}: too few to learn from, unless --masks true asks for it"
+    return words if enough_masks(drawn, count) else f"{words}: too few to learn from, unless --masks true asks for it"
 
 
 _WORDS = list(SPLIT_NAMES)

@@ -10,7 +10,7 @@ from typing import Any
 from faster_coco_eval.core import mask as run_length
 
 from frugalvit.errors import UserError
-from frugalvit.utils.text import counted
+from frugalvit.utils.text import pluralize
 
 LEAST = 1e-3  # pixels that a box must be wide and high
 Check = tuple[Callable[[Any], bool], str]
@@ -82,7 +82,7 @@ def say_bare(path: Path, bare: list[dict[str, Any]], count: int) -> list[str]:
     """Notes on those of a file's ``count`` objects that have no usable mask; what somebody has drawn can be mended."""
     if not bare:
         return []
-    notes = [f"{path.name}: {len(bare):,} of {counted(count, 'object')} without a mask: their boxes alone count"]
+    notes = [f"{path.name}: {len(bare):,} of {pluralize(count, 'object')} without a mask: their boxes alone count"]
     outlines = [
         (entry.get("id"), entry["segmentation"]) for entry in bare if isinstance(entry.get("segmentation"), list)
     ]

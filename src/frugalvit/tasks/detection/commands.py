@@ -13,28 +13,34 @@ from faster_coco_eval.core import mask as run_length
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.dense import DetectConfig, DetectEvalConfig, DetectPredictConfig
-from frugalvit.data.image_inputs import Given
+from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedules import Schedule, Steps
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.summary import run_result
 from frugalvit.tasks.dense import experiment
 from frugalvit.tasks.dense.auto_values import decide_detector, short_side
 from frugalvit.tasks.dense.checkpoint import fill, read_facts, rebuild_backbone
 from frugalvit.tasks.dense.drawing import draw_objects, save_picture, side_by_side
-from frugalvit.tasks.dense.loader import Pictures
-from frugalvit.tasks.dense.predict_io import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.tasks.dense.loader import ImageReader
+from frugalvit.tasks.dense.predict_io import (
+    check_empty_folder,
+    out_folder,
+    save_on_interrupt,
+    single_device_fabric,
+    unique_names,
+)
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, open_coco, rle
 from frugalvit.tasks.detection.dataset import ObjectPictures, View
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.metrics import agreement
 from frugalvit.tasks.detection.model import Detector
-from frugalvit.tasks.detection.task import DetectTask, summary_of
+from frugalvit.tasks.detection.task import DetectionTask, summary_of
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, write_text
-from frugalvit.utils.tables import Result, Table, to_json
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.tables import CommandResult, Table, to_json
+from frugalvit.utils.text import pluralize, truncate_list
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -42,7 +48,7 @@ _SURE = 0.5
 """The score from which on a detection is drawn in a report and counted for best and worst."""
 
 
-def train(config: DetectConfig) -> Result:
+def train(config: DetectConfig) -> CommandResult:
     """Train a detector; the run folder holds everything afterwards."""
     return experiment.train(config, DetectJob())
 
@@ -72,14 +78,14 @@ class DetectJob:
             )
         return data
 
-    def decide(self, config: DetectConfig, data: CocoData, backbone: Backbone, decisions: Decisions) -> None:
+    def decide(self, config: DetectConfig, data: CocoData, backbone: Backbone, decisions: AutoValues) -> None:
         strides = pyramid_strides(backbone)
         decide_detector(config, backbone.dim, strides, data.has_masks(), decisions, data.about_masks())
         if config.masks and (maskless := data.maskless()):
-            names = some([data.classes[label - 1] for label in maskless])
+            names = truncate_list([data.classes[label - 1] for label in maskless])
             data.notes.append(f"no masks will be predicted of {names}: no training object of these has one")
 
-    def task(self, config: DetectConfig, data: CocoData, backbone: Backbone) -> DetectTask:
+    def task(self, config: DetectConfig, data: CocoData, backbone: Backbone) -> DetectionTask:
         sizes = config.detector
         spec = DetectorSpec(
             len(data.classes),
@@ -94,7 +100,7 @@ class DetectJob:
             int(sizes.octaves),
             data.maskless() if config.masks else (),
         )
-        return DetectTask(
+        return DetectionTask(
             Detector(Pyramid(backbone), spec),
             View(short_side(config), config.scales, config.longest),
             weight_decay=config.optimizer.weight_decay,
@@ -102,7 +108,9 @@ class DetectJob:
             steady=bool(config.init or config.pretrained),
         )
 
-    def dataset(self, items: list[CocoImage], data: CocoData, pictures: Pictures, task: DetectTask) -> ObjectPictures:
+    def dataset(
+        self, items: list[CocoImage], data: CocoData, pictures: ImageReader, task: DetectionTask
+    ) -> ObjectPictures:
         return ObjectPictures(items, data, pictures, task.net.spec.masks)
 
     def schedule(self, config: DetectConfig, steps: int) -> Schedule:
@@ -111,9 +119,9 @@ class DetectJob:
         lr = float(config.lr)
         return Steps(lr, falls, config.optimizer.factor, warmup, warmup_from=lr * 1e-3)
 
-    def score(self, task: DetectTask, dataset: ObjectPictures, folder: Path | None) -> dict[str, Any]:
+    def score(self, task: DetectionTask, dataset: ObjectPictures, folder: Path | None) -> dict[str, Any]:
         """COCO's scores; with a folder also curves, the table of classes, and the best and worst pictures."""
-        found = task.found_in(dataset)
+        found = task.cached_detections(dataset)
         scores = task.scores(dataset, found)
         if folder is not None:
             make_folder(folder / "pictures")
@@ -133,7 +141,7 @@ class DetectJob:
             write_text(folder / "transfer_report.json", to_json(material, indent=1))
         return summary_of(scores)
 
-    def facts(self, config: DetectConfig, data: CocoData, task: DetectTask) -> dict[str, Any]:
+    def facts(self, config: DetectConfig, data: CocoData, task: DetectionTask) -> dict[str, Any]:
         return {
             "spec": asdict(task.net.spec),
             "view": asdict(task.view),
@@ -142,13 +150,13 @@ class DetectJob:
             "categories": config.categories,
         }
 
-    def result(self, summary: dict[str, Any]) -> Result:
+    def result(self, summary: dict[str, Any]) -> CommandResult:
         tables = _tables(summary)
-        then = [f"frugalvit detect predict {console.shown(summary['run'])} IMAGE…"]
+        then = [f"frugalvit detect predict {console.shell_quote(summary['run'])} IMAGE…"]
         return replace(run_result(summary, tables[0], then), tables=tables)
 
 
-def evaluate(config: DetectEvalConfig) -> Result:
+def evaluate(config: DetectEvalConfig) -> CommandResult:
     """COCO AP of a trained detector."""
     began = time.monotonic()
     folder = out_folder(config.out)
@@ -158,7 +166,7 @@ def evaluate(config: DetectEvalConfig) -> Result:
     groups = facts.get("categories", "own")
     data = open_coco(config.data, "given", categories=groups, masks=masks, known=known, only=config.split, max_bad=1.0)
     for note in data.notes:
-        console.say(note)
+        console.info(note)
     whole = not Path(config.data).is_dir()  # one file is scored as a whole
     seen, pictures = experiment.readable(data.splits["train" if whole else config.split])
     task = load_task(config.model, facts, config.device, config.batch)
@@ -173,19 +181,19 @@ def evaluate(config: DetectEvalConfig) -> Result:
         "scored_images": len(dataset),
         "seconds": seconds,
     }
-    return Result(summary, _tables(summary), [f"pictures  {folder}/pictures"] if folder else [])
+    return CommandResult(summary, _tables(summary), [f"pictures  {folder}/pictures"] if folder else [])
 
 
-def predict(config: DetectPredictConfig) -> Result:
+def predict(config: DetectPredictConfig) -> CommandResult:
     """Objects in images: pictures with boxes and masks, and one COCO-format JSON."""
     began = time.monotonic()
-    folder = not_filled(Path(config.out))
+    folder = check_empty_folder(Path(config.out))
     facts = read_facts(config.model, "detect")
-    given = Given(config.images)
+    given = InputImages(config.images)
     names = unique_names(given.paths)
     make_folder(folder)
     task = load_task(config.model, facts, config.device, config.batch)
-    task.net.see_down_to(config.threshold)
+    task.net.set_score_threshold(config.threshold)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     predictions: list[dict[str, Any]] = []
@@ -195,7 +203,7 @@ def predict(config: DetectPredictConfig) -> Result:
         whole = {"images": images, "annotations": annotations, "categories": categories}
         write_text(folder / "detections.json", json.dumps(whole))
 
-    with kept_when_stopped(folder, images, len(given.paths), save):
+    with save_on_interrupt(folder, images, len(given.paths), save):
         for part in given.batches(config.batch, "detecting"):
             found = task.detect([torch.from_numpy(pixels).permute(2, 0, 1) for _, _, pixels in part], config.threshold)
             task.refuse_broken(config.model)
@@ -213,7 +221,7 @@ def predict(config: DetectPredictConfig) -> Result:
     data = {"out": str(folder), "images": len(images), "objects": len(annotations), "seconds": seconds}
     data |= {"predictions": predictions, "unreadable": given.unreadable}
     rows = [[image["file_name"], _told(image["id"], annotations, dict(pairs_of(facts)))] for image in images]
-    return Result(data, [Table(["image", "found"], rows)], [f"pictures and detections.json in {folder}"])
+    return CommandResult(data, [Table(["image", "found"], rows)], [f"pictures and detections.json in {folder}"])
 
 
 def annotation_of(entry: dict[str, Any], category_ids: list[int]) -> dict[str, Any]:
@@ -224,16 +232,16 @@ def annotation_of(entry: dict[str, Any], category_ids: list[int]) -> dict[str, A
     return {"category_id": category_ids[entry["label"] - 1], "iscrowd": 0, **rest, "area": area}
 
 
-def load_task(where: str, facts: dict[str, Any], device: str, batch: int) -> DetectTask:
+def load_task(where: str, facts: dict[str, Any], device: str, batch: int) -> DetectionTask:
     """A trained detector, ready to look at pictures."""
     pyramid = Pyramid(rebuild_backbone(facts))
     view = facts["view"]
-    task = DetectTask(
+    task = DetectionTask(
         Detector(pyramid, DetectorSpec(**facts["spec"])),
         View(view["side"], (view["scales"][0], view["scales"][1]), view["longest"]),
     )
     fill(task, where)
-    task.fabric, task.eval_batch = lone_fabric(device), batch
+    task.fabric, task.eval_batch = single_device_fabric(device), batch
     return task.to(task.fabric.device).eval()
 
 
@@ -296,7 +304,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
     """The scores, and those by the size of the objects, with a dash where there is none of a size."""
     names = ["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75", "seconds"]
     names = [name for name in names if name in summary]
-    title = f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}"
+    title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
     whole = Table(names, [[summary[name] for name in names]], title)
     sizes = ("small", "medium", "large")
     rows = [

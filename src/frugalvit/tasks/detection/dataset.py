@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frugalvit.data.augment.color import luma
-from frugalvit.tasks.dense.loader import Pictures, send
+from frugalvit.tasks.dense.loader import ImageReader, to_device_flat
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, masks_of
 from frugalvit.tasks.detection.layers import Target
 
@@ -64,7 +64,7 @@ class ObjectPictures:
     Their masks take n / 24 of what a picture takes: of hundreds of cells many times as much.
     """
 
-    def __init__(self, images: list[CocoImage], data: CocoData, pictures: Pictures, masks: bool) -> None:
+    def __init__(self, images: list[CocoImage], data: CocoData, pictures: ImageReader, masks: bool) -> None:
         self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
         self._classes = data.class_of()
         bits = sum(image.height * image.width * len(image.drawn()) for image in images) if masks else 0
@@ -136,7 +136,7 @@ def lay_out(
     """
     height, width = frame or [-(-max(sides) // _MULTIPLE) * _MULTIPLE for sides in zip(*sizes, strict=True)]
     whole = mean.expand(len(pictures), -1, height, width).clone()  # becomes exactly 0 where nothing is laid over it
-    pixels = send(pictures, mean.device).float() / 255
+    pixels = to_device_flat(pictures, mean.device).float() / 255
     parts = pixels.split([picture.numel() for picture in pictures])
     for place, (part, picture, size, flip) in enumerate(zip(parts, pictures, sizes, flips, strict=True)):
         image = part.view(1, *picture.shape)
@@ -155,22 +155,22 @@ def make_targets(
 ) -> list[Target]:
     """Boxes and masks of pictures that are resized and perhaps mirrored, on the device."""
     counts = [len(part.labels) for part in objects]
-    boxes = send(
+    boxes = to_device_flat(
         [resize_boxes(o.boxes, b, a, f) for o, b, a, f in zip(objects, before, after, flips, strict=True)], device
     )
-    labels = send([part.labels for part in objects], device)
+    labels = to_device_flat([part.labels for part in objects], device)
     pairs = zip(boxes.view(-1, 4).split(counts), labels.split(counts), strict=True)
     targets = [{"boxes": box, "labels": label} for box, label in pairs]
     bits = [part.bits for part in objects if part.bits is not None]
     if bits:
         whose = [torch.arange(len(o.labels)) if o.mask_of is None else o.mask_of for o in objects]
         drawn = [int((places >= 0).sum()) for places in whose]
-        pixels = unpack(send(bits, device)).split([8 * len(part) for part in bits])
+        pixels = unpack(to_device_flat(bits, device)).split([8 * len(part) for part in bits])
         for target, part, count, old, new, flip in zip(targets, pixels, drawn, before, after, flips, strict=True):
             masks = part[: count * old[0] * old[1]].view(count, *old)  # the last byte may be longer than the masks
             target["masks"] = resize_masks(masks, new, flip)
         if drawn != counts:
-            for target, places in zip(targets, send(whose, device).split(counts), strict=True):
+            for target, places in zip(targets, to_device_flat(whose, device).split(counts), strict=True):
                 target["mask_of"] = places
     return targets
 

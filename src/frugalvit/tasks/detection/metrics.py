@@ -48,7 +48,7 @@ def average_precision(
         any id in the file works.
     """
     if kind == "segm":
-        images, found = countable(images, data, found)
+        images, found = filter_maskless(images, data, found)
     results = [
         {
             "image_id": entry["image"] + 1,
@@ -155,7 +155,7 @@ _LEAST = 0.5
 """The overlap from which on COCO calls a box found."""
 
 
-def take_objects(truth: list[dict[str, Any]], found: list[dict[str, Any]]) -> dict[int, int]:
+def match_detections(truth: list[dict[str, Any]], found: list[dict[str, Any]]) -> dict[int, int]:
     """Place of a detection -> place of the object it has found.
 
     The surest detection first takes the object of its class (``label``) that it overlaps most and nobody has taken.
@@ -180,10 +180,10 @@ def agreement(truth: list[dict[str, Any]], found: list[dict[str, Any]]) -> float
     """F1 of detections against objects."""
     if not truth or not found:
         return 0.0
-    return 2 * len(take_objects(truth, found)) / (len(truth) + len(found))
+    return 2 * len(match_detections(truth, found)) / (len(truth) + len(found))
 
 
-def countable(
+def filter_maskless(
     images: list[CocoImage], data: CocoData, found: list[dict[str, Any]]
 ) -> tuple[list[CocoImage], list[dict[str, Any]]]:
     """The images, objects and detections that count for masks; the places of ``found`` are those of the new images."""
@@ -208,7 +208,7 @@ def _judged(image: CocoImage, data: CocoData, found: list[dict[str, Any]]) -> li
     classes = data.class_of()
     truth = [{**entry, "label": classes[entry["category_id"]]} for entry in image.learnable()]
     bare = {place for place, entry in enumerate(truth) if "segmentation" not in entry}
-    taken = take_objects(truth, found) if bare else {}
+    taken = match_detections(truth, found) if bare else {}
     return [entry for place, entry in enumerate(found) if taken.get(place) not in bare]
 
 

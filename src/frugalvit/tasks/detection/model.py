@@ -80,7 +80,7 @@ class Detector(nn.Module):
         found, losses = self.heads(features, proposals, list(sizes), targets)
         return losses | proposal_losses if self.training else found
 
-    def see_down_to(self, score: float) -> None:
+    def set_score_threshold(self, score: float) -> None:
         """Let objects through that are as uncertain as this, where that is less than what scores count from."""
         self.heads.score_thresh = min(score, LEAST_SCORE)
 

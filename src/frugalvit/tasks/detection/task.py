@@ -10,9 +10,9 @@ import torch
 from faster_coco_eval.core import mask as run_length
 from torch import Tensor, nn
 
-from frugalvit.tasks.dense.loader import Feed, share
+from frugalvit.tasks.dense.loader import StepLoader, share
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.dense.task import TransferTask
+from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.tasks.detection.cascade import BoxStage
 from frugalvit.tasks.detection.dataset import ObjectPictures, Objects, View, frame_of, lay_out, make_targets
 from frugalvit.tasks.detection.layers import FloatPredictor, FloatProposals, Target
@@ -30,11 +30,11 @@ class DetectionBatch:
     targets: list[Target]
 
 
-class DetectTask(TransferTask):
+class DetectionTask(DenseTask):
     """A detector and its losses."""
 
     score = "box_ap"
-    feeding: Feed[tuple[Tensor, Objects]] | None
+    feeding: StepLoader[tuple[Tensor, Objects]] | None
     evaluated: ObjectPictures | None
 
     def __init__(self, net: Detector, view: View, **settings: Any) -> None:
@@ -79,7 +79,7 @@ class DetectTask(TransferTask):
         whole = {name: value for name, value in found.items() if name.endswith(("ap", "ap50", "ap75"))}
         return {name: value for name, value in whole.items() if value is not None}
 
-    def found_in(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
+    def cached_detections(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
         """As ``find``, which is not asked twice of the same weights."""
         return self.seen[1] if self.seen is not None and self.seen[0] is dataset else self.find(dataset)
 
@@ -90,7 +90,7 @@ class DetectTask(TransferTask):
         # Pictures of one frame side by side, so that batches stay full.
         places = sorted(share(len(dataset), self.fabric), key=lambda place: frame_of(self._fit(sizes[place])))
         found: list[dict[str, Any]] = []
-        was_training, self.broken = self.training, False
+        was_training, self.nonfinite_outputs = self.training, False
         self.eval()
         starts = range(0, len(places), self.eval_batch)
         for start in console.progress(starts, label="evaluating"):

@@ -15,12 +15,12 @@ from torch.optim import AdamW
 from frugalvit.backbones.weights.load import read_heads
 from frugalvit.config.base import flat_fields, set_dotted
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.engine.param_groups import renumbered
+from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.engine.step import total_steps
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Decision, Decisions
+from frugalvit.experiment.auto_values import AutoValue, AutoValues
 from frugalvit.experiment.resume import read_facts
-from frugalvit.runs.run_folder import Run, find_run, has_checkpoint, read_summary
+from frugalvit.runs.run_folder import RunFolder, find_run, has_checkpoint, read_summary
 from frugalvit.tasks.pretraining.task import PretrainTask
 from frugalvit.utils import console
 
@@ -34,38 +34,38 @@ _ITS_OWN = (
 _READING = ("images", "labels", "split", "val_fraction", "classes", "root")
 
 
-def follow_continued(config: PretrainConfig, decisions: Decisions) -> PretrainConfig:
+def inherit_options(config: PretrainConfig, decisions: AutoValues) -> PretrainConfig:
     """The run that is continued brings along whatever was not asked for; its length is that of both together."""
     if not config.continue_from or config.resume:
         return config
     folder = find_run(config.continue_from)
-    theirs = PretrainConfig.stored(folder / "config.yaml")
-    asked, values, reason = config.asked(), config.model_dump(), f"what {config.continue_from} has"
+    theirs = PretrainConfig.from_run(folder / "config.yaml")
+    asked, values, reason = config.set_options(), config.model_dump(), f"what {config.continue_from} has"
     for name in _inherited(config, theirs):
         ours, value = attrgetter(name)(config), attrgetter(name)(theirs)
         if value not in ("auto", ours) and (ours == "auto" or name not in asked):
             set_dotted(values, name, value)
-            decisions.append(Decision(name, value, reason))
+            decisions.append(AutoValue(name, value, reason))
     if config.data is None:
         values["data"] = theirs.data
-        decisions.append(Decision("data", theirs.data, reason))
+        decisions.append(AutoValue("data", theirs.data, reason))
     arguments = theirs.backbone_args | config.backbone_args
     if values["backbone"] == theirs.backbone and arguments != config.backbone_args:
         values["backbone_args"] = arguments
-        decisions.append(Decision("backbone_args", arguments, reason))
+        decisions.append(AutoValue("backbone_args", arguments, reason))
     if not asked & {"steps", "epochs"}:
         planned = _planned(theirs, folder)
         values["steps"] = 2 * planned
-        decisions.append(Decision("steps", 2 * planned, f"as many again as {config.continue_from} was to take"))
+        decisions.append(AutoValue("steps", 2 * planned, f"as many again as {config.continue_from} was to take"))
     done = (read_summary(folder) or {}).get("steps")
     if done is not None and values["steps"] is not None:  # known before there is a folder
         _check_longer(config.continue_from, done, values["steps"])
-    return config.filled(values)
+    return config.with_values(values)
 
 
-def unlike_continued(config: PretrainConfig) -> str:
+def describe_changes(config: PretrainConfig) -> str:
     """In one line, what a run does otherwise than the one it continues; empty where it does nothing otherwise."""
-    theirs = PretrainConfig.stored(find_run(str(config.continue_from)) / "config.yaml")
+    theirs = PretrainConfig.from_run(find_run(str(config.continue_from)) / "config.yaml")
     differing = [
         f"{name} {ours} (there {value})"
         for name in (*_inherited(config, theirs), "steps", "epochs")
@@ -89,12 +89,12 @@ def _planned(theirs: PretrainConfig, folder: Path) -> int:
     return total_steps(theirs, images or 0)
 
 
-def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
+def import_checkpoint(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
     """The last checkpoint of another run as the first of this one: weights, teacher, centres, optimiser, position.
 
     A level the other run did not have keeps its fresh head (the teacher's equal to the student's) and a zero centre.
     """
-    state = Run(find_run(where), writer=False).load_checkpoint()
+    state = RunFolder(find_run(where), writer=False).load_checkpoint()
     if state is None:
         raise UserError(f"{where} has no checkpoint to continue from.")
     _check_longer(where, state["step"], steps)
@@ -111,11 +111,11 @@ def carry_over(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
         raise UserError(
             f"{where} was trained with another backbone ({foreign[0]} is missing); continue with the same one."
         )
-    state["optimizer"] = renumbered(state["optimizer"], AdamW(task.parameter_groups()).state_dict())
+    state["optimizer"] = remap_optimizer_state(state["optimizer"], AdamW(task.parameter_groups()).state_dict())
     state["task"] = task.state_dict()
     state["best"], state["best_step"], state["window"] = float("-inf"), -1, {}
     fresh = sorted({name.split(".")[0] for name in report.missing_keys})
-    console.say(f"going on from {where} at step {state['step']}" + (f"; new: {', '.join(fresh)}" if fresh else ""))
+    console.info(f"going on from {where} at step {state['step']}" + (f"; new: {', '.join(fresh)}" if fresh else ""))
     return state
 
 
@@ -133,9 +133,9 @@ def start_from_heads(task: PretrainTask, where: str) -> None:
     if path.is_file():
         _heads_of_file(task, path)
         return
-    state = Run(path, writer=False).load_checkpoint() if has_checkpoint(path) else None
+    state = RunFolder(path, writer=False).load_checkpoint() if has_checkpoint(path) else None
     if state is None:
-        console.say(f"{path} has no checkpoint with projection heads: they begin anew")
+        console.info(f"{path} has no checkpoint with projection heads: they begin anew")
     else:
         _heads_of_run(task, state, path)
 
@@ -148,7 +148,7 @@ def _heads_of_run(task: PretrainTask, state: dict[str, Any], run: Path) -> None:
     others = sum(name in ours and name not in fitting for name in theirs)
     said = f"{len(fitting)} tensors of heads and centres taken from {run} at step {state['step']}" if fitting else ""
     levels = [word for name, word in _LEVELS.items() if any(tensor.startswith(f"{name}.") for tensor in fitting)]
-    console.say(
+    console.info(
         (f"{said} ({' and '.join(levels)})" if fitting else f"{run} has no heads for this run: they begin anew")
         + (f"; {others} are of another size and begin anew" if others else "")
     )
@@ -175,9 +175,9 @@ def _heads_of_file(task: PretrainTask, path: Path) -> None:
             level.center.copy_(center.view_as(level.center))
         taken.append(f"{_LEVELS[name]}{'' if center is None else ' with its centre'}")
     if taken:
-        console.say(f"heads taken from {path}: {', '.join(taken)}")
+        console.info(f"heads taken from {path}: {', '.join(taken)}")
     else:
-        console.say(f"{path} has no projection heads for this run: they begin anew")
+        console.info(f"{path} has no projection heads for this run: they begin anew")
 
 
 def _check_head(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ def _check_head(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> Non
     if other:
         raise UserError(
             f"{path} has projection heads of another kind ({other[0]} is not as in ours): to begin from its backbone "
-            f"alone, make a folder of that first with 'frugalvit export {console.shown(path)} --backbone NAME'."
+            f"alone, make a folder of that first with 'frugalvit export {console.shell_quote(path)} --backbone NAME'."
         )
     prototypes, bottleneck = shapes["last_layer.weight_v"]
     raise UserError(

@@ -20,11 +20,11 @@ from frugalvit.backbones import Backbone
 from frugalvit.backbones.architectures.vil import SparseAttention
 from frugalvit.backbones.factory import from_spec
 from frugalvit.data.loader import Batch, Batches
-from frugalvit.engine.ema import MovingAverage
-from frugalvit.engine.param_groups import decay_groups, spared_in
+from frugalvit.engine.ema import EMA
+from frugalvit.engine.param_groups import decay_groups, no_weight_decay_names
 from frugalvit.engine.schedules import Schedule
 from frugalvit.engine.task import Task
-from frugalvit.experiment.drloc_pairs import Pairs, Share, draw, loss_at, pair_generator
+from frugalvit.experiment.drloc_pairs import BatchShard, Pairs, draw, loss_at, pair_generator
 from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.tasks.pretraining.health import Health
@@ -61,7 +61,7 @@ class PretrainTask(Task):
         self.student = student
         self.teacher = teacher.requires_grad_(False)
         self.teacher.load_state_dict(student.state_dict())
-        self.following = MovingAverage(self.teacher, student, buffers=False)
+        self.following = EMA(self.teacher, student, buffers=False)
         self.views, self.regions, self.localization = views, regions, localization
         self.weights = weights
         self.teacher_temp, self.momentum = teacher_temp, momentum
@@ -71,16 +71,16 @@ class PretrainTask(Task):
         self.fabric: Fabric | None = None
         self.monitor: Any = None
         self.health: Health | None = None
-        self.share = Share()
+        self.share = BatchShard()
 
-    def feed(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric, watched: str = "val") -> None:
+    def set_data(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric, watched: str = "val") -> None:
         """Where crops come from, what looks at the features, what watches the signs, and which split is asked.
 
         "val" chooses the best weights, any other does not.
         """
-        self.watched = watched
+        self.eval_split = watched
         self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
-        self.share = Share(batches.seed, batches.rank, batches.world)
+        self.share = BatchShard(batches.seed, batches.rank, batches.world)
 
     # -- a step
 
@@ -95,16 +95,18 @@ class PretrainTask(Task):
         return self.batches.augment.config.global_crops  # type: ignore[union-attr]
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        return self.judge(*self.inputs(batch, step))
+        return self.compute_losses(*self.step_inputs(batch, step))
 
-    def inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
+    def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
         """What :meth:`judge` takes."""
         crops: list[Tensor] = batch.images  # type: ignore[assignment]
         temperature = crops[0].new_full((), self.teacher_temp.at(step), dtype=torch.float32)
         looked = step % self.health_every == 0
         return temperature, self._pairs(batch.number, crops), step >= self.regions_from, looked, *crops
 
-    def judge(self, temperature: Tensor, pairs: Pairs, with_regions: bool, looked: bool, *crops: Tensor) -> Losses:
+    def compute_losses(
+        self, temperature: Tensor, pairs: Pairs, with_regions: bool, looked: bool, *crops: Tensor
+    ) -> Losses:
         """The losses of the crops, global ones first: all that depends on tensors, and on which level takes part.
 
         looked: signs of life are computed too
@@ -143,16 +145,16 @@ class PretrainTask(Task):
         count = self.global_crops
         return draw(self.localization, size, count * len(crops[0]), self.share, generator, views=count)
 
-    def steady(self, step: int) -> bool:
+    def is_capturable(self, step: int) -> bool:
         """Past the steps in which the regions or the prototypes rest."""
         return step >= max(self.regions_from, self.hold_last)
 
-    def fullest(self) -> int:
+    def peak_memory_step(self) -> int:
         """The first with regions that looks for signs of life."""
         return -(-self.regions_from // self.health_every) * self.health_every
 
     @property
-    def replayable(self) -> bool:
+    def supports_cuda_graphs(self) -> bool:
         """Not by itself: graphs take work off the host, and at 224 px the device is the limit."""
         return False
 
@@ -161,7 +163,7 @@ class PretrainTask(Task):
         for part in (self.student, self.teacher, self.localization):
             if part is not None:
                 part.compile(dynamic=False)
-        self.recorded = graphs
+        self.use_cuda_graphs = graphs
 
     def _student(self, crops: Sequence[Tensor]) -> list[Features]:
         """All crops through the student: one pass per size, or few crops at a time, recomputed in the backward pass."""
@@ -196,11 +198,11 @@ class PretrainTask(Task):
             if level is None:
                 continue
             if level is self.regions and step < self.regions_from:
-                level.rest()
+                level.drop_head_grads()
                 continue
             level.move_center()
             if step < self.hold_last:
-                level.hold_last_layer()
+                level.drop_last_layer_grads()
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         """θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads.
@@ -208,7 +210,7 @@ class PretrainTask(Task):
         Parameters only: the teacher's BatchNorm keeps the statistics of its own activations, not the student's.
         """
         momentum = self.momentum.at(step)
-        self.following.follow(momentum, skipped)
+        self.following.update(momentum, skipped)
         for level in (self.views, self.regions):
             if level is not None:
                 level.update_teacher(momentum, skipped)
@@ -217,7 +219,7 @@ class PretrainTask(Task):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         # The teacher and its heads ask for no gradients, so they are left out.
-        return decay_groups(self.named_parameters(), self.weight_decay, spared=spared_in(self))
+        return decay_groups(self.named_parameters(), self.weight_decay, spared=no_weight_decay_names(self))
 
     def evaluate(self, step: int) -> dict[str, float]:
         if self.monitor is None:
@@ -225,15 +227,15 @@ class PretrainTask(Task):
         was_training = self.training
         self.eval()
         scores = self.monitor.look(self.teacher)
-        self.broken = not math.isfinite(scores.get("effective_rank", 0.0))
+        self.nonfinite_outputs = not math.isfinite(scores.get("effective_rank", 0.0))
         self.train(was_training)
         return scores
 
-    def watch(self, step: int, metrics: dict[str, float]) -> bool:
+    def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         """Say every new alarm; whether the run should end because it has collapsed."""
         assert self.health is not None
         for alarm in self.health.look(step, metrics):
-            console.warn(str(alarm))
+            console.warning(str(alarm))
         return self.health.stop and self.health.collapsed
 
 
@@ -260,7 +262,7 @@ def _split(features: Features, parts: int) -> list[Features]:
     ]
 
 
-def make_twin(backbone: Backbone) -> Backbone:
+def make_teacher(backbone: Backbone) -> Backbone:
     """The same network with the same weights, in which nothing is dropped or drawn.
 
     It works in training mode, where batch norms see the batch that the student sees; dropouts would act there, too, and

@@ -14,24 +14,24 @@ from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.data.augment.transforms import MultiCrop
-from frugalvit.data.dataset import DataSource, Examples, join
+from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.engine.auto_batch import fit_to_memory
 from frugalvit.engine.compile import compile_task
 from frugalvit.engine.schedules import Cosine, Linear, warmup_steps
-from frugalvit.engine.trainer import Plan, fit
+from frugalvit.engine.trainer import TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import (
-    Decisions,
+    AutoValues,
     Facts,
     decide_common,
     decide_heads,
     decide_pretraining,
+    log_recipe,
     matching_width,
-    say_recipe,
 )
 from frugalvit.experiment.drloc_pairs import make_head
-from frugalvit.experiment.experiment import follow_init, in_run_folder
+from frugalvit.experiment.experiment import adopt_init_architecture, run_experiment
 from frugalvit.experiment.resume import read_facts
 from frugalvit.experiment.summary import (
     augmentation_sheet,
@@ -43,13 +43,18 @@ from frugalvit.experiment.summary import (
     summary_table,
 )
 from frugalvit.objectives import RegionMatching, ViewMatching
-from frugalvit.runs.data_record import note_used
-from frugalvit.runs.run_folder import Run, find_run
-from frugalvit.tasks.pretraining.continue_run import carry_over, follow_continued, start_from_heads, unlike_continued
+from frugalvit.runs.data_record import record_data_usage
+from frugalvit.runs.run_folder import RunFolder, find_run
+from frugalvit.tasks.pretraining.continue_run import (
+    describe_changes,
+    import_checkpoint,
+    inherit_options,
+    start_from_heads,
+)
 from frugalvit.tasks.pretraining.health import FeatureMonitor, Health, health_table
-from frugalvit.tasks.pretraining.task import PretrainTask, make_twin
+from frugalvit.tasks.pretraining.task import PretrainTask, make_teacher
 from frugalvit.utils import console
-from frugalvit.utils.tables import Result, Table
+from frugalvit.utils.tables import CommandResult, Table
 
 SAMPLE = "sample"
 """The split that lines of metrics name where the images that are looked at were learned from."""
@@ -57,7 +62,7 @@ _LEARNED = {"train": ("train",), "train+val": ("train", "val"), "all": ("train",
 """The splits that each value of --images learns from."""
 
 
-def pretrain(config: PretrainConfig) -> Result:
+def pretrain(config: PretrainConfig) -> CommandResult:
     """Train a backbone without labels; the run folder holds the teacher as ``model/`` afterwards."""
     if config.data is None and config.resume is None and config.continue_from is None:
         raise UserError("What should be learned from? Give a folder of images: 'frugalvit pretrain images/'.")
@@ -66,12 +71,12 @@ def pretrain(config: PretrainConfig) -> Result:
     if config.continue_from and not config.resume:
         way = "--continue takes runs of 'frugalvit pretrain'"
         resume.check_kind(find_run(config.continue_from), PretrainConfig, way)
-    decisions = Decisions()
-    config = follow_continued(config, decisions)  # first of all: it says how the data are read, too
-    return in_run_folder(config, "pretrain", _open, partial(_pretrain, decisions), _result)
+    decisions = AutoValues()
+    config = inherit_options(config, decisions)  # first of all: it says how the data are read, too
+    return run_experiment(config, "pretrain", _open, partial(_pretrain, decisions), _result)
 
 
-def _open(config: PretrainConfig, fabric: Fabric) -> DataSource:
+def _open(config: PretrainConfig, fabric: Fabric) -> DatasetSplits:
     whole = config.images != "train" or _went_on_with_all(config)
     source = builders.open_source(config, fabric, labels=config.labels, loose=True, whole=whole)
     builders.check_enough(config, _images(source, config.images))
@@ -87,12 +92,14 @@ def _went_on_with_all(config: PretrainConfig) -> bool:
     return survey is not None and not survey.get("held")
 
 
-def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, run: Run, fabric: Fabric) -> Result:
+def _pretrain(
+    decisions: AutoValues, config: PretrainConfig, source: DatasetSplits, run: RunFolder, fabric: Fabric
+) -> CommandResult:
     examples = _images(source, config.images)
-    say_recipe(config, decisions)
-    follow_init(config, decisions)
+    log_recipe(config, decisions)
+    adopt_init_architecture(config, decisions)
     facts = Facts(
-        len(examples), len(source.classes or ()), builders.median_side(examples.at_hand()), fabric.device.type
+        len(examples), len(source.classes or ()), builders.median_side(examples.sample_images()), fabric.device.type
     )
     decide_common(config, facts, decisions)
     builders.decide_reading(config, examples, fabric, decisions)
@@ -100,21 +107,21 @@ def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, 
     torch.manual_seed(config.seed)
     student = make_network(config)
     decide_heads(config, student, decisions)
-    builders.say_decisions(source, decisions)
-    if config.continue_from and not config.resume and (differing := unlike_continued(config)):
-        console.say(differing)
-    builders.record(config, run, decisions, examples, source.classes or (), student)
+    builders.log_auto_values(source, decisions)
+    if config.continue_from and not config.resume and (differing := describe_changes(config)):
+        console.info(differing)
+    builders.write_run_metadata(config, run, decisions, examples, source.classes or (), student)
     if fabric.is_global_zero:
-        console.say(f"run folder: {run.folder}")
+        console.info(f"run folder: {run.folder}")
 
     plan = make_plan(config, len(examples), fabric.world_size)
     _check_regions(config, plan)
-    builders.share_batch(config, plan, run, fabric)
+    builders.check_resumed_batch_size(config, plan, run, fabric)
     task = make_task(config, student, plan)
-    if config.init and builders.begins_anew(config):
+    if config.init and builders.starts_from_init(config):
         start_from_heads(task, config.init)
     if config.continue_from and not run.has_checkpoint():  # before the images are decoded: it may not fit
-        run.save_checkpoint(carry_over(config.continue_from, task, plan.steps))
+        run.save_checkpoint(import_checkpoint(config.continue_from, task, plan.steps))
     augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
     _check_crops(student, augment, config)
     batches = builders.make_batches(examples, student.img_size, plan, config, fabric, augment=augment)
@@ -122,8 +129,8 @@ def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, 
     assert isinstance(config.matching.prototypes, int)
     settled = max(task.hold_last + plan.log_every, round(0.2 * plan.steps))
     health = Health(config.matching.prototypes, plan.steps, settled, stop=config.health.stop_on_collapse)
-    task.feed(batches, monitor, health, fabric, watched)
-    note_used(run, source.notes, {"train": batches})
+    task.set_data(batches, monitor, health, fabric, watched)
+    record_data_usage(run, source.notes, {"train": batches})
     if config.auto_batch:
         plan = fit_to_memory(config, plan, task, run, fabric)
     compile_task(task, config, plan, fabric)
@@ -132,7 +139,7 @@ def _pretrain(decisions: Decisions, config: PretrainConfig, source: DataSource, 
         return _finish(config, source, run, task, outcome, decisions, health)
 
 
-def _images(source: DataSource, which: str) -> Examples:
+def _images(source: DatasetSplits, which: str) -> ImageDataset:
     """The images to learn from: one split, or several without their labels, and the loose images beside them."""
     names = _LEARNED[which]
     parts = [where[name] for where in (source.splits, source.loose) for name in names if name in where]
@@ -143,7 +150,7 @@ def _images(source: DataSource, which: str) -> Examples:
     return join(*parts)
 
 
-def _check_regions(config: PretrainConfig, plan: Plan) -> None:
+def _check_regions(config: PretrainConfig, plan: TrainPlan) -> None:
     """L_R may begin late, but after something else, and no run should be without it unnoticed."""
     matching = config.matching
     (view_weight, region_weight), begin = matching.weights(), matching.regions_from
@@ -155,14 +162,14 @@ def _check_regions(config: PretrainConfig, plan: Plan) -> None:
         )
     if round(begin * plan.steps_per_epoch) >= plan.steps:  # no mistake in a run that --continue lengthens
         epochs = plan.steps / plan.steps_per_epoch
-        console.warn(
+        console.warning(
             f"L_R takes no part in this run: --matching.regions-from {begin:g}, and it has {epochs:.4g} epochs"
         )
 
 
-def make_plan(config: PretrainConfig, images: int, world: int) -> Plan:
+def make_plan(config: PretrainConfig, images: int, world: int) -> TrainPlan:
     """The run in steps."""
-    plan = Plan.of(config, images, world, lines=20)
+    plan = TrainPlan.of(config, images, world, lines=20)
     assert isinstance(config.lr, float)
     steps, per_epoch, optimizer = plan.steps, plan.steps_per_epoch, config.optimizer
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
@@ -180,7 +187,7 @@ def make_network(config: PretrainConfig) -> Backbone:
 
 
 def make_task(
-    config: PretrainConfig, student: Backbone, plan: Plan, kind: type[PretrainTask] = PretrainTask
+    config: PretrainConfig, student: Backbone, plan: TrainPlan, kind: type[PretrainTask] = PretrainTask
 ) -> PretrainTask:
     """Student, teacher, heads and schedules from the configuration."""
     matching = config.matching
@@ -201,7 +208,7 @@ def make_task(
     grid = student.grid_size(student.img_size)  # of the global crops, the largest there is
     return kind(
         student,
-        make_twin(student),
+        make_teacher(student),
         views=ViewMatching(student.pooled_dim, **heads) if view_weight > 0 else None,
         regions=RegionMatching(student.dim, **heads) if region_weight > 0 else None,
         localization=make_head(config.localization, student.dim, grid) if weight > 0 else None,
@@ -217,7 +224,7 @@ def make_task(
 
 
 def make_monitor(
-    config: PretrainConfig, source: DataSource, backbone: Backbone, fabric: Fabric
+    config: PretrainConfig, source: DatasetSplits, backbone: Backbone, fabric: Fabric
 ) -> tuple[FeatureMonitor, str]:
     """A fixed sample of the images; with labels, training images as the bank and other images as questions.
 
@@ -225,7 +232,7 @@ def make_monitor(
     which choose nothing. Without another split each image of the bank is asked about the others.
     """
     count = 8 * config.health.images if source.classes else config.health.images
-    bank = _sample(source.splits[_first_split(source)].at_hand(), count)
+    bank = _sample(source.splits[_first_split(source)].sample_images(), count)
     asked, queries = _asked_split(source), None
     if asked is not None:
         queries = builders.eval_set(_sample(source.splits[asked], config.health.images), backbone, config, fabric)
@@ -235,28 +242,28 @@ def make_monitor(
     return monitor, SAMPLE if asked is None or asked in _LEARNED[config.images] else asked
 
 
-def _asked_split(source: DataSource) -> str | None:
+def _asked_split(source: DatasetSplits) -> str | None:
     """Whose images k-NN asks about: val's, without it test's; not the bank's, of which each would find itself."""
     others = [split for split in ("val", "test") if split != _first_split(source) and source.splits.get(split)]
     return others[0] if others and source.classes else None
 
 
-def _note_flattering(source: DataSource, images: str) -> list[str]:
+def _note_flattering(source: DatasetSplits, images: str) -> list[str]:
     """A word where k-NN asks about images that are learned from: as good as its numbers look, they are no scores."""
     asked, bank = _asked_split(source), _first_split(source)
-    has_knn = len(source.classes or ()) > 1 and source.splits[bank].at_hand().labels is not None
+    has_knn = len(source.classes or ()) > 1 and source.splits[bank].sample_images().labels is not None
     if not has_knn or (asked or bank) not in _LEARNED[images]:
         return []
     which = "images that are learned from" if asked is None else f"{asked}, which --images {images} learns from"
     return [f"k-NN watches {which}: it flatters, is called {SAMPLE} and chooses no best.pt."]
 
 
-def _first_split(source: DataSource) -> str:
+def _first_split(source: DatasetSplits) -> str:
     """Train, where there is one: --images all, or train+val, learns from the other splits alone, too."""
     return "train" if "train" in source.splits else next(iter(source.splits))
 
 
-def _sample(examples: Examples, count: int) -> Examples:
+def _sample(examples: ImageDataset, count: int) -> ImageDataset:
     if len(examples) <= count:
         return examples
     return examples.subset(np.sort(np.random.default_rng(0).permutation(len(examples))[:count]))
@@ -276,18 +283,18 @@ def _check_crops(backbone: Backbone, augment: MultiCrop, config: PretrainConfig)
     local = augment.local_size
     if local_grid == (1, 1):
         # One region finds its like among the teacher's as well as nine do; but it tells no place from another.
-        console.say(f"local crops of {local[0]}×{local[1]} px end in one region each; --crops.local-size makes more")
+        console.info(f"local crops of {local[0]}×{local[1]} px end in one region each; --crops.local-size makes more")
 
 
 def _finish(
     config: PretrainConfig,
-    source: DataSource,
-    run: Run,
+    source: DatasetSplits,
+    run: RunFolder,
     task: PretrainTask,
     outcome: dict[str, Any],
-    decisions: Decisions,
+    decisions: AutoValues,
     health: Health,
-) -> Result:
+) -> CommandResult:
     """The teacher's last weights are the result: the average over the end of the run is better than any one moment."""
     lines = run.metrics()
     # Of whatever split: earlier versions wrote "val" for a sample of the images learned from.
@@ -297,7 +304,7 @@ def _finish(
         "run": str(run.folder),
         "task": "pretrain",
         "knn": last.get("knn"),
-        "knn_on": None if last.get("knn") is None else task.watched,
+        "knn_on": None if last.get("knn") is None else task.eval_split,
         "best_knn": finite(outcome["best"]),
         "health": health.verdict(),
         "alarms": [str(alarm) for alarm in health.raised.values()],
@@ -312,7 +319,7 @@ def _finish(
         meta = {"data": source.name, "recipe": config.recipe, "knn": summary["knn"], "task": "pretrain"}
         save_model_folder(task.teacher, run.folder / "model", meta=meta)
         assert task.batches is not None
-        note_used(run, source.notes, {"train": task.batches})
+        record_data_usage(run, source.notes, {"train": task.batches})
         save_pictures(run, None, augmentation_sheet(task.batches, task.student))
         run.table("summary", summary_table(summary))
         run.table("health", health_table(health.verdict(), _last_signs(lines), health.raised.values()))
@@ -321,7 +328,7 @@ def _finish(
         if config.report:
             from frugalvit.report.page import write_report
 
-            shown = source.splits.get("val") or source.splits[_first_split(source)].at_hand()
+            shown = source.splits.get("val") or source.splits[_first_split(source)].sample_images()
             # As it was saved: the teacher itself may be compiled, and would be so once more for a CPU, for minutes.
             teacher, _ = load_model_folder(run.folder / "model")
             write_report([run.folder], run.folder / "report.html", model=teacher, examples=shown)
@@ -336,9 +343,9 @@ def _last_signs(lines: list[dict[str, Any]]) -> dict[str, float | None]:
     return signs
 
 
-def _result(summary: dict[str, Any]) -> Result:
+def _result(summary: dict[str, Any]) -> CommandResult:
     names = ["first_loss", "loss", "knn", "effective_rank", "health", "seconds"]
     table = Table(names, [[summary.get(name) for name in names]], "pre-training")
-    where = console.shown(summary["run"])
+    where = console.shell_quote(summary["run"])
     then = [f"frugalvit probe knn {where} LABELLED_IMAGES/", f"frugalvit train LABELLED_IMAGES/ --init {where}"]
     return run_result(summary, table, then)

@@ -15,27 +15,33 @@ from PIL import Image
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.dense import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
-from frugalvit.data.image_inputs import Given
+from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedules import Polynomial, Schedule
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Decisions
+from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.summary import run_result
 from frugalvit.tasks.dense import experiment
 from frugalvit.tasks.dense.auto_values import decide_segmenter, short_side
 from frugalvit.tasks.dense.checkpoint import fill, read_facts, rebuild_backbone
 from frugalvit.tasks.dense.drawing import colours_of, draw_classes, save_picture, side_by_side, with_legend
-from frugalvit.tasks.dense.loader import Pictures
-from frugalvit.tasks.dense.predict_io import kept_when_stopped, lone_fabric, not_filled, out_folder, unique_names
+from frugalvit.tasks.dense.loader import ImageReader
+from frugalvit.tasks.dense.predict_io import (
+    check_empty_folder,
+    out_folder,
+    save_on_interrupt,
+    single_device_fabric,
+    unique_names,
+)
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.metrics import Confusion
 from frugalvit.tasks.segmentation.dataset import Scene, SceneData, open_scenes
-from frugalvit.tasks.segmentation.label_map import KnownLabels
+from frugalvit.tasks.segmentation.label_map import LabelMap
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
-from frugalvit.tasks.segmentation.task import COLUMNS, LabelledPictures, SegmentTask
+from frugalvit.tasks.segmentation.task import COLUMNS, LabelledPictures, SegmentationTask
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, write_text
-from frugalvit.utils.tables import Result, Table, to_json
-from frugalvit.utils.text import counted
+from frugalvit.utils.tables import CommandResult, Table, to_json
+from frugalvit.utils.text import pluralize
 
 _SHOWN = 6
 """Pictures of the best and of the worst images in a report."""
@@ -43,7 +49,7 @@ _PANEL = 320
 """Pixels to which the longer side of a small image is enlarged there: three fill the page's width."""
 
 
-def train(config: SegmentConfig) -> Result:
+def train(config: SegmentConfig) -> CommandResult:
     """Train a segmenter; the run folder holds everything afterwards."""
     if not config.resume:
         config.test.check_typed()
@@ -66,13 +72,13 @@ class SegmentJob:
             max_bad=config.cache.max_bad,
         )
 
-    def decide(self, config: SegmentConfig, data: SceneData, backbone: Backbone, decisions: Decisions) -> None:
+    def decide(self, config: SegmentConfig, data: SceneData, backbone: Backbone, decisions: AutoValues) -> None:
         decide_segmenter(config, backbone.dim, decisions)
 
-    def task(self, config: SegmentConfig, data: SceneData, backbone: Backbone) -> SegmentTask:
+    def task(self, config: SegmentConfig, data: SceneData, backbone: Backbone) -> SegmentationTask:
         decoder = config.decoder
         spec = SegmenterSpec(len(data.classes), int(decoder.channels), decoder.dropout, decoder.auxiliary)
-        return SegmentTask(
+        return SegmentationTask(
             Segmenter(Pyramid(backbone), spec),
             short_side(config),
             scales=config.scales,
@@ -84,7 +90,9 @@ class SegmentJob:
             steady=bool(config.init or config.pretrained),
         )
 
-    def dataset(self, items: list[Scene], data: SceneData, pictures: Pictures, task: SegmentTask) -> LabelledPictures:
+    def dataset(
+        self, items: list[Scene], data: SceneData, pictures: ImageReader, task: SegmentationTask
+    ) -> LabelledPictures:
         return LabelledPictures(items, data, pictures)
 
     def schedule(self, config: SegmentConfig, steps: int) -> Schedule:
@@ -92,7 +100,7 @@ class SegmentJob:
         warmup = experiment.warmup_of(config, steps)
         return Polynomial(lr, steps, optimizer.power, lr * optimizer.min_lr, warmup, warmup_from=lr * 1e-3)
 
-    def score(self, task: SegmentTask, dataset: LabelledPictures, folder: Path | None) -> dict[str, Any]:
+    def score(self, task: SegmentationTask, dataset: LabelledPictures, folder: Path | None) -> dict[str, Any]:
         """mIoU and mean accuracy; with a folder also the table of classes, and the best and worst pictures.
 
         With multi-scale testing ``miou`` is that, and ``single_scale_miou`` what one look gives.
@@ -111,7 +119,7 @@ class SegmentJob:
             write_text(folder / "transfer_report.json", to_json(material, indent=1))
         return scores
 
-    def facts(self, config: SegmentConfig, data: SceneData, task: SegmentTask) -> dict[str, Any]:
+    def facts(self, config: SegmentConfig, data: SceneData, task: SegmentationTask) -> dict[str, Any]:
         return {
             "spec": asdict(task.net.spec),
             "side": task.side,
@@ -120,23 +128,23 @@ class SegmentJob:
             "labels": np.flatnonzero(data.table != 255).tolist(),
         }
 
-    def result(self, summary: dict[str, Any]) -> Result:
-        then = [f"frugalvit segment predict {console.shown(summary['run'])} IMAGE…"]
+    def result(self, summary: dict[str, Any]) -> CommandResult:
+        then = [f"frugalvit segment predict {console.shell_quote(summary['run'])} IMAGE…"]
         return run_result(summary, _table(summary), then)
 
 
-def evaluate(config: SegmentEvalConfig) -> Result:
+def evaluate(config: SegmentEvalConfig) -> CommandResult:
     """mIoU of a trained segmenter."""
     config.test.check_typed()
     began = time.monotonic()
     folder = out_folder(config.out)
     facts = read_facts(config.model, "segment")
-    known = KnownLabels(config.model, tuple(facts["classes"]), tuple(facts["labels"]), facts["ignored"])
+    known = LabelMap(config.model, tuple(facts["classes"]), tuple(facts["labels"]), facts["ignored"])
     data = open_scenes(
         config.data, ignore=config.ignore_index, split="given", only=config.split, known=known, max_bad=1.0
     )
     for note in data.notes:
-        console.say(note)
+        console.info(note)
     if data.classes != known.classes and np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
         raise UserError(
             f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
@@ -155,16 +163,16 @@ def evaluate(config: SegmentEvalConfig) -> Result:
         "scored_images": len(dataset),
         "seconds": seconds,
     }
-    return Result(summary, [_table(summary)], [f"pictures  {folder}/pictures"] if folder else [])
+    return CommandResult(summary, [_table(summary)], [f"pictures  {folder}/pictures"] if folder else [])
 
 
-def predict(config: SegmentPredictConfig) -> Result:
+def predict(config: SegmentPredictConfig) -> CommandResult:
     """The label of every pixel as a PNG with the dataset's own labels, and a picture of it over the image."""
     config.test.check_typed()
     began = time.monotonic()
-    folder = not_filled(Path(config.out))
+    folder = check_empty_folder(Path(config.out))
     facts = read_facts(config.model, "segment")
-    given = Given(config.images)
+    given = InputImages(config.images)
     names = unique_names(given.paths)
     make_folder(folder)
     task = load_task(config.model, facts, config.device, config.batch, config.test)
@@ -174,7 +182,7 @@ def predict(config: SegmentPredictConfig) -> Result:
     parts = given.batches(config.batch, "segmenting")
     # A batch is one block of pixels: neighbours of one size are looked at together.
     groups = (list(same) for part in parts for _, same in itertools.groupby(part, key=lambda one: one.pixels.shape))
-    with kept_when_stopped(folder, rows, len(given.paths)):
+    with save_on_interrupt(folder, rows, len(given.paths)):
         for group in groups:
             predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
             task.refuse_broken(config.model)
@@ -191,17 +199,17 @@ def predict(config: SegmentPredictConfig) -> Result:
     seconds = round(time.monotonic() - began, 2)
     data = {"out": str(folder), "images": len(rows), "classes": facts["classes"], "seconds": seconds}
     data |= {"colours": colours_of(facts["classes"]), "predictions": predictions, "unreadable": given.unreadable}
-    return Result(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
+    return CommandResult(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
 
 
 def load_task(
     where: str, facts: dict[str, Any], device: str, batch: int, test: TestConfig | None = None
-) -> SegmentTask:
+) -> SegmentationTask:
     """A trained segmenter, ready to look at pictures."""
     net = Segmenter(Pyramid(rebuild_backbone(facts)), SegmenterSpec(**facts["spec"]))
-    task = SegmentTask(net, facts["side"], test=test)
+    task = SegmentationTask(net, facts["side"], test=test)
     fill(task, where)
-    task.fabric, task.eval_batch = lone_fabric(device), batch
+    task.fabric, task.eval_batch = single_device_fabric(device), batch
     return task.to(task.fabric.device).eval()
 
 
@@ -219,7 +227,7 @@ def _per_class(confusion: Confusion, dataset: LabelledPictures) -> dict[str, Any
 
 
 def _pictures(
-    task: SegmentTask, dataset: LabelledPictures, shares: list[tuple[int, float]], folder: Path
+    task: SegmentationTask, dataset: LabelledPictures, shares: list[tuple[int, float]], folder: Path
 ) -> dict[str, list[dict[str, str]]]:
     """The images with the largest and the smallest share of right pixels: image, truth, prediction."""
     ranked = sorted(shares, key=lambda pair: pair[1])
@@ -249,5 +257,5 @@ def _percent(share: float) -> str:
 def _table(summary: dict[str, Any]) -> Table:
     names = ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "seconds"]
     names = [name for name in names if name in summary]
-    title = f"{summary['scored_on']}: {counted(summary['scored_images'], 'image')}"
+    title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
     return Table(names, [[summary[name] for name in names]], title)

@@ -24,20 +24,20 @@ from PIL import Image
 from frugalvit.data.decode import known_formats
 from frugalvit.data.formats.folder import SPLIT_NAMES, list_images
 from frugalvit.errors import UserError
-from frugalvit.runs.data_record import LeftOut
+from frugalvit.runs.data_record import SkippedFile
 from frugalvit.tasks.dense.image_headers import (
     UNREADABLE,
-    arrange,
     look_at_images,
     look_at_masks,
+    make_splits,
     note_turned,
     turned_by_exif,
 )
 from frugalvit.tasks.detection.metrics import IGNORED
-from frugalvit.tasks.segmentation.label_map import KnownLabels, name_of
+from frugalvit.tasks.segmentation.label_map import LabelMap, name_of
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
-from frugalvit.utils.text import counted, some
+from frugalvit.utils.text import pluralize, truncate_list
 
 _MASK_FOLDERS = ("masks", "annotations", "labels", "annotation", "mask", "label")
 _MOST = 256  # labels are bytes
@@ -75,7 +75,7 @@ class SceneData:
     ignored: int
     splits: dict[str, list[Scene]]
     notes: list[str]
-    bad: list[LeftOut] = field(default_factory=list)
+    bad: list[SkippedFile] = field(default_factory=list)
 
 
 def open_scenes(
@@ -86,7 +86,7 @@ def open_scenes(
     split: str = "auto",
     val_fraction: float = 0.1,
     only: str | None = None,
-    known: KnownLabels | None = None,
+    known: LabelMap | None = None,
     max_bad: float = 0.05,
 ) -> SceneData:
     """Read a dataset, check every pair, and make what splits are missing; every mistake is one line before training.
@@ -104,10 +104,10 @@ def open_scenes(
     if count != "auto" and not 1 <= int(count) <= _MOST:
         raise UserError(f"--label-count {count} is not possible: labels are numbers from 0 to 255, {_MOST} at most.")
     notes: list[str] = []
-    bad: list[LeftOut] = []
+    bad: list[SkippedFile] = []
     splits = {name: _scenes(name, found, max_bad, notes, bad) for name, found in pairs.items()}
     names = class_names(root, layout)
-    elsewhere = known is not None and known.stand_elsewhere(names)
+    elsewhere = known is not None and known.differs(names)
     if known is not None and not elsewhere:
         ignore, count = known.ignored if ignore == "auto" else ignore, max(known.labels) + 1
         notes += known.renamed(names)
@@ -117,7 +117,7 @@ def open_scenes(
     if known is not None and elsewhere:
         table = known.table(names, present, ignored)
         notes.append(known.note(table, names, where))
-        splits = arrange(splits, split, val_fraction, notes)
+        splits = make_splits(splits, split, val_fraction, notes)
         return SceneData(root.resolve().name, known.classes, table, ignored, splits, notes, bad)
     highest, kept_names = _count(count, names, present, ignored)
     for label, example in present.items():
@@ -149,7 +149,7 @@ def open_scenes(
         notes.append(
             f"labels are 0 to {len(_CAMVID)}, without names: if this is CamVid, give --ignore-index 11, its void"
         )
-    splits = arrange(splits, split, val_fraction, notes)
+    splits = make_splits(splits, split, val_fraction, notes)
     return SceneData(root.resolve().name, shown, table, ignored, splits, notes, bad)
 
 
@@ -326,14 +326,14 @@ def _never_seen(labels: list[int], names: tuple[str, ...], present: dict[int, Pa
     absent = [name for label, name in zip(labels, names, strict=True) if label not in present]
     if not absent:
         return []
-    whole = f"{len(absent)} of {counted(len(labels), 'class')} in no mask: {some(absent)}"
+    whole = f"{len(absent)} of {pluralize(len(labels), 'class')} in no mask: {truncate_list(absent)}"
     if known:
         return [whole]
     highest = labels[-1]
     return [f"{whole}; the highest label is {highest}, in {present[highest]}: --ignore-index {highest} if it is a slip"]
 
 
-def _scenes(split: str, pairs: Pairs, max_bad: float, notes: list[str], bad: list[LeftOut]) -> list[Scene]:
+def _scenes(split: str, pairs: Pairs, max_bad: float, notes: list[str], bad: list[SkippedFile]) -> list[Scene]:
     images = look_at_images(split, [image for image, _ in pairs], max_bad, bad)
     masks = look_at_masks([mask for _, mask in pairs])
     scenes, readable = [], []

@@ -9,11 +9,11 @@ import numpy as np
 
 from frugalvit.errors import UserError
 from frugalvit.tasks.detection.metrics import IGNORED
-from frugalvit.utils.text import some
+from frugalvit.utils.text import truncate_list
 
 
 @dataclass(frozen=True)
-class KnownLabels:
+class LabelMap:
     """A model's name, its classes, the label of each in its own data, and the label that counted nowhere there."""
 
     model: str
@@ -21,7 +21,7 @@ class KnownLabels:
     labels: tuple[int, ...]
     ignored: int
 
-    def stand_elsewhere(self, names: tuple[str, ...]) -> bool:
+    def differs(self, names: tuple[str, ...]) -> bool:
         """Whether data with these names by label have a name of the model's, but at another label."""
         return any(name in names for _, name, _ in self._unlike(names))
 
@@ -56,7 +56,9 @@ class KnownLabels:
                     f"the same things the same. Rename it, or give --ignore-index {label} if it should not count."
                 )
         if present and all(table[label] == IGNORED for label in present):
-            raise UserError(f"The masks hold nothing that {self.model} knows: it tells {some(self.classes)} apart.")
+            raise UserError(
+                f"The masks hold nothing that {self.model} knows: it tells {truncate_list(self.classes)} apart."
+            )
         return table
 
     def note(self, table: np.ndarray, names: tuple[str, ...], where: str) -> str:

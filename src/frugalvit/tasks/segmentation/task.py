@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from frugalvit.config.dense import TestConfig
 from frugalvit.data.augment import color
-from frugalvit.tasks.dense.loader import Feed, Pictures, send, share
+from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share, to_device_flat
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.dense.task import TransferTask
+from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.tasks.detection.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.dataset import Scene, SceneData, read_labels
 from frugalvit.tasks.segmentation.model import Segmenter, most_probable, probabilities
@@ -43,7 +43,7 @@ class SegmentBatch:
 class LabelledPictures:
     """Pictures with their classes per pixel, uint8 on the CPU."""
 
-    def __init__(self, scenes: list[Scene], data: SceneData, pictures: Pictures) -> None:
+    def __init__(self, scenes: list[Scene], data: SceneData, pictures: ImageReader) -> None:
         self.scenes, self.data, self.pictures = scenes, data, pictures
         self._keeps = pictures.keeps and sum(scene.height * scene.width for scene in scenes) <= pictures.room
         self._kept: dict[int, Tensor] = {}
@@ -114,7 +114,7 @@ def distort(images: Tensor, numbers: Tensor, inside: Tensor) -> Tensor:
     return color.hue(images, strength[:, 3] / 10)
 
 
-class SegmentTask(TransferTask):
+class SegmentationTask(DenseTask):
     """A segmenter and its losses.
 
     side: that of the training crops, and of images' short side at test
@@ -122,7 +122,7 @@ class SegmentTask(TransferTask):
     """
 
     score = "miou"
-    feeding: Feed[tuple[Tensor, Tensor]] | None
+    feeding: StepLoader[tuple[Tensor, Tensor]] | None
     evaluated: LabelledPictures | None
 
     def __init__(
@@ -160,8 +160,8 @@ class SegmentTask(TransferTask):
             [part[..., c.top : c.top + c.height, c.left : c.left + c.width] for part in item]
             for item, c in zip(items, crops, strict=True)
         ]
-        pixels = send([picture for picture, _ in cut], self.device).float() / 255
-        classes = send([label for _, label in cut], self.device).float()
+        pixels = to_device_flat([picture for picture, _ in cut], self.device).float() / 255
+        classes = to_device_flat([label for _, label in cut], self.device).float()
         areas = [crop.height * crop.width for crop in crops]
         parts = zip(pixels.split([3 * area for area in areas]), classes.split(areas), crops, rows, strict=True)
         images = torch.zeros(len(items), 3, side, side, device=self.device)
@@ -204,7 +204,7 @@ class SegmentTask(TransferTask):
         assert self.fabric is not None
         confusion = Confusion(self.net.spec.classes, self.device)
         shares: list[tuple[int, float]] = []
-        was_training, self.broken = self.training, False
+        was_training, self.nonfinite_outputs = self.training, False
         self.eval()
         for places in console.progress(list(self._groups(dataset)), label="evaluating"):
             predicted = self.predict([dataset.pictures.read(place) for place in places], test)
