@@ -29,7 +29,7 @@ from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import Batches
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues, Facts, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.tasks.pretraining.task import PretrainTask
 from frugalvit.tasks.pretraining.train import make_plan
@@ -104,7 +104,7 @@ def test_an_option_that_would_do_nothing_is_refused(values: dict[str, Any], flag
 def test_drloc_is_measured_in_the_form_that_a_run_chooses(as_written: bool, variant: str) -> None:
     settings = train_step._settings(BenchStepConfig(kind="train"), as_written)
     assert isinstance(settings, TrainConfig)
-    decide_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), AutoValues())
+    resolve_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), AutoValues())
     assert settings.localization.variant == variant
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from frugalvit.cli.main import main
 from frugalvit.comparison import compare as module
-from frugalvit.comparison.compare import asked_otherwise, compare, known_metrics
+from frugalvit.comparison.compare import find_difference, compare, known_metrics
 from frugalvit.config.compare import CompareConfig, assignments
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
@@ -182,9 +182,9 @@ def test_one_place_may_be_written_in_several_ways(name: str, tmp_path: Path, mon
     with pytest.raises(KeyboardInterrupt):
         module.run_once(TrainConfig.parse(values | {name: "here/"}), interrupt)
     for same in ("here", "./here", "other/../here", str(tmp_path / "here")):
-        assert module.asked_otherwise(Path("run"), TrainConfig.parse(values | {name: same})) == "", same
+        assert module.find_difference(Path("run"), TrainConfig.parse(values | {name: same})) == "", same
     for other in ("there", "here/deeper", "hf:here", None):
-        said = module.asked_otherwise(Path("run"), TrainConfig.parse(values | {name: other}))
+        said = module.find_difference(Path("run"), TrainConfig.parse(values | {name: other}))
         assert said == f"run was run with {name} = here/, now {other} is wanted"
 
 
@@ -303,7 +303,7 @@ def test_what_makes_no_difference_is_no_other_question(
     """A comparison that was begun before a value was left to itself goes on, if that comes to the same."""
     before, now = (TrainConfig.parse({"data": "x", "localization": values}) for values in (asked, wanted))
     (tmp_path / "asked.json").write_text(json.dumps(before.model_dump(mode="json")))
-    assert (asked_otherwise(tmp_path, now) == "") is same
+    assert (find_difference(tmp_path, now) == "") is same
 
 
 def test_a_question_of_an_earlier_version(tmp_path: Path) -> None:
@@ -312,20 +312,20 @@ def test_a_question_of_an_earlier_version(tmp_path: Path) -> None:
     del stored["optimizer"]["whole_cosine"]
     stored["matching"]["view_weight"] = 0.5
     (tmp_path / "asked.json").write_text(json.dumps(stored))
-    assert asked_otherwise(tmp_path, PretrainConfig.parse({"data": "x"})) == ""
+    assert find_difference(tmp_path, PretrainConfig.parse({"data": "x"})) == ""
     for other in (
         {"optimizer": {"whole_cosine": True}},
         {"matching": {"view_weight": 1.0}},
         {"backbone_args": {"a": 1}},
     ):
-        assert asked_otherwise(tmp_path, PretrainConfig.parse({"data": "x"} | other))
+        assert find_difference(tmp_path, PretrainConfig.parse({"data": "x"} | other))
 
 
 @pytest.mark.parametrize("text", ['{"data": ', "[]"])
 def test_a_damaged_question_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "asked.json").write_text(text)
     with pytest.raises(UserError, match=r"asked\.json .*mend or remove it"):
-        asked_otherwise(tmp_path, TrainConfig.parse({"data": "x"}))
+        find_difference(tmp_path, TrainConfig.parse({"data": "x"}))
 
 
 def test_a_stopped_comparison_can_be_queued_again(

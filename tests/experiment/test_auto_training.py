@@ -23,15 +23,15 @@ from frugalvit.experiment.auto_values import (
     AutoValues,
     Facts,
     decide_heads,
-    decide_pretraining,
-    decide_training,
+    resolve_pretraining,
+    resolve_training,
     evaluation_interval,
     supervised_batch,
     supervised_epochs,
     supervised_lr,
     teacher_momentum,
 )
-from frugalvit.tasks.dense.auto_values import decide_length
+from frugalvit.experiment.dense_auto_values import decide_length
 
 SWIN_T, NANO = 28_000_000, 400_000
 
@@ -85,7 +85,7 @@ def test_batch_and_length(images: int, device: str, batch: int, epochs: int) -> 
 def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], variant: str, grid_size: int) -> None:
     """The strong form where it measured best: large Swins from random weights; what is asked for stays."""
     config, decisions = TrainConfig.parse({"data": "photos"} | values), AutoValues()
-    decide_training(config, Facts(2040, 102, 224, "cuda", family, parameters), decisions)
+    resolve_training(config, Facts(2040, 102, 224, "cuda", family, parameters), decisions)
     assert (config.localization.variant, config.localization.grid_size) == (variant, grid_size)
     assert [each.name for each in decisions].count("localization.variant") == (
         0 if "variant" in values.get("localization", {}) or "drloc" in config.recipe else 1
@@ -114,7 +114,7 @@ def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], var
 )
 def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -> None:
     config, decisions = TrainConfig.parse({"data": "x", "batch": 128} | values), AutoValues()
-    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
+    resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert config.mixing.prob == prob
     given = "prob" in values.get("mixing", {}) or "drloc" in values.get("recipe", "") or prob == "auto"
     assert ("mixing.prob" in {decision.name for decision in decisions}) == (not given)
@@ -128,7 +128,7 @@ def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, ope
     """It is given all values, not only those that somebody has thought of."""
     compared = CompareConfig.parse({"data": "x", "epochs": 100, "batch": 128, "settings": ["a: lr=1", "b: lr=2"]})
     config = TrainConfig.parse(compared.run_values(assignments([setting]), 0, "out"))
-    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), AutoValues())
+    resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), AutoValues())
     assert (config.mixing.prob, config.augment.operations) == (prob, operations)
 
 
@@ -149,7 +149,7 @@ def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, ope
 )
 def test_how_strongly_images_are_varied(parameters: int, values: dict[str, Any], operations: int) -> None:
     config = TrainConfig.parse({"data": "x", "batch": 128} | values)
-    decide_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), AutoValues())
+    resolve_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), AutoValues())
     assert config.augment.operations == operations
 
 
@@ -186,7 +186,7 @@ def test_how_often_a_run_is_evaluated(steps: int, per_epoch: int, batch: int, wa
 
 def test_without_drloc_nothing_is_decided_about_it() -> None:
     config, decisions = TrainConfig.parse({"data": "photos", "localization": {"weight": 0}}), AutoValues()
-    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
+    resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert not any(each.name.startswith("localization") for each in decisions)
 
 
@@ -217,7 +217,7 @@ def test_the_width_of_the_matching_heads_is_written_down(dim: int, width: int) -
 
 @pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig])
 def test_no_batch_is_larger_than_the_data(kind: type[RunConfig]) -> None:
-    decide = decide_training if kind is TrainConfig else decide_pretraining
+    decide = resolve_training if kind is TrainConfig else resolve_pretraining
     config, decisions = kind.parse({"data": "photos", "batch": 64}), AutoValues()
     decide(config, Facts(10, 2, 32, "cpu"), decisions)
     assert config.batch == 10 and decisions[0].reason == "there are no more training images than that"
@@ -233,7 +233,7 @@ def test_what_follows_from_the_batch_follows_from_the_one_that_is_used(
     kind: type[RunConfig], devices: int, accumulate: int, asked: int | str, used: dict[str, int]
 ) -> None:
     """Processes and parts of a step share it equally, in pairs where images are mixed: what else is decided knows."""
-    decide: Any = {TrainConfig: decide_training, PretrainConfig: decide_pretraining, DetectConfig: decide_length}[kind]
+    decide: Any = {TrainConfig: resolve_training, PretrainConfig: resolve_pretraining, DetectConfig: decide_length}[kind]
     facts = Facts(40, 2, 32, "cpu", "swin", NANO)
     batch = used.get("train" if kind is TrainConfig else "other", used["train"])
     if kind is DetectConfig and asked == "auto":
@@ -251,13 +251,13 @@ def test_what_follows_from_the_batch_follows_from_the_one_that_is_used(
 
 def test_a_resumed_run_keeps_its_batch(tmp_path: Path) -> None:
     config, decisions = TrainConfig.parse({"resume": str(tmp_path), "batch": 7, "accumulate": 2}), AutoValues()
-    decide_training(config, Facts(40, 2, 32, "cpu"), decisions)
+    resolve_training(config, Facts(40, 2, 32, "cpu"), decisions)
     assert config.batch == 7
 
 
 def test_the_paper_s_grid_is_a_decision_too() -> None:
     config, decisions = TrainConfig.parse({"data": "photos"}), AutoValues()
-    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
+    resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert ("localization.grid_size", 7) in [(each.name, each.value) for each in decisions]
 
 
@@ -311,7 +311,7 @@ def test_what_a_backbone_adds() -> None:
 def test_small_inputs_have_milder_views(side: Any, temperature: float, views: Views) -> None:
     config = PretrainConfig.parse({"data": "x", "img_size": side, "epochs": 60, "crops": {"blur_sigma": [1, 2]}})
     decisions = AutoValues()
-    decide_pretraining(config, Facts(5000, 0, 32, "cuda"), decisions)
+    resolve_pretraining(config, Facts(5000, 0, 32, "cuda"), decisions)
     assert config.matching.teacher_temp == temperature
     assert config.crops.views(1000) == config.crops.views(8) == views._replace(blur_sigma=(1.0, 2.0))
     assert {"crops.global_scale", "crops.local_scale"} < {decision.name for decision in decisions}
@@ -331,14 +331,14 @@ def test_small_inputs_have_milder_views(side: Any, temperature: float, views: Vi
 )
 def test_how_long_to_learn_without_labels(images: int, device: str, img_size: Any, epochs: int) -> None:
     config = PretrainConfig.parse({"data": "x", "img_size": img_size})
-    decide_pretraining(config, Facts(images, 0, 32, device), AutoValues())
+    resolve_pretraining(config, Facts(images, 0, 32, device), AutoValues())
     assert config.epochs == epochs
 
 
 @pytest.mark.parametrize(("side", "crop"), [(32, "padded"), (33, "resized")])
 def test_how_images_are_cut_is_a_decision(side: int, crop: str) -> None:
     config = TrainConfig.parse({"data": "x", "img_size": side})
-    decide_training(config, Facts(500, 10, 64, "cpu"), AutoValues())
+    resolve_training(config, Facts(500, 10, 64, "cpu"), AutoValues())
     assert config.augment.crop == crop == TrainAugment(AugmentConfig(), side).crop
 
 
@@ -346,5 +346,5 @@ def test_how_images_are_cut_is_a_decision(side: int, crop: str) -> None:
 def test_who_gives_both_lengths_is_told_which_counts(kind: Any) -> None:
     decisions = AutoValues()
     config = kind.parse({"data": "x", "img_size": 32, "steps": 3, "epochs": 7})
-    (decide_training if kind is TrainConfig else decide_pretraining)(config, Facts(500, 10, 64, "cpu"), decisions)
+    (resolve_training if kind is TrainConfig else resolve_pretraining)(config, Facts(500, 10, 64, "cpu"), decisions)
     assert "steps = 3: they count, and not --epochs 7" in [str(decision) for decision in decisions]

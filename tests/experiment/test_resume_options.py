@@ -17,7 +17,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.engine.step import TrainStep
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
-from frugalvit.experiment.auto_values import AutoValues, Facts, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import make_plan, train
 from frugalvit.tasks.pretraining.health import Health
@@ -84,7 +84,7 @@ def test_with_its_batch(tmp_path: Path) -> None:
     """Two processes made 4 of a batch of 6 images; one process goes on with 4, and as many steps; three cannot."""
     run = RunFolder(tmp_path / "run")
     config = TrainConfig.parse({"data": "x", "batch": 6, "epochs": 4.0, "ema": 0.0, "devices": 2})
-    decide_training(config, Facts(36, 2, 32, "cpu"), AutoValues())
+    resolve_training(config, Facts(36, 2, 32, "cpu"), AutoValues())
     run.save_json("data.json", {"images": 36, "batch": 6, "processes": 2})
     run.save_config(config)
     steps = make_plan(config, 36, 10, 2).steps

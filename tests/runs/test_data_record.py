@@ -13,7 +13,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import ArrayExamples
-from frugalvit.experiment.resume import read_facts
+from frugalvit.runs.run_folder import read_data_facts as read_facts
 from frugalvit.runs.data_record import MOST_NAMED, record_data_usage
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import train

@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_never_takes_the_good_ones_place(tmp_path: Path) ->
     state = run.load_checkpoint()
     assert state is not None and state["step"] == 1
     run.save_checkpoint({"step": 3, "task": {}})
-    assert damage(run.checkpoints / "previous.pt") is None and (run.checkpoints / "last.damaged").exists()
+    assert find_damage(run.checkpoints / "previous.pt") is None and (run.checkpoints / "last.damaged").exists()
     run.close()
 
 

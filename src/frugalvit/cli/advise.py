@@ -28,7 +28,7 @@ from frugalvit.engine.hardware import pick_device
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.auto_values import AutoValues, Facts, decide_common, decide_pretraining, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_input, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense.annotation_kind import AnnotationInfo, find_annotation_kind
 from frugalvit.tasks.pretraining import train as pretrain
@@ -190,12 +190,13 @@ def _train(config: AdviseConfig, source: DatasetSplits, facts: Facts, extra: dic
     flags = "".join(f" --{k}" if v is True else f" --{k} {v}" for k, v in extra.items())
     settings = TrainConfig.parse({"data": config.data, "device": config.device, **extra})
     decisions = AutoValues()
-    decide_common(settings, facts, decisions)
+    watched = len(source.splits.get("val") or source.splits.get("test") or ())
+    facts = replace(facts, eval_images=watched)
+    settings = resolve_input(settings, facts, decisions)
     with console.quiet():  # what it has to say stands with the reasons
         backbone = train.make_network(settings, source.classes)
-    decide_training(settings, facts.with_backbone(backbone), decisions)
-    watched = len(source.splits.get("val") or source.splits.get("test") or ())
-    plan = train.make_plan(settings, facts.images, watched, 1)
+    settings = resolve_training(settings, facts.with_backbone(backbone), decisions)
+    plan = train.make_plan(settings, facts.images, 1)
     proposal = Proposal(f"frugalvit train {shlex.quote(config.data)}{flags}", "", steps=plan.steps, decisions=decisions)
     proposal.notes = backbone.notes
     if config.trial:
@@ -219,20 +220,19 @@ def _train(config: AdviseConfig, source: DatasetSplits, facts: Facts, extra: dic
 def _pretrain(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> Proposal:
     settings = PretrainConfig.parse({"data": config.data, "device": config.device})
     decisions = AutoValues()
-    decide_common(settings, facts, decisions)
-    decide_pretraining(settings, facts, decisions)
+    settings = resolve_input(settings, facts, decisions)
+    with console.quiet():
+        student = pretrain.make_network(settings)
+    settings = resolve_pretraining(settings, facts.with_backbone(student), decisions)
     plan = pretrain.make_plan(settings, facts.images, 1)
     proposal = Proposal(f"frugalvit pretrain {shlex.quote(config.data)}", "", steps=plan.steps, decisions=decisions)
     if config.trial:
         fabric = builders.make_fabric(settings)
-        with console.quiet():
-            student = pretrain.make_network(settings)
         proposal.notes = student.notes
         task = pretrain.make_task(settings, student, plan)
         store, decoding = _store(source.splits["train"], plan, student.img_size, settings, fabric)
         augment = MultiCrop(settings.crops, student.img_size, student.mean, student.std)
         batches = Batches(store, plan.images_per_step, seed=0, augment=augment)
-        assert isinstance(settings.matching.prototypes, int)
         task.set_data(batches, None, Health(settings.matching.prototypes, plan.steps, plan.steps), fabric)
         pace = _pace(task, plan, fabric, config.trial, "pretraining")
         # A look at the features embeds up to nine times health.images; one embedding is about a twelfth of the work
@@ -252,10 +252,9 @@ def _store(
     """A sample of the images in memory, and the seconds that decoding one of them took."""
     count = min(len(examples), max(64, plan.images_per_step))
     sample = examples.subset(np.linspace(0, len(examples) - 1, count).astype(np.int64))
-    kept = settings.model_copy(deep=True)
-    kept.cache.where = "ram"
+    in_ram = settings.model_copy(update={"cache": settings.cache.model_copy(update={"where": "ram"})})
     began = time.monotonic()
-    store = builders.get_image_store(sample, img_size, kept, fabric.device)
+    store = builders.get_image_store(sample, img_size, in_ram, fabric.device)
     return store, (time.monotonic() - began) / count
 
 

@@ -18,6 +18,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.report import page
 from frugalvit.report.run_record import find_runs, is_run
+from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, write_text
 from frugalvit.utils.plotting import save
@@ -173,7 +174,7 @@ def report(config: ReportConfig) -> CommandResult:
     folders = find_runs([Path(run) for run in config.runs])
     if config.out is None and len(config.runs) > 1:
         raise UserError("A page of several runs belongs to none of their folders: name a file for it with --out.")
-    out = Path(config.out) if config.out else Path(config.runs[0]) / "report.html"
+    out = Path(config.out) if config.out else Path(config.runs[0]) / layout.REPORT
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file in it, for instance {out / 'report.html'}.")
     _may_replace(out, [Path(run) for run in config.runs])
@@ -191,8 +192,8 @@ def report(config: ReportConfig) -> CommandResult:
 
 def _may_replace(out: Path, runs: list[Path]) -> None:
     """A page takes the place of an earlier one about the same runs only, never of another run's own."""
-    own = len(runs) == 1 and out.resolve() == runs[0].resolve() / "report.html"
-    if out.name == "report.html" and not own and is_run(out.parent):
+    own = len(runs) == 1 and out.resolve() == runs[0].resolve() / layout.REPORT
+    if out.name == layout.REPORT and not own and is_run(out.parent):
         raise UserError(f"{out} is the page of the run in that folder; choose another --out.")
     if not out.exists():
         return

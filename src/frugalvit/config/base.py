@@ -20,11 +20,9 @@ from frugalvit.utils.files import read_error_message
 
 
 class Config(pydantic.BaseModel):
-    """A typed group of options. Unknown keys are errors, values are checked on assignment too, numbers are finite."""
+    """A typed, frozen group of options. Unknown keys are errors and numbers are finite."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False
-    )
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @pydantic.field_validator("*", mode="before")
     @classmethod

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
 
@@ -18,6 +19,7 @@ from frugalvit.config.base import (
     positive,
     read_yaml,
     read_yaml_text,
+    set_dotted,
     split_commas,
     with_file,
 )
@@ -25,7 +27,10 @@ from frugalvit.config.data import CacheConfig
 from frugalvit.config.recipes import is_file, recipe_values
 from frugalvit.config.types import ROOT, Auto, Device, Precision, Rate, Seed, Splitting, Whole
 from frugalvit.errors import UserError
-from frugalvit.utils.files import is_part, read_json
+from frugalvit.runs import layout  # file names; it imports only utils
+from frugalvit.utils.files import read_json
+
+R = TypeVar("R", bound="RunConfig")
 
 
 class OptimizerConfig(Config):
@@ -146,15 +151,22 @@ class RunConfig(Config):
 
     @classmethod
     def from_run(cls, path: str | Path) -> Self:
-        """What a run wrote down of itself. All values are there: the recipe, which may be gone, is not read again."""
-        values = read_yaml(path)
+        """Read the config.yaml of a run."""
+        return cls.from_stored(read_yaml(path))
+
+    @classmethod
+    def from_stored(cls, values: dict[str, Any]) -> Self:
+        """Return the stored options of a run. They are complete: the recipe, which may be gone, is not read."""
         made = super().parse(values)
         made._given = values
         return made
 
-    def with_values(self, values: dict[str, Any]) -> Self:
-        """The same with other values, all that there are; what was asked for stays what it was."""
-        made = super().parse(values)
+    def with_options(self, options: Mapping[str, Any], kind: type[R]) -> R:
+        """Return a copy of class ``kind`` with these options (by dotted name); the record of set options stays."""
+        values = self.model_dump()
+        for name, value in options.items():
+            set_dotted(values, name, value)
+        made = super(RunConfig, kind).parse(values)
         made._given = self._given
         return made
 
@@ -179,17 +191,19 @@ class RunConfig(Config):
         with_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task())
         return {*flatten(self._given), *flatten(with_recipe)}
 
-    @pydantic.model_validator(mode="after")
-    def _resume_or_begin(self) -> Self:
-        """``--resume auto`` becomes the folder to go on in, or nothing: a queue gives the same words every time.
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _resolve_resume(cls, values: Any) -> Any:
+        """Replace ``--resume auto`` by the folder in --out if it holds a run, else by nothing.
 
-        Looked up here, before any process begins to write, so all processes of a job find the same.
+        This happens before any process writes, so all processes of a job see the same folder.
         """
-        if self.resume == "auto":
-            if not self.out:
-                raise ValueError("--resume auto goes on with the run in --out, if there is one: give --out a folder")
-            self.resume = self.out if contains_run(Path(self.out)) else None
-        return self
+        if not isinstance(values, dict) or values.get("resume") != "auto":
+            return values
+        if not values.get("out"):
+            raise ValueError("--resume auto needs --out: it resumes the run in that folder, or starts it there")
+        out = Path(values["out"]).expanduser()
+        return values | {"resume": str(out) if layout.contains_run(out) else None}
 
     @pydantic.model_validator(mode="after")
     def _go_together(self) -> Self:
@@ -245,26 +259,6 @@ def same_value(name: str, one: Any, other: Any) -> bool:
 
 _ADDRESS = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; one letter is a drive
 
-AT_START = ("config.yaml", "data.json", "decisions.json")
-"""What a run writes before its first step."""
-
-
-def contains_run(folder: Path) -> bool:
-    """Whether there is a run to keep: one that failed its checks wrote only what it was asked, and goes for nothing."""
-    if not (folder / "config.yaml").exists():
-        return False
-    if not all((folder / name).exists() for name in AT_START):
-        return True  # somebody else's config.yaml, or one whose neighbours were lost
-    done = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
-    return done or not all(map(is_part, (folder / "checkpoints").glob("*")))
-
-
-def write_error_hint(folder: Path) -> str:
-    """What to do where a folder cannot be written to: the run in it, which is resumed, takes no other ``--out``."""
-    if contains_run(folder):
-        return "Make it writable, or copy the run and resume the copy."
-    return "Choose another folder with --out."
-
 
 def _learned_here(where: str) -> bool:
     """Whether weights are those of a pre-training of ours, as the nearest folder with a word on it says.
@@ -274,8 +268,8 @@ def _learned_here(where: str) -> bool:
     place = Path(where).expanduser().resolve()
     for folder in (place, *place.parents[:2]):
         try:
-            if (folder / "config.yaml").is_file():
-                return "matching" in read_yaml(folder / "config.yaml")
+            if (folder / layout.CONFIG).is_file():
+                return "matching" in read_yaml(folder / layout.CONFIG)
             ours = (read_json(folder / "config.json", dict) or {}).get("frugalvit")
         except UserError:  # somebody else's file of that name
             return False

@@ -40,8 +40,7 @@ def fit_to_memory(config: RunConfig, plan: TrainPlan, task: Task, run: RunFolder
         return plan
     console.info(f"auto-batch: {plan.images_per_step} images a step fit in {parts} parts (accumulate = {parts})")
     task.batches = with_batch(task.batches, plan.images_per_step // parts)
-    config.accumulate = parts
-    run.save_config(config.model_copy(update={"resume": None}))
+    run.save_config(config.model_copy(update={"accumulate": parts, "resume": None}))
     return dataclasses.replace(plan, accumulate=parts)
 
 

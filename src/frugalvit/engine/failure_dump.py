@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from frugalvit.runs import layout
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
 
@@ -22,7 +23,7 @@ def dump_failed_step(
 ) -> tuple[str, str]:
     """Save the batch, part by part, and the state of a non-finite step; what became of that, what was bad first."""
     tensors = [dict(named_tensors(part)) for part in parts]
-    target = folder / "fault" / f"step_{facts['step']}_process_{process}.pt"
+    target = folder / layout.FAULT / f"step_{facts['step']}_process_{process}.pt"
     classes = getattr(getattr(task, "backbone", None), "num_classes", 0)
     evidence = {**facts, "classes": classes, "process": process, "parts": tensors, "task": task.state_dict()}
     kept = f"The batch and the state are in {target}"

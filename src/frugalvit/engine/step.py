@@ -15,7 +15,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from frugalvit.config.train import RunConfig
+from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.engine.cuda_graphs import GraphedStep
 from frugalvit.engine.grad_guard import (
     MOVED,
@@ -28,7 +28,6 @@ from frugalvit.engine.grad_guard import (
 )
 from frugalvit.engine.schedules import Constant, Schedule
 from frugalvit.engine.task import Task
-from frugalvit.utils.text import pluralize
 
 
 @dataclass
@@ -53,7 +52,7 @@ class TrainPlan:
     patience_for_peers: float = 300.0  # seconds
 
     @classmethod
-    def of(cls, config: RunConfig, images: int, world: int, *, together: int = 1, lines: int = 10) -> TrainPlan:
+    def of(cls, config: ResolvedRunConfig, images: int, world: int, *, together: int = 1, lines: int = 10) -> TrainPlan:
         """What the options that all commands share say of a run on so many images, in so many processes.
 
         Rates are constant and nothing is evaluated; how they change, and when, each command adds with ``replace``.
@@ -61,9 +60,8 @@ class TrainPlan:
         together: images that stay in one process, where there are several
         lines:    of metrics that even a short run writes
         """
-        assert isinstance(config.batch, int) and isinstance(config.lr, float)
         batch = in_equal_parts(config.batch, images, equal_parts(world, config.accumulate, together))
-        steps, optimizer = total_steps(config, images, batch), config.optimizer
+        steps, optimizer = total_steps(config.steps, config.length(), images, batch), config.optimizer
         return cls(
             steps=steps,
             steps_per_epoch=steps_per_epoch(images, batch),
@@ -79,11 +77,6 @@ class TrainPlan:
             save_every=config.save_every,
             patience_for_peers=config.peer_timeout,
         )
-
-    def describe_evaluation(self) -> str:
-        """How often a run is evaluated, in words."""
-        count = -(-self.steps // self.evaluate_every)
-        return f"{pluralize(count, 'look')} in {pluralize(self.steps, 'step')}, of {self.steps_per_epoch:,} an epoch"
 
 
 def make_optimizer(task: Task, plan: TrainPlan, fabric: Fabric) -> AdamW:
@@ -200,9 +193,6 @@ def steps_per_epoch(images: int, batch: int) -> int:
     return max(1, images // batch)
 
 
-def total_steps(config: RunConfig, images: int, batch: int | None = None) -> int:
-    """The length of the run in optimiser steps of ``batch`` images, where they are not as many as configured."""
-    if config.steps is not None:
-        return config.steps
-    assert isinstance(config.batch, int) and not isinstance(config.epochs, str)
-    return max(1, round(config.epochs * steps_per_epoch(images, batch or config.batch)))
+def total_steps(steps: int | None, epochs: float, images: int, batch: int) -> int:
+    """Return the length of a run in optimizer steps: ``steps`` if it is set, else that many epochs."""
+    return steps if steps is not None else max(1, round(epochs * steps_per_epoch(images, batch)))

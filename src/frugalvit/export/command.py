@@ -27,9 +27,11 @@ from frugalvit.export.inference_model import ReadyModel, load
 from frugalvit.export.model_card import in_pixels, write_card
 from frugalvit.export.onnx import Program, Run, write_onnx, write_pt2
 from frugalvit.export.verify import check_images
+from frugalvit.runs import layout
+from frugalvit.runs.run_folder import read_summary
 from frugalvit.tasks.classification.predict import not_finite
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, read_json, remove_leftovers, working_folder, write_text
+from frugalvit.utils.files import make_folder, remove_leftovers, working_folder, write_text
 from frugalvit.utils.tables import CommandResult, Table
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def export(config: ExportConfig) -> CommandResult:
         if config.to in ("timm", "hf"):
             save_model_folder(model.backbone, folder, classes=model.classes, meta=meta)
             if config.to == "hf":
-                summary = read_json(Path(config.model) / "summary.json", dict) or {}
+                summary = read_summary(Path(config.model)) or {}
                 write_card(folder, model, config.license, summary, settings, scored_at)
             network: nn.Module = model
             run = _timm(folder)
@@ -96,7 +98,7 @@ def export(config: ExportConfig) -> CommandResult:
     notes = [f"equals torch within {difference:.1e} on {source}"]
     if scored_at is not None and meta != model.meta:
         notes.append(f"the model's scores are of {in_pixels(scored_at)}, so config.json is without them")
-    if (Path(config.model) / "transfer.json").exists():
+    if (Path(config.model) / layout.DENSE_FACTS).exists():
         notes.append("the backbone alone: detectors and segmenters are used with 'frugalvit detect|segment predict'")
     if not Path(config.model).exists():
         notes.append(f"{config.model} is a model's name, not a trained model: these weights are random")
@@ -162,7 +164,7 @@ def _output(config: ExportConfig, model: ReadyModel) -> str:
 
 def _settings(model: str) -> dict[str, Any]:
     """config.yaml of a run; empty for anything that is no run."""
-    config = (described_by(Path(model)) or Path(model)) / "config.yaml"
+    config = (described_by(Path(model)) or Path(model)) / layout.CONFIG
     return read_yaml(config) if config.is_file() else {}
 
 

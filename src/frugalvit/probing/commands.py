@@ -30,6 +30,7 @@ from frugalvit.probing.splits import (
     open_model,
     probe_device,
 )
+from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.tables import CommandResult, Table
@@ -164,7 +165,7 @@ def _open(config: ProbeConfig, several_labels: bool = False) -> DatasetSplits:
 
 def _kept(config: ProbeConfig) -> dict[str, Any]:
     """The results of a run's earlier probes."""
-    return read_json(Path(config.model) / "probes.json", dict) or {}
+    return read_json(Path(config.model) / layout.PROBES, dict) or {}
 
 
 def _data(
@@ -178,10 +179,10 @@ def _data(
         whole["labels"] = config.labels
         name += f", labels {config.labels:g}, seed {config.seed}"
     run = Path(config.model)
-    if (run / "config.yaml").exists():
+    if (run / layout.CONFIG).exists():
         kept = _kept(config) | {name: whole}
         try:
-            write_text(run / "probes.json", json.dumps(kept, indent=1, ensure_ascii=False))
+            write_text(run / layout.PROBES, json.dumps(kept, indent=1, ensure_ascii=False))
         except OSError as error:  # another person's run, a disk that is full: the scores were the work
             console.warning(f"the scores could not be kept in {run / 'probes.json'} ({error.strerror}): note them now")
         whole = {"run": config.model} | whole

@@ -14,6 +14,7 @@ from typing import Any
 from frugalvit.report import svg_charts
 from frugalvit.report.run_record import Curve, RunRecord, embed, finite
 from frugalvit.report.sections import table
+from frugalvit.runs import layout
 from frugalvit.utils.files import read_json
 
 _WIDEST = 960
@@ -22,7 +23,7 @@ _WIDEST = 960
 
 def read_material(record: RunRecord, part: str, kind: type) -> Any:
     """A part of what the run left for its page; an empty one where it is absent, or not what it should be."""
-    found = (read_json(record.folder / "transfer_report.json", dict) or {}).get(part)
+    found = (read_json(record.folder / layout.DENSE_REPORT, dict) or {}).get(part)
     if not isinstance(found or kind(), kind):
         _left_out(record, part)
         return kind()

@@ -42,6 +42,7 @@ from frugalvit.errors import UserError
 from frugalvit.report import dense_sections, sections, svg_charts
 from frugalvit.report import sections as dataset
 from frugalvit.report.run_record import RunRecord, find_runs, name_apart, read_comparison, read_run
+from frugalvit.runs import layout
 from frugalvit.utils import console, palette
 from frugalvit.utils.files import write_text
 from frugalvit.utils.text import truncate_list
@@ -82,7 +83,7 @@ def write_report(
     compared = {str(run): found for run in runs if (found := read_comparison(Path(run)))}
     text = report(records, compared, mark(runs, out))
     for folder, lens in seen.items():  # once the page is made: what cannot be shown must not stay in the folder
-        write_text(folder / "lens.json", json.dumps(lens))
+        write_text(folder / layout.LENS, json.dumps(lens))
     write_text(out, text)
     return out
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from frugalvit.config.base import flatten, read_yaml
 from frugalvit.errors import UserError
-from frugalvit.runs.run_folder import read_summary
+from frugalvit.runs import layout
+from frugalvit.runs.run_folder import read_data_facts, read_summary
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json
 from frugalvit.utils.statistics import Difference
@@ -103,7 +104,7 @@ def find_runs(places: list[Path]) -> list[Path]:
 
 def read_comparison(place: Path) -> dict[str, Any] | None:
     """What a comparison found, where ``place`` is the folder of one; settings without their numbers are left out."""
-    found = read_json(place / "comparison.json", dict)
+    found = read_json(place / layout.COMPARISON, dict)
     if found is None:
         return None
     settings, differences = (found.get(name) for name in ("settings", "differences"))
@@ -146,39 +147,39 @@ def name_apart(records: list[RunRecord]) -> None:
 
 
 def is_run(place: Path) -> bool:
-    return any((place / name).is_file() for name in ("metrics.jsonl", "summary.json"))
+    return any((place / name).is_file() for name in (layout.METRICS, layout.SUMMARY))
 
 
 def read_run(folder: Path, seen: dict[str, Any] | None = None) -> RunRecord:
     """Read what lies in a run folder; ``seen`` is what its model saw just now, in place of lens.json."""
     record = RunRecord(folder.resolve().name, folder)
-    _read_lines(folder / "metrics.jsonl", record)
-    if (folder / "config.yaml").is_file():
-        record.setting = flatten(read_yaml(folder / "config.yaml"))
+    _read_lines(folder / layout.METRICS, record)
+    if (folder / layout.CONFIG).is_file():
+        record.setting = flatten(read_yaml(folder / layout.CONFIG))
     summary = read_summary(folder)
     record.finished = summary is not None
     record.summary = _validate_summary(_with_decisions(summary or {}, folder), record)
     _drop_trivial_top5(record)
-    record.data = _sound_data(read_json(folder / "data.json", dict) or {}, record)
-    if (folder.resolve().parent.parent / "comparison.json").is_file():
+    record.data = _sound_data(read_data_facts(folder), record)
+    if (folder.resolve().parent.parent / layout.COMPARISON).is_file():
         record.setting_folder = folder.resolve().parent
-    for mistake in read_json(folder / "mistakes.json", list) or []:
+    for mistake in read_json(folder / layout.MISTAKES, list) or []:
         if not isinstance(mistake, dict):
-            record.note(_unlike("mistakes.json", "an entry"))
+            record.note(_unlike(layout.MISTAKES, "an entry"))
             continue
         image = embed(str(mistake.get("image", "")), folder)
         if image is None:
             record.notes.append(f"mistakes.json names an image that is not there: {mistake.get('image')}")
         else:
             record.mistakes.append({**mistake, "image": image})
-    record.augmentations = embed("augmentations.jpg", folder, limit=None)
-    record.lens = seen or _sound_lens(read_json(folder / "lens.json", dict), record)
+    record.augmentations = embed(layout.AUGMENTATIONS, folder, limit=None)
+    record.lens = seen or _sound_lens(read_json(folder / layout.LENS, dict), record)
     return record
 
 
 def _with_decisions(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A summary with what "auto" chose: a run that was stopped has it in a file only."""
-    return summary if "auto" in summary else summary | {"auto": read_json(folder / "decisions.json", list) or []}
+    return summary if "auto" in summary else summary | {"auto": read_json(folder / layout.DECISIONS, list) or []}
 
 
 def _validate_summary(summary: dict[str, Any], record: RunRecord) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def _validate_summary(summary: dict[str, Any], record: RunRecord) -> dict[str, A
     sound = dict(summary)
     for name in ("alarms", "auto", "classes"):
         if not isinstance(sound.get(name) or [], list):
-            record.note(_unlike("summary.json", f"'{name}'"))
+            record.note(_unlike(layout.SUMMARY, f"'{name}'"))
             del sound[name]
     matrix = sound.get("confusion") or []
     square = isinstance(matrix, list) and all(
@@ -197,7 +198,7 @@ def _validate_summary(summary: dict[str, Any], record: RunRecord) -> dict[str, A
     )
     names = sound.get("classes") or matrix
     if not square or len(names) != len(matrix) > 0:
-        record.note(_unlike("summary.json", "'confusion'"))
+        record.note(_unlike(layout.SUMMARY, "'confusion'"))
         del sound["confusion"]
     return sound
 
@@ -207,7 +208,7 @@ def _sound_data(found: dict[str, Any], record: RunRecord) -> dict[str, Any]:
     sound = dict(found)
     for name, fits in (("used", _is_counts), ("notes", _is_words), ("classes", _is_words), ("left_out", _is_left_out)):
         if name in sound and not fits(sound[name]):
-            record.note(_unlike("data.json", f"'{name}'"))
+            record.note(_unlike(layout.DATA, f"'{name}'"))
             del sound[name]
     return sound
 
@@ -251,10 +252,10 @@ def _sound_lens(lens: dict[str, Any] | None, record: RunRecord) -> dict[str, Any
     for part, wanted in _LENS.items():
         members = lens.get(part)
         if not isinstance(members, list) or not members or not all(_has(member, wanted) for member in members):
-            record.note(_unlike("lens.json", f"'{part}'"))
+            record.note(_unlike(layout.LENS, f"'{part}'"))
             return None
     if not all(_DATA_URI.fullmatch(image["src"]) for image in lens["images"]):
-        record.note(_unlike("lens.json", "an image"))
+        record.note(_unlike(layout.LENS, "an image"))
         return None
     return lens
 

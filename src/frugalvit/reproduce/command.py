@@ -13,6 +13,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.reproduce.scoring import probe_scores
 from frugalvit.reproduce.table_specs import TABLES, Recipe
+from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import write_text
 from frugalvit.utils.tables import CommandResult, Table, as_markdown
@@ -71,7 +72,7 @@ def _finished(config: ReproduceConfig, recipe: Recipe, setting: str) -> bool:
     runs = (
         _folder(config, str(config.table), name, setting, seed) for name in backbones for seed in range(config.seeds)
     )
-    return all((run / "summary.json").exists() for run in runs)
+    return all((run / layout.SUMMARY).exists() for run in runs)
 
 
 def _make_starts(recipe: Recipe, config: ReproduceConfig, *settings: str) -> None:
@@ -111,11 +112,11 @@ def folder_name(setting: str) -> str:
 
 def _make_start(table: str, setting: str, config: ReproduceConfig) -> None:
     """The run of another table that settings begin from: its first seed, made now where it is absent."""
-    from frugalvit.comparison.compare import asked_otherwise, run_once
+    from frugalvit.comparison.compare import find_difference, run_once
 
     recipe, folder = TABLES[table], _start_folder(table, setting, config)
     backbone, text = recipe.backbones[0], recipe.settings[setting]
-    finished = (folder / "summary.json").exists()
+    finished = (folder / layout.SUMMARY).exists()
     if not finished:
         _make_starts(recipe, config, text)
     text = _from_starts(recipe, text, config)
@@ -130,7 +131,7 @@ def _make_start(table: str, setting: str, config: ReproduceConfig) -> None:
     if not finished:
         console.info(f"first the run to begin from: {table}, {setting}")
         run_once(wanted, train)
-    elif other := asked_otherwise(folder, wanted):
+    elif other := find_difference(folder, wanted):
         console.warning(f"{other}: the table begins from it as it is, another --out makes it anew")
 
 

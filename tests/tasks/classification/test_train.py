@@ -26,7 +26,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment import drloc_pairs
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.experiment.load_model import load_model
-from frugalvit.experiment.summary import _seen_from, worst_mistakes
+from frugalvit.experiment.summary import relative_name, worst_mistakes
 from frugalvit.tasks.classification import task
 from frugalvit.tasks.classification import train as commands
 from frugalvit.tasks.classification.predict import predict
@@ -87,7 +87,7 @@ def test_files_are_named_from_where_the_data_are(where: str, shown: str, tmp_pat
     """A report may go to others, whom the folders above the data are no concern of."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "t.csv").write_text("")
-    assert _seen_from(str(tmp_path / where), str(tmp_path / "photos/val/cat/1.png")) == shown
+    assert relative_name(str(tmp_path / where), str(tmp_path / "photos/val/cat/1.png")) == shown
 
 
 @pytest.mark.parametrize(("prob", "passes"), [(0.0, 1), (1.0, 2)])

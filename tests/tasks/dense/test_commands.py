@@ -16,7 +16,7 @@ from PIL import Image
 from frugalvit.backbones import factory
 from frugalvit.config.dense import DetectConfig
 from frugalvit.errors import UserError
-from frugalvit.runs.layout import TRANSFER_FILES
+from frugalvit.runs.layout import DENSE_FILES
 from frugalvit.tasks.dense import experiment
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.detection import commands
@@ -86,7 +86,7 @@ def test_runs_write_under_known_names_and_over_nothing(
     detector: Path, segmenter: Path, scenes: Path, tmp_path: Path
 ) -> None:
     for run in (detector, segmenter):
-        assert {path.name for path in run.iterdir()} <= {*TRANSFER_FILES, ".lock"}
+        assert {path.name for path in run.iterdir()} <= {*DENSE_FILES, ".lock"}
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "worst_1.jpg").write_text("mine")
     with pytest.raises(UserError, match="has pictures already"):

@@ -20,8 +20,8 @@ from frugalvit.comparison.compare import asked_otherwise
 from frugalvit.config.base import read_yaml
 from frugalvit.config.dense import DetectConfig
 from frugalvit.experiment.auto_values import AutoValues
-from frugalvit.runs.layout import REQUEST_FILE
-from frugalvit.tasks.dense.auto_values import decide_detector
+from frugalvit.runs.layout import REQUEST
+from frugalvit.experiment.dense_auto_values import decide_detector
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
@@ -267,5 +267,5 @@ def test_a_comparison_begun_before_is_not_gone_on_with_other_anchors(
 ) -> None:
     asked = DetectConfig.parse({"data": "x", "detector": before}).model_dump(mode="json")
     del asked["detector"]["octaves"]
-    (tmp_path / REQUEST_FILE).write_text(json.dumps(asked))
+    (tmp_path / REQUEST).write_text(json.dumps(asked))
     assert (asked_otherwise(tmp_path, DetectConfig.parse({"data": "x", "detector": now})) == "") is same

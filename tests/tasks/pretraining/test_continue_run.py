@@ -18,7 +18,7 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
-from frugalvit.experiment.resume import read_facts
+from frugalvit.runs.run_folder import read_data_facts as read_facts
 from frugalvit.tasks.pretraining.continue_run import inherit_options, start_from_heads
 from frugalvit.tasks.pretraining.task import PretrainTask
 from helpers.tiny_runs import PRETRAIN, read_metrics, write_config, write_images

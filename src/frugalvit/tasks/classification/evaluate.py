@@ -24,9 +24,11 @@ from frugalvit.experiment.load_model import described_by
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
 from frugalvit.probing.splits import make_extractor
+from frugalvit.runs import layout
+from frugalvit.runs.run_folder import read_data_facts
 from frugalvit.tasks.classification.predict import chances, load_classifier, not_finite
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
+from frugalvit.utils.files import make_folder, utf8_safe, write_text
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
@@ -102,7 +104,7 @@ def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[Dat
     passing it held whole shards out, which are not told apart here.
     """
     where = described_by(Path(config.model)) or Path(config.model)
-    run = where.parent if where.name == "model" else where
+    run = where.parent if where.name == layout.MODEL else where
     theirs = _config_of(run)
     if theirs is not None:
         same = same_value("data", config.data, theirs.data)
@@ -123,7 +125,7 @@ def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[Dat
 def _config_of(run: Path) -> TrainConfig | None:
     """What a run was asked; nothing of an exported folder, or of somebody else's file of that name."""
     try:
-        return TrainConfig.from_run(run / "config.yaml") if (run / "config.yaml").is_file() else None
+        return TrainConfig.from_run(run / layout.CONFIG) if (run / layout.CONFIG).is_file() else None
     except UserError:
         return None
 
@@ -140,7 +142,7 @@ def _read(config: EvalConfig, theirs: TrainConfig, split: str) -> DatasetSplits:
 
 def _with_content(config: EvalConfig, theirs: TrainConfig, run: Path) -> DatasetSplits | None:
     """The data as the run read its own, if they are the same: named from another folder, moved, or a copy."""
-    content = (read_json(run / "data.json", dict) or {}).get("content")
+    content = read_data_facts(run).get("content")
     try:
         source = _read(config, theirs, theirs.split)
     except UserError:  # without the classes that the run chose, say

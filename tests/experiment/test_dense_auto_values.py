@@ -8,13 +8,13 @@ from frugalvit.cli.parser import make_parser
 from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues, Facts
-from frugalvit.tasks.dense.auto_values import (
+from frugalvit.experiment.dense_auto_values import (
     decide_detector,
     decide_drop_path,
     decide_input,
     decide_length,
     decide_segmenter,
-    transfer_epochs,
+    dense_epochs,
 )
 
 
@@ -104,5 +104,5 @@ def test_height_and_width_are_one_number_here(kind: type[TransferConfig], words:
 
 def test_a_cpu_gets_a_few_hundred_steps() -> None:
     for images in (10, 100, 1000):
-        epochs, reason = transfer_epochs(Facts(images, 2, 64, "cpu"), 4, True)
+        epochs, reason = dense_epochs(Facts(images, 2, 64, "cpu"), 4, True)
         assert 100 <= epochs * max(1, images // 4) <= 300 and "CPU" in reason
