@@ -33,6 +33,7 @@ from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.tasks.pretraining.task import PretrainTask
 from frugalvit.tasks.pretraining.train import make_plan
+from helpers.tiny_runs import resolve
 
 SMALL: dict[str, Any] = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4), "img_size": 32}
 
@@ -104,8 +105,8 @@ def test_an_option_that_would_do_nothing_is_refused(values: dict[str, Any], flag
 def test_drloc_is_measured_in_the_form_that_a_run_chooses(as_written: bool, variant: str) -> None:
     settings = train_step._settings(BenchStepConfig(kind="train"), as_written)
     assert isinstance(settings, TrainConfig)
-    resolve_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), AutoValues())
-    assert settings.localization.variant == variant
+    resolved = resolve_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), AutoValues())
+    assert resolved.localization.variant == variant
 
 
 @pytest.mark.parametrize("as_written", [False, True])
@@ -120,7 +121,7 @@ def test_a_step_of_a_network_that_pools_into_another_width(as_written: bool) -> 
     task: Any = stepper.task
     assert (task.views.student.mlp[0].in_features, task.regions.student.mlp[0].in_features) == (1024, 576)
     assert isinstance(task, ReferencePretrainingTask) == as_written and task.hold_last == 0
-    plan = make_plan(PretrainConfig.parse({"steps": 10, "batch": 2, "lr": 0.1}), 4, 1)
+    plan = make_plan(resolve(PretrainConfig.parse({"steps": 10, "batch": 2, "lr": 0.1})), 4, 1)
     assert (stepper.plan.clip, stepper.plan.clip_per, stepper.plan.betas) == (plan.clip, plan.clip_per, plan.betas)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from frugalvit.cli.main import main
 from frugalvit.comparison import compare as module
-from frugalvit.comparison.compare import find_difference, compare, known_metrics
+from frugalvit.comparison.compare import compare, find_difference, known_metrics
 from frugalvit.config.compare import CompareConfig, assignments
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig

@@ -17,6 +17,7 @@ from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
+from helpers.tiny_runs import resolve
 
 STEPS, SIDE = 12, 32
 SMALL = {

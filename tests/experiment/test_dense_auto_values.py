@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from frugalvit.cli.parser import make_parser
@@ -9,13 +11,22 @@ from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues, Facts
 from frugalvit.experiment.dense_auto_values import (
-    decide_detector,
-    decide_drop_path,
-    decide_input,
-    decide_length,
-    decide_segmenter,
     dense_epochs,
+    resolve_dense_input,
+    resolve_detection,
+    resolve_segmentation,
 )
+
+LEVELS: list[float] = [4, 8, 16, 32, 64]
+MASKS = True, "the data has masks"
+
+
+def detector(config: DetectConfig, facts: Facts, auto: AutoValues) -> Any:
+    return resolve_detection(resolve_dense_input(config, facts, auto), facts, LEVELS, MASKS, auto)
+
+
+def segmenter(config: SegmentConfig, facts: Facts, auto: AutoValues) -> Any:
+    return resolve_segmentation(resolve_dense_input(config, facts, auto), facts, auto)
 
 
 @pytest.mark.parametrize(
@@ -28,13 +39,11 @@ from frugalvit.experiment.dense_auto_values import (
     ],
 )
 def test_detection(images: int, side: int, device: str, size: int, batch: int, epochs: int) -> None:
-    config, decisions = DetectConfig.parse({"data": "x"}), AutoValues()
-    facts = Facts(images, 80, side, device)
-    decide_input(config, facts, decisions)
-    decide_length(config, facts, decisions)
+    auto = AutoValues()
+    config = detector(DetectConfig.parse({"data": "x"}), Facts(images, 80, side, device), auto)
     assert (config.img_size, config.batch, config.epochs) == (size, batch, epochs)
     assert config.lr == pytest.approx(1e-4 * (batch / 16) ** 0.5, rel=0.05)
-    assert all(decision.reason for decision in decisions)
+    assert all(value.reason for value in auto)
 
 
 @pytest.mark.parametrize(
@@ -42,47 +51,38 @@ def test_detection(images: int, side: int, device: str, size: int, batch: int, e
     [(768, 800, 256, 1024, 8.0), (768, 384, 256, 1024, 3.8), (128, 128, 32, 128, 2.0), (2048, 800, 256, 1024, 8.0)],
 )
 def test_heads_follow_backbone_and_input(dim: int, size: int, channels: int, hidden: int, anchors: float) -> None:
-    config = DetectConfig.parse({"data": "x", "img_size": size})
-    decide_detector(config, dim, [4, 8, 16, 32], True, AutoValues())
-    found = config.detector
-    assert (found.channels, found.hidden, found.anchors, config.masks) == (channels, hidden, anchors, True)
+    facts = Facts(100, 80, size, "cuda", dim=dim)
+    config = detector(DetectConfig.parse({"data": "x", "img_size": size}), facts, AutoValues())
+    sizes = config.detector
+    assert (sizes.channels, sizes.hidden, sizes.anchors, config.masks) == (channels, hidden, anchors, True)
 
 
 @pytest.mark.parametrize(
     ("images", "side", "size", "epochs"), [(367, 240, 256, 182), (20_210, 512, 512, 127), (2_000, 1000, 512, 127)]
 )
 def test_segmentation(images: int, side: int, size: int, epochs: int) -> None:
-    config, decisions = SegmentConfig.parse({"data": "x"}), AutoValues()
-    facts = Facts(images, 11, side, "cuda")
-    decide_drop_path(config, decisions)
-    decide_input(config, facts, decisions)
-    decide_length(config, facts, decisions)
-    decide_segmenter(config, 768, decisions)
+    config = segmenter(SegmentConfig.parse({"data": "x"}), Facts(images, 11, side, "cuda"), AutoValues())
     assert (config.img_size, config.batch, config.epochs, config.lr) == (size, 16, epochs, 6e-5)
-    assert (config.drop_path, config.decoder.channels) == (0.2, 512)
+    assert config.decoder.channels == 512
 
 
-@pytest.mark.parametrize(("kind", "published"), [(DetectConfig, 1e-4), (SegmentConfig, 6e-5)])
+@pytest.mark.parametrize(("kind", "rules", "published"), [(DetectConfig, detector, 1e-4), (SegmentConfig, segmenter, 6e-5)])
 @pytest.mark.parametrize(("parameters", "factor"), [(900_000, 10), (28_000_000, 1)])
-def test_small_networks_learn_faster(
-    kind: type[TransferConfig], published: float, parameters: int, factor: int
-) -> None:
-    config, decisions = kind.parse({"data": "x", "batch": 16, "steps": 1}), AutoValues()
-    decide_length(config, Facts(100, 2, 64, "cuda", parameters=parameters), decisions)
+def test_small_networks_learn_faster(kind: Any, rules: Any, published: float, parameters: int, factor: int) -> None:
+    auto = AutoValues()
+    facts = Facts(100, 2, 64, "cuda", parameters=parameters)
+    config = rules(kind.parse({"data": "x", "batch": 16, "steps": 1}), facts, auto)
     assert config.lr == pytest.approx(factor * published)
-    assert ("for a small network" in decisions[-1].reason) == (factor > 1)
+    reason = next(value.reason for value in auto if value.name == "lr")
+    assert ("for a small network" in reason) == (factor > 1)
 
 
-def test_given_values_stay() -> None:
-    config, decisions = (
-        DetectConfig.parse({"data": "x", "img_size": 320, "batch": 8, "lr": 3e-4, "steps": 7}),
-        AutoValues(),
-    )
-    facts = Facts(5, 2, 100, "cuda")
-    decide_input(config, facts, decisions)
-    decide_length(config, facts, decisions)
-    assert (config.img_size, config.lr, config.epochs) == (320, 3e-4, "auto")
-    assert config.batch == 5 and decisions[-1].reason == "there are no more training images than that"
+def test_user_values_stay() -> None:
+    auto = AutoValues()
+    values = {"data": "x", "img_size": 320, "batch": 8, "lr": 3e-4, "steps": 7}
+    config = detector(DetectConfig.parse(values), Facts(5, 2, 100, "cuda"), auto)
+    assert (config.img_size, config.lr, config.epochs, config.batch) == (320, 3e-4, "auto", 5)
+    assert ("batch", "there are no more training images than that") in [(value.name, value.reason) for value in auto]
 
 
 @pytest.mark.parametrize(

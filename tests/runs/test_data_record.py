@@ -13,9 +13,9 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import ArrayExamples
-from frugalvit.runs.run_folder import read_data_facts as read_facts
 from frugalvit.runs.data_record import MOST_NAMED, record_data_usage
 from frugalvit.runs.run_folder import RunFolder
+from frugalvit.runs.run_folder import read_data_facts as read_facts
 from frugalvit.tasks.classification.train import train
 from helpers.tiny_runs import TRAIN, write_images
 

@@ -14,19 +14,17 @@ from PIL import Image
 from frugalvit import create_backbone
 from frugalvit.cli.main import main
 from frugalvit.config.dense import DetectConfig, SegmentConfig, SegmentPredictConfig
+from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import load_model
-from frugalvit.tasks.dense import experiment
 from frugalvit.tasks.dense.checkpoint import FACTS, WEIGHTS, read_facts, save_trained
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
-from frugalvit.tasks.detection import commands
 from frugalvit.tasks.detection.task import DetectionTask
 from frugalvit.tasks.segmentation import commands as segment_commands
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
 from frugalvit.tasks.segmentation.task import SegmentationTask
-
-JOBS: dict[str, Any] = {"detect": commands.DetectJob(), "segment": segment_commands.SegmentJob()}
+from helpers.tiny_runs import resolve
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +97,8 @@ def test_height_and_width_are_refused_before_anything_is_read(kind: str, capsys:
 
 @pytest.mark.parametrize(("kind", "config"), [("detect", DetectConfig), ("segment", SegmentConfig)])
 def test_the_patience_with_other_processes_reaches_the_plan(kind: str, config: Any) -> None:
-    settings = config.parse({"data": "x", "batch": 4, "lr": 1e-3, "steps": 10, "peer_timeout": 7.0})
-    assert experiment.make_plan(settings, 100, 1, JOBS[kind]).patience_for_peers == 7.0
+    settings = config.parse({"data": "x", "img_size": 64, "batch": 4, "lr": 1e-3, "steps": 10, "peer_timeout": 7.0})
+    assert TrainPlan.of(resolve(settings), 100, 1).patience_for_peers == 7.0
 
 
 def test_both_tasks_are_fed_and_learn_alike() -> None:

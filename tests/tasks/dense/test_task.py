@@ -14,31 +14,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from frugalvit import create_backbone
 from frugalvit.config.dense import TestConfig
-from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.load_model import load_model
-from frugalvit.tasks.dense import experiment
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection.commands import DetectJob
+from frugalvit.tasks.detection import commands
 from frugalvit.tasks.detection.metrics import IGNORED, Confusion
 from frugalvit.tasks.detection.task import DetectionTask
+from frugalvit.tasks.segmentation import commands as segment_commands
 from frugalvit.tasks.segmentation import task as segment_task
-from frugalvit.tasks.segmentation.commands import SegmentJob
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec, window_starts
 from frugalvit.tasks.segmentation.task import SegmentationTask, choose_crop
 from helpers.dense_runs import detect_config, segment_config
 from helpers.dense_samples import make_coco, make_scenes
+from helpers.tiny_runs import resolve
 
 
 @pytest.mark.parametrize("verb", ["detect", "segment"])
 @pytest.mark.parametrize("given", [{}, {"init": "somewhere"}])
 def test_norms_of_a_network_that_has_learned_rest(verb: str, given: dict[str, str]) -> None:
     """Batches are small; statistics of random weights would be of nothing, and are learned."""
-    make, job = (detect_config, DetectJob()) if verb == "detect" else (segment_config, SegmentJob())
-    config: Any = make(Path("x"), Path("y"), **given)
-    data: Any = SimpleNamespace(classes=("a", "b"), has_masks=lambda: False, about_masks=lambda: "boxes")
     backbone = create_backbone("resnet10t", img_size=64)
-    job.decide(config, data, backbone, AutoValues())
-    task: Any = job.task(config, data, backbone)
+    task: Any
+    if verb == "detect":
+        task = commands.make_task(resolve(detect_config(Path("x"), Path("y"), **given)), 2, (), backbone)
+    else:
+        task = segment_commands.make_task(resolve(segment_config(Path("x"), Path("y"), **given)), 2, backbone)
     norms = [part for part in backbone.modules() if isinstance(part, _BatchNorm)]
     assert norms and {norm.training for norm in norms} == {True}
     task.train()
@@ -99,9 +98,9 @@ def test_pixels_that_count_nowhere_fill_no_crop() -> None:
 @pytest.mark.parametrize(("asked", "taken"), [(10, 10), (1500, 20)])
 def test_a_short_run_does_not_warm_up_for_all_of_it(asked: int, taken: int) -> None:
     """A fifth of it at most; before that the rate is lower, then it is what was asked for."""
-    for make, job in ((detect_config, DetectJob()), (segment_config, SegmentJob())):
-        config: Any = make(Path("x"), Path("y"), lr=1.0, optimizer={"warmup": asked})
-        rates = [job.schedule(config, 100).at(step) for step in range(100)]
+    for make, module in ((detect_config, commands), (segment_config, segment_commands)):
+        config: Any = resolve(make(Path("x"), Path("y"), lr=1.0, optimizer={"warmup": asked}))
+        rates = [module.make_schedule(config, 100).at(step) for step in range(100)]
         assert rates[0] == pytest.approx(1e-3) and rates[taken - 1] < 1.0 and rates[taken] == pytest.approx(1.0)
 
 
@@ -111,7 +110,7 @@ def test_rates_fall_at_shares_of_the_run(length: dict[str, int | None]) -> None:
     config: Any = detect_config(
         Path("x"), Path("y"), lr=1.0, optimizer={"warmup": 0, "milestones": (0.6, 0.9)}, **length
     )
-    rates = [DetectJob().schedule(config, 100).at(step) for step in (59, 60, 89, 90, 99)]
+    rates = [commands.make_schedule(resolve(config), 100).at(step) for step in (59, 60, 89, 90, 99)]
     assert rates == pytest.approx([1.0, 0.1, 0.1, 0.01, 0.01])
 
 
@@ -126,7 +125,7 @@ def test_a_look_at_one_scale_is_scored_beside_several(multi_scale: bool) -> None
         return confusion, []
 
     task: Any = SimpleNamespace(test=TestConfig(multi_scale=multi_scale), scored=scores)
-    found = SegmentJob().score(task, None, None)  # type: ignore[arg-type]
+    found = segment_commands.score_segmenter(task, None, None)  # type: ignore[arg-type]
     assert found["miou"] == pytest.approx(1.0 if multi_scale else 1 / 3)
     assert found.get("single_scale_miou") == (pytest.approx(1 / 3) if multi_scale else None)
 
@@ -135,12 +134,12 @@ def test_a_look_at_one_scale_is_scored_beside_several(multi_scale: bool) -> None
 def test_the_best_weights_are_scored_and_kept(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run that is best half-way: those of that step, and not the last ones."""
     if verb == "detect":
-        data, make, job, kind = make_coco(tmp_path / "data", train=4, val=2), detect_config, DetectJob(), DetectionTask
+        data, make, module, kind = make_coco(tmp_path / "data", train=4, val=2), detect_config, commands, DetectionTask
     else:
-        data, make, job, kind = make_scenes(tmp_path / "data"), segment_config, SegmentJob(), SegmentationTask
+        data, make, module, kind = make_scenes(tmp_path / "data"), segment_config, segment_commands, SegmentationTask
     scores = {2: 1.0, 4: 0.0}
-    monkeypatch.setattr(kind, "evaluate", lambda self, step: {self.score: scores[step]})
-    summary = experiment.train(make(data, tmp_path / "run", report=False), job).data
+    monkeypatch.setattr(kind, "evaluate", lambda self, step: {self.best_metric: scores[step]})
+    summary = module.train(make(data, tmp_path / "run", report=False)).data
     assert summary["best_step"] == 2
     best, last = (
         torch.load(tmp_path / "run" / "checkpoints" / f"{name}.pt", weights_only=True)["task"]

@@ -19,9 +19,9 @@ from frugalvit import create_backbone
 from frugalvit.comparison.compare import asked_otherwise
 from frugalvit.config.base import read_yaml
 from frugalvit.config.dense import DetectConfig
-from frugalvit.experiment.auto_values import AutoValues
+from frugalvit.experiment.auto_values import AutoValues, Facts
+from frugalvit.experiment.dense_auto_values import resolve_detection
 from frugalvit.runs.layout import REQUEST
-from frugalvit.experiment.dense_auto_values import decide_detector
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
@@ -35,6 +35,8 @@ OF_BEFORE = {
 }  # fmt: skip
 """A detector as it was written down before levels could have several sizes of anchors."""
 
+FACTS = Facts(100, 1, 64, "cpu")
+
 NETWORKS: dict[str, dict[str, Any]] = {
     "swin_nano": {},
     "cvt_13": {},
@@ -44,11 +46,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def decided(strides: list[float], side: int, **given: float) -> DetectorSpec:
-    config = DetectConfig.parse({"data": "x", "img_size": side, "detector": given})
-    decisions = AutoValues()
-    decide_detector(config, 96, strides, False, decisions)
-    assert all(decision.reason for decision in decisions)
-    return DetectorSpec(1, anchors=float(config.detector.anchors), octaves=int(config.detector.octaves))
+    config, auto = DetectConfig.parse({"data": "x", "img_size": side, "detector": given}), AutoValues()
+    sizes = resolve_detection(config, FACTS, with_top(strides), (False, "no masks"), auto).detector
+    assert all(value.reason for value in auto)
+    return DetectorSpec(1, anchors=sizes.anchors, octaves=sizes.octaves)
 
 
 def met(spec: DetectorSpec, strides: list[float], side: int, object_side: float) -> float:
@@ -121,8 +122,8 @@ def test_given_anchors_are_what_they_were() -> None:
 @pytest.mark.parametrize(("strides", "octaves"), [([4, 8, 16, 32], 1), ([4, 8, 16], 2)])
 def test_the_published_protocol_has_its_anchors(strides: list[float], octaves: int) -> None:
     config = DetectConfig.parse({"data": "x", "recipe": "detect-coco"})
-    decide_detector(config, 768, strides, True, AutoValues())
-    assert (config.detector.anchors, config.detector.octaves) == (8.0, octaves)
+    sizes = resolve_detection(config, FACTS, with_top(strides), (True, "masks"), AutoValues()).detector
+    assert (sizes.anchors, sizes.octaves) == (8.0, octaves)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -9,7 +9,7 @@ import pytest
 
 from frugalvit.errors import UserError
 from frugalvit.tasks.detection.coco import masks_of, open_coco
-from frugalvit.tasks.detection.commands import DetectJob
+from frugalvit.tasks.detection.commands import open_annotations
 from helpers.dense_runs import detect_config
 from helpers.dense_samples import edit, make_coco
 
@@ -42,7 +42,7 @@ def test_all_boxes_and_those_masks_that_there_are(many: Path, tmp_path: Path, sh
     try:
         found = open_coco(str(many))
         config = detect_config(many, tmp_path / "run", masks=False)
-        assert DetectJob().open(config).masks() == found.masks(), "what is learnt is another question"
+        assert open_annotations(config).masks() == found.masks(), "what is learnt is another question"
     finally:
         path.write_text(before)
     drawn = 200 - round(200 * share)
@@ -74,12 +74,11 @@ def test_ten_masks_or_half_of_them_are_enough(tmp_path: Path, objects: int, draw
     assert found.about_masks().startswith(
         {0: "no training object has one", objects: "every training object has one"}.get(drawn, f"{drawn} of {objects}")
     )
-    job = DetectJob()
     if drawn:  # whoever asks for masks gets them
-        assert job.open(detect_config(data, tmp_path / "run", masks=True)).masks() == (drawn, objects)
+        assert open_annotations(detect_config(data, tmp_path / "run", masks=True)).masks() == (drawn, objects)
         return
-    with pytest.raises(UserError, match="no object with a usable mask in its training images"):
-        job.open(detect_config(data, tmp_path / "run", masks=True))
+    with pytest.raises(UserError, match="no usable mask"):
+        open_annotations(detect_config(data, tmp_path / "run", masks=True))
 
 
 def test_boxes_without_area_and_crowds_are_not_counted(data: Path) -> None:
