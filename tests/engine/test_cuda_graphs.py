@@ -95,7 +95,7 @@ def stepper_of(kind: str, recorded: bool, localization: float) -> TrainStep:
     store, classes, _ = train_step._store(config, fabric.device)
     stepper = train_step._stepper(config, train_step._batches(config, store, classes), classes, fabric, False)
     stepper.plan.lr = Cosine(1e-3, 1e-4, 12)
-    stepper.task.recorded = recorded
+    stepper.task.use_cuda_graphs = recorded
     if kind == "pretrain":
         task: Any = stepper.task
         task.hold_last, task.health_every = 2, 2

@@ -69,8 +69,8 @@ class Judged(ToyTask):
         self.__dict__ |= kind
 
     def evaluate(self, step: int) -> dict[str, float]:
-        self.broken = step >= self.since
-        return {"top1": math.nan if self.broken else 1.0}
+        self.nonfinite_outputs = step >= self.since
+        return {"top1": math.nan if self.nonfinite_outputs else 1.0}
 
 
 def test_the_best_weights_are_handed_out_where_there_are_some(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -80,7 +80,7 @@ def test_the_best_weights_are_handed_out_where_there_are_some(tmp_path: Path, ca
     assert [line["top1"] for line in read_metrics(tmp_path / "run") if "top1" in line] == [1.0, 1.0, None, None]
 
 
-@pytest.mark.parametrize("kind", [{"watched": "test"}, {"hands_out_last": True}], ids=["no val", "the last ones count"])
+@pytest.mark.parametrize("kind", [{"eval_split": "test"}, {"export_last": True}], ids=["no val", "the last ones count"])
 def test_the_last_weights_must_give_numbers_where_they_are_the_result(tmp_path: Path, kind: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"ends with weights whose.*the checkpoint before is intact"):
         run_toy(tmp_path / "run", Judged(since=20, **kind), evaluate_every=5)
@@ -91,8 +91,8 @@ def test_the_last_weights_must_give_numbers_where_they_are_the_result(tmp_path: 
 def test_broken_weights_that_recover_are_scored_again(tmp_path: Path) -> None:
     class Passing(Judged):
         def evaluate(self, step: int) -> dict[str, float]:
-            self.broken = step == 10
-            return {"top1": 2.0 if self.broken else 1.0}
+            self.nonfinite_outputs = step == 10
+            return {"top1": 2.0 if self.nonfinite_outputs else 1.0}
 
     outcome = run_toy(tmp_path / "run", Passing(0), evaluate_every=5)
     assert outcome["best_step"] == 20 and outcome["best"] == 1.0 and not outcome["broken"]

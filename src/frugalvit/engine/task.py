@@ -17,9 +17,9 @@ class Task(nn.Module, ABC):
     best_metric: str  # the metric whose highest value, of equal ones the last, marks the best checkpoint
     eval_split: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
     batches: Any  # where batch_at() takes its batches from
-    broken = False  # whether the weights that evaluate() saw last give answers that are no numbers
-    hands_out_last = False  # whether the last weights are the result, whichever scored best
-    recorded = False  # whether its gradients are replayed as a CUDA graph; such a task has inputs() and judge()
+    nonfinite_outputs = False  # whether the weights that evaluate() saw last give answers that are no numbers
+    export_last = False  # whether the last weights are the result, whichever scored best
+    use_cuda_graphs = False  # whether its gradients are replayed as a CUDA graph; such a task has inputs() and judge()
 
     @property
     def supports_cuda_graphs(self) -> bool:
