@@ -168,7 +168,7 @@ def test_every_kind_has_its_own(without_a_gpu: list[Any]) -> None:
         made.take(action, [images, more, twice])
         wanted = images.sum(0) * (2 if twice else 1) + (0 if more is None else 1)
         torch.testing.assert_close(weight.grad, wanted)
-    assert len(made.recorded) == 6
+    assert len(made.captured) == 6
     assert len(without_a_gpu) == 100 - 6 * WARM_UP
 
 
