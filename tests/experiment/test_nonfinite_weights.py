@@ -51,7 +51,7 @@ def test_a_run_that_ends_without_numbers_is_no_success(
     assert cli.main(words) == 2
     said = capsys.readouterr()
     error = strict(said.out)["error"]
-    assert "answers are not finite" in error and "of 3 steps were skipped" in error and "--lr" in error
+    assert "non-finite outputs" in error and "of 3 steps were skipped" in error and "--lr" in error
     assert said.err.count("frugalvit: ") == 1
     left = {path.name for path in run.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "fault"} <= left and not left & {"model", "summary.json"}
@@ -76,7 +76,7 @@ class Judged(ToyTask):
 def test_the_best_weights_are_handed_out_where_there_are_some(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     outcome = run_toy(tmp_path / "run", Judged(since=15), evaluate_every=5)
     assert outcome["best_step"] == 10 and outcome["best"] == 1.0 and outcome["broken"]
-    assert "at step 15 the network's answers are not finite" in capsys.readouterr().err
+    assert "step 15: non-finite outputs" in capsys.readouterr().err
     assert [line["top1"] for line in read_metrics(tmp_path / "run") if "top1" in line] == [1.0, 1.0, None, None]
 
 

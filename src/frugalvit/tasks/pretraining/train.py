@@ -169,7 +169,7 @@ def _check_regions(config: PretrainConfig, plan: TrainPlan) -> None:
 
 def make_plan(config: PretrainConfig, images: int, world: int) -> TrainPlan:
     """The run in steps."""
-    plan = TrainPlan.of(config, images, world, lines=20)
+    plan = TrainPlan.from_config(config, images, world, lines=20)
     assert isinstance(config.lr, float)
     steps, per_epoch, optimizer = plan.steps, plan.steps_per_epoch, config.optimizer
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
