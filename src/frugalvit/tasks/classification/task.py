@@ -157,7 +157,7 @@ class ClassificationTask(Task):
             groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
         else:
             named, spared = self.backbone.named_parameters(), no_weight_decay_names(self.backbone)
-            groups = decay_groups(named, self.weight_decay, spared=spared)
+            groups = decay_groups(named, self.weight_decay, undecayed=spared)
         if self.localization is not None:
             named = self.localization.named_parameters("localization")
             groups += decay_groups(named, self.weight_decay, self.settings.lr_scale)

@@ -88,7 +88,9 @@ class DenseTask(nn.Module):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if self.layer_decay == 1:
-            return decay_groups(self.net.named_parameters(), self.weight_decay, spared=no_weight_decay_names(self.net))
+            return decay_groups(
+                self.net.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self.net)
+            )
         inside = {id(parameter) for parameter in self.backbone.parameters()}
         rest = [(name, value) for name, value in self.net.named_parameters() if id(value) not in inside]
         groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)

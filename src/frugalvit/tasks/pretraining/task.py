@@ -219,7 +219,7 @@ class PretrainingTask(Task):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         # The teacher and its heads ask for no gradients, so they are left out.
-        return decay_groups(self.named_parameters(), self.weight_decay, spared=no_weight_decay_names(self))
+        return decay_groups(self.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self))
 
     def evaluate(self, step: int) -> dict[str, float]:
         if self.monitor is None:
