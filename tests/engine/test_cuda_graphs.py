@@ -129,7 +129,7 @@ def test_a_recorded_step_that_is_skipped(kind: str, without_a_gpu: list[Any]) ->
     task: Any = stepper.task
     if kind == "train":
         task.ema, task.average = 0.5, copy.deepcopy(task.backbone)
-        task.following = EMA(task.average, task.backbone, buffers=True)
+        task.average_update = EMA(task.average, task.backbone, buffers=True)
     else:
         task.momentum = Constant(0.5)
     for step in range(2 * WARM_UP + 4):
