@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"img_size": 32},
             ("a", "b", "c"),
             True,
-            "at 32x32: keeps the shape its weights were trained in and ends in 1x1",
+            "at 32x32: keeps the patch size of its weights and ends in 1x1",
         ),
         ({"backbone": "swin_nano"}, ("x",), False, "2 left over (head.fc.bias, head.fc.weight); classifier of 3"),
         ({"init": "model.safetensors"}, ("a", "b", "d"), False, "its classes are others (a, b, c)"),

@@ -230,9 +230,7 @@ def test_a_smaller_size_keeps_the_network(name: str, keywords: dict, grid: int, 
     images = torch.rand(1, 3, 96, 96)
     for found in (small, again):
         assert found.grid_size(96) == (grid, grid)
-        assert found.notes == [
-            f"{name} at 96x96: keeps the shape its weights were trained in and ends in {grid}x{grid} tokens"
-        ]
+        assert found.notes == [f"{name} at 96x96: keeps the patch size of its weights and ends in {grid}x{grid} tokens"]
         with torch.inference_mode():
             torch.testing.assert_close(found(images).pooled, backbone(images).pooled, atol=1e-5, rtol=1e-5)
     assert "keep_patch_size" not in timm_config(small)["model_args"]
