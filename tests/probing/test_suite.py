@@ -138,7 +138,7 @@ def test_results_hold_no_nan_and_are_json(four: Path, tmp_path: Path) -> None:
 
 
 def test_names_are_only_names_in_tables(tmp_path: Path) -> None:
-    entry = suite.Entry("mine", r"C:\a~b^c ±", "mine", "accuracy", "present")
+    entry = suite_tables.Entry("mine", r"C:\a~b^c ±", "mine", "accuracy", "present")
     scored = {"score": 80.0, "metric": "accuracy", "classes": 3, "train_images": 4, "test_images": 2}
     suite_tables.suite_result([entry], ["a_1", "b"], [{"mine": scored}, {"mine": scored | {"score": 7.0}}], tmp_path)
     latex = (tmp_path / "suite.tex").read_text(encoding="utf-8")
@@ -148,7 +148,7 @@ def test_names_are_only_names_in_tables(tmp_path: Path) -> None:
 
 def test_own_data_are_called_by_the_metric_they_were_scored_with(tmp_path: Path) -> None:
     """Whether own images have several labels each is known only once they are opened."""
-    entry = suite.Entry("mine", "mine", "mine", "accuracy", "present")
+    entry = suite_tables.Entry("mine", "mine", "mine", "accuracy", "present")
     scored = {"score": 80.0, "metric": "map11", "classes": 3, "train_images": 4, "test_images": 2}
     table = suite_tables.suite_result([entry], ["model"], [{"mine": scored}], tmp_path).tables[0]
     assert table.rows[0][:2] == ["mine", "11-point mAP"]

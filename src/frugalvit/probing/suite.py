@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +31,12 @@ from frugalvit.probing.splits import (
     open_model,
     probe_device,
 )
-from frugalvit.probing.suite_tables import suite_result
+from frugalvit.probing.suite_tables import Entry, suite_result
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
 from frugalvit.utils.tables import CommandResult
 
 _VERSION = 1  # of the protocol: raise it when an old result would no longer be what is computed today
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One dataset of the suite: how it is opened and measured, and whether it is there."""
-
-    name: str
-    title: str
-    data: str
-    metric: Metric
-    status: str  # present, downloadable, by hand
-    instruction: str = ""
 
 
 def suite(config: SuiteConfig) -> CommandResult:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frugalvit.probing.metrics import METRIC_NAMES
+from frugalvit.probing.metrics import METRIC_NAMES, Metric
 from frugalvit.utils.files import write_text
 from frugalvit.utils.tables import Bold, CommandResult, Table, as_csv, as_latex
 
 if TYPE_CHECKING:
-    from frugalvit.probing.suite import Entry
+    pass
 
 Scores = dict[str, dict[str, Any]]  # by dataset
 
@@ -139,3 +140,15 @@ def _bold_best(values: Sequence[float], digits: int) -> list[str]:
     best = max(values) if len(values) > 1 else None
     shown = [f"{value:.{digits}f}" for value in values]
     return [Bold(text) if value == best else text for value, text in zip(values, shown, strict=True)]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One dataset of the suite: how it is opened and measured, and whether it is there."""
+
+    name: str
+    title: str
+    data: str
+    metric: Metric
+    status: str  # present, downloadable, by hand
+    instruction: str = ""
