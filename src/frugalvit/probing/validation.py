@@ -70,7 +70,7 @@ def as_targets(targets: Any, features: Tensor, what: str) -> Tensor:
 
 def shape_text(array: Tensor) -> str:
     """Write a shape as 300x64; a scalar has none."""
-    return "x".join(str(size) for size in array.shape) or "a single number"
+    return "x".join(str(size) for size in array.shape) or "a scalar"
 
 
 def _as_integers(numbers: Tensor, features: Tensor, what: str) -> Tensor:
