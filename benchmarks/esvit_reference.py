@@ -12,11 +12,11 @@ from torch import Tensor
 from frugalvit.data.loader import Batch
 from frugalvit.features import Features
 from frugalvit.objectives.matching import Matching
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 
 
-class ReferencePretrainingTask(PretrainTask):
-    """The same student, teacher and heads as ``PretrainTask``; only the losses are computed differently."""
+class ReferencePretrainingTask(PretrainingTask):
+    """The same student, teacher and heads as ``PretrainingTask``; only the losses are computed differently."""
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
         crops: list[Tensor] = batch.images  # type: ignore[assignment]

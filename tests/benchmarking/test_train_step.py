@@ -30,7 +30,7 @@ from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues, Facts, decide_training
 from frugalvit.objectives import RegionMatching, ViewMatching
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import make_plan
 from torchvision_input import FileDataset, TorchvisionBatches, make_loader, supervised_transform
 
@@ -43,7 +43,7 @@ def test_algorithm_1_has_the_same_loss_and_gradients() -> None:
     heads = {"prototypes": 40, "hidden": 16, "bottleneck": 8}
     views, regions = ViewMatching(student.dim, **heads), RegionMatching(student.dim, **heads)
     schedules = {"teacher_temp": Constant(0.05), "momentum": Constant(0.9)}
-    fast = PretrainTask(student, teacher, views=views, regions=regions, **schedules, health_every=10**9).double()
+    fast = PretrainingTask(student, teacher, views=views, regions=regions, **schedules, health_every=10**9).double()
     slow = ReferencePretrainingTask(
         copy.deepcopy(student), copy.deepcopy(teacher), views=copy.deepcopy(views), regions=copy.deepcopy(regions),
         **schedules,

@@ -154,7 +154,7 @@ def test_auto_batch_on_a_cpu_says_so(tmp_path: Path, images: Path, capsys: pytes
     config = write_config(tmp_path / "config.yaml", TRAIN, steps=1)
     words = ["train", str(images), "--config", str(config), "--out", str(tmp_path / "run"), "--device", "cpu"]
     status, said = command(capsys, *words, "--auto-batch")
-    assert status == 0 and "auto-batch: 8 images a step are kept" in said
+    assert status == 0 and "auto-batch: batch stays 8" in said
 
 
 @pytest.mark.gpu
@@ -199,7 +199,7 @@ def test_a_full_disk_keeps_the_checkpoints(tmp_path: Path, monkeypatch: pytest.M
 class Full(ToyTask):
     """One whose first score is the best, so that it is saved before anything else."""
 
-    score = "top1"
+    best_metric = "top1"
 
     def evaluate(self, step: int) -> dict[str, float]:
         return {"top1": float(step)}

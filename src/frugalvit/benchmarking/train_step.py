@@ -39,7 +39,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues, Facts, decide_pretraining, decide_training
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console
 from frugalvit.utils.checkout import import_benchmark
 from frugalvit.utils.tables import CommandResult, Table
@@ -248,7 +248,7 @@ def _make_train_step(
         plan = replace(plan, log_every=plan.steps)  # the health metrics belong to the log
         with console.quiet():  # every row would log the same
             student = pretrain.make_network(settings)
-        kind = PretrainTask
+        kind = PretrainingTask
         if as_written:
             kind = import_benchmark("esvit_reference", _BASELINE).ReferencePretrainingTask
         task: Any = pretrain.make_task(settings, student, plan, kind)

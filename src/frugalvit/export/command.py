@@ -26,7 +26,7 @@ from frugalvit.export.format import ExportFormat, ExportJob, Run
 from frugalvit.export.inference_model import ReadyModel, load
 from frugalvit.export.model_card import in_pixels
 from frugalvit.export.verify import check_images
-from frugalvit.tasks.classification.predict import not_finite
+from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, remove_leftovers, working_folder
 from frugalvit.utils.tables import CommandResult, Table
@@ -52,7 +52,7 @@ def export(config: ExportConfig) -> CommandResult:
     images, source = check_images(model, config.images, settings)
     with torch.inference_mode():
         if not bool(model(images).isfinite().all()):
-            raise UserError(not_finite(config.model))
+            raise UserError(nonfinite_message(config.model))
     console.info(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
         network, run = export_format.write(ExportJob(config, model, folder, meta, settings, scored_at))

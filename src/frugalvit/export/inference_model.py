@@ -20,7 +20,7 @@ from frugalvit.engine.hardware import cpu_settings
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
 from frugalvit.features import Features
-from frugalvit.tasks.classification.predict import not_finite
+from frugalvit.tasks.classification.predict import nonfinite_message
 
 
 class ReadyModel(nn.Module):
@@ -72,7 +72,7 @@ class ReadyModel(nn.Module):
             for first in range(0, len(inputs), batch):
                 logits = self(self.transform(inputs[first : first + batch])).float()
                 if not bool(logits.isfinite().all()):
-                    raise UserError(not_finite(self.name))
+                    raise UserError(nonfinite_message(self.name))
                 probabilities, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
                 for row in zip(best.tolist(), probabilities.tolist(), strict=True):
                     predictions.append([(names[index], probability) for index, probability in zip(*row, strict=True)])

@@ -33,12 +33,12 @@ from frugalvit.utils import console
 Losses = dict[str, Tensor]
 
 
-class PretrainTask(Task):
+class PretrainingTask(Task):
     """Student, teacher, their heads and what they are compared on."""
 
-    score = "knn"
-    hands_out_last = True
-    watched = "val"
+    best_metric = "knn"
+    export_last = True
+    eval_split = "val"
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class PretrainTask(Task):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         # The teacher and its heads ask for no gradients, so they are left out.
-        return decay_groups(self.named_parameters(), self.weight_decay, spared=no_weight_decay_names(self))
+        return decay_groups(self.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self))
 
     def evaluate(self, step: int) -> dict[str, float]:
         if self.monitor is None:
