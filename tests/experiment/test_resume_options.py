@@ -153,7 +153,7 @@ def test_a_loss_that_is_added_is_no_divergence(share: float) -> None:
         if line >= 20:
             part = share if line == 20 else 1.0
             metrics |= {"region_loss": 6.9 - line / 40, "loss": metrics["loss"] + part * (3.45 - line / 80)}
-        said += health.look(10 * line, metrics)
+        said += health.check(10 * line, metrics)
     assert said == []
 
 
@@ -164,7 +164,7 @@ def test_long_runs_are_not_looked_through_at_every_line(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_swing", lambda losses: looked.append(len(losses)) or swing(losses))
     watch = Health(1024, steps=40_000, settled=100)
     for line in range(4000):
-        watch.look(10 * line, {"loss": 6.9, "view_loss": 6.9, "knn": 20.0})
+        watch.check(10 * line, {"loss": 6.9, "view_loss": 6.9, "knn": 20.0})
     assert len(looked) < 400 and watch.verdict() == "stagnation"
 
 
@@ -182,9 +182,9 @@ def test_runs_that_were_begun_with_it_go_on(tmp_path: Path) -> None:
 def test_a_collapse_that_an_evaluation_finds_is_saved(
     images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from frugalvit.tasks.pretraining.task import PretrainTask
+    from frugalvit.tasks.pretraining.task import PretrainingTask
 
-    monkeypatch.setattr(PretrainTask, "on_metrics", lambda self, step, metrics: "knn" in metrics)
+    monkeypatch.setattr(PretrainingTask, "on_metrics", lambda self, step, metrics: "knn" in metrics)
     values = PRETRAIN | {"data": images, "steps": 400, "save_every": 0, "out": str(tmp_path / "run")}
     pretrain(PretrainConfig.parse(values))
     assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frugalvit.reproduce.scoring import probe_scores
+from frugalvit.reproduce.table_specs import Recipe
 
 from frugalvit.cli.main import main
 from frugalvit.config.compare import CompareConfig, assignments
@@ -18,8 +20,6 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.reproduce import TABLES, command, reproduce
 from frugalvit.reproduce.command import folder_name
-from frugalvit.reproduce.scoring import probe_scores
-from frugalvit.reproduce.table_specs import Recipe
 from helpers.tiny_runs import write_images
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,9 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.engine import distributed
 from frugalvit.errors import UserError
 from frugalvit.experiment.summary import run_result
-from frugalvit.runs.run_folder import RunFolder, find_run, finished_summary, new_run_folder, read_state
+from frugalvit.runs.checkpoint import find_damage, read_state
+from frugalvit.runs.layout import find_run
+from frugalvit.runs.run_folder import RunFolder, finished_summary, new_run_folder
 from frugalvit.utils.files import FolderLock, make_folder, remove_parts, write_atomically, write_text
 from frugalvit.utils.tables import Table
 

@@ -222,13 +222,14 @@ class Experiment(ABC, Generic[C, R]):
         self.compile_task()
         return fit(self.task, self.plan, self.run_folder, self.fabric)
 
-    def load_best(self, outcome: dict[str, Any]) -> None:
-        """Load the best weights into the task, if there are any and they are not the last ones."""
+    def load_best(self, outcome: dict[str, Any]) -> bool:
+        """Load the best weights into the task; False if there are none, or if they are the last ones."""
         # Rank 0 wrote the file; other ranks may not see it yet.
         best = run_on_rank_zero(self.fabric, self.run_folder.load_best)
-        if best is not None and best["step"] != outcome["steps"]:
-            self.task.load_state_dict(best["task"])
-            self.task.seen = None
+        if best is None or best["step"] == outcome["steps"]:
+            return False
+        self.task.load_state_dict(best["task"])
+        return True
 
     def save(self, summary: dict[str, Any]) -> None:
         """Write the results; summary.json last, because it marks the run as finished."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.factory import architecture_of
+from frugalvit.backbones.registry import get_architecture
 from frugalvit.backbones.weights.model_config import find_model_folder, weights_in
 from frugalvit.backbones.weights.model_folder import load_model_folder
 from frugalvit.config.base import read_yaml
@@ -41,7 +41,7 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
         return config  # not our folder, and the user names the network: loading shows whether the weights fit
     backbone = auto.choose("backbone", config.backbone, network.name, f"the network of {config.init}")
     keywords = {key: network.keywords[key] for key in ("mean", "std") if key in network.keywords}
-    wanted, stored = (architecture_of(name).partition(".")[0] for name in (backbone, network.name))
+    wanted, stored = (get_architecture(name).partition(".")[0] for name in (backbone, network.name))
     if wanted == stored:
         keywords = network.architecture_kwargs() | ({} if network.in_chans == 3 else {"in_chans": network.in_chans})
         if with_size:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.factory import close_names, is_name
+from frugalvit.backbones.registry import is_model_name, suggest_names
 from frugalvit.backbones.weights.checkpoint_formats import classifier_part
 from frugalvit.backbones.weights.load import LoadReport, load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
@@ -82,9 +82,11 @@ def load_model(
         if "/" in source or source.endswith((".pt", ".pth", ".safetensors")):
             siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
             raise UserError(f"There is no model at {source}.{did_you_mean(path.name, siblings) or f' {_MODELS}.'}")
-        if not is_name(source):
+        if not is_model_name(source):
             names = "or a name of 'frugalvit list models'"
-            raise UserError(f"There is no folder, file or network '{source}'.{close_names(source)} {_MODELS}, {names}.")
+            raise UserError(
+                f"There is no folder, file or network '{source}'.{suggest_names(source)} {_MODELS}, {names}."
+            )
         if not random:
             _warn_random_weights(source)
         backbone = create_backbone(source, img_size=img_size or 224)

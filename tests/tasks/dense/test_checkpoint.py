@@ -98,7 +98,7 @@ def test_height_and_width_are_refused_before_anything_is_read(kind: str, capsys:
 @pytest.mark.parametrize(("kind", "config"), [("detect", DetectConfig), ("segment", SegmentConfig)])
 def test_the_patience_with_other_processes_reaches_the_plan(kind: str, config: Any) -> None:
     settings = config.parse({"data": "x", "img_size": 64, "batch": 4, "lr": 1e-3, "steps": 10, "peer_timeout": 7.0})
-    assert TrainPlan.of(resolve(settings), 100, 1).patience_for_peers == 7.0
+    assert TrainPlan.from_config(resolve(settings), 100, 1).patience_for_peers == 7.0
 
 
 def test_both_tasks_are_fed_and_learn_alike() -> None:

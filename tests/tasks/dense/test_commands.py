@@ -144,7 +144,7 @@ def test_changed_masks_and_annotations_are_said(
             command.train(type(settings).parse({"resume": str(tmp_path / "run"), "device": "cpu"}))
         return capsys.readouterr().err
 
-    monkeypatch.setattr(command.DetectTask if kind == "detect" else command.SegmentTask, "after_step", stop)
+    monkeypatch.setattr(command.DetectionTask if kind == "detect" else command.SegmentationTask, "after_step", stop)
     with pytest.raises(KeyboardInterrupt):
         command.train(settings)
     for file in data.rglob("*.*"):
@@ -186,7 +186,7 @@ def test_one_image_is_too_few_and_leaves_no_folder(kind: str, split: str, words:
 
 def test_epochs_are_counted_in_steps_of_the_shared_batch(tmp_path: Path) -> None:
     config = detect_config(tmp_path, tmp_path / "run", steps=None, epochs=4, batch=10, accumulate=4)
-    plan = TrainPlan.of(resolve(config, 100), 100, 1)
+    plan = TrainPlan.from_config(resolve(config, 100), 100, 1)
     assert (plan.images_per_step, plan.steps_per_epoch, plan.steps) == (8, 12, 48)
 
 

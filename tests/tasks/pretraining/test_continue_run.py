@@ -20,7 +20,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.runs.run_folder import read_data_facts as read_facts
 from frugalvit.tasks.pretraining.continue_run import inherit_options, start_from_heads
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from helpers.tiny_runs import PRETRAIN, read_metrics, write_config, write_images
 
 
@@ -72,7 +72,7 @@ def test_adding_regions_keeps_views(views_only: Path) -> None:
 def test_memory_is_tried_out_for_a_run_that_continues(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pretrain", "--continue", str(views_only / "views"), "--device", "cpu", "--no-report", "--steps", "5"]
     assert cli.main([*words, "--out", str(views_only / "tried"), "--auto-batch"]) == 0
-    assert "auto-batch: 8 images a step are kept" in capsys.readouterr().err
+    assert "auto-batch: batch stays 8" in capsys.readouterr().err
 
 
 def test_what_is_left_open_is_as_in_the_run_that_is_continued(
@@ -225,7 +225,7 @@ def test_moments_follow_their_names() -> None:
     assert remap_optimizer_state(old, new)["state"] == {0: "b", 2: "a"}
 
 
-def task_with_regions(view: bool = True) -> PretrainTask:
+def task_with_regions(view: bool = True) -> PretrainingTask:
     backbone = create_backbone("swin_nano", 16, **PRETRAIN["backbone_args"])  # type: ignore[arg-type]
     heads = {"prototypes": 16, "hidden": 8, "bottleneck": 4}
     views = ViewMatching(backbone.dim, **heads) if view else None

@@ -26,7 +26,7 @@ from frugalvit.probing.metrics import classification_scores, rank_classes, wilso
 from frugalvit.probing.splits import make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_data_facts
-from frugalvit.tasks.classification.predict import chances, load_classifier, not_finite
+from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, utf8_safe, write_text
 from frugalvit.utils.tables import CommandResult, Table
@@ -55,9 +55,9 @@ def evaluate(config: EvalConfig) -> CommandResult:
     views = [found, extractor(examples, label, mirrored=True)] if config.mirror else [found]
     seen = [view.features.to(extractor.device) for view in views]
     with torch.inference_mode():
-        answers, plain = (chances(model.backbone, *looks).cpu() for looks in (seen, seen[:1]))
+        answers, plain = (class_probabilities(model.backbone, *looks).cpu() for looks in (seen, seen[:1]))
     if not bool(answers.isfinite().all()):
-        raise UserError(not_finite(config.model))
+        raise UserError(nonfinite_message(config.model))
     ranked = rank_classes(answers)
     scores = _scores(ranked, truth)
     summary: dict[str, Any] = {"model": config.model, "data": source.name, **scores}
@@ -104,7 +104,7 @@ def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[Dat
     passing it held whole shards out, which are not told apart here.
     """
     where = described_by(Path(config.model)) or Path(config.model)
-    run = where.parent if where.name == layout.MODEL else where
+    run = where.parent if where.name == "model" else where
     theirs = _config_of(run)
     if theirs is not None:
         same = same_value("data", config.data, theirs.data)

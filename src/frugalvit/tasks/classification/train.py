@@ -135,13 +135,14 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
 
     def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Score the best weights on test; without it, on the images of the evaluations."""
-        self.load_best(outcome)
         config, task = self.config, self.task
+        if self.load_best(outcome):
+            task.cached_scores = None
         self.final_set, unseen = self.eval_set, self.unseen
         if unseen is not None:
             self.final_set = builders.eval_set(unseen, task.backbone, config, self.fabric)
         with collective_timeout(self.fabric, config.peer_timeout):
-            self.scores = task.scored(self.final_set)
+            self.scores = task.score(self.final_set)
         return {
             "run": str(self.run_folder.folder),
             "task": "train",
@@ -150,7 +151,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             "scored_images": int(self.scores.confusion.sum()),
             "val_top1": finite(outcome["best"]),
             **describe_weights(outcome, task.eval_split),
-            **task.localized(),
+            **task.localization_summary(),
             **run_facts(config, outcome, task.backbone),
         }
 
@@ -176,7 +177,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
 
 def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan:
     """Build the schedule of a run in steps, for ``images`` training images on ``world`` processes."""
-    plan = TrainPlan.of(config, images, world, together=PAIR)
+    plan = TrainPlan.from_config(config, images, world, group=PAIR)
     optimizer = config.optimizer
     warm = warmup_steps(optimizer.warmup, plan.steps_per_epoch, plan.steps)
     lowest, first = config.lr * optimizer.min_lr, config.lr * 1e-3

@@ -103,7 +103,7 @@ class DenseExperiment(Experiment[C, R]):
         return builders.load_initial_weights(backbone, options)
 
     def build_plan(self) -> TrainPlan:
-        plan = TrainPlan.of(self.config, len(self.items), self.fabric.world_size)
+        plan = TrainPlan.from_config(self.config, len(self.items), self.fabric.world_size)
         return replace(plan, lr=self.make_schedule(plan.steps), evaluate_every=self.config.evaluate_every)
 
     def training_files(self) -> tuple[FileExamples, Sequence[str], str]:
@@ -167,8 +167,9 @@ class DenseExperiment(Experiment[C, R]):
         scored_on = self.eval_split if self.unseen is None else "test"
         self.used |= {scored_on: final}
         self._record_usage()
-        self.load_best(outcome)
         run, task = self.run_folder, self.task
+        if self.load_best(outcome):
+            task.seen = None
         with collective_timeout(self.fabric, self.config.peer_timeout):
             scores = self.score_task(final, run.folder if run.writer else None)
         return {

@@ -23,7 +23,7 @@ from frugalvit.experiment.resume import check_command
 from frugalvit.runs import layout
 from frugalvit.runs.layout import find_run, has_checkpoint
 from frugalvit.runs.run_folder import RunFolder, read_data_facts, read_summary
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console
 
 _LEVELS = {"views": "view level", "regions": "region level"}
@@ -101,7 +101,7 @@ class ContinuedRun:
         return total_steps(None, source.epochs, images, source.batch)
 
 
-def import_checkpoint(path: str, task: PretrainTask, steps: int) -> dict[str, Any]:
+def import_checkpoint(path: str, task: PretrainingTask, steps: int) -> dict[str, Any]:
     """Return the last checkpoint of another run as the first of this one: weights, centers, optimizer, step.
 
     A level that the other run did not have keeps its new head (the same in teacher and student) and a zero center.
@@ -140,7 +140,7 @@ def _check_longer(path: str, done: int, steps: int) -> None:
         )
 
 
-def start_from_heads(task: PretrainTask, path: str) -> None:
+def start_from_heads(task: PretrainingTask, path: str) -> None:
     """Load heads and centers from --init, if it has them: released EsViT and DINO files, and runs."""
     source = Path(path)
     if source.is_file():
@@ -153,7 +153,7 @@ def start_from_heads(task: PretrainTask, path: str) -> None:
         _load_run_heads(task, state, source)
 
 
-def _load_run_heads(task: PretrainTask, state: dict[str, Any], run: Path) -> None:
+def _load_run_heads(task: PretrainingTask, state: dict[str, Any], run: Path) -> None:
     theirs = {name: value for name, value in state["task"].items() if name.startswith(("views.", "regions."))}
     ours = task.state_dict()
     fitting = {name: value for name, value in theirs.items() if name in ours and ours[name].shape == value.shape}
@@ -168,7 +168,7 @@ def _load_run_heads(task: PretrainTask, state: dict[str, Any], run: Path) -> Non
     console.info(note + (f"; {others} have another size and start from scratch" if others else ""))
 
 
-def _load_file_heads(task: PretrainTask, path: Path) -> None:
+def _load_file_heads(task: PretrainingTask, path: Path) -> None:
     heads = read_heads(path)
     loaded = []
     for name, level, tensors, center in (

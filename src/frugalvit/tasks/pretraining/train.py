@@ -28,7 +28,7 @@ from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.pretraining.continue_run import ContinuedRun, import_checkpoint, start_from_heads
 from frugalvit.tasks.pretraining.health import FeatureMonitor, Health, health_table
-from frugalvit.tasks.pretraining.task import PretrainTask, make_teacher
+from frugalvit.tasks.pretraining.task import PretrainingTask, make_teacher
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 
@@ -50,7 +50,7 @@ def pretrain(config: PretrainConfig) -> CommandResult:
 class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
     command = "pretrain"
     data: DatasetSplits
-    task: PretrainTask
+    task: PretrainingTask
     images: ImageDataset  # to train on
     source_run: ContinuedRun | None = None  # of --continue
 
@@ -98,7 +98,7 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
     def training_files(self) -> tuple[ImageDataset, Sequence[str], None]:
         return self.images, self.data.classes or (), None
 
-    def build_task(self) -> PretrainTask:
+    def build_task(self) -> PretrainingTask:
         config, run, plan = self.config, self.run_folder, self.plan
         _check_regions(config, plan)
         task = make_task(config, self.backbone, plan)
@@ -136,7 +136,7 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
             "first_loss": losses[0] if losses else None,
             "loss": losses[-1] if losses else None,
             "effective_rank": last.get("effective_rank"),
-            "largest_rank": min(task.student.pooled_dim, task.monitor.bank.store.readable),
+            "largest_rank": min(task.student.pooled_dim, task.monitor.gallery.store.readable),
             "feature_deviation": last.get("feature_deviation"),
             **run_facts(self.config, outcome, task.student),
         }
@@ -196,7 +196,7 @@ def _check_regions(config: PretrainConfig, plan: TrainPlan) -> None:
 
 def make_plan(config: ResolvedPretrainConfig, images: int, world: int) -> TrainPlan:
     """Build the schedule of a run in steps, for ``images`` training images on ``world`` processes."""
-    plan = TrainPlan.of(config, images, world, lines=20)
+    plan = TrainPlan.from_config(config, images, world, lines=20)
     steps, per_epoch, optimizer = plan.steps, plan.steps_per_epoch, config.optimizer
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
     return replace(
@@ -214,8 +214,8 @@ def make_network(config: PretrainConfig, **keywords: Any) -> Backbone:
 
 
 def make_task(
-    config: ResolvedPretrainConfig, student: Backbone, plan: TrainPlan, kind: type[PretrainTask] = PretrainTask
-) -> PretrainTask:
+    config: ResolvedPretrainConfig, student: Backbone, plan: TrainPlan, kind: type[PretrainingTask] = PretrainingTask
+) -> PretrainingTask:
     """Build student, teacher, heads and schedules."""
     matching = config.matching
     heads: dict[str, Any] = {
