@@ -13,13 +13,14 @@ import pytest
 import frugalvit.config
 from frugalvit.cli.parser import make_parser, parse
 from frugalvit.config import compare, dense, probe, tools, train
-from frugalvit.config.base import Config, flatten, option, read_yaml, set_dotted
+from frugalvit.config.base import Config, flatten, option, set_dotted
 from frugalvit.config.data import DataConfig, PackConfig
 from frugalvit.config.dense import DetectConfig, SegmentConfig, SegmentEvalConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.config.types import ROOT, DataViewConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_json
 

@@ -14,7 +14,7 @@ import yaml
 
 from frugalvit.backbones.weights.load import read_checkpoint
 from frugalvit.cli import main as cli
-from frugalvit.config.base import read_yaml
+from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder, read_state
 

@@ -25,9 +25,9 @@ from safetensors.torch import save_file
 from frugalvit.backbones.weights.load import read_checkpoint
 from frugalvit.cli.main import shown
 from frugalvit.cli.parser import parse
-from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data
 from frugalvit.data.cache import file_format
 from frugalvit.data.decode import UnreadableImage, decode

@@ -90,7 +90,7 @@ class Trainer(TrainStep):
                 self.step += 1
                 if self.step % plan.log_every == 0 or self.step == plan.steps:
                     text = self.log()
-                    meter.show(self.step, text if self.fabric.is_global_zero else "")
+                    meter.show(self.step, text)
                 last = self.step == plan.steps or self.hopeless
                 if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
                     self.evaluate(last)
@@ -171,8 +171,7 @@ class Trainer(TrainStep):
         with self._finish_deferred():
             self.run.log(self.step, split=self.task.eval_split, epoch=round(epoch, 4), **_finite(scores))
         words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        if self.fabric.is_global_zero:
-            console.info(f"epoch {epoch:.4g} (step {self.step}): {words}")
+        console.info(f"epoch {epoch:.4g} (step {self.step}): {words}")
         self.hopeless |= self.task.on_metrics(self.step, scores)
         score = scores.get(self.task.best_metric)
         # Few validation images often score alike: of equals the later one has learned for longer.
@@ -297,8 +296,7 @@ class Trainer(TrainStep):
     def _handle_nonfinite_eval(self, last: bool) -> None:
         """The network's answers are no numbers: never the best, and no result where there is nothing else."""
         if not last or (self.best_step >= 0 and not self.task.export_last):
-            if self.fabric.is_global_zero:
-                console.warning(f"at step {self.step} the network's answers are not finite: these weights are not kept")
+            console.warning(f"at step {self.step} the network's answers are not finite: these weights are not kept")
             return
         kept, culprit = self._keep_evidence()
         before = "the checkpoint before is intact" if self.run.has_checkpoint() else "no checkpoint was saved before"

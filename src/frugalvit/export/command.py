@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from frugalvit.backbones.weights.model_config import model_config, saved_size
 from frugalvit.backbones.weights.model_folder import save_model_folder
-from frugalvit.config.base import read_yaml
 from frugalvit.config.tools import ExportConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.hardware import configure_cpu
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by, without_scores

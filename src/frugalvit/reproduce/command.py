@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import ReproduceConfig
@@ -121,7 +121,7 @@ def _make_start(table: str, setting: str, config: ReproduceConfig) -> None:
     text = _from_starts(recipe, text, config)
     # A longer run from it is meant, not a longer start.
     own = {"epochs": recipe.common.get("epochs"), "steps": TABLES[str(config.table)].common.get("steps")}
-    own |= {name: float(value) for name, value in assignments(text.split()).items() if name == "epochs"}
+    own |= {name: float(value) for name, value in parse_assignments(text.split()).items() if name == "epochs"}
     longer = [name for name, most in own.items() if most and (getattr(config, name) or 0) > most]
     if table != config.table:  # where it is a row of the same table, too, it is as long as they are
         config = config.model_copy(update=dict.fromkeys(longer))
@@ -137,7 +137,7 @@ def _make_start(table: str, setting: str, config: ReproduceConfig) -> None:
 def _one_run(table: str, setting: str, text: str, config: ReproduceConfig, backbone: str, seed: int) -> tuple[Any, Any]:
     """The configuration of one run of a table, as ``compare`` would make it, and what runs it."""
     recipe = TABLES[table]
-    values, folder = assignments(text.split()), str(_folder(config, table, backbone, setting, seed))
+    values, folder = parse_assignments(text.split()), str(_folder(config, table, backbone, setting, seed))
     if recipe.kind == "pretrain":
         from frugalvit.tasks.pretraining.train import pretrain
 
