@@ -139,14 +139,15 @@ class _Display:
 
             label_column = TextColumn("{task.description}", markup=False)
             details_column = TextColumn("{task.fields[details]}", markup=False)
-            self.progress = Progress(
+            progress = Progress(
                 *(SpinnerColumn(), label_column, BarColumn(20), details_column, TimeElapsedColumn()),
                 console=Console(stderr=True),
                 transient=True,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
-            self.progress.start()
+            progress.start()
+            self.progress = progress
         return self.progress.add_task(label, total=total, details="")
 
     def update_row(self, row: TaskID, done: int, details: str) -> None:
