@@ -31,7 +31,7 @@ from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues, Facts, decide_training
 from frugalvit.objectives import RegionMatching, ViewMatching
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import make_plan
 
 SMALL: dict[str, Any] = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4), "img_size": 32}
@@ -43,7 +43,7 @@ def test_the_algorithm_as_written_gives_the_same_loss_centres_and_gradients() ->
     heads = {"prototypes": 40, "hidden": 16, "bottleneck": 8}
     views, regions = ViewMatching(student.dim, **heads), RegionMatching(student.dim, **heads)
     schedules = {"teacher_temp": Constant(0.05), "momentum": Constant(0.9)}
-    fast = PretrainTask(student, teacher, views=views, regions=regions, **schedules, health_every=10**9).double()
+    fast = PretrainingTask(student, teacher, views=views, regions=regions, **schedules, health_every=10**9).double()
     slow = ReferencePretrainingTask(
         copy.deepcopy(student), copy.deepcopy(teacher), views=copy.deepcopy(views), regions=copy.deepcopy(regions),
         **schedules,

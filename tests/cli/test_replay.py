@@ -85,7 +85,7 @@ def test_evidence_of_an_earlier_version_is_one_part(tmp_path: Path, images: Path
     train(TrainConfig.parse(TRAIN | {"data": str(images), "out": str(run), "device": "cpu", "steps": 1}))
     state = torch.load(run / "checkpoints" / "last.pt", weights_only=True)["task"]
     batch = {"batch.images": torch.randn(4, 3, 16, 16), "batch.targets": torch.rand(4, 2).softmax(1)}
-    evidence = {"task": state, "batch": batch, "step": 3, "kind": "SupervisedTask", "steps": 5, "classes": 2}
+    evidence = {"task": state, "batch": batch, "step": 3, "kind": "ClassificationTask", "steps": 5, "classes": 2}
     evidence |= {"steps_per_epoch": 3, "log_every": 1, "seed": 0, "process": 0}
     (run / "fault").mkdir()
     torch.save(evidence, run / "fault" / "step_3_process_0.pt")

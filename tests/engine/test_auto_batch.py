@@ -17,7 +17,7 @@ from frugalvit.engine.schedules import Constant
 from frugalvit.engine.trainer import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from helpers.toy_task import ToyBatch, ToyTask
 
 
@@ -68,7 +68,7 @@ def test_what_is_tried_out_is_what_is_run(name: str) -> None:
 def test_the_step_that_is_tried_out_has_all_losses(begin: int, every: int, step: int) -> None:
     """Regions may begin late, and signs of life are looked for in some steps only."""
     task: Any = SimpleNamespace(regions_from=begin, health_every=every)
-    assert PretrainTask.peak_memory_step(task) == step
+    assert PretrainingTask.peak_memory_step(task) == step
     tried: list[int] = []
 
     class Asked(Mixed):

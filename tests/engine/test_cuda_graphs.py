@@ -95,7 +95,7 @@ def stepper_of(kind: str, recorded: bool, localization: float) -> TrainStep:
     store, classes, _ = train_step._store(config, fabric.device)
     stepper = train_step._stepper(config, train_step._batches(config, store, classes), classes, fabric, False)
     stepper.plan.lr = Cosine(1e-3, 1e-4, 12)
-    stepper.task.recorded = recorded
+    stepper.task.use_cuda_graphs = recorded
     if kind == "pretrain":
         task: Any = stepper.task
         task.hold_last, task.health_every = 2, 2
@@ -168,7 +168,7 @@ def test_every_kind_has_its_own(without_a_gpu: list[Any]) -> None:
         made.take(action, [images, more, twice])
         wanted = images.sum(0) * (2 if twice else 1) + (0 if more is None else 1)
         torch.testing.assert_close(weight.grad, wanted)
-    assert len(made.recorded) == 6
+    assert len(made.captured) == 6
     assert len(without_a_gpu) == 100 - 6 * WARM_UP
 
 

@@ -116,15 +116,6 @@ def test_who_leaves_at_once_lets_a_line_be_written(
     assert len(lines) == written
 
 
-def test_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
-    run_toy(tmp_path / "run", ToyTask(), steps=4)
-    path = tmp_path / "run" / "checkpoints" / "last.pt"
-    state = torch.load(path, weights_only=True)
-    torch.save({name: value for name, value in state.items() if name != "format"}, path)
-    with pytest.raises(UserError, match=r"an earlier frugalvit.*begin anew"):
-        run_toy(tmp_path / "run", ToyTask(), steps=8)
-
-
 def test_means_of_values_that_do_not_always_come(tmp_path: Path) -> None:
     """Every third step says something more; each value is averaged over the steps, and parts of steps, that had it."""
 

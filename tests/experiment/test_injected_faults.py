@@ -199,7 +199,7 @@ def test_a_full_disk_keeps_the_checkpoints(tmp_path: Path, monkeypatch: pytest.M
 class Full(ToyTask):
     """One whose first score is the best, so that it is saved before anything else."""
 
-    score = "top1"
+    best_metric = "top1"
 
     def evaluate(self, step: int) -> dict[str, float]:
         return {"top1": float(step)}

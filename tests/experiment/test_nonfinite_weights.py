@@ -51,7 +51,7 @@ def test_a_run_that_ends_without_numbers_is_no_success(
     assert cli.main(words) == 2
     said = capsys.readouterr()
     error = strict(said.out)["error"]
-    assert "answers are not finite" in error and "of 3 steps were skipped" in error and "--lr" in error
+    assert "non-finite outputs" in error and "of 3 steps were skipped" in error and "--lr" in error
     assert said.err.count("frugalvit: ") == 1
     left = {path.name for path in run.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "fault"} <= left and not left & {"model", "summary.json"}
@@ -69,18 +69,18 @@ class Judged(ToyTask):
         self.__dict__ |= kind
 
     def evaluate(self, step: int) -> dict[str, float]:
-        self.broken = step >= self.since
-        return {"top1": math.nan if self.broken else 1.0}
+        self.nonfinite_outputs = step >= self.since
+        return {"top1": math.nan if self.nonfinite_outputs else 1.0}
 
 
 def test_the_best_weights_are_handed_out_where_there_are_some(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     outcome = run_toy(tmp_path / "run", Judged(since=15), evaluate_every=5)
     assert outcome["best_step"] == 10 and outcome["best"] == 1.0 and outcome["broken"]
-    assert "at step 15 the network's answers are not finite" in capsys.readouterr().err
+    assert "step 15: non-finite outputs" in capsys.readouterr().err
     assert [line["top1"] for line in read_metrics(tmp_path / "run") if "top1" in line] == [1.0, 1.0, None, None]
 
 
-@pytest.mark.parametrize("kind", [{"watched": "test"}, {"hands_out_last": True}], ids=["no val", "the last ones count"])
+@pytest.mark.parametrize("kind", [{"eval_split": "test"}, {"export_last": True}], ids=["no val", "the last ones count"])
 def test_the_last_weights_must_give_numbers_where_they_are_the_result(tmp_path: Path, kind: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"ends with weights whose.*the checkpoint before is intact"):
         run_toy(tmp_path / "run", Judged(since=20, **kind), evaluate_every=5)
@@ -91,8 +91,8 @@ def test_the_last_weights_must_give_numbers_where_they_are_the_result(tmp_path: 
 def test_broken_weights_that_recover_are_scored_again(tmp_path: Path) -> None:
     class Passing(Judged):
         def evaluate(self, step: int) -> dict[str, float]:
-            self.broken = step == 10
-            return {"top1": 2.0 if self.broken else 1.0}
+            self.nonfinite_outputs = step == 10
+            return {"top1": 2.0 if self.nonfinite_outputs else 1.0}
 
     outcome = run_toy(tmp_path / "run", Passing(0), evaluate_every=5)
     assert outcome["best_step"] == 20 and outcome["best"] == 1.0 and not outcome["broken"]

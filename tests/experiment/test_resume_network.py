@@ -112,7 +112,7 @@ def test_init_replay_and_continue(
     cut = tmp_path / "cut"
     cut_off(pretrain, PretrainConfig.parse(PRETRAIN | {"data": images, "device": "cpu", "out": str(cut)}))
     before = build_run_network(cut)
-    evidence = {"kind": "PretrainTask", "steps": 10, "steps_per_epoch": 3, "log_every": 1, "classes": 0}
+    evidence = {"kind": "PretrainingTask", "steps": 10, "steps_per_epoch": 3, "log_every": 1, "classes": 0}
     evidence |= {"seed": 0, "process": 0}
     with pytest.MonkeyPatch.context() as patched:
         choose_otherwise(patched)

@@ -181,9 +181,9 @@ def test_runs_that_were_begun_with_it_go_on(tmp_path: Path) -> None:
 def test_a_collapse_that_an_evaluation_finds_is_saved(
     images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from frugalvit.tasks.pretraining.task import PretrainTask
+    from frugalvit.tasks.pretraining.task import PretrainingTask
 
-    monkeypatch.setattr(PretrainTask, "on_metrics", lambda self, step, metrics: "knn" in metrics)
+    monkeypatch.setattr(PretrainingTask, "on_metrics", lambda self, step, metrics: "knn" in metrics)
     values = PRETRAIN | {"data": images, "steps": 400, "save_every": 0, "out": str(tmp_path / "run")}
     pretrain(PretrainConfig.parse(values))
     assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()

@@ -24,8 +24,8 @@ class ToyBatch:
 class ToyTask(nn.Module):
     """A line through points; ``spoil`` names what goes wrong at which steps."""
 
-    score, watched, recorded = "top1", "val", False
-    broken = hands_out_last = False
+    best_metric, eval_split, use_cuda_graphs = "top1", "val", False
+    nonfinite_outputs = export_last = False
 
     def __init__(self, spoil: dict[int, str] | None = None) -> None:
         super().__init__()

@@ -12,10 +12,10 @@ from torch import Tensor
 from frugalvit.data.loader import Batch
 from frugalvit.features import Features
 from frugalvit.objectives.matching import Matching
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 
 
-class ReferencePretrainingTask(PretrainTask):
+class ReferencePretrainingTask(PretrainingTask):
     """The same student, teacher and heads; only how the losses are computed differs."""
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues, Facts, decide_pretraining, decide_training
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 
@@ -244,7 +244,7 @@ def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fa
         with console.quiet():  # every row would say the same
             student = pretrain.make_network(settings)
         task: Any = pretrain.make_task(
-            settings, student, plan, ReferencePretrainingTask if as_written else PretrainTask
+            settings, student, plan, ReferencePretrainingTask if as_written else PretrainingTask
         )
     else:
         with console.quiet():

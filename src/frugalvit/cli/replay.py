@@ -104,7 +104,7 @@ def _evidence(path: Path) -> Path:
 def _rebuild(run: Path, evidence: dict[str, Any]) -> tuple[Any, Any]:
     """The task as the run had it, without its data."""
     plan = TrainPlan(evidence["steps"], evidence["steps_per_epoch"], Constant(0.0), log_every=evidence["log_every"])
-    kind = PretrainConfig if evidence["kind"] == "PretrainTask" else TrainConfig
+    kind = PretrainConfig if evidence["kind"] == "PretrainingTask" else TrainConfig
     # As if it went on: with the network that it was begun with.
     stored: Any = kind.from_run(run / "config.yaml").model_copy(update={"init": None, "resume": str(run)})
     if isinstance(stored, PretrainConfig):

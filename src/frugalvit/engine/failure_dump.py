@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
 
-REPLAYED = ("SupervisedTask", "PretrainTask")
+REPLAYED = ("ClassificationTask", "PretrainingTask")
 """The kinds of tasks that ``frugalvit replay`` can build again."""
 
 

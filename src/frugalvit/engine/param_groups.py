@@ -117,12 +117,6 @@ def _numbered(group: dict[str, Any]) -> list[tuple[str, int]]:
     return list(zip(group["param_names"], group["params"], strict=True))
 
 
-def same_param_groups(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two stored optimisers have the same parameters in the same groups, as far as they name them."""
-    first, second = ([group.get("param_names") for group in state["param_groups"]] for state in (one, other))
-    return first == second or None in first + second
-
-
 def freeze_first(model: nn.Module, count: int) -> int:
     """Stop gradients for the embedding and the first ``count`` blocks; how many parameters that froze."""
     layers = layers_of(model)

@@ -143,7 +143,7 @@ def test_changed_masks_and_annotations_are_said(
             command.train(type(settings).parse({"resume": str(tmp_path / "run"), "device": "cpu"}))
         return capsys.readouterr().err
 
-    monkeypatch.setattr(command.DetectTask if kind == "detect" else command.SegmentTask, "after_step", stop)
+    monkeypatch.setattr(command.DetectionTask if kind == "detect" else command.SegmentationTask, "after_step", stop)
     with pytest.raises(KeyboardInterrupt):
         command.train(settings)
     for file in data.rglob("*.*"):

@@ -20,7 +20,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.resume import read_facts
 from frugalvit.tasks.pretraining.continue_run import inherit_options, start_from_heads
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from helpers.tiny_runs import PRETRAIN, read_metrics, write_config, write_images
 
 
@@ -225,7 +225,7 @@ def test_moments_follow_their_names() -> None:
     assert remap_optimizer_state(old, new)["state"] == {0: "b", 2: "a"}
 
 
-def task_with_regions(view: bool = True) -> PretrainTask:
+def task_with_regions(view: bool = True) -> PretrainingTask:
     backbone = create_backbone("swin_nano", 16, **PRETRAIN["backbone_args"])  # type: ignore[arg-type]
     heads = {"prototypes": 16, "hidden": 8, "bottleneck": 4}
     views = ViewMatching(backbone.dim, **heads) if view else None

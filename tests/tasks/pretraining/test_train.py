@@ -28,7 +28,7 @@ from frugalvit.experiment.experiment import adopt_init_architecture
 from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.health import Health
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import _check_crops, make_plan, pretrain
 from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_images
 
@@ -145,7 +145,7 @@ def test_the_teacher_keeps_its_own_statistics() -> None:
     """Its parameters follow the student; what its BatchNorm saw is not what the student's saw."""
     teacher, student = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     rates = {"teacher_temp": Constant(0.04), "momentum": Constant(0.5)}
-    task = PretrainTask(student, teacher, views=None, regions=None, **rates)  # type: ignore[arg-type]
+    task = PretrainingTask(student, teacher, views=None, regions=None, **rates)  # type: ignore[arg-type]
     student.running_mean += 5
     with torch.no_grad():
         student.weight += 2

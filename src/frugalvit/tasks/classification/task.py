@@ -29,7 +29,7 @@ from frugalvit.utils import console
 class ClassificationTask(Task):
     """A classifier and its losses. ``average`` holds the moving average of the weights, when there is one."""
 
-    score = "top1"
+    best_metric = "top1"
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ def _train(config: TrainConfig, source: DatasetSplits, run: RunFolder, fabric: F
 
 def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> TrainPlan:
     """The run in steps, for so many training images, images to evaluate on, and processes."""
-    plan = TrainPlan.of(config, images, world, together=PAIR)
+    plan = TrainPlan.from_config(config, images, world, group=PAIR)
     assert isinstance(config.lr, float)
     warm = warmup_steps(config.optimizer.warmup, plan.steps_per_epoch, plan.steps)
     every = config.evaluate_every

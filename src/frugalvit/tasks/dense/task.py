@@ -24,7 +24,7 @@ class DenseTask(nn.Module):
     """
 
     best_metric: str
-    recorded = broken = hands_out_last = False  # as in training.task.Task
+    use_cuda_graphs = nonfinite_outputs = export_last = False  # as in training.task.Task
     net: Any  # the network: Detector or Segmenter
     mean: Tensor
     std: Tensor

@@ -33,7 +33,7 @@ class DetectionBatch:
 class DetectionTask(DenseTask):
     """A detector and its losses."""
 
-    score = "box_ap"
+    best_metric = "box_ap"
     feeding: StepLoader[tuple[Tensor, Objects]] | None
     evaluated: ObjectPictures | None
 

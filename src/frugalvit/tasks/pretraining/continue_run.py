@@ -21,7 +21,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValue, AutoValues
 from frugalvit.experiment.resume import read_facts
 from frugalvit.runs.run_folder import RunFolder, find_run, has_checkpoint, read_summary
-from frugalvit.tasks.pretraining.task import PretrainTask
+from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console
 
 _LEVELS = {"views": "view level", "regions": "region level"}
@@ -89,7 +89,7 @@ def _planned(theirs: PretrainConfig, folder: Path) -> int:
     return total_steps(theirs, images or 0)
 
 
-def import_checkpoint(where: str, task: PretrainTask, steps: int) -> dict[str, Any]:
+def import_checkpoint(where: str, task: PretrainingTask, steps: int) -> dict[str, Any]:
     """The last checkpoint of another run as the first of this one: weights, teacher, centres, optimiser, position.
 
     A level the other run did not have keeps its fresh head (the teacher's equal to the student's) and a zero centre.
@@ -127,7 +127,7 @@ def _check_longer(where: str, done: int, steps: int) -> None:
         )
 
 
-def start_from_heads(task: PretrainTask, where: str) -> None:
+def start_from_heads(task: PretrainingTask, where: str) -> None:
     """Take heads and centres too, where ``--init`` has them: released EsViT and DINO files, runs of ours."""
     path = Path(where)
     if path.is_file():
@@ -140,7 +140,7 @@ def start_from_heads(task: PretrainTask, where: str) -> None:
         _heads_of_run(task, state, path)
 
 
-def _heads_of_run(task: PretrainTask, state: dict[str, Any], run: Path) -> None:
+def _heads_of_run(task: PretrainingTask, state: dict[str, Any], run: Path) -> None:
     theirs = {name: value for name, value in state["task"].items() if name.startswith(("views.", "regions."))}
     ours = task.state_dict()
     fitting = {name: value for name, value in theirs.items() if name in ours and ours[name].shape == value.shape}
@@ -154,7 +154,7 @@ def _heads_of_run(task: PretrainTask, state: dict[str, Any], run: Path) -> None:
     )
 
 
-def _heads_of_file(task: PretrainTask, path: Path) -> None:
+def _heads_of_file(task: PretrainingTask, path: Path) -> None:
     heads = read_heads(path)
     taken = []
     for name, level, tensors, center in (

@@ -33,12 +33,12 @@ from frugalvit.utils import console
 Losses = dict[str, Tensor]
 
 
-class PretrainTask(Task):
+class PretrainingTask(Task):
     """Student, teacher, their heads and what they are compared on."""
 
-    score = "knn"
-    hands_out_last = True
-    watched = "val"
+    best_metric = "knn"
+    export_last = True
+    eval_split = "val"
 
     def __init__(
         self,

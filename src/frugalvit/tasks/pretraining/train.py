@@ -52,7 +52,7 @@ from frugalvit.tasks.pretraining.continue_run import (
     start_from_heads,
 )
 from frugalvit.tasks.pretraining.health import FeatureMonitor, Health, health_table
-from frugalvit.tasks.pretraining.task import PretrainTask, make_teacher
+from frugalvit.tasks.pretraining.task import PretrainingTask, make_teacher
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 
@@ -168,7 +168,7 @@ def _check_regions(config: PretrainConfig, plan: TrainPlan) -> None:
 
 def make_plan(config: PretrainConfig, images: int, world: int) -> TrainPlan:
     """The run in steps."""
-    plan = TrainPlan.of(config, images, world, lines=20)
+    plan = TrainPlan.from_config(config, images, world, lines=20)
     assert isinstance(config.lr, float)
     steps, per_epoch, optimizer = plan.steps, plan.steps_per_epoch, config.optimizer
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
@@ -186,8 +186,8 @@ def make_network(config: PretrainConfig) -> Backbone:
 
 
 def make_task(
-    config: PretrainConfig, student: Backbone, plan: TrainPlan, kind: type[PretrainTask] = PretrainTask
-) -> PretrainTask:
+    config: PretrainConfig, student: Backbone, plan: TrainPlan, kind: type[PretrainingTask] = PretrainingTask
+) -> PretrainingTask:
     """Student, teacher, heads and schedules from the configuration."""
     matching = config.matching
     assert isinstance(matching.prototypes, int) and isinstance(matching.momentum, float)
@@ -289,7 +289,7 @@ def _finish(
     config: PretrainConfig,
     source: DatasetSplits,
     run: RunFolder,
-    task: PretrainTask,
+    task: PretrainingTask,
     outcome: dict[str, Any],
     decisions: AutoValues,
     health: Health,

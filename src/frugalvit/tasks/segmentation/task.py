@@ -121,7 +121,7 @@ class SegmentationTask(DenseTask):
     test: how images are looked at for the scores at the end; while training every image is looked at once
     """
 
-    score = "miou"
+    best_metric = "miou"
     feeding: StepLoader[tuple[Tensor, Tensor]] | None
     evaluated: LabelledPictures | None
 
