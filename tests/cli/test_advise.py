@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lightning_fabric import Fabric
 
-from frugalvit.cli.advise import _pace
+from frugalvit.cli.advise import _time_step
 from frugalvit.engine.step import TrainStep
 from helpers.toy_task import ToyTask, toy_plan
 
@@ -18,6 +18,6 @@ def test_the_step_that_is_timed_is_the_loops(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(TrainStep, "_clip", lambda self: done.append("clip") or clip(self))
     monkeypatch.setattr(task, "after_step", lambda step, skipped: done.append(f"after {step}"))
     before = task.linear.weight.detach().clone()
-    assert _pace(task, toy_plan(clip=1.0), Fabric(accelerator="cpu", devices=1), 2, "a toy") > 0
+    assert _time_step(task, toy_plan(clip=1.0), Fabric(accelerator="cpu", devices=1), 2, "a toy") > 0
     assert done == [word for step in range(3) for word in (f"before {step}", "clip", f"after {step}")]
     assert not before.equal(task.linear.weight)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from frugalvit.cli import doctor, parser
 from frugalvit.cli import main as cli
-from frugalvit.cli.advise import Proposal, _first_look, advise
+from frugalvit.cli.advise import Proposal, _propose_trial, advise
 from frugalvit.cli.completion import INSTALL, completion, describe
 from frugalvit.config.tools import AdviseConfig, CompletionConfig, DoctorConfig
 
@@ -111,8 +111,8 @@ def test_advice_on_labelled_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "looks"), [(100.0, 0), (3000.0, 1)])
-def test_a_long_run_gets_a_first_look(seconds: float, looks: int) -> None:
-    found = _first_look(Proposal("frugalvit train photos", "why", seconds, 1000, seconds / 1000))
+def test_a_long_run_gets_a_propose_trial(seconds: float, looks: int) -> None:
+    found = _propose_trial(Proposal("frugalvit train photos", "why", seconds, 1000, seconds / 1000))
     assert len(found) == looks
     for look in found:
         check_command(look.command)

@@ -324,7 +324,7 @@ def test_a_question_of_an_earlier_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"data": ', "[]"])
 def test_a_damaged_question_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "asked.json").write_text(text)
-    with pytest.raises(UserError, match=r"asked\.json .*mend or remove it"):
+    with pytest.raises(UserError, match=r"asked\.json .*fix or remove it"):
         asked_otherwise(tmp_path, TrainConfig.parse({"data": "x"}))
 
 

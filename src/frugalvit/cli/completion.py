@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from frugalvit.cli.command_table import COMMANDS, Command
 from frugalvit.cli.parser import make_parser
 from frugalvit.config.recipes import all_recipes
+from frugalvit.config.run import RunConfig
 from frugalvit.config.tools import CompletionConfig
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult
@@ -56,7 +57,7 @@ def _describe(command: Command) -> argparse.ArgumentParser:
 
     config = command.load_config()
     choices = {"backbone": list(OWN)}
-    if hasattr(config, "recipe_task"):
+    if issubclass(config, RunConfig):
         choices["recipe"] = [recipe.name for recipe in all_recipes() if recipe.task == config.recipe_task()]
     if command.name == "reproduce":
         choices["table"] = list(TABLES)
