@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import yaml
@@ -25,7 +24,6 @@ from frugalvit.cli import main as cli
 from frugalvit.config.base import Config
 from frugalvit.errors import Interrupted, UserError
 from frugalvit.utils import console
-from frugalvit.utils.signals import stop_signals
 
 _CALLER = "FRUGALVIT_CALLER"
 _KILL_AT = 3
@@ -107,26 +105,32 @@ def _run_child(command: list[str], output: Path) -> tuple[int, int]:
     """Run the child; return its exit status and the number of Ctrl-C meanwhile."""
     paths = [path or str(Path.cwd()) for path in sys.path if isinstance(path, str) and os.pathsep not in path]
     variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", _CALLER: str(os.getpid())}
-    is_notebook = not _has_standard_error()
-    with SignalForwarder() as forwarder, output.open("wb") as file:
+    interrupts = 0
+    with output.open("wb") as file:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=file,  # a pipe would stay open as long as any grandchild
-            stderr=subprocess.PIPE if is_notebook else None,
+            stderr=None if _has_standard_error() else subprocess.PIPE,
             env=os.environ | variables,
-            process_group=0 if hasattr(os, "killpg") else None,  # Ctrl-C reaches it once, from the forwarder
+            process_group=0 if hasattr(os, "killpg") else None,  # Ctrl-C reaches it once, from here
         )
+        copier = threading.Thread(target=_copy_lines, args=(child.stderr or (),), daemon=True)
+        copier.start()
         try:
-            forwarder.set_child(child)
-            copier = threading.Thread(target=_copy_lines, args=(child.stderr or (),), daemon=True)
-            copier.start()
-            status = child.wait()
+            while True:
+                try:
+                    status = child.wait()
+                    break
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    if hasattr(os, "killpg"):  # Windows sends Ctrl-C to all that share a console
+                        os.killpg(child.pid, signal.SIGINT if interrupts < _KILL_AT else signal.SIGKILL)
             copier.join(5)  # a grandchild may keep the pipe open
-            return status, forwarder.interrupts
+            return status, interrupts
         finally:
             if child.poll() is None:
-                _send(child, signal.SIGTERM)
+                child.terminate()
 
 
 def _has_standard_error() -> bool:
@@ -142,49 +146,6 @@ def _copy_lines(stream: Any) -> None:
         with contextlib.suppress(Exception):  # a closed notebook must not end the run
             sys.stderr.write(line.decode("utf-8", "replace"))
             sys.stderr.flush()
-
-
-class SignalForwarder:
-    """Forward the signals that stop a run to the child process."""
-
-    def __init__(self) -> None:
-        self.interrupts = 0
-        self._child: subprocess.Popen[bytes] | None = None
-        self._pending: list[int] = []
-        self._handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> SignalForwarder:
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self._handle) for number in stop_signals()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def set_child(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
-        for number in self._pending:
-            _send(child, number)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.interrupts += number == signal.SIGINT
-        if self._child is None:
-            self._pending.append(number)
-        elif self.interrupts >= _KILL_AT:
-            _send(self._child, getattr(signal, "SIGKILL", signal.SIGTERM), to_group=True)
-        else:
-            _send(self._child, number)
-
-
-def _send(child: subprocess.Popen[bytes], number: int, *, to_group: bool = False) -> None:
-    """Send a signal as a terminal does: Ctrl-C and hang-up to all processes, others to the first."""
-    has_groups = hasattr(os, "killpg")
-    with contextlib.suppress(OSError):
-        if has_groups and (to_group or number in (signal.SIGINT, getattr(signal, "SIGHUP", None))):
-            os.killpg(child.pid, number)
-        elif has_groups or number != signal.SIGINT:  # Windows sends Ctrl-C to all that share a console
-            child.send_signal(number)
 
 
 # -- its result
@@ -228,7 +189,7 @@ def _main() -> int:
 
 
 def _stop_without_caller(caller: int) -> None:
-    """Stop and save the run if the calling program was killed: the run would block the devices."""
+    """Stop and save the run if the calling program is gone: the run would block the devices."""
     while os.getppid() == caller:
         time.sleep(1)
     console.warning("the program that started this run is gone")

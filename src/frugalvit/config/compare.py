@@ -19,15 +19,11 @@ from frugalvit.errors import UserError
 class Compared(RunConfig):
     """Mixin for a comparison: the same data and seeds under two or more settings."""
 
-    with_settings: list[str] = option(
-        default_factory=list, help="options of the first setting, e.g. init=runs/pretrained lr=0.001", short="--with"
-    )
+    with_settings: list[str] = option([], "options of the first setting, e.g. localization.weight=0.5", short="--with")
     without_settings: list[str] = option(
-        default_factory=list, help="options of the second setting, e.g. init=none lr=0.001", short="--without"
+        [], "options of the second setting, e.g. localization.weight=0", short="--without"
     )
-    settings: list[str] = option(
-        default_factory=list, help="any number of named settings: 'esvit: init=runs/esvit' 'random: init=none'"
-    )
+    settings: list[str] = option([], "any number of named settings: 'esvit: init=runs/esvit' 'random: init=none'")
     seeds: int = option(3, "runs of each setting, with seeds seed, seed+1, …", ge=1)
     metric: str = option("top1", "metric to compare")
     resume: str | None = option(None, hidden=True)
@@ -84,13 +80,6 @@ class Compared(RunConfig):
 
 class CompareConfig(Compared, TrainConfig):
     """Trainings under two or more settings over several seeds; by default with and without Drloc."""
-
-    with_settings: list[str] = option(
-        default_factory=list, help="options of the first setting, e.g. localization.weight=0.5", short="--with"
-    )
-    without_settings: list[str] = option(
-        default_factory=list, help="options of the second setting, e.g. localization.weight=0", short="--without"
-    )
 
     def default_settings(self) -> dict[str, dict[str, Any]]:
         """Compare the training with and without Drloc."""

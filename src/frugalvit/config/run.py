@@ -58,9 +58,7 @@ class RunConfig(Config):
     data: str | None = option(None, DATA, positional=True)
     recipe: str = option("auto", "a named set of values; see 'frugalvit list recipes'")
     backbone: str = option("auto", "a name of 'frugalvit list models' or any timm model")
-    backbone_args: dict[str, Any] = option(
-        default_factory=dict, help="more arguments of the model, e.g. '{window_size: 8}'"
-    )
+    backbone_args: dict[str, Any] = option({}, "more arguments of the model, e.g. '{window_size: 8}'")
     img_size: int | Auto | tuple[int, int] = option("auto", "input size in pixels, or height,width")
     epochs: float | Auto = option("auto", "passes over the training images")
     steps: int | None = option(None, "length in optimizer steps instead of epochs", ge=1)
@@ -98,7 +96,7 @@ class RunConfig(Config):
     log_every: int = option(10, "steps between two lines of metrics", ge=1)
     save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
     track: list[Literal["wandb", "mlflow", "trackio"]] = option(
-        default_factory=list, help="log to these services too; TensorBoard files are always written"
+        [], "log to these services too; TensorBoard files are always written"
     )
     report: bool = option(True, "write report.html at the end")
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)

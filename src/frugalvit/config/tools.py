@@ -68,7 +68,7 @@ class ReproduceConfig(Config):
     table: str = option("", "name of a table (default: list the tables)", positional=True)
     data: str = option(".", "folder that holds flowers102/, cifar100/, …")
     out: str = option("runs/reproduce", "folder for the runs and tables", short="-o")
-    only: list[str] = option(default_factory=list, help="run only these settings of the table")
+    only: list[str] = option([], "run only these settings of the table")
     seeds: int = option(3, "runs of each setting", ge=1)
     epochs: float | None = option(None, "replace the table's length, also in the runs that it starts from", gt=0)
     steps: int | None = option(None, "length in steps instead of epochs", ge=1)
@@ -91,10 +91,8 @@ class CorrespondConfig(_LookConfig):
     Tables count rows and columns of regions from 1, --json from 0.
     """
 
-    images: list[str] = option(
-        default_factory=list, help="one image (its second view is mirrored and grey) or two", positional=True
-    )
-    against: list[str] = option(default_factory=list, help="more models to draw and score")
+    images: list[str] = option([], "one image (its second view is mirrored and grey) or two", positional=True)
+    against: list[str] = option([], "more models to draw and score")
     data: str | None = option(None, "score the matches on this dataset")
     split: Literal["auto", "train", "val", "test"] = option("auto", "split of --data; auto: val, else test, else train")
     limit: int = option(1000, "images to score, spread evenly over the split", ge=1)
@@ -129,7 +127,7 @@ class ExploreConfig(_LookConfig):
     """Write a page with the similarities and the attention of every region."""
 
     images: list[str] = option(help="image files", positional=True)
-    against: list[str] = option(default_factory=list, help="more models to switch between")
+    against: list[str] = option([], "more models to switch between")
     second_views: bool | Auto = option("auto", "add the mirrored, grey view of every image; auto: for a single image")
     seed: Seed = option(0, "seed of the second views' colours")
 
@@ -141,5 +139,5 @@ class ReportConfig(Config):
     out: str | None = option(
         None, "file to write (default: report.html in the folder; several folders need --out)", short="-o"
     )
-    images: list[str] = option(default_factory=list, help="images for the explorer of each run's model")
+    images: list[str] = option([], "images for the explorer of each run's model")
     device: Device = option("auto", "device to compute on")

@@ -7,6 +7,7 @@ Only rank 0 logs; another rank prints errors alone, with its rank in front.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shlex
@@ -275,45 +276,25 @@ def print_json(data: Any) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table: by rich on a terminal, as aligned plain text elsewhere."""
-    columns = [_cell(name) for name in table.columns]
-    rows = [[_cell(as_text(value)) for value in row] for row in table.rows]
-    numeric = [bool(table.rows) and all(_is_number(row[i]) for row in table.rows) for i in range(len(columns))]
-    print_lines = _print_rich_table if _is_terminal(sys.stdout) else _print_plain_table
-    print_lines(_cell(table.title), columns, rows, numeric)
-
-
-def _print_rich_table(title: str, columns: list[str], rows: list[list[str]], numeric: list[bool]) -> None:
+    """Print a table: in colour and folded to the width on a terminal, as plain text elsewhere."""
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
-    for name, is_numeric in zip(columns, numeric, strict=True):
-        table.add_column(Text(name), justify="right" if is_numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console()
-    if title:
-        console.print(Text(title, "bold"))
-    console.print(table)
-    console.print()
-
-
-def _print_plain_table(title: str, columns: list[str], rows: list[list[str]], numeric: list[bool]) -> None:
-    from rich.cells import cell_len
-
-    def width(text: str) -> int:
-        return cell_len(unicodedata.normalize("NFC", text))
-
-    widths = [max(width(text) for text in column) for column in zip(columns, *rows, strict=True)]
-    if title:
-        print(title)
-    for row in (columns, *rows):
-        gaps = [" " * (most - width(text)) for text, most in zip(row, widths, strict=True)]
-        cells = (gap + text if right else text + gap for text, gap, right in zip(row, gaps, numeric, strict=True))
-        print("  ".join(cells).rstrip())
-    print()
+    rich_table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, name in enumerate(table.columns):
+        is_numeric = bool(table.rows) and all(_is_number(row[i]) for row in table.rows)
+        rich_table.add_column(Text(_cell(name)), justify="right" if is_numeric else "left", overflow="fold")
+    for row in table.rows:
+        rich_table.add_row(*(Text(_cell(as_text(value))) for value in row))
+    parts = [*([Text(_cell(table.title), "bold")] if table.title else []), rich_table, Text()]
+    if _is_terminal(sys.stdout):
+        Console().print(*parts, sep="\n")
+        return
+    plain = Console(file=io.StringIO(), width=1_000_000, color_system=None)
+    with plain.capture() as capture:
+        plain.print(*parts, sep="\n")
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def _cell(text: str) -> str:
