@@ -44,7 +44,7 @@ def report_of(folder: Path, classes: tuple[str, ...]) -> tuple[Tags, str]:
     assert cli.main(words) == 0
     page = (folder / "run" / "report.html").read_text(encoding="utf-8")
     found = Tags()
-    found.set_data(page)
+    found.feed(page)
     return found, page
 
 

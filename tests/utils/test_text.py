@@ -17,4 +17,4 @@ def test_a_count_agrees_with_its_noun(count: int, noun: str, told: str) -> None:
 
 def test_long_lists_are_cut() -> None:
     assert truncate_list(["a", "b"]) == "a, b"
-    assert truncate_list([*"abcdefg"], shown=5) == "a, b, c, d, e and 2 more"
+    assert truncate_list([*"abcdefg"], count=5) == "a, b, c, d, e and 2 more"

@@ -154,9 +154,12 @@ def _copy_lines(stream: Any) -> None:
 def _read_result(path: Path) -> dict[str, Any] | None:
     """Return the last line that is a JSON object; a library may print lines of its own."""
     for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
-        with contextlib.suppress(ValueError):
-            if isinstance(value := json.loads(line), dict):
-                return value
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            return value
     return None
 
 

@@ -36,7 +36,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read nested options from a YAML file; names may be written as flags (``localization.lr-scale``)."""
     try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeyLoader)
+        values = _UniqueKeyLoader(Path(path).read_text(encoding="utf-8")).get_single_data()
     except FileNotFoundError:
         raise UserError(f"There is no configuration file {path}.") from None
     except DuplicateKeyError as error:
