@@ -16,7 +16,9 @@ from frugalvit.config.tools import CompletionConfig
 def complete(script: str, line: str) -> list[str]:
     """What bash offers at the end of a line."""
     words = shlex.split(line) + ([""] if line.endswith(" ") else [])
-    code = f"{script}\nCOMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}\n_shtab_frugalvit\n"
+    code = (
+        f"{script}\nCOMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}\n_shtab_frugalvit\n"
+    )
     done = subprocess.run(
         ["bash", "-c", code + 'printf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True
     )

@@ -54,9 +54,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (JOB | {"SLURM_JOB_NAME": "bash"}, (1, 1), (1, 1)),
     ],
 )
-def test_devices_and_nodes(
-    variables: dict[str, str], requested: tuple[int, int], expected: tuple[int, int]
-) -> None:
+def test_devices_and_nodes(variables: dict[str, str], requested: tuple[int, int], expected: tuple[int, int]) -> None:
     os.environ.update(variables)
     assert devices_and_nodes(*requested) == expected
     assert devices_and_nodes(*requested) == expected, "the second call changes nothing"
