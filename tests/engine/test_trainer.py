@@ -212,7 +212,7 @@ def test_evidence_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("frugalvit.engine.failure_dump.write_atomically", full)
-    with pytest.raises(UserError, match=r"5 steps in a row.*could not be kept.*No space left.*checkpoint is intact"):
+    with pytest.raises(UserError, match=r"5 steps in a row.*could not be written.*No space left.*checkpoint is intact"):
         run_toy(tmp_path / "run", ToyTask(dict.fromkeys(range(7, 20), "loss")), log_every=1)
 
 

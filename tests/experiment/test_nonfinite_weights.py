@@ -106,7 +106,7 @@ def test_answers_that_are_no_numbers_are_counted(odd: float | None, broken: bool
     if odd is not None:
         logits[2, 1] = odd
         scores.add(logits, torch.tensor([0, 1, 2, 0]))
-    assert scores.broken() is broken
+    assert scores.has_nonfinite() is broken
 
 
 @pytest.mark.parametrize(("skipped", "words"), [(0, None), (1, "1 of 30 steps was"), (2, "2 of 30 steps were")])
@@ -163,10 +163,10 @@ def test_a_broken_model_is_said_in_one_line(
     places = {"model": broken, "image": images / "val" / "cat" / "0.png", "out": tmp_path / "out"}
     assert cli.main([word.format(**places) for word in words]) == 2
     said = capsys.readouterr()
-    assert f"The answers of {broken} are not finite" in said.err and "--lr" in said.err and "report" not in said.err
+    assert f"outputs of {broken} are non-finite" in said.err and "--lr" in said.err and "report" not in said.err
     assert not said.out and not (tmp_path / "out").exists()
 
 
 def test_a_broken_model_predicts_nothing_in_python(broken: Path, images: Path) -> None:
-    with pytest.raises(UserError, match="answers of broken are not finite"):
+    with pytest.raises(UserError, match="outputs of broken are non-finite"):
         fv.load(broken).predict(images / "val" / "cat" / "0.png")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from frugalvit.probing.registry import PROBES
+
 if TYPE_CHECKING:
     from frugalvit.config.base import Config
 
@@ -45,10 +47,7 @@ COMMANDS = [
     Command("look attend", "tools:AttendConfig", "cli.look:attend", "draw the attention of each head from one point"),
     Command("look explore", "tools:ExploreConfig", "cli.look:explore", "write a page to explore similarity and attention"),
     Command("report", "tools:ReportConfig", "cli.look:report", "write one page about one or several runs"),
-    Command("probe knn", "probe:KnnConfig", "probing.commands:knn", "k nearest neighbours on frozen features"),
-    Command("probe linear", "probe:LinearConfig", "probing.commands:linear", "linear classifier on frozen features, by SGD"),
-    Command("probe logistic", "probe:LogisticConfig", "probing.commands:logistic", "logistic regression on frozen features, with a search over λ"),
-    Command("probe suite", "probe:SuiteConfig", "probing.suite:suite", "the 18 datasets of EsViT's Table 9"),
+    *(Command(f"probe {name}", *probe) for name, probe in PROBES.items()),
     Command("embed", "probe:EmbedConfig", "embedding.embed:embed", "write features of images; find neighbours, near duplicates and images to label next"),
     Command("bench", "probe:BenchConfig", "benchmarking.inference:bench", "parameters, GFLOPs, images/s and memory, relative to ViT-B"),
     Command("bench step", "probe:BenchStepConfig", "benchmarking.train_step:bench_step", "time a full training step: images/s, memory, share of the device's matrix rate"),

@@ -52,15 +52,15 @@ def build_parser() -> argparse.ArgumentParser:
 def _describe(command: Command) -> argparse.ArgumentParser:
     import shtab
 
-    from frugalvit.backbones.factory import OWN
-    from frugalvit.reproduce.table_specs import TABLES
+    from frugalvit.backbones.registry import MODEL_NAMES
+    from frugalvit.reproduce.table_spec import list_tables
 
     config = command.load_config()
-    choices = {"backbone": list(OWN)}
+    choices = {"backbone": list(MODEL_NAMES)}
     if issubclass(config, RunConfig):
         choices["recipe"] = [recipe.name for recipe in all_recipes() if recipe.task == config.recipe_task()]
     if command.name == "reproduce":
-        choices["table"] = list(TABLES)
+        choices["table"] = list_tables()
     parser = make_parser(config, command.name, command.help)
     is_parent = any(other.name.startswith(f"{command.name} ") for other in COMMANDS)
     for action in list(parser._actions):

@@ -12,11 +12,11 @@ from frugalvit.utils.tables import CommandResult, Table
 
 def models(config: ModelsConfig) -> CommandResult:
     from frugalvit.backbones import list_models
-    from frugalvit.backbones.factory import close_names
+    from frugalvit.backbones.registry import suggest_names
 
     infos = list_models(config.pattern)
     if not infos:
-        raise UserError(f"No network matches {config.pattern}.{close_names(config.pattern)} Use * as a wildcard.")
+        raise UserError(f"No network matches {config.pattern}.{suggest_names(config.pattern)} Use * as a wildcard.")
     rows: list[list[object]] = [
         [
             info.name,

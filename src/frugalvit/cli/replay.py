@@ -14,7 +14,7 @@ from frugalvit.backbones.weights.safe_load import read_checkpoint
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import ReplayConfig, TrainConfig
 from frugalvit.data.loader import Batch
-from frugalvit.engine.failure_dump import REPLAYED, bad_names
+from frugalvit.engine.failure_dump import REPLAYABLE_TASKS, nonfinite_names
 from frugalvit.engine.schedules import Constant
 from frugalvit.engine.step import TrainPlan, seed_step
 from frugalvit.errors import UserError
@@ -35,7 +35,7 @@ def replay(config: ReplayConfig) -> CommandResult:
     dump = read_checkpoint(path)
     if not {"task", "step", "kind", "steps", "classes", "parts", "number", "world"} <= dump.keys():
         raise UserError(f"{path} is not a failed step. Pass a file of RUN/fault/.")
-    if dump["kind"] not in REPLAYED:
+    if dump["kind"] not in REPLAYABLE_TASKS:
         raise UserError(
             f"{path}: replay supports runs of 'frugalvit train' and 'frugalvit pretrain' only. "
             "Read the batch and the state with torch.load."
@@ -51,7 +51,7 @@ def replay(config: ReplayConfig) -> CommandResult:
     for part, tensors in enumerate(parts):
         batch = _batch({name: tensor.to(fabric.device) for name, tensor in tensors.items()}, dump["number"] + part)
         losses, bad = _run_part(task, batch, dump["step"], fabric, len(parts))
-        bad = [("input", name) for name in bad_names(tensors.items())] + bad
+        bad = [("input", name) for name in nonfinite_names(tensors.items())] + bad
         if bad:
             break
 
@@ -82,10 +82,12 @@ def _run_part(
     for hook in hooks:
         hook.remove()
     (losses["loss"] / parts).backward()
-    bad = [("weight", name) for name in bad_names(task.named_parameters())]
+    bad = [("weight", name) for name in nonfinite_names(task.named_parameters())]
     bad += [("output", name) for name in outputs]
-    bad += [("loss", name) for name in bad_names(losses.items())]
-    bad += [("gradient", n) for n in bad_names((n, p.grad) for n, p in task.named_parameters() if p.grad is not None)]
+    bad += [("loss", name) for name in nonfinite_names(losses.items())]
+    bad += [
+        ("gradient", n) for n in nonfinite_names((n, p.grad) for n, p in task.named_parameters() if p.grad is not None)
+    ]
     return losses, bad
 
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.types import DATA, MODEL, ROOT, Auto, Device, Seed, Side
 
+EXPORTS = {
+    "timm": "frugalvit.export.timm_folder:TimmFolder",
+    "hf": "frugalvit.export.timm_folder:HubFolder",
+    "onnx": "frugalvit.export.onnx:OnnxFormat",
+    "pt2": "frugalvit.export.onnx:TorchExportFormat",
+}
+"""The choices of ``export --to``, and the class of each as ``module:name`` (a subclass of ``ExportFormat``)."""
+
+if TYPE_CHECKING:
+    ExportName = str
+else:
+    ExportName = Literal[tuple(EXPORTS)]
+
 
 class ExportConfig(Config):
     """Export a model and check the export."""
 
     model: str = option(help=MODEL, positional=True)
-    to: Literal["timm", "hf", "onnx", "pt2"] = option(
-        "timm", "timm: weights and config.json; hf: also a model card; onnx, pt2: a program"
-    )
+    to: ExportName = option("timm", "timm: weights and config.json; hf: also a model card; onnx, pt2: a program")
     out: str | None = option(None, "folder to write; empty or new (default: MODEL-FORMAT)", short="-o")
     output: Literal["auto", "logits", "features"] = option(
         "auto", "output of onnx and pt2: logits, or pooled and grid features; auto: logits of a classifier"

@@ -106,7 +106,7 @@ class TrainStep:
         self.moved, self.statistics = BufferSnapshot(task, MOVED), BufferSnapshot(task, STATISTICS)
         self.inner = unwrapped(optimizer)
         self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
-        self.recording = GraphedStep(self.learning, fabric.device)
+        self.graphs = GraphedStep(self.learning, fabric.device)
         self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
 
     def one_step(self) -> None:
@@ -116,7 +116,7 @@ class TrainStep:
         self.moved.save()
         if self.task.use_cuda_graphs and self.task.is_capturable(step):
             inputs = self.task.step_inputs(self.task.batch_at(step), step)
-            self._collect(self.recording.take(self._gradients, inputs))
+            self._collect(self.graphs.run(self._gradients, inputs))
         else:
             self._accumulate(step)
         norm = self._clip()
