@@ -129,8 +129,7 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     if summary is not None:
         return summary | {"run": str(folder)}  # the comparison may have been moved since
     started = contains_run(folder)
-    if rank_zero:
-        console.info(f"{'resuming' if started else 'starting'} {folder}")
+    console.info(f"{'resuming' if started else 'starting'} {folder}")
     try:
         result = train(_resumed(config) if started else config)
     except UserError as error:

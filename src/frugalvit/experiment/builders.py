@@ -284,8 +284,7 @@ def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: Ru
             f"{run.folder} has {config.batch} images per step, which {parts} cannot share equally. Resume it with the "
             "--devices and --nodes of its start."
         )
-    if fabric.is_global_zero:
-        console.info(f"batch {config.batch} becomes {plan.images_per_step}: {parts} share it equally")
+    console.info(f"batch {config.batch} becomes {plan.images_per_step}: {parts} share it equally")
 
 
 def eval_set(examples: ImageDataset, backbone: Backbone, config: ResolvedRunConfig, fabric: Fabric) -> EvalSet:

@@ -140,26 +140,24 @@ class Experiment(ABC, Generic[C, R]):
         """Run the command in a new folder, or in the one to resume. A finished run is shown."""
         requested = self.options
         check_trackers(requested.track)
-        with launch_env.said_once():
-            if requested.resume:
-                self.options = resume.load_resumed_config(requested)
-            elif requested.init and not Path(requested.init).exists():
-                raise UserError(f"--init {requested.init}: there is no such run, exported folder or checkpoint file.")
-            else:
-                self._check_data_early()
+        if requested.resume:
+            self.options = resume.load_resumed_config(requested)
+        elif requested.init and not Path(requested.init).exists():
+            raise UserError(f"--init {requested.init}: there is no such run, exported folder or checkpoint file.")
+        else:
+            self._check_data_early()
         fabric = self.fabric = builders.make_fabric(self.options)
         resume.check_ranks_agree(requested, fabric)
         if requested.resume and (finished := finished_summary(requested.resume)):
             return self.result(finished)
         with fail_on_lost_rank(fabric, Path(requested.resume) if requested.resume else None, SETUP_TIMEOUT):
-            with launch_env.said_once():
-                self.data = self._open_data(requested, fabric)
+            self.data = self._open_data(requested, fabric)
             created = missing_parents(Path(requested.out)) if requested.out and not requested.resume else []
             label = self.command if requested.backbone == "auto" else requested.backbone.replace("/", "-")
             run = self.run_folder = builders.open_run(self.options, fabric, label, self.data.name, files=self.files)
             created = [run.folder] if not requested.out and not requested.resume else created
         try:
-            with fail_on_lost_rank(fabric, run.folder, SETUP_TIMEOUT), launch_env.said_once():
+            with fail_on_lost_rank(fabric, run.folder, SETUP_TIMEOUT):
                 check_shared_filesystem(fabric, run.folder)
                 result = self._train()
                 result.asked_to_stop = run.asked_to_stop
@@ -205,15 +203,13 @@ class Experiment(ABC, Generic[C, R]):
         builders.write_run_metadata(
             self.config, self.run_folder, self.auto_values, images, tuple(classes), self.backbone, truth=truth
         )
-        if self.fabric.is_global_zero:
-            console.info(f"run folder: {self.run_folder.folder}")
+        console.info(f"run folder: {self.run_folder.folder}")
         builders.check_resumed_batch_size(self.config, self.plan, self.run_folder, self.fabric)
 
     def log_values(self) -> None:
         """Log the notes about the data and the values that "auto" chose."""
-        if self.fabric.is_global_zero:
-            for note in [*self.data.notes, *(f"auto: {value}" for value in self.auto_values)]:
-                console.info(note)
+        for note in [*self.data.notes, *(f"auto: {value}" for value in self.auto_values)]:
+            console.info(note)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end."""
@@ -252,8 +248,7 @@ class Experiment(ABC, Generic[C, R]):
         more = "".join(f" --{name} {count}" for name, count in counts if count != 1)
         folder = self.run_folder.folder
         way = f"frugalvit {self.command} --resume {console.shell_quote(folder)}{more}"
-        if self.fabric.is_global_zero:
-            console.warning(f"{stop}: saved; resume with '{way}'")
+        console.warning(f"{stop}: saved; resume with '{way}'")
         return CommandResult({"run": str(folder), "stopped": str(stop), "resume": way, "exit": 3})
 
     def _open_data(self, requested: RunConfig, fabric: Fabric | None) -> OpenedData:

@@ -10,8 +10,8 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.registry import get_architecture
 from frugalvit.backbones.weights.model_config import find_model_folder, weights_in
 from frugalvit.backbones.weights.model_folder import load_model_folder
-from frugalvit.config.base import read_yaml
 from frugalvit.config.run import RunConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.resume import command_of, find_command

@@ -14,7 +14,8 @@ from typing import IO, Any
 
 import yaml
 
-from frugalvit.config.base import Config, read_yaml
+from frugalvit.config.base import Config
+from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
 from frugalvit.runs.checkpoint import load_best_state, load_newest_state, save_state

@@ -13,8 +13,9 @@ from typing import Any
 from torch.optim import AdamW
 
 from frugalvit.backbones.weights.load import read_heads
-from frugalvit.config.base import flat_fields, read_yaml
+from frugalvit.config.base import flat_fields
 from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.engine.step import total_steps
 from frugalvit.errors import UserError
