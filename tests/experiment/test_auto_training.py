@@ -14,7 +14,7 @@ from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.data import PAPER_VIEWS, SMALL_VIEWS, AugmentConfig, CropsConfig, Views
 from frugalvit.config.dense import DetectConfig
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.resolved import ResolvedRunConfig
+from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
 from frugalvit.engine.param_groups import merge_param_groups
@@ -277,7 +277,8 @@ def test_the_paper_s_grid_is_a_decision_too() -> None:
 )
 def test_a_batch_in_equal_parts(world: int, accumulate: int, together: int, images: int, batch: int) -> None:
     values = {"data": "photos", "batch": 50, "lr": 0.1, "epochs": 3, "accumulate": accumulate}
-    config = TrainConfig.parse(values | {"img_size": 32}).with_options({}, ResolvedRunConfig)
+    config = TrainConfig.parse(values | {"img_size": 32, "ema": 0.0, "evaluate_every": 1, "localization": {"weight": 0}})
+    config = config.with_options({}, ResolvedTrainConfig)
     plan = TrainPlan.from_config(config, images, world, group=together, lines=20)
     assert plan.images_per_step == batch and plan.steps_per_epoch == max(1, images // batch)
     assert plan.steps == 3 * plan.steps_per_epoch and plan.log_every == max(1, min(10, plan.steps // 20))

@@ -3,7 +3,8 @@
 ``experiment/auto_values.py`` makes these. "auto" stays where each machine chooses (device, precision, compile, workers,
 cache), where it says how to read data, and in the options of a loss that is off.
 """
-# Narrower types than in the base class are sound here, because every Config is frozen.
+# Narrower types than in the base class are sound here, because every Config is frozen. Pydantic takes a field from the
+# first base class, so each class repeats the fields that it shares.
 # pyright: reportIncompatibleVariableOverride=false
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class ResolvedLocalizationConfig(LocalizationConfig):
         )
 
 
-class ResolvedTrainConfig(ResolvedRunConfig, TrainConfig):
+class ResolvedTrainConfig(TrainConfig, ResolvedRunConfig):
+    img_size: int | tuple[int, int] = option()
+    batch: int = option()
+    lr: float = option()
     ema: float = option()
     evaluate_every: int = option()
     localization: ResolvedLocalizationConfig = option()
@@ -55,14 +59,19 @@ class ResolvedMatchingConfig(MatchingConfig):
     momentum: float = option()
 
 
-class ResolvedPretrainConfig(ResolvedRunConfig, PretrainConfig):
+class ResolvedPretrainConfig(PretrainConfig, ResolvedRunConfig):
+    img_size: int | tuple[int, int] = option()
+    batch: int = option()
+    lr: float = option()
     matching: ResolvedMatchingConfig = option()
 
 
-class ResolvedTransferConfig(ResolvedRunConfig, TransferConfig):
+class ResolvedTransferConfig(TransferConfig, ResolvedRunConfig):
     """What detection and segmentation share."""
 
     img_size: int = option()
+    batch: int = option()
+    lr: float = option()
     evaluate_every: int = option()
 
 
@@ -73,7 +82,11 @@ class ResolvedDetectorConfig(DetectorConfig):
     octaves: int = option()
 
 
-class ResolvedDetectConfig(ResolvedTransferConfig, DetectConfig):
+class ResolvedDetectConfig(DetectConfig, ResolvedTransferConfig):
+    img_size: int = option()
+    batch: int = option()
+    lr: float = option()
+    evaluate_every: int = option()
     masks: bool = option()
     detector: ResolvedDetectorConfig = option()
 
@@ -82,5 +95,9 @@ class ResolvedDecoderConfig(DecoderConfig):
     channels: int = option()
 
 
-class ResolvedSegmentConfig(ResolvedTransferConfig, SegmentConfig):
+class ResolvedSegmentConfig(SegmentConfig, ResolvedTransferConfig):
+    img_size: int = option()
+    batch: int = option()
+    lr: float = option()
+    evaluate_every: int = option()
     decoder: ResolvedDecoderConfig = option()

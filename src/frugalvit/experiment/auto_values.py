@@ -97,9 +97,15 @@ def record_recipe(config: RunConfig, auto: AutoValues) -> None:
 def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
     """Resolve backbone and input size."""
     auto.choose("backbone", config.backbone, *default_backbone(facts.device))
-    reason = f"images are about {facts.side} px; at most {largest_input(facts.device)} px on {facts.device}"
-    auto.choose("img_size", config.img_size, input_size(facts.side, facts.device), reason)
+    _choose_size(config, facts, auto)
     return auto.apply(config, type(config))
+
+
+def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
+    """Resolve the input size; return its longer side."""
+    reason = f"images are about {facts.side} px; at most {largest_input(facts.device)} px on {facts.device}"
+    size = auto.choose("img_size", config.img_size, input_size(facts.side, facts.device), reason)
+    return max(as_pair(size))
 
 
 def resolve_stream(config: C, shards: int, world: int, cores: int, auto: AutoValues) -> C:
@@ -115,6 +121,7 @@ def resolve_stream(config: C, shards: int, world: int, cores: int, auto: AutoVal
 
 def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
     """Resolve what supervised training needs: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
+    side = _choose_size(config, facts, auto)
     batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto, group=PAIR)
     length = _resolve_length(config, auto, *supervised_epochs(facts, batch))
     auto.choose("lr", config.lr, *supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune"))
@@ -129,7 +136,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     if changed := _changed_options(config, _RANDAUGMENT):
         operations = 2, f"RandAugment as in the papers, because {changed[0]} is set"
     auto.choose("augment.operations", config.augment.operations, *operations)
-    crop = usual_crop(_input_side(config, facts))
+    crop = usual_crop(side)
     reason = "shifts of the full image, because it is small" if crop == "padded" else "random crops, as in the papers"
     auto.choose("augment.crop", config.augment.crop, crop, reason)
     ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
@@ -143,7 +150,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
 
 def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:
     """Resolve what pre-training needs: batch, length, learning rate, heads, teacher, crops."""
-    matching, side = config.matching, _input_side(config, facts)
+    matching, side = config.matching, _choose_size(config, facts, auto)
     batch = resolve_batch_size(config, facts.images, pretraining_batch(facts), auto)
     length = _resolve_length(config, auto, *pretraining_epochs(facts, side))
     lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
@@ -229,11 +236,6 @@ def _resolve_length(config: RunConfig, auto: AutoValues, epochs: int, reason: st
     if config.epochs != "auto":
         auto.append(AutoValue("steps", config.steps, f"--steps overrides --epochs {config.epochs:g}"))
     return 0.0
-
-
-def _input_side(config: RunConfig, facts: Facts) -> int:
-    """Return the longer side of an input, in pixels."""
-    return facts.side if config.img_size == "auto" else max(as_pair(config.img_size))
 
 
 # -- one rule per value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedDetectConfig, ResolvedSegmentConfig
@@ -10,28 +11,34 @@ from frugalvit.engine.step import steps_per_epoch, total_steps
 from frugalvit.experiment.auto_values import (
     SMALL_NETWORK,
     AutoValues,
-    C,
     Facts,
     default_backbone,
     describe_interval,
     resolve_batch_size,
 )
 
+D = TypeVar("D", bound=TransferConfig)
+
 _STEPS_ON_CPU = 200
 
 
-def resolve_dense_input(config: C, facts: Facts, auto: AutoValues) -> C:
+def resolve_dense_input(config: D, facts: Facts, auto: AutoValues) -> D:
     """Resolve backbone and input size."""
-    on_cpu = facts.device == "cpu"
     auto.choose("backbone", config.backbone, *default_backbone(facts.device))
+    _choose_side(config, facts, auto)
+    return auto.apply(config, type(config))
+
+
+def _choose_side(config: TransferConfig, facts: Facts, auto: AutoValues) -> int:
+    """Resolve the input size: the short side (detection), or the side of a crop (segmentation)."""
+    on_cpu = facts.device == "cpu"
     if isinstance(config, DetectConfig):
         limit, wanted, rule = (128 if on_cpu else 800), 5 / 3 * facts.side, "the papers enlarge 480 px to 800"
     else:
         limit, wanted, rule = (128 if on_cpu else 512), float(facts.side), "crops as high as the images"
     size = max(32, min(limit, round(wanted / 32) * 32))
     reason = f"short sides are about {facts.side} px, {rule}; at most {limit} px here"
-    auto.choose("img_size", config.img_size, size, reason)
-    return auto.apply(config, type(config))
+    return auto.choose("img_size", config.img_size, size, reason)
 
 
 def resolve_detection(
@@ -42,18 +49,20 @@ def resolve_detection(
     strides: of all levels of the pyramid, the top level included
     masks:   whether to predict masks, and the reason
     """
+    side = _choose_side(config, facts, auto)
     batch, length = _resolve_length(config, facts, auto, detecting=True)
     auto.choose("masks", config.masks, *masks)
     options, reason = config.detector, f"a third of the backbone's {facts.dim}, at most 256"
     channels = auto.choose("detector.channels", options.channels, min(256, max(32, facts.dim // 3 // 32 * 32)), reason)
     auto.choose("detector.hidden", options.hidden, 4 * channels, "four times the pyramid's channels (1,024 at 256)")
-    _resolve_anchors(config, facts, strides, auto)
+    _resolve_anchors(config, side, strides, auto)
     _resolve_interval(config, facts, batch, length, auto)
     return auto.apply(config, ResolvedDetectConfig)
 
 
 def resolve_segmentation(config: SegmentConfig, facts: Facts, auto: AutoValues) -> ResolvedSegmentConfig:
     """Resolve what a segmenter needs: length, learning rate, decoder, evaluation."""
+    _choose_side(config, facts, auto)
     batch, length = _resolve_length(config, facts, auto, detecting=False)
     channels = min(512, max(64, 2 * facts.dim // 3 // 32 * 32))
     reason = f"two thirds of the backbone's {facts.dim}, at most 512"
@@ -81,7 +90,7 @@ def _resolve_interval(config: TransferConfig, facts: Facts, batch: int, epochs: 
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
 
 
-def _resolve_anchors(config: DetectConfig, facts: Facts, strides: list[float], auto: AutoValues) -> None:
+def _resolve_anchors(config: DetectConfig, side: int, strides: list[float], auto: AutoValues) -> None:
     """Resolve anchors that reach from small objects to large ones, for any strides.
 
     The standard is strides of 4 to 64 px with anchors of 8 strides at 800 px: 4 % to 64 % of the short side. A coarser
@@ -93,7 +102,6 @@ def _resolve_anchors(config: DetectConfig, facts: Facts, strides: list[float], a
     if options.anchors != "auto":
         auto.choose("detector.octaves", options.octaves, 1, "--detector.anchors is set")
         return
-    side = facts.side if config.img_size == "auto" else config.img_size
     finest, *_, coarsest = strides
     anchors = round(min(8.0, max(2.0, 8 * side / 800)) * min(1.0, 4 / finest), 1)
     reason = f"8 strides at 800 px, proportionally less at {side}; at least 2"

@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from frugalvit import RegionMatching, ViewMatching, cli, create_backbone
+from frugalvit import RegionMatching, ViewMatching, create_backbone
+from frugalvit.cli import main as cli
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.runs.run_folder import read_data_facts as read_facts
-from frugalvit.tasks.pretraining.continue_run import inherit_options, start_from_heads
+from frugalvit.tasks.pretraining.continue_run import ContinuedRun, start_from_heads
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from helpers.tiny_runs import PRETRAIN, read_metrics, write_config, write_images
 
@@ -35,6 +36,10 @@ def views_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_config(folder / "both.yaml", PRETRAIN, matching=both, steps=8)
     assert run(folder, "views.yaml", "views") == 0
     return folder
+
+
+def inherited(config: PretrainConfig) -> PretrainConfig:
+    return ContinuedRun(str(config.continue_from)).inherit_options(config, AutoValues())
 
 
 def run(folder: Path, config: str, out: str, *more: str) -> int:
@@ -107,7 +112,7 @@ def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
     assert [name for name in theirs if name not in own and theirs[name] != ours[name]] == []
     assert (theirs["steps"], ours["steps"], ours["crops"]["local_crops"]) == (4, 8, 2)
     said = capsys.readouterr().err
-    assert f"auto: steps = 8: as many again as {views_only / 'views'} was to take" in said
+    assert f"auto: steps = 8: twice the length of {views_only / 'views'}" in said
     assert said.count("auto: recipe = small") == 1
     assert f"unlike {views_only / 'views'}: steps 8 (there 4)\n" in said
     more = ["--steps", "5", "--batch", "6", "--crops.local-crops", "0", "--out", str(views_only / "otherwise")]
@@ -121,12 +126,12 @@ def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
     (views_only / "epochs").mkdir()
     write_config(views_only / "epochs" / "config.yaml", values)
     shutil.copy(views_only / "views" / "data.json", views_only / "epochs")
-    assert inherit_options(config, AutoValues()).matching.prototypes == 65536
+    assert inherited(config).matching.prototypes == 65536
     plain = PretrainConfig.parse({"continue_from": str(views_only / "epochs")})
-    assert inherit_options(plain, AutoValues()).steps == 12, "24 images, batch 8, 2 epochs"
+    assert inherited(plain).steps == 12, "24 images, batch 8, 2 epochs"
     refused = PretrainConfig.parse({"continue_from": str(views_only / "views"), "accumulate": 9})
-    with pytest.raises(UserError, match="a batch of 8 images has no 9 parts"):
-        inherit_options(refused, AutoValues())
+    with pytest.raises(UserError, match="--accumulate"):
+        inherited(refused)
 
 
 def test_data_that_is_gone_is_told_from_a_wrong_word(

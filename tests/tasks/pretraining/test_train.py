@@ -24,13 +24,13 @@ from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.builders import make_backbone
-from frugalvit.experiment.experiment import adopt_init_architecture
+from frugalvit.experiment.init_weights import adopt_init_architecture
 from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.health import Health
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import _check_crops, make_plan, pretrain
-from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_images
+from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, resolve, write_images
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_how_often_features_are_looked_at(every: float, epochs: int, steps: int)
     settings = PretrainConfig.parse(
         {"data": "x", "epochs": epochs, "batch": 10, "lr": 1e-3, "health": {"every": every}}
     )
-    assert make_plan(settings, images=100, world=1).evaluate_every == steps
+    assert make_plan(resolve(settings, 100), images=100, world=1).evaluate_every == steps
 
 
 def test_a_beginning_is_no_collapse(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +117,7 @@ def test_a_run_that_begins_from_it_has_its_own_stochastic_depth(
         "steps": 2,
         "img_size": 16,
     }
-    run = TrainConfig.parse(values | given)
-    decisions = AutoValues()
-    adopt_init_architecture(run, decisions)
+    run = adopt_init_architecture(TrainConfig.parse(values | given), AutoValues())
     keywords = {} if run.drop_path == "auto" else {"drop_path": run.drop_path}
     backbone = make_backbone(run, 2, grid_norm=run.localization.grid == "normed", **keywords)
     depths = [module.drop_prob for module in backbone.modules() if isinstance(module, DropPath)]
