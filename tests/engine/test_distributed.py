@@ -108,7 +108,7 @@ def test_all_must_find_the_run_to_go_on_with() -> None:
 
     errors = gather(2, look)
     assert all(
-        isinstance(e, UserError) and "Some processes find a run in run, and others do not" in str(e) for e in errors
+        isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors
     )
 
 

@@ -223,8 +223,8 @@ def test_a_full_disk_says_what_a_resume_begins_from(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError) as first:
         run_toy(tmp_path / "run", Full(), evaluate_every=1)
     assert "Could not save best.pt" in str(first.value) and "(No space left on device)" in str(first.value)
-    assert "No checkpoint was saved yet: free some space, then begin at step 0 with --resume" in str(first.value)
-    with pytest.raises(UserError, match=r"last.pt \(step 4\) is intact: free some space, then continue from there"):
+    assert "There is no checkpoint yet. Free some space, then start at step 0 with --resume" in str(first.value)
+    with pytest.raises(UserError, match=r"last.pt \(step 4\) is intact\. Free some space, then resume"):
         run_toy(tmp_path / "run", Full(), evaluate_every=5)
     state["full"] = True
     with pytest.raises(UserError, match=r"Could not save last.pt .*last.pt \(step 4\) is intact"):

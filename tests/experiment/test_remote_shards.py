@@ -155,7 +155,7 @@ def test_fsspec_and_pipes(nursery: Nursery) -> None:
 def test_what_streams_cannot_do_is_said(nursery: Nursery, web: str) -> None:
     where = web + "/shards/{000..005}.tar"
     for more, expected in (
-        (["--labels", "0.5"], "cannot be chosen one by one"),
+        (["--labels", "0.5"], "--labels needs"),
         (["--balance"], "--stream false"),
         (["--split", "remake"], "--stream false"),
         (["--workers", "9"], "cannot feed 9 readers"),

@@ -99,7 +99,7 @@ def test_a_run_that_did_not_write_it_down_goes_on_as_new_ones_begin(
     (tmp_path / "cut/data.json").write_text(json.dumps(facts))
     with pytest.MonkeyPatch.context() as patched:
         choose_otherwise(patched)
-        with pytest.raises(UserError, match="was begun with another network"):
+        with pytest.raises(UserError, match="does not fit the network"):
             train(TrainConfig.parse({"resume": str(tmp_path / "cut"), "device": "cpu"}))
     train(TrainConfig.parse({"resume": str(tmp_path / "cut"), "device": "cpu"}))
     assert differences(tmp_path / "whole", tmp_path / "cut") == []

@@ -129,7 +129,7 @@ def test_a_resumed_run_may_be_told_its_places_in_other_words(tmp_path: Path) -> 
     run.close()
     words = {"resume": str(tmp_path / "run"), "recipe": "scratch"}
     resume.load_resumed_config(TrainConfig.parse(words | {"init": f"{tmp_path}/run/../weights"}))
-    with pytest.raises(UserError, match="was begun with --init"):
+    with pytest.raises(UserError, match="Cannot change --init"):
         resume.load_resumed_config(TrainConfig.parse(words | {"init": f"{tmp_path}/others"}))
 
 

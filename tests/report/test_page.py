@@ -159,7 +159,7 @@ def test_top5_is_shown_where_it_says_something(tmp_path, classes, shown):
 def test_the_weights_of_several_runs_are_told_by_their_step(tmp_path):
     runs = [write_run(tmp_path / f"run{k}", seed=k) for k in (0, 1)]
     for step, run in enumerate(runs, 7):
-        more = {"best_step": step, "weights": f"the best on val, of step {step}"}
+        more = {"best_step": step, "weights": f"the best on val, step {step}"}
         (run / "summary.json").write_text(json.dumps(json.loads((run / "summary.json").read_text()) | more))
     alone, together = (Reader(page.report([read_run(run) for run in some])).texts for some in (runs[:1], runs))
     assert "weights" in alone and "weights" not in together and "best step" in together

@@ -59,7 +59,7 @@ def test_classes_that_nothing_is_known_of_are_said(
         shutil.rmtree(photos / folder)
     train(TrainConfig.parse(TRAIN | {"data": str(photos), "steps": 1, "out": str(tmp_path / "run"), "report": False}))
     notes, text = read_facts(tmp_path / "run")["notes"], capsys.readouterr().err
-    warning = "val, which chooses the best weights, has images of one class only ('cat')"
+    warning = "val, which chooses the best weights, has one class only ('cat')"
     expected = said + [warning] * warned
     assert len(notes) == len(expected) and all(a.startswith(b) for a, b in zip(notes, expected, strict=True))
     assert all(text.count(words) == 1 for words in expected) and (f"warning: {warning}" in text) == warned

@@ -38,7 +38,7 @@ def test_a_file_of_that_name_is_kept(name: str, place: Path, capsys: pytest.Capt
     path.write_text("mine")
     assert run("train", "--out", "lab") == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.endswith(f"lab has {name.split('/')[0]} already, which would be written over: choose another --out.")
+    assert f"lab already has {name.split('/')[0]}," in said
     assert files(place / "lab") == {str(path): b"mine"}
 
 
@@ -48,7 +48,7 @@ def test_a_comparison_keeps_it_too(name: str, place: Path, capsys: pytest.Captur
     path.parent.mkdir(parents=True)
     path.write_text('{"mine": 1}')
     assert run("compare", *SETTINGS, "--out", "lab") == 2
-    assert "already, which would be written over" in capsys.readouterr().err
+    assert "which would be overwritten" in capsys.readouterr().err
     assert files(place / "lab") == {str(path): b'{"mine": 1}'}
 
 

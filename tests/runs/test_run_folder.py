@@ -154,7 +154,7 @@ def test_no_content_of_a_checkpoint_is_a_traceback(
 
 def test_other_checkpoints_are_no_state_of_a_run(tmp_path: Path) -> None:
     torch.save({"model": torch.zeros(2)}, tmp_path / "other.pt")
-    assert read_state(tmp_path / "other.pt") == (None, "it holds no state of a run")
+    assert read_state(tmp_path / "other.pt") == (None, "it does not hold the state of a run")
 
 
 def test_find_run_and_summary(tmp_path: Path) -> None:

@@ -102,6 +102,9 @@ class RunConfig(Config):
     track: list[Literal["wandb", "mlflow", "trackio"]] = option(
         [], "log to these services too; TensorBoard files are always written"
     )
+    plugin: list[str] = option(
+        default_factory=list, help="Python files or modules to import first, which runs their code"
+    )
     report: bool = option(True, "write report.html at the end")
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
     cache: CacheConfig = option(default_factory=CacheConfig)
@@ -236,7 +239,7 @@ class RunConfig(Config):
 
 FREE_ON_RESUME = (
     *("device", "devices", "nodes", "peer_timeout", "workers", "cache.where", "cache.folder", "cache.max_bad"),
-    *("log_every", "save_every", "track", "report"),
+    *("log_every", "save_every", "track", "report", "plugin"),
 )
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""
 

@@ -27,6 +27,7 @@ from frugalvit.engine.trainer import RunInterrupted, TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import AutoValues, Facts, record_recipe, resolve_input
+from frugalvit.experiment.extra_objectives import load_plugins
 from frugalvit.experiment.init_weights import adopt_init_architecture
 from frugalvit.experiment.summary import decisions_table, summary_table
 from frugalvit.runs import layout
@@ -140,6 +141,7 @@ class Experiment(ABC, Generic[C, R]):
         """Run the command in a new folder, or in the one to resume. A finished run is shown."""
         requested = self.options
         check_trackers(requested.track)
+        load_plugins(requested.plugin)
         if requested.resume:
             self.options = resume.load_resumed_config(requested)
         elif requested.init and not Path(requested.init).exists():

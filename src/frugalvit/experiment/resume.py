@@ -25,7 +25,7 @@ from frugalvit.utils.console import shell_quote
 
 C = TypeVar("C", bound=RunConfig)
 
-_MACHINE = ("device", "devices", "nodes")
+_MACHINE = ("device", "devices", "nodes", "plugin")
 """Always taken from the new command. Other free options are overridden only if the user sets them."""
 
 COMMANDS: dict[str, type[RunConfig]] = {
@@ -49,6 +49,9 @@ def load_resumed_config(config: C) -> C:
     stored = type(config).from_stored(values)
     # The readers share the shards of a stream, so their number cannot change.
     free = [name for name in FREE_ON_RESUME if name != "workers" or stored.stream is not True]
+    if stored.plugin and not config.plugin:  # never run code because a stored file names it
+        names = " ".join(map(shell_quote, stored.plugin))
+        raise UserError(f"{folder} uses --plugin {names}. Pass --plugin again: it runs that file's code.")
     _check_processes(config, stored, folder)
     _check_fixed_options(config, stored, folder, free)
     changes: dict[str, Any] = {"resume": str(folder)}

@@ -38,8 +38,8 @@ def new_run_folder(out: str | None, *words: str, names: Iterable[str] = layout.R
         folder = Path(out)
         if layout.contains_run(folder):
             raise UserError(
-                f"{folder} already holds a run. Resume it with --resume {shell_quote(folder)} (--resume auto resumes or "
-                "starts the run in --out), or choose another --out."
+                f"{folder} already holds a run. Resume it with --resume {shell_quote(folder)} (--resume auto resumes "
+                "or starts the run in --out), or choose another --out."
             )
         layout.check_free_for_run(folder, names)
         return make_folder(folder)

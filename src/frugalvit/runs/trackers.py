@@ -1,7 +1,7 @@
 """Trackers: TensorBoard always; W&B, MLflow and Trackio with --track.
 
-A tracker takes numbers (``log``), pictures (``image``) and tables (``table``), each with its step. RUN/trackers.json stores
-the run's identity at each service, so that a resumed run continues there.
+A tracker takes numbers (``log``), pictures (``image``) and tables (``table``), each with its step. RUN/trackers.json
+stores the run's identity at each service, so that a resumed run continues there.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_scales_without_multi_scale_are_not_ignored(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["detect", "train"], "What should be trained on"),
+        (["detect", "train"], "no data to train on"),
         (["detect", "train", "nowhere"], "no folder or JSON file nowhere"),
         (["segment", "train", "nowhere"], "no folder nowhere"),
         (["detect", "train", "x", "--head", "ssd"], "head = 'ssd'"),

@@ -27,6 +27,7 @@ from frugalvit.experiment import builders
 from frugalvit.experiment.auto_values import PAIR, Facts, resolve_training
 from frugalvit.experiment.drloc_pairs import make_head
 from frugalvit.experiment.experiment import Experiment
+from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.summary import (
     augmentation_sheet,
     describe_weights,
@@ -215,6 +216,7 @@ def make_task(config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan) 
         ema=config.ema,
         weight_decay=config.optimizer.weight_decay,
         layer_decay=config.optimizer.layer_decay,
+        objectives=make_objectives(config.objectives, backbone.dim, ["localization"] if options.weight > 0 else []),
     ).train()
 
 

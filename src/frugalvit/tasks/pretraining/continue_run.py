@@ -30,7 +30,7 @@ from frugalvit.utils import console
 _LEVELS = {"views": "view level", "regions": "region level"}
 _NEVER_INHERITED = (
     *("data", "out", "init", "resume", "continue_from", "steps", "epochs", "backbone_args"),
-    *("device", "devices", "nodes", "peer_timeout", "precision", "compile", "workers", "stream", "track", "report"),
+    *("device", "devices", "nodes", "peer_timeout", "precision", "compile", "workers", "stream", "track", "report", "plugin"),
 )
 """Start, length and machine belong to each run."""
 
@@ -130,7 +130,7 @@ def import_checkpoint(path: str, task: PretrainingTask, steps: int) -> dict[str,
     return state
 
 
-_OPTIONAL_PARTS = ("regions.", "views.", "localization.")
+_OPTIONAL_PARTS = ("regions.", "views.", "localization.", "objectives.")
 
 
 def _check_longer(path: str, done: int, steps: int) -> None:

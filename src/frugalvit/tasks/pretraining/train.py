@@ -22,6 +22,7 @@ from frugalvit.experiment import builders
 from frugalvit.experiment.auto_values import Facts, resolve_pretraining
 from frugalvit.experiment.drloc_pairs import make_head
 from frugalvit.experiment.experiment import Experiment
+from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.summary import augmentation_sheet, finite, run_facts, run_result, save_pictures
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.runs import layout
@@ -244,6 +245,7 @@ def make_task(
         weight_decay=config.optimizer.weight_decay,
         crops_at_once=config.crops_at_once,
         health_every=plan.log_every,
+        objectives=make_objectives(config.objectives, student.dim, ["localization"] if weight > 0 else []),
     )
 
 
