@@ -37,7 +37,7 @@ def test_timm_loads_its_weights(backbone: Any, tmp_path: Path) -> None:
 
 
 def test_too_few_blocks_for_the_linear_probe(backbone: Any) -> None:
-    with pytest.raises(UserError, match=r"has 1 block; choose n .--blocks. up to that, or --features pooled"):
+    with pytest.raises(UserError, match="--blocks"):
         backbone.last_blocks(torch.randn(1, 3, 64, 64), 4)
 
 
