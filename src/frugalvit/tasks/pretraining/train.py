@@ -311,7 +311,7 @@ def _finish(
         "first_loss": losses[0] if losses else None,
         "loss": losses[-1] if losses else None,
         "effective_rank": last.get("effective_rank"),
-        "largest_rank": min(task.student.pooled_dim, task.monitor.bank.store.readable),
+        "largest_rank": min(task.student.pooled_dim, task.monitor.gallery.store.readable),
         "feature_deviation": last.get("feature_deviation"),
         **run_facts(config, outcome, task.student),
     }
