@@ -489,7 +489,7 @@ NANO = {
 MINI = NANO | {"embed_dim": 96, "depths": (2, 6, 4), "num_heads": (3, 6, 12), "drop_path_rate": 0.1}
 
 
-_VARIANTS: dict[str, tuple[dict[str, Any], int]] = {  # shape, window size
+VARIANTS: dict[str, tuple[dict[str, Any], int]] = {  # shape, window size
     "swin_tiny_w7": (TINY, 7),
     "swin_small_w7": (SMALL, 7),
     "swin_base_w7": (BASE, 7),
@@ -505,7 +505,7 @@ def _register(variant: str) -> None:
     """Register a variant with timm, which takes its name from the function's name."""
 
     def create(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-        shape, window_size = _VARIANTS[variant]
+        shape, window_size = VARIANTS[variant]
         keywords = {**shape, "window_size": window_size, **keywords}
         return build_model_with_cfg(
             SwinTransformer,
@@ -520,5 +520,5 @@ def _register(variant: str) -> None:
     register_model(create)
 
 
-for _variant in _VARIANTS:
+for _variant in VARIANTS:
     _register(_variant)
