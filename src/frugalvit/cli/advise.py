@@ -79,7 +79,7 @@ def advise(config: AdviseConfig) -> CommandResult:
         "data": source.location,
         "images": looked["images"] if drawn is None else sum(drawn.splits.values()),
         "classes": looked["classes"] if drawn is None else None,
-        "drawn": None if drawn is None else drawn.words,
+        "drawn": None if drawn is None else drawn.text,
         "splits": splits if drawn is None else drawn.splits,
         "side": facts.side,
         "device": device,
@@ -165,11 +165,11 @@ def _drawn(config: AdviseConfig, drawn: AnnotationInfo, facts: Facts) -> list[Pr
     command = f"frugalvit {drawn.verb} train {shlex.quote(config.data)}"
     backbone = PUBLISHED["cpu" if facts.device == "cpu" else "gpu"]
     proposals = [
-        Proposal(command, f"there are {drawn.words}: from random weights, the shortest way to a first score"),
+        Proposal(command, f"there are {drawn.text}: from random weights, the shortest way to a first score"),
         Proposal(f"{command} --backbone {backbone} --pretrained", "where a network can be reached: published weights"),
     ]
-    if drawn.place is not None:
-        asked = config.model_copy(update={"data": str(drawn.place)})
+    if drawn.folder is not None:
+        asked = config.model_copy(update={"data": str(drawn.folder)})
         learned = _pretrain(asked, open_data(asked.data, split="given", labels="ignore"), facts)
         learned.why = (
             "without other people's weights: learn from the training images first (not from those that are scored on; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import pydantic
 
@@ -13,6 +13,16 @@ from frugalvit.config.data import CacheConfig
 from frugalvit.config.run import RunConfig
 from frugalvit.config.types import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
 from frugalvit.errors import UserError
+
+DETECTOR_HEADS = {
+    "mask-rcnn": "frugalvit.tasks.detection.mask_rcnn:MaskRCNNHead",
+    "cascade": "frugalvit.tasks.detection.cascade:CascadeHead",
+}
+"""The registry of ``--head``: "module:class" of each detector head, by name. docs/extending.md shows how to add one."""
+if TYPE_CHECKING:
+    HeadName = str
+else:
+    HeadName = Literal[tuple(DETECTOR_HEADS)]
 
 
 class TransferOptimizerConfig(Config):
@@ -128,7 +138,7 @@ class DetectConfig(TransferConfig):
     img_size: int | Auto = option(  # type: ignore[assignment]
         "auto", "short side of the images at test, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
-    head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three that refine each other's boxes")
+    head: HeadName = option("mask-rcnn", "one box head, or three that refine each other's boxes")
     masks: bool | Auto = option(
         "auto", "predict masks; auto: where 10 training objects have one, or half of them; others teach boxes alone"
     )

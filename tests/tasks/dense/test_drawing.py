@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from frugalvit.cli.main import main
-from frugalvit.tasks.dense.drawing import colour, colours_of, draw_classes, draw_objects, label_place, with_legend
+from frugalvit.tasks.dense.drawing import colour, colours_of, draw_classes, draw_objects, place_label, with_legend
 from frugalvit.tasks.segmentation.commands import _percent
 
 TEXT = (1.0, 3.0, 60.0, 14.0)  # a name written at (0, 0) begins a little below and to the right of it
@@ -28,7 +28,7 @@ TEXT = (1.0, 3.0, 60.0, 14.0)  # a name written at (0, 0) begins a little below 
     ],
 )
 def test_names_are_whole_and_leave_their_object_free(box: tuple[float, float, float, float], where: str) -> None:
-    x, y = label_place(box, TEXT, (200, 100))
+    x, y = place_label(box, TEXT, (200, 100))
     left, top, right, bottom = x + TEXT[0], y + TEXT[1], x + TEXT[2], y + TEXT[3]
     assert left >= 0 and top >= 0 and right < 200 and bottom < 100
     assert {"above": bottom < box[1], "below": top > box[3], "inside": top >= box[1] and bottom <= box[3]}[where]

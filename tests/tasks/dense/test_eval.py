@@ -232,23 +232,6 @@ def test_a_name_that_a_segmenter_lacks_is_refused_where_a_mask_holds_it(
     assert main(words) == 0
 
 
-def test_a_class_that_is_only_spelled_otherwise_is_known_by_its_number(
-    named: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, data = named
-    found = []
-    for place, names in enumerate(("ground\nsquare\ndisc\nvoid\n", "ground\nSquare\nring\nvoid\n", "ground\n")):
-        other = shutil.copytree(data, tmp_path / str(place))
-        (other / "classes.txt").write_text(names)
-        words = ["segment", "eval", str(run), str(other), "--out", str(tmp_path / f"scored_{place}")]
-        assert main([*words, "--device", "cpu", "--json"]) == 0
-        told = capsys.readouterr()
-        found.append(json.loads(told.out)["miou"])
-        said = f"label 1 is 'Square' there and 'square' in {run}: their number decides (2 labels in all)"
-        assert (said in told.err) == (place == 1)
-    assert found[0] == found[1] == found[2]
-
-
 def left_out(run: Path) -> list[dict[str, str]]:
     """What a run has written down as left out, which its report must show."""
     told = json.loads((run / "data.json").read_text(encoding="utf-8"))["left_out"]

@@ -18,7 +18,7 @@ from frugalvit.data.augment.transforms import Normalize
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection import commands
-from frugalvit.tasks.detection.dataset import lay_out
+from frugalvit.tasks.detection.dataset import stack_images
 from frugalvit.tasks.segmentation import commands as segment_commands
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
 from frugalvit.tasks.segmentation.task import SegmentationTask
@@ -37,7 +37,7 @@ def test_pictures_are_normalised_as_classifiers_do_it(channels: int) -> None:
     wanted = Normalize(task.backbone.mean, task.backbone.std)(images)
     assert wanted.shape[1] == channels
     torch.testing.assert_close(task.normalize(images), wanted)
-    laid = lay_out(list(pictures), [(40, 56)] * 2, [False, True], task.mean, task.std)
+    laid = stack_images(list(pictures), [(40, 56)] * 2, [False, True], task.mean, task.std)
     torch.testing.assert_close(laid[0, :, :40, :56], wanted[0])
     torch.testing.assert_close(laid[1, :, :40, :56], wanted[1].flip(2))
     assert laid.shape == (2, channels, 64, 64) and not laid[:, :, 40:].any() and not laid[:, :, :, 56:].any()

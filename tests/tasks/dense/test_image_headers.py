@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -15,7 +14,7 @@ from frugalvit.errors import UserError
 from frugalvit.tasks.dense.image_headers import make_splits
 from frugalvit.tasks.detection.coco import CocoData, open_coco
 from frugalvit.tasks.segmentation.dataset import SceneData, open_scenes
-from helpers.dense_samples import edit, make_coco, make_scenes
+from helpers.dense_samples import make_coco, make_scenes
 
 KINDS = ["coco", "scenes"]
 
@@ -70,41 +69,6 @@ def turn(path: Path, orientation: int, size: tuple[int, int] | None = None) -> N
     exif[0x0112] = orientation
     picture = Image.open(path).copy()
     picture.resize(size or picture.size).save(path, exif=exif)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_exif_is_named_where_it_swaps_the_sides(kind: str, tmp_path: Path) -> None:
-    """The objects, or the mask, were made on the picture as it is stored, 40 wide and 24 high."""
-    data, path = made(kind, tmp_path / "data", side=40)
-    turn(path, 6, (40, 24))
-    if kind == "coco":
-        edit(data, "train", lambda content: content["images"][1].update(height=24))
-        words = r"says that .*train_1.png is 40×24 px, as it is stored, but EXIF turns it to 24×40: remove EXIF"
-    else:
-        Image.fromarray(np.zeros((24, 40), np.uint8)).save(data / "masks" / "train" / "1.png")
-        words = r"1.png is 40×24 px, as its image 1.png is stored, but EXIF turns it to 24×40: remove EXIF"
-    with pytest.raises(UserError, match=words) as error:
-        opened(kind, data)
-    assert "\n" not in str(error.value) and "exiftool" in str(error.value)
-
-
-@pytest.mark.parametrize("orientation", [1, 3, 8])
-@pytest.mark.parametrize("kind", KINDS)
-def test_images_that_exif_turns_unseen_are_counted(kind: str, orientation: int, tmp_path: Path) -> None:
-    data, path = made(kind, tmp_path / "data", side=40)
-    turn(path, orientation)
-    told = [note for note in opened(kind, data).notes if "EXIF" in note]
-    if orientation == 1:
-        assert not told
-    else:
-        assert len(told) == 1 and f"EXIF turns or mirrors 1 image, such as {path.name}" in told[0]
-
-
-def test_a_picture_whose_turned_size_fits_needs_no_note(tmp_path: Path) -> None:
-    data = make_scenes(tmp_path / "data", side=40)
-    turn(data / "images" / "train" / "1.png", 6, (40, 24))
-    Image.fromarray(np.zeros((40, 24), np.uint8)).save(data / "masks" / "train" / "1.png")
-    assert not any("EXIF" in note for note in open_scenes(str(data)).notes)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.2, 0.3, 0.5])

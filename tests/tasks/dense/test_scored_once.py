@@ -43,13 +43,15 @@ def test_a_run_scores_the_same_weights_once(
     calls: list[Any] = []
     plain, evaluate, fed = getattr(kind, name), kind.evaluate, iter(values)
     monkeypatch.setattr(kind, name, lambda task, *rest: calls.append(rest) or plain(task, *rest))
-    monkeypatch.setattr(kind, "evaluate", lambda task, step: evaluate(task, step) | {kind.score: next(fed)})
+    monkeypatch.setattr(kind, "evaluate", lambda task, step: evaluate(task, step) | {kind.best_metric: next(fed)})
     where = request.getfixturevalue(data)
     config: Any = make(where, tmp_path / "run", steps=2, evaluate_every=1, report=False, **more)
     summary = commands.train(config).data
     assert len(calls) == asked and summary["best_step"] == (2 if values == LAST else 1)
     again = commands.evaluate(_asked(verb, tmp_path / "run", where, config)).data
-    assert again[kind.score] == pytest.approx(summary[kind.score], abs=1e-6), "what was kept is what the weights score"
+    assert again[kind.best_metric] == pytest.approx(summary[kind.best_metric], abs=1e-6), (
+        "what was kept is what the weights score"
+    )
 
 
 def _asked(verb: str, run: Path, data: Path, config: Any) -> Any:

@@ -19,10 +19,10 @@ from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.dense import experiment
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.commands import DetectJob
-from frugalvit.tasks.detection.metrics import IGNORED, Confusion
 from frugalvit.tasks.detection.task import DetectionTask
 from frugalvit.tasks.segmentation import task as segment_task
 from frugalvit.tasks.segmentation.commands import SegmentJob
+from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec, window_starts
 from frugalvit.tasks.segmentation.task import SegmentationTask, choose_crop
 from helpers.dense_runs import detect_config, segment_config
@@ -139,7 +139,7 @@ def test_the_best_weights_are_scored_and_kept(verb: str, tmp_path: Path, monkeyp
     else:
         data, make, job, kind = make_scenes(tmp_path / "data"), segment_config, SegmentJob(), SegmentationTask
     scores = {2: 1.0, 4: 0.0}
-    monkeypatch.setattr(kind, "evaluate", lambda self, step: {self.score: scores[step]})
+    monkeypatch.setattr(kind, "evaluate", lambda self, step: {self.best_metric: scores[step]})
     summary = experiment.train(make(data, tmp_path / "run", report=False), job).data
     assert summary["best_step"] == 2
     best, last = (

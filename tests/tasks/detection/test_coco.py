@@ -12,7 +12,7 @@ from PIL import Image
 from frugalvit.data.decode import decode
 from frugalvit.data.formats.folder import SPLIT_NAMES
 from frugalvit.errors import UserError
-from frugalvit.tasks.dense.image_headers import read_image_header
+from frugalvit.tasks.dense.image_headers import read_image_size
 from frugalvit.tasks.detection.coco import find_annotations, masks_of, open_coco
 from helpers.dense_samples import annotation, draw, edit, make_coco
 
@@ -288,4 +288,4 @@ def test_upright_sizes_are_those_of_the_decoded_picture(tmp_path: Path, ending: 
     exif[0x0112] = orientation
     path = tmp_path / f"turned.{ending}"
     Image.new("RGB", (20, 12), (90, 120, 30)).save(path, exif=exif)
-    assert read_image_header(path).size == decode(path).shape[:2]
+    assert read_image_size(path) == decode(path).shape[:2]

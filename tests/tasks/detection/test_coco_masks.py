@@ -82,27 +82,6 @@ def test_ten_masks_or_half_of_them_are_enough(tmp_path: Path, objects: int, draw
         job.open(detect_config(data, tmp_path / "run", masks=True))
 
 
-def test_boxes_without_area_and_crowds_are_not_counted(data: Path) -> None:
-    def change(content: dict[str, Any]) -> None:
-        bare(3)(content)
-        content["annotations"][0]["bbox"][2] = 0
-        content["annotations"][1]["iscrowd"] = 1
-        content["annotations"][5]["iscrowd"] = 1
-
-    edit(data, "train", change)
-    found = open_coco(str(data))
-    assert found.masks() == (12, 13)
-    assert "instances_train.json: 1 of 13 objects without a mask: their boxes alone count" in found.notes
-
-
-def test_outlines_that_are_none_can_be_mended(data: Path) -> None:
-    edit(data, "train", bare(1))
-    edit(data, "train", lambda content: content["annotations"][1].update(segmentation=[[5.0, 5.0, 9.0]]))
-    (note,) = (note for note in open_coco(str(data)).notes if "no polygon" in note)
-    assert "1 of them with an outline that is no polygon (annotation 2 has 3 numbers; three corners are six)" in note
-    assert open_coco(str(data), masks=False).notes == [], "nobody will look at them"
-
-
 EMPTY = {
     "outside": [[-30, -30, -20, -30, -20, -20, -30, -20]],
     "a point": [[5, 5, 5, 5, 5, 5]],
@@ -124,7 +103,7 @@ def test_of_objects_whose_mask_is_empty_the_box_is_left(data: Path, kind: str, b
     words = "1 of them with a mask that holds no pixel of the image (annotation 1)"
     assert any((words if boxed else "1 object without a box and a usable mask left out") in n for n in found.notes)
     for image in found.splits["train"]:
-        assert masks_of(image.drawn(), image.height, image.width).any((1, 2)).all()
+        assert masks_of(image.masked(), image.height, image.width).any((1, 2)).all()
 
 
 @pytest.mark.parametrize("kind", [*BARE, "no key"])

@@ -20,7 +20,15 @@ from frugalvit.tasks.dense.experiment import open_pictures
 from frugalvit.tasks.dense.loader import StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.coco import masks_of, open_coco
-from frugalvit.tasks.detection.dataset import ObjectPictures, Objects, View, lay_out, make_targets, shifted, unpack
+from frugalvit.tasks.detection.dataset import (
+    DetectionDataset,
+    Objects,
+    View,
+    make_targets,
+    stack_images,
+    unpack_bits,
+    unpack_on_device,
+)
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.tasks.detection.task import DetectionTask
@@ -30,7 +38,7 @@ BATCH = 4
 
 
 def one_by_one(
-    task: DetectionTask, dataset: ObjectPictures, step: int, seed: int
+    task: DetectionTask, dataset: DetectionDataset, step: int, seed: int
 ) -> tuple[Tensor, list[Any], list[Any]]:
     """The oracle: each picture by itself, its masks rasterised anew, padded at the end."""
     order = [
@@ -114,14 +122,14 @@ def test_batches_equal_pictures_made_one_by_one(shapes: Path, masks: bool, where
     """In the first epoch and when masks are remembered; a feed that begins later gives the same (resume)."""
     data = open_coco(str(shapes))
     items, task = data.splits["train"], task_of(masks)
-    dataset = ObjectPictures(items, data, open_pictures(items, where), masks)
+    dataset = DetectionDataset(items, data, open_pictures(items, where), masks)
     for seed in (0, 1):
         task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         for step in range(6):
             assert is_equal(task.batch_at(step), one_by_one(task, dataset, step, seed))
         task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         assert is_equal(task.batch_at(4), one_by_one(task, dataset, 4, seed))
-    assert len(dataset._kept) == (len(items) if where == "ram" else 0)
+    assert len(dataset._cache) == (len(items) if where == "ram" else 0)
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 9])
@@ -138,7 +146,7 @@ def test_some_objects_have_no_mask(tmp_path: Path, count: int, where: str) -> No
     edit(root, "train", strip)
     data = open_coco(str(root))
     items, task = data.splits["train"], task_of(True)
-    dataset = ObjectPictures(items, data, open_pictures(items, where), True)
+    dataset = DetectionDataset(items, data, open_pictures(items, where), True)
     task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
     batches = [task.batch_at(step) for step in range(6)]
     assert all(is_equal(batch, one_by_one(task, dataset, step, 0)) for step, batch in enumerate(batches))
@@ -158,19 +166,19 @@ def test_masks_count_where_memory_is_short(
     monkeypatch.setattr(loader, "memory_share", lambda: 4 * memory)
     data = open_coco(str(shapes))
     items = data.splits["train"]
-    dataset = ObjectPictures(items, data, open_pictures(items), True)
+    dataset = DetectionDataset(items, data, open_pictures(items), True)
     for index in range(len(items)):
         dataset.load(index)
-    assert dataset.pictures.keeps == pictures and len(dataset._kept) == (len(items) if masks else 0)
-    boxes = ObjectPictures(items, data, open_pictures(items), False)
+    assert dataset.pictures.keeps == pictures and len(dataset._cache) == (len(items) if masks else 0)
+    boxes = DetectionDataset(items, data, open_pictures(items), False)
     boxes.load(0)
-    assert len(boxes._kept) == pictures
+    assert len(boxes._cache) == pictures
 
 
 def test_real_objects_too(data_root: Path) -> None:
     data = open_coco(str(data_root / "coco_mini"))
     items, task = data.splits["val"][:10], task_of(True)
-    dataset = ObjectPictures(items, data, open_pictures(items, "ram"), True)
+    dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
     task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=3)
     assert all(is_equal(task.batch_at(step), one_by_one(task, dataset, step, 3)) for step in range(4))
 
@@ -180,7 +188,7 @@ def test_evaluation_sees_pictures_as_training_does_without_chance(shapes: Path) 
     pictures = open_pictures(data.splits["train"], "ram")
     read = [pictures.read(place) for place in range(3)]
     sizes = [task.view.fit(50, 50, 80)] * 3
-    seen = lay_out(read, sizes, [False] * 3, task.mean, task.std)
+    seen = stack_images(read, sizes, [False] * 3, task.mean, task.std)
     for image, pixels in zip(seen, read, strict=True):
         alone = F.interpolate(pixels[None].float() / 255, size=(80, 80), mode="bilinear", antialias=True)
         assert torch.equal(image[:, :80, :80], task.normalize(alone)[0])
@@ -200,7 +208,7 @@ def test_masks_come_back_from_their_bits(count: int, height: int, width: int, se
 
 def test_a_device_unpacks_as_numpy_does() -> None:
     bits = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(shifted(bits), unpack(bits))
+    assert torch.equal(unpack_on_device(bits), unpack_bits(bits))
 
 
 def test_targets_follow_their_picture() -> None:
@@ -219,10 +227,10 @@ def test_targets_follow_their_picture() -> None:
 @pytest.mark.gpu
 def test_bits_and_batches_are_the_same_on_a_gpu(shapes: Path) -> None:
     bits = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(unpack(bits.cuda()).cpu(), unpack(bits))
+    assert torch.equal(unpack_bits(bits.cuda()).cpu(), unpack_bits(bits))
     data = open_coco(str(shapes))
     items, task = data.splits["train"], task_of(True)
-    dataset = ObjectPictures(items, data, open_pictures(items, "ram"), True)
+    dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
     found = []
     for device in ("cpu", "cuda"):
         task.to(device).feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from frugalvit.tasks.detection.masks import cut_masks, mask_loss, on_masks, paste_masks
+from frugalvit.tasks.detection.masks import crop_masks, mask_loss, paste_masks, select_masked
 
 
 def slowly_pasted(mask: Tensor, box: list[float], size: tuple[int, int]) -> Tensor:
@@ -156,7 +156,7 @@ def test_only_regions_of_objects_with_a_mask_learn(cases: list[list[bool]], side
     def head(boxes: Tensor) -> Tensor:
         return (boxes @ weights / 5).view(-1, 4, side, side)
 
-    kept, shown = on_masks(inputs, owners, targets)
+    kept, shown = select_masked(inputs, owners, targets)
     loss = mask_loss(head(torch.cat(kept)), [part.detach() for part in kept], shown, targets)
     terms = []
     for target, boxes, given_boxes, owner, known in zip(targets, inputs, regions, owners, cases, strict=True):
@@ -188,7 +188,7 @@ def loss_before(
     labels = torch.cat([target["labels"][owner] for target, owner in zip(targets, owners, strict=True)])
     wanted = torch.cat(
         [
-            cut_masks(target["masks"], owner, region, logits.shape[-1])
+            crop_masks(target["masks"], owner, region, logits.shape[-1])
             for target, owner, region in zip(targets, owners, regions, strict=True)
         ]
     )
@@ -203,7 +203,7 @@ def test_where_all_have_masks_nothing_has_changed(counts: list[int], told: bool,
     targets, regions, owners = some_objects([[True] * count for count in counts], random)
     if not told:
         targets = [{name: value for name, value in target.items() if name != "mask_of"} for target in targets]
-    kept, shown = on_masks(regions, owners, targets)
+    kept, shown = select_masked(regions, owners, targets)
     assert all(torch.equal(*pair) for pair in zip([*kept, *shown], [*regions, *owners], strict=True))
     logits = torch.randn(3 * sum(counts), 4, 5, 5, generator=random, requires_grad=True)
     found = [loss(logits, kept, shown, targets) for loss in (mask_loss, loss_before)]
@@ -219,7 +219,7 @@ def test_what_is_learnt_is_drawn_where_it_was(box: tuple[int, int, int, int]) ->
     mask[0, top:bottom, left:right] = 1
     mask[0, top + 8 : bottom - 8, left + 8 : right - 8] = 0
     boxes = torch.tensor([box], dtype=torch.float32)
-    cut = cut_masks(mask, torch.tensor([0]), boxes, 28)
+    cut = crop_masks(mask, torch.tensor([0]), boxes, 28)
     assert torch.allclose(cut, cut.flip(1, 2), atol=1e-4)
     again = paste_masks(cut[None], boxes, (70, 100))
     overlap = (again & mask.bool()).sum() / (again | mask.bool()).sum()

@@ -14,8 +14,8 @@ from faster_coco_eval import COCO, COCOeval_faster
 
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, open_coco
-from frugalvit.tasks.detection.dataset import ObjectPictures
-from frugalvit.tasks.detection.metrics import IGNORED, Confusion, _curves, agreement, average_precision
+from frugalvit.tasks.detection.dataset import DetectionDataset
+from frugalvit.tasks.detection.metrics import _curves, agreement, average_precision
 from frugalvit.tasks.detection.task import DetectionTask, summary_of
 from helpers.dense_models import noisy
 from helpers.dense_samples import edit, make_coco
@@ -158,46 +158,6 @@ def test_crowds_forgive(data: CocoData) -> None:
     assert average_precision(images, data, [*found, wrong], "bbox").ap == pytest.approx(1)
 
 
-def test_iou_by_hand() -> None:
-    """truth 0 0 1 1 / 2 2 2 i, predicted 0 1 1 1 / 2 2 0 0: i is not counted."""
-    truth = torch.tensor([[0, 0, 1, 1], [2, 2, 2, IGNORED]], dtype=torch.uint8)
-    predicted = torch.tensor([[0, 1, 1, 1], [2, 2, 0, 0]])
-    confusion = Confusion(3)
-    confusion.add(predicted, truth)
-    assert confusion.counts.tolist() == [[1, 1, 0], [0, 2, 0], [1, 0, 2]]
-    assert confusion.ious().tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3])
-    assert confusion.accuracies().tolist() == pytest.approx([1 / 2, 1, 2 / 3])  # not 1/2, 2/3 and 1, the precisions
-    scores = confusion.summary()
-    assert scores["miou"] == pytest.approx(5 / 9)
-    assert scores["mean_accuracy"] == pytest.approx((1 / 2 + 1 + 2 / 3) / 3)
-    assert scores["pixel_accuracy"] == pytest.approx(5 / 7)
-
-
-def test_perfect_pixels_score_one_and_absent_classes_do_not_count() -> None:
-    truth = torch.randint(0, 4, (2, 9, 7))
-    confusion = Confusion(6)
-    confusion.add(truth, truth)
-    assert confusion.summary() == {"miou": 1.0, "mean_accuracy": 1.0, "pixel_accuracy": 1.0}
-
-
-def test_iou_equals_torchmetrics() -> None:
-    from torchmetrics.classification import MulticlassJaccardIndex
-
-    generator = torch.Generator().manual_seed(0)
-    truth, predicted = (torch.randint(0, 5, (3, 16, 16), generator=generator) for _ in range(2))
-    truth[0, :4] = IGNORED
-    confusion = Confusion(5)
-    confusion.add(predicted, truth)
-    theirs = MulticlassJaccardIndex(5, average="macro", ignore_index=IGNORED)(predicted, truth)
-    assert confusion.summary()["miou"] == pytest.approx(float(theirs), abs=1e-6)
-
-
-def test_nothing_counted_is_no_error() -> None:
-    confusion = Confusion(2)
-    confusion.add(torch.zeros(3, 3, dtype=torch.int64), torch.full((3, 3), IGNORED))
-    assert confusion.summary()["miou"] == 0
-
-
 def test_agreement_is_f1() -> None:
     truth = [{"label": 1, "bbox": [0, 0, 10, 10]}, {"label": 1, "bbox": [20, 0, 10, 10]}]
     hit = {"label": 1, "bbox": [1, 0, 10, 10], "score": 0.9}
@@ -226,6 +186,6 @@ def test_masks_are_not_scored_on_data_of_boxes(tmp_path: Path) -> None:
     truth = images[0].objects[0]
     box = {"image": 0, "label": opened.class_of()[truth["category_id"]], "score": 0.9, "bbox": truth["bbox"]}
     with_masks: Any = SimpleNamespace(net=SimpleNamespace(spec=SimpleNamespace(masks=True)))
-    dataset = ObjectPictures(images, opened, ImageReader([], []), masks=True)
+    dataset = DetectionDataset(images, opened, ImageReader([], []), masks=True)
     found = DetectionTask.scores(with_masks, dataset, [box])
     assert list(found) == ["bbox"] and found["bbox"].ap > 0

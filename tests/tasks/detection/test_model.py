@@ -17,12 +17,12 @@ from torchvision.ops import MultiScaleRoIAlign
 from frugalvit import create_backbone
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection import model
-from frugalvit.tasks.detection.cascade import OVERLAPS, CascadeHeads
+from frugalvit.tasks.detection.cascade import OVERLAPS, CascadeHead
 from frugalvit.tasks.detection.dataset import View
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.tasks.detection.masks import paste_masks
 from frugalvit.tasks.detection.model import Detector
-from frugalvit.tasks.detection.rpn_roi import own, pad_objects
+from frugalvit.tasks.detection.rpn_roi import match_regions, pad_objects
 from helpers.dense_models import SIZES, detector, targets
 
 
@@ -98,9 +98,9 @@ def test_only_masks_of_sure_objects_are_drawn_and_image_after_image(monkeypatch:
     assert [len(objects["masks"]) for objects in net.detect(images, SIZES, original, 2.0)] == [0, 0]
 
 
-def heads() -> CascadeHeads:
+def heads() -> CascadeHead:
     found = detector("cascade").heads
-    assert isinstance(found, CascadeHeads)
+    assert isinstance(found, CascadeHead)
     return found
 
 
@@ -110,7 +110,7 @@ def test_each_stage_asks_for_more_overlap(stage: int) -> None:
     kept = [0.45, 0.55, 0.65, 0.75]
     boxes = [torch.tensor([[0.0, 0, 30 * share, 30] for share in kept])]
     truth = [{"boxes": torch.tensor([[0.0, 0, 30, 30]]), "labels": torch.tensor([2])}]
-    owners, labels = own(boxes, pad_objects(truth), heads().matchers[stage])
+    owners, labels = match_regions(boxes, pad_objects(truth), heads().matchers[stage])
     assert labels[0].tolist() == [2 if share >= OVERLAPS[stage] else 0 for share in kept]
     assert owners[0].tolist() == [0] * 4
 
@@ -168,9 +168,9 @@ def test_cascade_averages_the_scores_of_its_stages() -> None:
 def test_near_duplicates_of_a_class_are_dropped(shared: float, kept: int) -> None:
     """Those that overlap by more than a half: boxes of 30 × 30, of which one is narrower."""
     boxes = torch.tensor([[0.0, 0, 30, 30], [0.0, 0, 30 * shared, 30]])
-    found = heads()._choose(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0, 0.8, 0]]))
+    found = heads()._select(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0, 0.8, 0]]))
     assert found["labels"].tolist() == [2] * kept
-    assert len(heads()._choose(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0.8, 0, 0]]))["labels"]) == 2
+    assert len(heads()._select(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0.8, 0, 0]]))["labels"]) == 2
 
 
 def test_settings_are_those_of_the_paper() -> None:

@@ -157,18 +157,3 @@ def test_no_masks_are_drawn_of_classes_that_had_none(tmp_path: Path, capsys: pyt
         commands.DetectEvalConfig(model=str(run), data=str(data), device="cpu", out=str(tmp_path / "scored"))
     ).data
     assert scored["mask_ap"] is not None
-
-
-def test_detectors_of_earlier_versions_are_read(detector: Path, shapes: Path, tmp_path: Path) -> None:
-    """Their files know nothing of classes without masks: all had some."""
-    facts = json.loads((detector / "transfer.json").read_text())
-    assert facts["spec"].pop("maskless") == []
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "transfer.json").write_text(json.dumps(facts))
-    (tmp_path / "old" / "transfer.safetensors").write_bytes((detector / "transfer.safetensors").read_bytes())
-    picture = str(shapes / "images" / "val_0.png")
-    old, new = (
-        load_detector(run, device="cpu").predict(picture, threshold=0.0)[0] for run in (tmp_path / "old", detector)
-    )
-    assert len(old) == len(new) > 0
-    assert all(np.array_equal(one.mask, other.mask) for one, other in zip(old, new, strict=True))  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def test_anchors_get_the_objects_torchvision_gives_them(
     counts: tuple[int, ...], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when two images or only one at a time fit."""
-    monkeypatch.setitem(rpn_roi._MOST_OVERLAPS, "cpu", most)
+    monkeypatch.setitem(rpn_roi._MAX_OVERLAPS, "cpu", most)
     net, targets = detector(), some_targets(counts)
     anchors, scores, offsets, _, _ = proposals_of(net, len(counts))
     ours = net.rpn.assign_targets_to_anchors(anchors, targets)
@@ -167,7 +167,7 @@ def test_heads_lose_and_learn_the_same(counts: tuple[int, ...], masks: bool, mon
 @pytest.mark.parametrize(("high", "low", "always"), [(0.5, 0.5, False), (0.7, 0.3, True), (0.6, 0.2, False)])
 def test_matching_is_torchvisions(counts: tuple[int, ...], high: float, low: float, always: bool) -> None:
     matcher, targets, boxes = Matcher(high, low, always), some_targets(counts), some_regions(counts)
-    owners, labels = rpn_roi.own(boxes, rpn_roi.pad_objects(targets), matcher)
+    owners, labels = rpn_roi.match_regions(boxes, rpn_roi.pad_objects(targets), matcher)
     for part, target, owner, label in zip(boxes, targets, owners, labels, strict=True):
         if not len(target["boxes"]):
             assert not owner.any() and not label.any() and len(owner) == len(part)
@@ -176,7 +176,7 @@ def test_matching_is_torchvisions(counts: tuple[int, ...], high: float, low: flo
         assert torch.equal(owner, wanted.clamp(min=0))
         named = torch.where(wanted >= 0, target["labels"][wanted.clamp(min=0)], 0)
         assert torch.equal(label, torch.where(wanted == -2, -1, named))
-    goals = rpn_roi.goals_of(owners, rpn_roi.pad_objects(targets))
+    goals = rpn_roi.gather_boxes(owners, rpn_roi.pad_objects(targets))
     for goal, target, owner in zip(goals, targets, owners, strict=True):
         known = target["boxes"] if len(target["boxes"]) else torch.zeros(1, 4)
         assert torch.equal(goal, known[owner])
@@ -195,10 +195,10 @@ def test_sampling_is_torchvisions(size: int) -> None:
         chosen = [torch.where(yes | no)[0] for yes, no in zip(*sampler(labels), strict=True)]
         return [[part[keep] for part, keep in zip(parts, chosen, strict=True)] for parts in (boxes, owners, labels)]
 
-    ours, theirs = both(lambda: rpn_roi.choose(boxes, owners, labels, sampler), image_by_image)
+    ours, theirs = both(lambda: rpn_roi.sample_regions(boxes, owners, labels, sampler), image_by_image)
     assert same(ours[:3], theirs)
     assert ours[3] == [int((part > 0).sum()) for part in theirs[2]]
-    shown = rpn_roi.on_objects(*ours)
+    shown = rpn_roi.select_positives(*ours)
     assert same(shown[0], [part[label > 0] for part, label in zip(theirs[0], theirs[2], strict=True)])
     assert same(shown[1], [part[label > 0] for part, label in zip(theirs[1], theirs[2], strict=True)])
 
@@ -206,4 +206,4 @@ def test_sampling_is_torchvisions(size: int) -> None:
 def test_lines_and_points_are_left_out() -> None:
     boxes = [*some_regions((3, 0)), torch.zeros(2, 4), torch.zeros(0, 4)]
     boxes[0][1, 2:] = boxes[0][1, :2]
-    assert same(rpn_roi.not_empty(boxes), [part[remove_small_boxes(part, 1e-2)] for part in boxes])
+    assert same(rpn_roi.drop_empty(boxes), [part[remove_small_boxes(part, 1e-2)] for part in boxes])

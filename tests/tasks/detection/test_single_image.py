@@ -14,7 +14,7 @@ from frugalvit.tasks.dense.experiment import open_pictures
 from frugalvit.tasks.dense.predict_io import single_device_fabric
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.coco import open_coco
-from frugalvit.tasks.detection.dataset import ObjectPictures, View, frame_of
+from frugalvit.tasks.detection.dataset import DetectionDataset, View, padded_size
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.tasks.detection.task import DetectionTask
@@ -72,7 +72,7 @@ def test_a_set_is_searched_in_batches_of_one_frame_and_told_in_order(
     edit(data_folder, "val", change)
     data, task = open_coco(str(data_folder)), task_of("mask-rcnn", False)
     items = data.splits["val"]
-    dataset = ObjectPictures(items, data, open_pictures(items, "ram"), False)
+    dataset = DetectionDataset(items, data, open_pictures(items, "ram"), False)
     task.eval_batch = 1
     alone = task.find(dataset)
     looks: list[int] = []
@@ -89,6 +89,6 @@ def test_a_set_is_searched_in_batches_of_one_frame_and_told_in_order(
 
 def test_beyond_every_picture_there_is_a_strip() -> None:
     for side in range(1, 200):
-        height, width = frame_of((side, 2 * side))
+        height, width = padded_size((side, 2 * side))
         assert side < height <= side + 32 and 2 * side < width <= 2 * side + 32
         assert height % 32 == 0 and width % 32 == 0

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from frugalvit.report.sections import table
-from frugalvit.tasks.detection.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.commands import _per_class
+from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 
 
 def test_classes_that_are_only_predicted_are_shown_as_they_count() -> None:

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from frugalvit.errors import UserError
-from frugalvit.tasks.detection.metrics import IGNORED
-from frugalvit.tasks.segmentation.dataset import open_scenes, read_labels
+from frugalvit.tasks.segmentation.dataset import match_masks, open_scenes, read_labels
+from frugalvit.tasks.segmentation.metrics import IGNORED
 from helpers.dense_samples import make_scenes
 
 
@@ -94,22 +94,6 @@ def test_names_that_fit_no_labels_are_one_line(data: Path, content: str, words: 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"count": 300}, "--label-count 300 is not possible"),
-        ({"count": 257}, "--label-count 257"),
-        ({"count": 0}, "--label-count 0"),
-        ({"ignore": 300}, "--ignore-index 300 is no label"),
-        ({"ignore": -1}, "--ignore-index -1"),
-    ],
-)
-def test_labels_are_bytes(data: Path, given: dict[str, int], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        open_scenes(str(data), **given)
-    assert len(open_scenes(str(data), count=256, ignore=255).classes) == 255
-
-
 def test_an_ignored_label_in_the_middle_moves_the_others_up(data: Path) -> None:
     found = open_scenes(str(data), ignore=1)
     assert found.classes == ("0", "2")
@@ -152,22 +136,6 @@ def test_voc_reads_lists_and_palettes(tmp_path: Path) -> None:
     assert len(found.classes) == 21 and found.classes[15] == "person"
     assert {split: len(scenes) for split, scenes in found.splits.items()} == {"train": 8, "val": 4}
     assert set(np.unique(read_labels(found.splits["train"][0].mask))) == {0, 1, 2, 255}
-
-
-@pytest.mark.parametrize(
-    ("place", "border", "more", "said"),
-    [
-        ("streets", 11, {}, True),
-        ("streets", 11, {"ignore": 11}, False),
-        ("streets", 11, {"count": 12}, False),
-        ("streets", 10, {}, False),
-        ("my_camvid", 11, {}, False),
-    ],
-)
-def test_what_may_be_camvid_is_said(tmp_path: Path, place: str, border: int, more: dict[str, int], said: bool) -> None:
-    data = make_scenes(tmp_path / place, train=2, val=1, border=border)
-    hints = [note for note in open_scenes(str(data), **more).notes if "--ignore-index 11" in note]
-    assert any("if this is CamVid" in note for note in hints) == said
 
 
 def test_segnets_camvid_folders(tmp_path: Path) -> None:
@@ -343,3 +311,52 @@ def test_labels_of_few_bits_are_read_as_they_are(tmp_path: Path, bits: int) -> N
     for name in ("grey.png", "palette.png"):
         found = read_labels(tmp_path / name)
         assert found.dtype == np.uint8 and np.array_equal(found, labels), name
+
+
+def touch(root: Path, images: str, masks: str) -> tuple[Path, Path]:
+    """Two folders with empty files of these names."""
+    for kind, names in (("images", images), ("masks", masks)):
+        for name in names.split():
+            path = root / kind / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    return root / "images", root / "masks"
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "wanted"),
+    [
+        ("a b", "a b", "a b"),
+        ("a b", "a_L b_mask", "a_L b_mask"),
+        ("a a_L", "a a_L", "a a_L"),
+        ("a a_L", "a_mask a_L_mask", "a_mask a_L_mask"),
+        ("x", "x x_mask", "x"),
+        ("f/a g/a", "f/a_L g/a_mask", "f/a_L g/a_mask"),
+        ("f/a", "f/a_L g/a", "f/a_L"),
+        ("f/a g/b", "a b", "a b"),
+        ("f/a g/a", "a", "a a"),  # two images of one scene
+    ],
+)
+def test_images_are_matched_with_masks(images: str, masks: str, wanted: str, tmp_path: Path) -> None:
+    folders = touch(tmp_path, images, masks)
+    paths, expected = (
+        [folder / f"{name}.png" for name in names.split()]
+        for folder, names in zip(folders, (images, wanted), strict=True)
+    )
+    assert sorted(match_masks(*folders)) == sorted(zip(paths, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "message"),
+    [
+        ("x", "x_L x_mask", r"x\.png .*x_mask\.png and .*x_L\.png"),
+        ("a", "f/a g/a", r"a\.png .*f/a\.png and .*g/a\.png"),
+        ("a a_L", "a_L", r"No mask for .*a\.png"),
+        ("a a_L", "a", r"No mask for .*a_L\.png"),
+        ("a b c", "b", r"a\.png and 1 more"),
+    ],
+)
+def test_missing_and_ambiguous_masks(images: str, masks: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        match_masks(*touch(tmp_path, images, masks))
+    assert "\n" not in str(error.value)

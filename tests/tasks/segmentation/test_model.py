@@ -25,9 +25,9 @@ from frugalvit.tasks.dense.experiment import open_pictures
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader
 from frugalvit.tasks.dense.predict_io import single_device_fabric
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection.metrics import IGNORED
 from frugalvit.tasks.segmentation import model
 from frugalvit.tasks.segmentation.dataset import open_scenes
+from frugalvit.tasks.segmentation.metrics import IGNORED
 from frugalvit.tasks.segmentation.model import (
     Segmenter,
     SegmenterSpec,
@@ -38,7 +38,7 @@ from frugalvit.tasks.segmentation.model import (
 )
 from frugalvit.tasks.segmentation.task import (
     COLUMNS,
-    LabelledPictures,
+    SegmentationDataset,
     SegmentationTask,
     choose_crop,
     distort,
@@ -213,7 +213,7 @@ def test_classes_of_large_pictures_are_compared_a_few_at_a_time(
         made.append(original(*given, **more).numel())
         return original(*given, **more)
 
-    monkeypatch.setattr(model, "_AT_ONCE", together * 90 * 120 + 1)
+    monkeypatch.setattr(model, "_MAX_PROBABILITIES", together * 90 * 120 + 1)
     monkeypatch.setattr(F, "interpolate", watched)
     assert torch.equal(most_probable(views, size), whole.argmax(0))  # type: ignore[union-attr]
     assert max(made) == together * 90 * 120
@@ -324,7 +324,7 @@ def test_an_image_of_which_nothing_counts_is_neither_right_nor_wrong(tmp_path: P
     scenes = data.splits["val"]
     task = SegmentationTask(segmenter(), 32)
     task.fabric, task.eval_batch = single_device_fabric("cpu"), 3
-    _, shares = task.scores(LabelledPictures(scenes, data, open_pictures(scenes, "ram")), TestConfig())
+    _, shares = task.scores(SegmentationDataset(scenes, data, open_pictures(scenes, "ram")), TestConfig())
     assert [scenes[place].path.name for place, _ in shares] == ["0.png", "2.png"]
     assert all(0 <= share <= 1 for _, share in shares)
 
@@ -336,7 +336,7 @@ def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> Non
     def batch(step: int, rank: int = 0, world: int = 1, seed: int = 0) -> torch.Tensor:
         pictures = ImageReader([scene.path for scene in scenes], [(s.height, s.width) for s in scenes])
         task = SegmentationTask(segmenter(), 32)
-        dataset = LabelledPictures(scenes, data, pictures)
+        dataset = SegmentationDataset(scenes, data, pictures)
         task.feeding = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=seed, rank=rank, world=world)
         for earlier in range(max(0, step - 1), step):
             task.batch_at(earlier)
@@ -357,7 +357,7 @@ def test_batches_equal_crops_made_one_by_one(tmp_path: Path, photometric: bool, 
     """Also where the picture is smaller than the crop: what is beyond it changes none of its colours."""
     data = open_scenes(str(make_scenes(tmp_path / "shapes", side=45)))
     scenes = data.splits["train"]
-    dataset = LabelledPictures(scenes, data, open_pictures(scenes, "ram"))
+    dataset = SegmentationDataset(scenes, data, open_pictures(scenes, "ram"))
     task = SegmentationTask(segmenter(), 40, scales=scales, photometric=photometric)
     task.feeding = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=5, workers=2)
     for step in range(4):
@@ -399,6 +399,6 @@ def test_labels_are_kept_where_there_is_room_beside_the_pictures(
     monkeypatch.setattr(loader, "memory_share", lambda: memory)
     data = open_scenes(str(make_scenes(tmp_path / "shapes")))
     scenes = data.splits["train"]
-    dataset = LabelledPictures(scenes, data, open_pictures(scenes))
+    dataset = SegmentationDataset(scenes, data, open_pictures(scenes))
     dataset.load(0)
-    assert dataset.pictures.keeps and len(dataset._kept) == masks
+    assert dataset.pictures.keeps and len(dataset._cache) == masks
