@@ -14,11 +14,11 @@ from frugalvit.config.run import RunConfig
 from frugalvit.config.types import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
 from frugalvit.errors import UserError
 
-DETECTOR_HEADS = {
+DETECTOR_HEADS: dict[str, str | type[Any]] = {
     "mask-rcnn": "frugalvit.tasks.detection.mask_rcnn:MaskRCNNHead",
     "cascade": "frugalvit.tasks.detection.cascade:CascadeHead",
 }
-"""The registry of ``--head``: "module:class" of each detector head, by name. docs/extending.md shows how to add one."""
+"""Detector heads by name (``--head``): "module:class", or the class. docs/extending.md shows how to add one."""
 if TYPE_CHECKING:
     HeadName = str
 else:

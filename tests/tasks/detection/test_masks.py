@@ -1,4 +1,4 @@
-"""Masks of boxes lie where their boxes do, both when they are learnt and when they are drawn, pixel by pixel."""
+"""Masks are cropped and pasted exactly where their boxes are."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from faster_coco_eval import COCO, COCOeval_faster
 
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, open_coco
-from frugalvit.tasks.detection.dataset import DetectionDataset
+from frugalvit.tasks.detection.dataset import DetectionDataset, View
 from frugalvit.tasks.detection.metrics import _curves, agreement, average_precision
 from frugalvit.tasks.detection.task import DetectionTask, summary_of
-from helpers.dense_models import noisy
+from helpers.dense_models import detector, noisy
 from helpers.dense_samples import edit, make_coco
 
 
@@ -172,20 +171,27 @@ def _text(counts: Any) -> str:
     return counts.decode() if isinstance(counts, bytes) else counts
 
 
-def test_masks_are_not_scored_on_data_of_boxes(tmp_path: Path) -> None:
-    """A detector with masks is evaluated on a file that has boxes only: its boxes are scored."""
-    data = make_coco(tmp_path / "shapes")
+def test_mask_ap_counts_only_objects_with_a_mask(data: CocoData) -> None:
+    images = data.splits["train"]
+    found = noisy(images, data, 0.0)
+    for image in images:
+        del image.objects[0]["segmentation"]
+    detected = found[1::2]  # the second object of each image
+    assert average_precision(images, data, detected, "segm").ap == pytest.approx(1)
+    box_ap = average_precision(images, data, detected, "bbox").ap
+    assert box_ap is not None and box_ap < 0.6, "boxes count for all objects"
+    for entry in detected:
+        del entry["segmentation"]
+    assert average_precision(images, data, detected, "segm").ap == 0, "detections without a mask do not count"
 
-    def boxes_only(content: dict[str, Any]) -> None:
-        for entry in content["annotations"]:
-            del entry["segmentation"]
 
-    edit(data, "val", boxes_only)
-    opened = open_coco(str(data), "given")
+@pytest.mark.parametrize("has_masks", [True, False])
+def test_masks_are_scored_if_the_data_have_some(tmp_path: Path, has_masks: bool) -> None:
+    folder = make_coco(tmp_path / "boxes")
+    if not has_masks:
+        edit(folder, "val", lambda content: [entry.pop("segmentation") for entry in content["annotations"]])
+    opened = open_coco(str(folder), "given")
     images = opened.splits["val"]
-    truth = images[0].objects[0]
-    box = {"image": 0, "label": opened.class_of()[truth["category_id"]], "score": 0.9, "bbox": truth["bbox"]}
-    with_masks: Any = SimpleNamespace(net=SimpleNamespace(spec=SimpleNamespace(masks=True)))
+    task = DetectionTask(detector(masks=True), View(32))
     dataset = DetectionDataset(images, opened, ImageReader([], []), masks=True)
-    found = DetectionTask.scores(with_masks, dataset, [box])
-    assert list(found) == ["bbox"] and found["bbox"].ap > 0
+    assert list(task.scores(dataset, [])) == (["bbox", "segm"] if has_masks else ["bbox"])

@@ -49,5 +49,8 @@ def build_head(spec: DetectorSpec, features: FeaturePyramid) -> DetectorHead:
     """Build the head that ``spec.head`` names."""
     if spec.head not in DETECTOR_HEADS:
         raise UserError(f"There is no detector head '{spec.head}'.{did_you_mean(spec.head, list(DETECTOR_HEADS))}")
-    module, _, name = DETECTOR_HEADS[spec.head].partition(":")
-    return getattr(importlib.import_module(module), name)(spec, features)
+    head = DETECTOR_HEADS[spec.head]
+    if isinstance(head, str):
+        module, _, name = head.partition(":")
+        head = getattr(importlib.import_module(module), name)
+    return head(spec, features)

@@ -101,7 +101,7 @@ def roi_align(spec: DetectorSpec, features: FeaturePyramid, side: int) -> MultiS
 
     Regions of 224 px are on stride 16 with anchors of 8 strides. The finest level takes regions of up to 3.5 times its
     anchors, and always those of up to seven cells: with several anchor sizes per level the smallest may be only a cell
-    or two. torchvision would measure the scales at the first batch and round them to powers of two; here they are known.
+    or two. torchvision would measure the scales at the first batch and round them to powers of two.
     """
     size = round(28 * (spec.anchors if spec.octaves == 1 else max(2.0, spec.anchors)))
     crops = MultiScaleRoIAlign(features.names, side, sampling_ratio=2, canonical_scale=size)
