@@ -15,7 +15,7 @@ from frugalvit.data.augment.color import luma
 from frugalvit.engine.param_groups import decay_groups, layer_groups, no_weight_decay_names
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
-from frugalvit.tasks.classification.predict import not_finite
+from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.tasks.dense.loader import StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
 
@@ -94,7 +94,9 @@ class DenseTask(Task):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if self.layer_decay == 1:
-            return decay_groups(self.net.named_parameters(), self.weight_decay, spared=no_weight_decay_names(self.net))
+            return decay_groups(
+                self.net.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self.net)
+            )
         inside = {id(parameter) for parameter in self.backbone.parameters()}
         others = [(name, value) for name, value in self.net.named_parameters() if id(value) not in inside]
         groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
@@ -121,7 +123,7 @@ class DenseTask(Task):
     def refuse_nonfinite(self, where: str) -> None:
         """Raise UserError if the outputs of the model ``where`` were not finite."""
         if self.nonfinite_outputs:
-            raise UserError(not_finite(where))
+            raise UserError(nonfinite_message(where))
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self.fabric.autocast() if self.fabric is not None else nullcontext()
