@@ -232,14 +232,6 @@ def test_strips_are_resized_smaller(size: tuple[int, int], side: int, seen: tupl
     assert size_at_test(size, side) == seen
 
 
-def test_a_strip_takes_at_most_four_squares() -> None:
-    task = SegmentationTask(segmenter(), 64).eval()
-    pixels: list[int] = []
-    task.net.register_forward_pre_hook(lambda _, given: pixels.append(given[0][0, 0].numel()))
-    found = task.predict([torch.zeros(3, 3, 200, dtype=torch.uint8)], TestConfig())
-    assert found.shape == (1, 3, 200) and 0 < max(pixels) <= 4 * 64 * 64
-
-
 def test_full_resolution_is_computed_image_by_image(monkeypatch: pytest.MonkeyPatch) -> None:
     task, made = SegmentationTask(segmenter(), 32).eval(), []
     original = F.interpolate

@@ -55,9 +55,9 @@ def transfer_lr(batch: int, parameters: int, *, detecting: bool) -> tuple[float,
     """
     small = 0 < parameters < SMALL_NETWORK
     anchor = (1e-4 if detecting else 6e-5) * (10 if small else 1)
-    whose = "ten times the papers', for a small network" if small else "the papers'"
+    source = "ten times the papers', for a small network" if small else "the papers'"
     lr = float(f"{anchor * math.sqrt(batch / 16):.2g}")
-    return lr, f"{anchor:g} at batch 16 ({whose}), scaled with the square root to batch {batch}"
+    return lr, f"{anchor:g} at batch 16 ({source}), scaled with the square root to batch {batch}"
 
 
 def transfer_epochs(facts: Facts, batch: int, detecting: bool) -> tuple[float, str]:

@@ -121,8 +121,8 @@ class DetectJob:
 
     def score(self, task: DetectionTask, dataset: DetectionDataset, folder: Path | None) -> dict[str, Any]:
         """Return COCO's scores. With a folder also write curves, the table of classes, the best and worst images."""
-        found = task.cached_detections(dataset)
-        scores = task.scores(dataset, found)
+        detections = task.cached_detections(dataset)
+        scores = task.scores(dataset, detections)
         if folder is not None:
             make_folder(folder / "pictures")
             names = {"bbox": "box", "segm": "mask"}
@@ -136,7 +136,7 @@ class DetectJob:
             material = {
                 "curves": {names[kind]: ap.curves for kind, ap in scores.items()},
                 "per_class": {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))},
-                **_pictures(dataset, found, folder),
+                **_pictures(dataset, detections, folder),
             }
             write_text(folder / "transfer_report.json", to_json(material, indent=1))
         return summary_of(scores)
@@ -223,7 +223,7 @@ def predict(config: DetectPredictConfig) -> CommandResult:
     data = {"out": str(folder), "images": len(images), "objects": len(annotations), "seconds": seconds}
     data |= {"predictions": predictions, "unreadable": inputs.unreadable}
     rows = [[image["file_name"], _count_objects(image["id"], annotations, dict(pairs_of(facts)))] for image in images]
-    return CommandResult(data, [Table(["image", "found"], rows)], [f"pictures and detections.json in {folder}"])
+    return CommandResult(data, [Table(["image", "objects"], rows)], [f"pictures and detections.json in {folder}"])
 
 
 def annotation_of(entry: dict[str, Any], category_ids: list[int]) -> dict[str, Any]:
@@ -271,10 +271,12 @@ def _objects_per_class(dataset: DetectionDataset) -> dict[int, int]:
     return counts
 
 
-def _pictures(dataset: DetectionDataset, found: list[dict[str, Any]], folder: Path) -> dict[str, list[dict[str, str]]]:
+def _pictures(
+    dataset: DetectionDataset, detections: list[dict[str, Any]], folder: Path
+) -> dict[str, list[dict[str, str]]]:
     """Draw the images with the highest and the lowest F1 at IoU 0.5: ground truth left, detections right."""
     by_image: dict[int, list[dict[str, Any]]] = {}
-    for entry in found:
+    for entry in detections:
         if entry["score"] >= _MIN_SCORE:
             by_image.setdefault(entry["image"], []).append(entry)
     classes = dataset.data.class_of()

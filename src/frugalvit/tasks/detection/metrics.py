@@ -40,15 +40,15 @@ class AveragePrecision:
 
 
 def average_precision(
-    images: list[CocoImage], data: CocoData, found: list[dict[str, Any]], kind: str
+    images: list[CocoImage], data: CocoData, detections: list[dict[str, Any]], kind: str
 ) -> AveragePrecision:
     """Score detections with COCO's average precision; faster-coco-eval does the counting.
 
-    found: dicts of ``image`` (index in ``images``), ``label``, ``score``, ``bbox``, ``segmentation``
+    detections: dicts of ``image`` (index in ``images``), ``label``, ``score``, ``bbox``, ``segmentation``
     kind:  "bbox", or "segm" over the objects that have a mask
     """
     if kind == "segm":
-        found = [entry for entry in found if "segmentation" in entry]
+        detections = [entry for entry in detections if "segmentation" in entry]
         images = [replace(image, objects=[o for o in image.objects if "segmentation" in o]) for image in images]
     results = [
         {
@@ -58,7 +58,7 @@ def average_precision(
             # Without a box COCO takes the area from the mask, which mask AP by size needs.
             **({"bbox": entry["bbox"]} if kind == "bbox" else {"segmentation": entry["segmentation"]}),
         }
-        for entry in found
+        for entry in detections
     ]
     if not results:  # faster-coco-eval before 1.8 cannot load an empty list
         return _without_detections(images, data)
@@ -131,21 +131,22 @@ def _print_nothing(*_: object, **__: object) -> None:
     """Keep faster-coco-eval's tables off standard output."""
 
 
-def agreement(truth: list[dict[str, Any]], found: list[dict[str, Any]]) -> float:
+def agreement(truth: list[dict[str, Any]], detections: list[dict[str, Any]]) -> float:
     """Return the F1 of an image's detections against its objects.
 
     Detections take objects in the order of their scores: each the free object of its ``label`` that it overlaps most.
     """
-    if not truth or not found:
+    if not truth or not detections:
         return 0.0
     detected, objects = (
-        box_convert(torch.tensor([entry["bbox"] for entry in part]).float(), "xywh", "xyxy") for part in (found, truth)
+        box_convert(torch.tensor([entry["bbox"] for entry in part]).float(), "xywh", "xyxy")
+        for part in (detections, truth)
     )
     overlaps = box_iou(detected, objects).tolist()
     free = set(range(len(truth)))
-    for index in sorted(range(len(found)), key=lambda index: -found[index]["score"]):
-        same = [other for other in free if truth[other]["label"] == found[index]["label"]]
+    for index in sorted(range(len(detections)), key=lambda index: -detections[index]["score"]):
+        same = [other for other in free if truth[other]["label"] == detections[index]["label"]]
         best = max(same, key=lambda other: overlaps[index][other], default=None)
         if best is not None and overlaps[index][best] >= _MIN_OVERLAP:
             free.remove(best)
-    return 2 * (len(truth) - len(free)) / (len(truth) + len(found))
+    return 2 * (len(truth) - len(free)) / (len(truth) + len(detections))

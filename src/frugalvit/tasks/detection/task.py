@@ -59,9 +59,9 @@ class DetectionTask(DenseTask):
         items, numbers = self.feeding.at(step)
         pictures, objects = zip(*items, strict=True)
         before = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
-        drawn = numbers.tolist()
-        sizes = [self.view.fit(*size, self.view.side_for(row[0])) for size, row in zip(before, drawn, strict=True)]
-        flips = [row[1] < 0.5 for row in drawn]
+        rows = numbers.tolist()
+        sizes = [self.view.fit(*size, self.view.side_for(row[0])) for size, row in zip(before, rows, strict=True)]
+        flips = [row[1] < 0.5 for row in rows]
         images = stack_images(pictures, sizes, flips, self.mean, self.std)
         return DetectionBatch(images, sizes, make_targets(objects, before, sizes, flips, self.device))
 
@@ -124,11 +124,11 @@ class DetectionTask(DenseTask):
         """Return the size to which an image is resized at test."""
         return self.view.fit(*size, self.view.side)
 
-    def scores(self, dataset: DetectionDataset, found: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
+    def scores(self, dataset: DetectionDataset, detections: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
         """Return COCO's scores of boxes ("bbox"), and of masks ("segm") if model and data have masks."""
         has_masks = self.net.spec.masks and any(image.masked() for image in dataset.images)
         kinds = ("bbox", "segm") if has_masks else ("bbox",)
-        return {kind: average_precision(dataset.images, dataset.data, found, kind) for kind in kinds}
+        return {kind: average_precision(dataset.images, dataset.data, detections, kind) for kind in kinds}
 
 
 def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float | None]:
