@@ -48,14 +48,14 @@ def completion(config: CompletionConfig) -> CommandResult:
 
 def describe() -> list[Words]:
     """Every verb with its options, as the parser itself knows them."""
-    from frugalvit.backbones.factory import OWN
+    from frugalvit.backbones.registry import MODEL_NAMES
 
     found = []
     for verb in COMMANDS:
         module, _, name = verb.config.partition(":")
         config = getattr(importlib.import_module(module), name)
         parser = make_parser(config, verb.words, verb.help)
-        names = {"--backbone": list(OWN)}
+        names = {"--backbone": list(MODEL_NAMES)}
         if hasattr(config, "recipe_task"):
             names["--recipe"] = [recipe.name for recipe in all_recipes() if recipe.task == config.recipe_task()]
         words = Words(verb.words, verb.help)
@@ -73,9 +73,9 @@ def describe() -> list[Words]:
 def _first_words(config: type[Config]) -> list[str]:
     """What may follow the verb itself, where that is one of a few words."""
     if config is ReproduceConfig:
-        from frugalvit.reproduce.table_specs import TABLES
+        from frugalvit.reproduce.table_spec import list_tables
 
-        return list(TABLES)
+        return list_tables()
     field = next(iter(config.model_fields.values()))
     return [str(word) for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
 
