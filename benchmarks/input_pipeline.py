@@ -30,7 +30,7 @@ from frugalvit.benchmarking.torchvision_input import (
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 
 CLASSES = 10
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         augment, mixing = MultiCrop(CropsConfig(), options.size), None
         transform = TorchvisionCrops(CropsConfig(), options.size)
     batches = Batches(
-        ImageStore.from_arrays(images, labels, device), options.batch, seed=0, augment=augment, mixing=mixing
+        CachedStore.from_arrays(images, labels, device), options.batch, seed=0, augment=augment, mixing=mixing
     )
 
     # Each side has the machine to itself in turn: the DataLoader's workers are started for every round and stopped.

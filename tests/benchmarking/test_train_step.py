@@ -25,7 +25,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import MultiCrop
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
@@ -50,7 +50,7 @@ def test_the_algorithm_as_written_gives_the_same_loss_centres_and_gradients() ->
     ).double()  # fmt: skip
     pixels = torch.randint(0, 256, (6, 3, 40, 40), dtype=torch.uint8)
     augment = MultiCrop(CropsConfig(local_crops=3), 32)
-    batches = Batches(ImageStore.from_arrays(pixels, torch.arange(6)), 6, seed=0, augment=augment)
+    batches = Batches(CachedStore.from_arrays(pixels, torch.arange(6)), 6, seed=0, augment=augment)
     batch = batches.batch_at(0)
     batch.images = [crop.double() for crop in batch.images]  # type: ignore[assignment]
     losses = []
@@ -114,7 +114,7 @@ def test_a_step_of_a_network_that_pools_into_another_width(as_written: bool) -> 
     config = BenchStepConfig(kind="pretrain", backbone="mobilenetv3_small_100", img_size=32, batch=2, prototypes=16)
     fabric = Fabric(accelerator="cpu", devices=1)
     pixels = torch.randint(0, 256, (4, 3, 40, 40), dtype=torch.uint8)
-    batches = train_step._batches(config, ImageStore.from_arrays(pixels), 0)
+    batches = train_step._batches(config, CachedStore.from_arrays(pixels), 0)
     stepper = train_step._stepper(config, batches, 0, fabric, as_written)
     stepper.one_step()
     task: Any = stepper.task

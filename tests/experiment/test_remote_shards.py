@@ -15,7 +15,7 @@ import torch
 from helpers.fork_server import Nursery
 from helpers.processes import finish, start, torchrun_variables
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, read_metrics, write_config, write_images
-from helpers.training_shards import write_shards
+from helpers.shards import shard_images
 from helpers.web_server import serving
 
 
@@ -23,7 +23,7 @@ from helpers.web_server import serving
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
     folder = tmp_path_factory.mktemp("streaming")
     write_images(folder / "images", train=20)
-    write_shards(folder / "shards", folder / "images", count=6)
+    shard_images(folder / "shards", folder / "images", count=6)
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
     nursery = Nursery(folder)
@@ -174,7 +174,7 @@ def test_what_streams_cannot_do_is_said(nursery: Nursery, web: str) -> None:
 def test_classes_to_keep(nursery: Nursery, web: str) -> None:
     """Labels that are not asked for are passed over, before they count."""
     images = write_images(nursery.folder / "three", train=12, classes=("ant", "bee", "cow"))
-    write_shards(nursery.folder / "three_shards", images)
+    shard_images(nursery.folder / "three_shards", images)
     (nursery.folder / "keep.txt").write_text("cow\nant\n")
     out = nursery.folder / "kept"
     where = web + "/three_shards/{000..003}.tar"

@@ -12,7 +12,7 @@ import torch
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DatasetSplits, ImageDataset, join, open_data
 from frugalvit.data.dataset import FileExamples, JoinedExamples
-from frugalvit.data.paths import lies_among
+from frugalvit.data.paths import is_inside
 from frugalvit.embedding.selection import cosines_with, first_alike, representatives
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
@@ -101,7 +101,7 @@ def seen_from(table: Path, name: str) -> str:
 
 def check_picture_place(picture: Path, data: str) -> None:
     """A picture among the images would be one of them the next time."""
-    if lies_among(picture, data):
+    if is_inside(picture, data):
         raise UserError(f"{picture} would lie among the images of {data}: choose another place with --picture.")
 
 

@@ -69,14 +69,14 @@ def read_images(where: str, **options: Any) -> list[Any]:
 
 def _own_images(where: str, settings: Mapping[str, Any]) -> list[Any]:
     """Images of a run's data, opened as the run opened them; none where they would have to be fetched."""
-    from frugalvit.data.webdataset.shards import layout
+    from frugalvit.data.webdataset.shards import list_shards
     from frugalvit.data.webdataset.streaming_dataset import should_stream
 
     root = settings.get("root")
     if not _is_here(where, root):
         return []
     if should_stream(where, settings.get("stream", "auto")):  # more than is listed for five images
-        splits = layout(where).splits
+        splits = list_shards(where).splits
         shard = next((splits[name][0] for name in _SPLITS if splits.get(name)), where)
         return read_images(shard)
     options: dict[str, Any] = {"root": root}

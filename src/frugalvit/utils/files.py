@@ -125,10 +125,11 @@ class FolderLock:
     """One process at a time in a folder. The operating system frees the lock when the process ends, however it ends.
 
     way: what to do where the lock cannot be written
+    wait: wait for another process instead of failing; ``CannotLock`` if the file system has no locks
     """
 
-    def __init__(self, folder: Path, way: str = "Choose another --out.") -> None:
-        self.path, self.way = folder / ".lock", way
+    def __init__(self, folder: Path, way: str = "Choose another --out.", *, wait: bool = False) -> None:
+        self.path, self.way, self.wait = folder / ".lock", way, wait
         self._handle: IO[str] | None = None
 
     def __enter__(self) -> Self:
@@ -139,9 +140,11 @@ class FolderLock:
                 f"{self.path} cannot be written ({error.strerror}): is it another person's? {self.way}"
             ) from None
         try:
-            _lock(self._handle)
-        except OSError:
+            _lock(self._handle, self.wait)
+        except OSError as error:
             self._handle.close()
+            if self.wait:
+                raise CannotLock(f"Cannot lock {self.path} ({error.strerror}). {self.way}") from None
             raise UserError(
                 f"Another process is working in {self.path.parent}. Wait for it, or choose another --out."
             ) from None
@@ -202,15 +205,17 @@ def _is_locked(folder: Path) -> bool:
         return True
 
 
-def _lock(handle: IO[str]) -> None:
+def _lock(handle: IO[str], wait: bool) -> None:
+    """Lock a file. ``OSError`` if it is locked, or (waiting) if there are no locks; Windows waits ten seconds."""
     if os.name == "nt":
         import msvcrt
 
-        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK  # type: ignore[attr-defined]
+        msvcrt.locking(handle.fileno(), mode, 1)  # type: ignore[attr-defined]
     else:
         import fcntl
 
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _flush_folder(folder: Path) -> None:
