@@ -110,7 +110,7 @@ def test_pictures_come_in_lists_of_every_kind(tmp_path: Path, photos: Path):
     for kind, given in several.items():
         assert model.predict(given, top=np.int64(2), batch=np.int32(1)) == expected, kind
     assert model.predict(several["bytes"][0], top=2) == expected[:1]
-    with Path(paths[0]).open("rb") as file, pytest.raises(UserError, match="A BufferedReader is no image: give a path"):
+    with Path(paths[0]).open("rb") as file, pytest.raises(UserError, match="BufferedReader"):
         model.predict(file)
 
 

@@ -146,7 +146,7 @@ def test_a_folder_filled_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: py
         other.write_text("other")
 
     monkeypatch.setattr("frugalvit.data.webdataset.pack._write_index", fill)
-    with pytest.raises(UserError, match="Another process has written to .*out"):
+    with pytest.raises(UserError, match=r"Another process has written to .*out"):
         pack(source, tmp_path / "out")
     assert other.read_text() == "other" and [path.name for path in other.parent.iterdir()] == [other.name]
 

@@ -160,8 +160,8 @@ def test_another_batch_size_has_the_same_images(tmp_path: Path) -> None:
 def test_a_peek_does_not_count_for_the_run(tmp_path: Path) -> None:
     """All unreadable images of a run against the limit of step 0 once ended a run within its limits."""
     loader = batches(write_numbered(tmp_path, bad=(3, 9, 15)), max_bad=0.3)
-    first = [loader.batch_at(step) for step in range(6)][0]
-    assert torch.equal(loader.peek(0).images, first.images)
+    batches_seen = [loader.batch_at(step) for step in range(6)]
+    assert torch.equal(loader.peek(0).images, batches_seen[0].images)
     assert len(loader.unreadable) == 3 and loader.max_bad == 0.3 and loader.next_step == 6
     Path(loader.stream.shards[0]).unlink()
     loader.peek(0)

@@ -50,7 +50,7 @@ def test_a_segmenter_says_what_its_command_writes(segmenter: Path, scenes: Path,
 def test_a_grey_picture_is_one_too_and_noise_is_none(detector: Path, segmenter: Path) -> None:
     grey = np.full((40, 52), 90, np.uint8)
     assert fv.load_segmenter(segmenter, device="cpu").predict([grey, grey[..., None]])[1].shape == (40, 52)
-    with pytest.raises(fv.UserError, match=r"An array of float64 and shape \(4, 4, 4\) is no image"):
+    with pytest.raises(fv.UserError, match=r"array of float64 and shape \(4, 4, 4\)"):
         fv.load_detector(detector, device="cpu").predict(np.zeros((4, 4, 4)))
 
 
