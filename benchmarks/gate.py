@@ -85,7 +85,7 @@ ROUNDS: list[dict[str, str]] = [  # the commands of a round use what the rounds 
     {"doctor": "doctor", "advise": "advise images --device cpu --trial 1", "report": "report train --out page.html"},
 ]
 OF_THE_MACHINE = ("doctor", "advise")  # only the keys of their answers are compared
-VARYING = ("seconds", "seconds_per_step", "images_per_second")  # keys that differ between two equal runs
+VARYING = ("seconds", "seconds_per_step", "images_per_second", "bytes")  # keys that differ between two equal runs
 NAMES = """
 import inspect, json, frugalvit
 found = {name: getattr(frugalvit, name) for name in frugalvit.__all__}

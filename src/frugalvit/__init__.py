@@ -31,7 +31,7 @@ _HOME = {
     "train": "frugalvit.api",
     "pretrain": "frugalvit.api",
     "run": "frugalvit.api",
-    "load": "frugalvit.export",
+    "load": "frugalvit.export.inference_model",
     "load_detector": "frugalvit.tasks.dense.predictors",
     "load_segmenter": "frugalvit.tasks.dense.predictors",
     "UserError": "frugalvit.errors",

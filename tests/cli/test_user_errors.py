@@ -140,7 +140,7 @@ MISTAKES = [
     ("probe knn empty photos", "empty holds no model (no config.json): give a run's folder"),
     ("export nothere", "There is no folder, file or network 'nothere'"),
     ("predict run empty", "empty holds no images"),
-    ("predict bare.safetensors photos", "is a bare file, which names no classes: give its run or"),
+    ("predict bare.safetensors photos", "bare.safetensors is a bare weight file"),
     ("embed vit_tiny_patch16_224.augreg_in21k photos", "hf download timm/vit_tiny_patch16_224.augreg_in21k"),
     ("report run pre --out photos", "photos is a folder: name a file in it, for instance photos/report.html"),
     ("list models nothing", "No network is called nothing."),
@@ -162,7 +162,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("train photos --steps 1 --backbone swin_nano --init empty", "empty is a folder, not a checkpoint file"),
+        ("train photos --steps 1 --backbone swin_nano --init empty", "empty is a folder"),
         ("pretrain photos --steps 5 --matching.prototypes 40 --continue pre", "pre has another shape ("),
     ],
 )

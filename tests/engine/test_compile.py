@@ -34,7 +34,9 @@ from helpers.tiny_runs import TRAIN, write_images
 
 
 def task_that(is_told: list[Any], replayable: bool = False) -> Any:
-    return SimpleNamespace(compile_with=is_told.append, replayable=replayable, parameters=list, no_graphs="")
+    return SimpleNamespace(
+        compile_with=is_told.append, supports_cuda_graphs=replayable, parameters=list, cuda_graphs_blocker=""
+    )
 
 
 def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:

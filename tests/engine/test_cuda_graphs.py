@@ -54,7 +54,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return record
 
     monkeypatch.setattr(cuda_graphs, "on_side_stream", lambda action, stream: action())
-    monkeypatch.setattr(GraphedStep, "_record", _patched(make))
+    monkeypatch.setattr(GraphedStep, "_capture", _patched(make))
     return replays
 
 
@@ -74,15 +74,15 @@ def undone() -> Iterator[None]:
 
 
 def _patched(make: Callable[..., Any]) -> Callable[..., Any]:
-    real = GraphedStep._record
+    real = GraphedStep._capture
 
     def with_its_parameters(self: GraphedStep, action: Any, inputs: Any) -> Any:
-        before = cuda_graphs.record
-        cuda_graphs.record = make(list(self.parameters))
+        before = cuda_graphs.capture
+        cuda_graphs.capture = make(list(self.parameters))
         try:
             return real(self, action, inputs)
         finally:
-            cuda_graphs.record = before
+            cuda_graphs.capture = before
 
     return with_its_parameters
 
@@ -129,7 +129,7 @@ def test_a_recorded_step_that_is_skipped(kind: str, without_a_gpu: list[Any]) ->
     task: Any = stepper.task
     if kind == "train":
         task.ema, task.average = 0.5, copy.deepcopy(task.backbone)
-        task.following = EMA(task.average, task.backbone, buffers=True)
+        task.average_update = EMA(task.average, task.backbone, buffers=True)
     else:
         task.momentum = Constant(0.5)
     for step in range(2 * WARM_UP + 4):
@@ -165,10 +165,10 @@ def test_every_kind_has_its_own(without_a_gpu: list[Any]) -> None:
         images = torch.full((3 if step % 4 else 2, 2), float(step))
         more, twice = torch.ones(1) if step % 2 else None, step % 5 == 0
         weight.grad = None
-        made.take(action, [images, more, twice])
+        made.run(action, [images, more, twice])
         wanted = images.sum(0) * (2 if twice else 1) + (0 if more is None else 1)
         torch.testing.assert_close(weight.grad, wanted)
-    assert len(made.recorded) == 6
+    assert len(made.captured) == 6
     assert len(without_a_gpu) == 100 - 6 * WARM_UP
 
 
@@ -182,12 +182,12 @@ def test_what_cannot_be_recorded(full: bool, monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
     monkeypatch.setattr(cuda_graphs, "on_side_stream", lambda action, stream: action())
-    monkeypatch.setattr(cuda_graphs, "record", refuse)
+    monkeypatch.setattr(cuda_graphs, "capture", refuse)
     for _ in range(WARM_UP):
-        made.take(action, [torch.ones(2, 2), None, False])
+        made.run(action, [torch.ones(2, 2), None, False])
     if full:
         with pytest.raises(torch.OutOfMemoryError):
-            made.take(action, [torch.ones(2, 2), None, False])
+            made.run(action, [torch.ones(2, 2), None, False])
     else:
         with pytest.raises(UserError, match=r"operation not permitted when stream is capturing.*Use --compile true"):
-            made.take(action, [torch.ones(2, 2), None, False])
+            made.run(action, [torch.ones(2, 2), None, False])

@@ -21,7 +21,6 @@ from frugalvit.engine.param_groups import (
     layers_of,
     no_weight_decay_names,
     remap_optimizer_state,
-    same_param_groups,
 )
 from frugalvit.engine.schedules import Constant, Cosine
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
@@ -89,7 +88,7 @@ def test_a_network_whose_blocks_cannot_be_told_apart_is_refused(matcher: Any) ->
         model = timm.create_model("resnet10t", num_classes=2)
     model.group_matcher = matcher
     for ask in (lambda: layer_groups(model, 0.1, 0.7), lambda: freeze_first(model, 1)):
-        with pytest.raises(UserError, match="does not say how its layers are ordered"):
+        with pytest.raises(UserError, match="--freeze"):
             ask()
 
 
@@ -146,16 +145,14 @@ def test_a_network_under_a_segmenter_is_asked_too() -> None:
 
 
 def test_moments_find_their_parameters_in_other_groups() -> None:
-    """A run that an earlier version began decays other parameters when it goes on."""
+    """A continued run may decay other parameters."""
     parameters = {name: nn.Parameter(torch.full((2, 2), float(k))) for k, name in enumerate(("a", "b", "c"))}
     before, after = (
-        torch.optim.AdamW(decay_groups(parameters.items(), 0.05, spared=spared)) for spared in ((), ("a",))
+        torch.optim.AdamW(decay_groups(parameters.items(), 0.05, undecayed=spared)) for spared in ((), ("a",))
     )
     for parameter in parameters.values():
         parameter.grad = parameter.detach().clone()
     before.step()
-    assert same_param_groups(before.state_dict(), before.state_dict())
-    assert not same_param_groups(before.state_dict(), after.state_dict())
     after.load_state_dict(remap_optimizer_state(before.state_dict(), after.state_dict()))
     for parameter in parameters.values():
         assert torch.equal(after.state[parameter]["exp_avg"], before.state[parameter]["exp_avg"])

@@ -246,7 +246,7 @@ def test_what_follows_from_the_batch_follows_from_the_one_that_is_used(
     decide(same, facts, AutoValues())
     apart = {"devices", "accumulate"}
     assert config.model_dump(exclude=apart) == same.model_dump(exclude=apart)
-    assert TrainPlan.of(config, 40, devices, together=2 if kind is TrainConfig else 1).images_per_step == batch
+    assert TrainPlan.from_config(config, 40, devices, group=2 if kind is TrainConfig else 1).images_per_step == batch
 
 
 def test_a_resumed_run_keeps_its_batch(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_the_paper_s_grid_is_a_decision_too() -> None:
 )
 def test_a_batch_in_equal_parts(world: int, accumulate: int, together: int, images: int, batch: int) -> None:
     values = {"data": "photos", "batch": 50, "lr": 0.1, "epochs": 3, "accumulate": accumulate}
-    plan = TrainPlan.of(TrainConfig.parse(values), images, world, together=together, lines=20)
+    plan = TrainPlan.from_config(TrainConfig.parse(values), images, world, group=together, lines=20)
     assert plan.images_per_step == batch and plan.steps_per_epoch == max(1, images // batch)
     assert plan.steps == 3 * plan.steps_per_epoch and plan.log_every == max(1, min(10, plan.steps // 20))
 

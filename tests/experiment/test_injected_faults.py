@@ -109,7 +109,7 @@ def test_replay_names_the_first_bad_tensor(
 
 
 def test_replay_wants_a_failed_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for word, expected in ((tmp_path, "no failed step"), (tmp_path / "absent.pt", "There is no checkpoint file")):
+    for word, expected in ((tmp_path, "no failed step"), (tmp_path / "absent.pt", "The checkpoint file")):
         status, said = command(capsys, "replay", str(word))
         assert status == 2 and expected in said
 
@@ -154,7 +154,7 @@ def test_auto_batch_on_a_cpu_says_so(tmp_path: Path, images: Path, capsys: pytes
     config = write_config(tmp_path / "config.yaml", TRAIN, steps=1)
     words = ["train", str(images), "--config", str(config), "--out", str(tmp_path / "run"), "--device", "cpu"]
     status, said = command(capsys, *words, "--auto-batch")
-    assert status == 0 and "auto-batch: 8 images a step are kept" in said
+    assert status == 0 and "auto-batch: batch stays 8" in said
 
 
 @pytest.mark.gpu

@@ -51,7 +51,7 @@ def test_a_run_that_ends_without_numbers_is_no_success(
     assert cli.main(words) == 2
     said = capsys.readouterr()
     error = strict(said.out)["error"]
-    assert "answers are not finite" in error and "of 3 steps were skipped" in error and "--lr" in error
+    assert "non-finite outputs" in error and "of 3 steps were skipped" in error and "--lr" in error
     assert said.err.count("frugalvit: ") == 1
     left = {path.name for path in run.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "fault"} <= left and not left & {"model", "summary.json"}
@@ -76,7 +76,7 @@ class Judged(ToyTask):
 def test_the_best_weights_are_handed_out_where_there_are_some(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     outcome = run_toy(tmp_path / "run", Judged(since=15), evaluate_every=5)
     assert outcome["best_step"] == 10 and outcome["best"] == 1.0 and outcome["broken"]
-    assert "at step 15 the network's answers are not finite" in capsys.readouterr().err
+    assert "step 15: non-finite outputs" in capsys.readouterr().err
     assert [line["top1"] for line in read_metrics(tmp_path / "run") if "top1" in line] == [1.0, 1.0, None, None]
 
 
@@ -106,7 +106,7 @@ def test_answers_that_are_no_numbers_are_counted(odd: float | None, broken: bool
     if odd is not None:
         logits[2, 1] = odd
         scores.add(logits, torch.tensor([0, 1, 2, 0]))
-    assert scores.broken() is broken
+    assert scores.has_nonfinite() is broken
 
 
 @pytest.mark.parametrize(("skipped", "words"), [(0, None), (1, "1 of 30 steps was"), (2, "2 of 30 steps were")])
@@ -163,10 +163,10 @@ def test_a_broken_model_is_said_in_one_line(
     places = {"model": broken, "image": images / "val" / "cat" / "0.png", "out": tmp_path / "out"}
     assert cli.main([word.format(**places) for word in words]) == 2
     said = capsys.readouterr()
-    assert f"The answers of {broken} are not finite" in said.err and "--lr" in said.err and "report" not in said.err
+    assert f"outputs of {broken} are non-finite" in said.err and "--lr" in said.err and "report" not in said.err
     assert not said.out and not (tmp_path / "out").exists()
 
 
 def test_a_broken_model_predicts_nothing_in_python(broken: Path, images: Path) -> None:
-    with pytest.raises(UserError, match="answers of broken are not finite"):
+    with pytest.raises(UserError, match="outputs of broken are non-finite"):
         fv.load(broken).predict(images / "val" / "cat" / "0.png")

@@ -14,8 +14,8 @@ from tempfile import mkdtemp
 import pytest
 import torch
 
-from frugalvit.engine import trainer
 from frugalvit.runs.run_folder import RunFolder
+from frugalvit.utils.signals import stop_signals
 from helpers.fork_server import Nursery
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_config, write_images
 
@@ -223,9 +223,9 @@ def test_a_closed_terminal_that_is_ignored_stays_so() -> None:
     """nohup: the run outlives its terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        assert signal.SIGHUP in trainer.stop_signals()
+        assert signal.SIGHUP in stop_signals()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert signal.SIGHUP not in trainer.stop_signals()
+        assert signal.SIGHUP not in stop_signals()
     finally:
         signal.signal(signal.SIGHUP, before)
 

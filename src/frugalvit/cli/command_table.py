@@ -191,7 +191,7 @@ COMMANDS = [
     Command(
         "export",
         "frugalvit.config.tools:ExportConfig",
-        "frugalvit.export:export",
+        "frugalvit.export.command:export",
         "a model for timm, the Hugging Face hub, ONNX or torch.export, checked",
     ),
     Command(

@@ -48,14 +48,14 @@ def completion(config: CompletionConfig) -> CommandResult:
 
 def describe() -> list[Words]:
     """Every verb with its options, as the parser itself knows them."""
-    from frugalvit.backbones.factory import OWN
+    from frugalvit.backbones.registry import MODEL_NAMES
 
     found = []
     for verb in COMMANDS:
         module, _, name = verb.config.partition(":")
         config = getattr(importlib.import_module(module), name)
         parser = make_parser(config, verb.words, verb.help)
-        names = {"--backbone": list(OWN)}
+        names = {"--backbone": list(MODEL_NAMES)}
         if hasattr(config, "recipe_task"):
             names["--recipe"] = [recipe.name for recipe in all_recipes() if recipe.task == config.recipe_task()]
         words = Words(verb.words, verb.help)

@@ -12,11 +12,12 @@ from frugalvit.utils.tables import CommandResult, Table
 
 def models(config: ModelsConfig) -> CommandResult:
     from frugalvit.backbones import list_models
-    from frugalvit.backbones.factory import close_names
+    from frugalvit.backbones.registry import suggest_names
 
     found = list_models(config.pattern)
     if not found:
-        raise UserError(f"No network is called {config.pattern}.{close_names(config.pattern)} '*' stands for anything.")
+        hint = suggest_names(config.pattern)
+        raise UserError(f"No network is called {config.pattern}.{hint} '*' stands for anything.")
     rows: list[list[object]] = [
         [
             info.name,

@@ -14,7 +14,7 @@ from frugalvit.backbones.weights.safe_load import read_checkpoint
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import ReplayConfig, TrainConfig
 from frugalvit.data.loader import Batch
-from frugalvit.engine.failure_dump import REPLAYED, bad_names
+from frugalvit.engine.failure_dump import REPLAYABLE_TASKS, nonfinite_names
 from frugalvit.engine.schedules import Constant
 from frugalvit.engine.step import TrainPlan, seed_step
 from frugalvit.errors import UserError
@@ -35,7 +35,7 @@ def replay(config: ReplayConfig) -> CommandResult:
     evidence = read_checkpoint(path)
     if not {"task", "step", "kind", "steps", "classes"} <= evidence.keys() or not {"parts", "batch"} & evidence.keys():
         raise UserError(f"{path} holds no failed step; give a file of RUN/fault/.")
-    if evidence["kind"] not in REPLAYED:
+    if evidence["kind"] not in REPLAYABLE_TASKS:
         raise UserError(
             f"{path} is of a run that replay cannot build again: only those of 'frugalvit train' and 'frugalvit "
             "pretrain'. The file holds the batch and the state: torch.load reads it."
@@ -52,7 +52,7 @@ def replay(config: ReplayConfig) -> CommandResult:
     for part, tensors in enumerate(parts):
         batch = _batch({name: tensor.to(fabric.device) for name, tensor in tensors.items()}, number + part)
         losses, bad = _take(task, batch, evidence["step"], fabric, len(parts))
-        bad = [("input", name) for name in bad_names(tensors.items())] + bad
+        bad = [("input", name) for name in nonfinite_names(tensors.items())] + bad
         if bad:
             break
 
@@ -84,10 +84,10 @@ def _take(
     for hook in hooks:
         hook.remove()
     (losses["loss"] / parts).backward()
-    bad = [("weight", name) for name in bad_names(task.named_parameters())]
+    bad = [("weight", name) for name in nonfinite_names(task.named_parameters())]
     bad += [("output", name) for name in outputs]
-    bad += [("loss", name) for name in bad_names(losses.items())]
-    bad += [("gradient", n) for n in bad_names((n, p.grad) for n, p in task.named_parameters() if p.grad is not None)]
+    bad += [("loss", name) for name in nonfinite_names(losses.items())]
+    bad += [("gradient", n) for n in nonfinite_names((n, p.grad) for n, p in task.named_parameters() if p.grad is not None)]
     return losses, bad
 
 

@@ -145,7 +145,7 @@ class Batches(BatchSource):
         self.repeats = augment.repeats if repeats is None else repeats
         if store.labels is None and (balance or mixing is not None):
             raise UserError("Mixing and class balance need labels; these images have none.")
-        self.batch = self._check_batch(batch)
+        self.batch = self._limit_batch(batch)
         share = self.batch // world
         self.local_slice = slice(rank * share, (rank + 1) * share)  # this process's part of every batch
         self.steps_per_epoch = len(store) // self.batch
@@ -234,15 +234,12 @@ class Batches(BatchSource):
             return balanced_order(self.store.labels, len(self.store), generator)
         return torch.randperm(len(self.store), generator=generator)
 
-    def _check_batch(self, batch: int) -> int:
-        """Check that the processes can share the batch; reduce it to the number of images."""
+    def _limit_batch(self, batch: int) -> int:
+        """Reduce a batch that is larger than the dataset, with a log line."""
         count, multiple = len(self.store), batch_multiple(self.world, self.mixing)
-        if batch < 1:
-            raise UserError(f"--batch {batch} is too small: use at least 1.")
         if count < multiple:
             raise UserError(f"{count} images are too few for {self.world} processes: use fewer devices.")
-        if batch % multiple:
-            raise UserError(f"{self.world} processes cannot share --batch {batch}: use a multiple of {multiple}.")
+        check_batch(batch, self.world, self.mixing)
         if batch > count:
             smaller = count // multiple * multiple
             console.info(f"batch {batch} is larger than the dataset ({count} images): each step takes {smaller}")
@@ -251,8 +248,16 @@ class Batches(BatchSource):
 
 
 def batch_multiple(world: int, mixing: Mixing | None) -> int:
-    """The batch must be a multiple of this: equal parts for all processes, and both images of a mixed pair in one."""
+    """A batch must be a multiple of this: equal parts for all processes, and both images of a mixed pair in one."""
     return world * (2 if mixing is not None and world > 1 else 1)
+
+
+def check_batch(batch: int, world: int, mixing: Mixing | None) -> None:
+    """Check that ``world`` processes can share a batch."""
+    if batch < 1:
+        raise UserError(f"--batch {batch} is too small: use at least 1.")
+    if batch % (multiple := batch_multiple(world, mixing)):
+        raise UserError(f"{world} processes cannot share --batch {batch}: use a multiple of {multiple}.")
 
 
 def steps_per_augment_call(pixels: int) -> int:

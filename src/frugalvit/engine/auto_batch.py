@@ -1,7 +1,6 @@
-"""``--auto-batch``: before the run, split the batch until one step fits into the device's memory.
+"""``--auto-batch``: split the batch into micro-batches until a step fits into the device's memory.
 
-The batch itself stays, and the learning rate with it: it is only computed in more parts (accumulate). What is learned
-then differs by chance alone: crops are drawn, and images mixed, part by part.
+Batch size and learning rate stay. Results differ only by chance: each micro-batch draws its own crops and mixup.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils import console
 
-_FULL = 0.95  # share of a device's memory that a step may take: what is left is for fragments and other processes
+_FULL = 0.95  # of the device's memory a step may use; fragmentation and other processes need the rest
 
 
 def fit_to_memory(config: RunConfig, plan: TrainPlan, task: Task, run: RunFolder, fabric: Fabric) -> TrainPlan:
-    """The plan with as many parts a step as it takes; what was found is said and kept in the configuration."""
-    if config.resume and run.has_checkpoint():  # a new run may have one too, of the run that it continues
-        return plan  # the run has been going with what was found at its start
+    """Return the plan with enough micro-batches to fit; log the number and save it in the configuration."""
+    if config.resume and run.has_checkpoint():  # a new run has a checkpoint too if it continues another
+        return plan  # the run keeps the number of its start
     if fabric.device.type != "cuda":
-        console.info(f"auto-batch: {plan.images_per_step} images a step are kept; only a GPU's memory is tried out")
+        console.info(f"auto-batch: batch stays {plan.images_per_step}; it measures GPU memory only")
         return plan
     fabric.to_device(task)
     parts = parts_that_fit(task, plan.accumulate, fabric)
     if parts == plan.accumulate:
-        console.info(f"auto-batch: {plan.images_per_step} images a step fit")
+        console.info(f"auto-batch: a batch of {plan.images_per_step} fits")
         return plan
-    console.info(f"auto-batch: {plan.images_per_step} images a step fit in {parts} parts (accumulate = {parts})")
+    console.info(f"auto-batch: a batch of {plan.images_per_step} fits in {parts} parts (accumulate = {parts})")
     task.batches = task.batches.with_batch_size(plan.images_per_step // parts)
     config.accumulate = parts
     run.save_config(config.model_copy(update={"resume": None}))
@@ -44,25 +43,25 @@ def fit_to_memory(config: RunConfig, plan: TrainPlan, task: Task, run: RunFolder
 
 
 def parts_that_fit(task: Task, parts: int, fabric: Fabric) -> int:
-    """More and more equal parts of a step's batch until forward and backward go through, on every process."""
-    whole = task.batch_at(0)
+    """Return the number of micro-batches with which forward and backward fit on every rank."""
+    batch = task.batch_at(0)
     mixed = getattr(getattr(task, "batches", None), "mixing", None) is not None
-    together = 2 if mixed and fabric.world_size > 1 else 1  # a pair of mixed images stays in one process
-    groups = len(whole.index) // together  # already one of ``parts``, and this process's share of it
+    group = 2 if mixed and fabric.world_size > 1 else 1  # a mixup pair stays on one rank
+    groups = len(batch.index) // group  # of one of ``parts`` micro-batches, on this rank
     for more in (number for number in range(1, groups + 1) if groups % number == 0):
-        if _agreed(fabric, _goes_through(task, first_images(whole, groups // more * together), fabric)):
+        if _all_ranks_fit(fabric, _step_fits(task, first_images(batch, groups // more * group), fabric)):
             return parts * more
     raise UserError(
-        f"Not even {together} images at once fit into this device's memory. Use a smaller --img-size or --backbone, or "
+        f"Not even {group} images fit into this device's memory. Use a smaller --img-size or --backbone, or "
         "--checkpoint-activations."
     )
 
 
-def _goes_through(task: Task, batch: Any, fabric: Fabric) -> bool:
-    """Whether a step with the optimiser's two moments per weight fits; leaves no trace in the task."""
+def _step_fits(task: Task, batch: Any, fabric: Fabric) -> bool:
+    """True if a step with AdamW's two moments fits. Leaves the task unchanged."""
     learning = [parameter for parameter in task.parameters() if parameter.requires_grad]
     training = task.training
-    task.eval()  # running means and centres must not move; activations take the same room
+    task.eval()  # running means and centres stay; activations take the same memory
     try:
         moments = [torch.empty_like(parameter) for parameter in learning for _ in range(2)]
         with fabric.autocast():
@@ -89,13 +88,13 @@ def _room_left(device: torch.device) -> bool:
     return torch.cuda.max_memory_allocated(device) < _FULL * torch.cuda.mem_get_info(device)[1]
 
 
-def _agreed(fabric: Fabric, fits: bool) -> bool:
+def _all_ranks_fit(fabric: Fabric, fits: bool) -> bool:
     fitting: Any = fabric.all_reduce(torch.tensor(float(fits), device=fabric.device), reduce_op="mean")
     return float(fitting) == 1.0
 
 
 def first_images(batch: Any, count: int) -> Any:
-    """The same batch with only its first ``count`` images."""
+    """Return the batch with only its first ``count`` images."""
     if isinstance(batch, Tensor):
         return batch[:count]
     if isinstance(batch, list):

@@ -1,7 +1,7 @@
-"""When and how a task's step is compiled; what of it, the task knows (``compile_with``).
+"""Decide when and how to compile a task's step. The task's ``compile_with`` decides what to compile.
 
-A step of a small batch is bound by the host that queues a thousand small kernels; replaying them as CUDA graphs takes
-that away, for memory that stays reserved.
+With small batches the CPU is the limit, which queues a thousand small kernels per step. CUDA graphs remove that limit
+and reserve memory in exchange.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from frugalvit.engine.task import Task
 from frugalvit.utils import console
 
 PAYS_FROM = 500
-"""Steps from which "auto" compiles: a cold compilation takes one to three minutes."""
+"""The shortest run, in steps, that "auto" compiles: a cold compilation takes one to three minutes."""
 
 DIFFERENT_GRAPHS = 64
-"""A comparison compiles one graph for each of its settings in one process; after 8 torch would go on uncompiled."""
+"""torch's recompile limit: a comparison compiles each setting in one process, and torch stops compiling after 8."""
 
 KEEPS_SHAPES = Version("2.15")
-"""The torch from which compiled gradients are known to have their parameters' shapes."""
+"""The first torch version whose compiled gradients always have the parameters' shapes."""
 
-_FUSES_SUMS = getattr(inductor.triton, "mix_order_reduction", False)  # as torch, or its user, has it
+_FUSES_SUMS = getattr(inductor.triton, "mix_order_reduction", False)  # the setting before we change it
 
 
 def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> None:
-    """Compile as ``--compile`` says; "auto" does so on a GPU for runs long enough."""
+    """Compile as ``--compile`` says; "auto" compiles long runs on a GPU."""
     wanted = _chosen(task, config, plan, fabric) if config.compile == "auto" else config.compile
     if not wanted:
         return
@@ -45,37 +45,37 @@ def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric)
 
 
 def prepare_compiler(module: nn.Module) -> None:
-    """What torch's compiler must know before it compiles a step of ``module``."""
+    """Configure torch's compiler for a step of ``module``."""
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
     if Version(torch.__version__) >= KEEPS_SHAPES:
         return
-    # It makes one kernel of sums over rows and over columns, and gives back gradients of (1, C, 1, 1) as (C,).
+    # Inductor fuses sums over rows and columns, and then returns gradients of (1, C, 1, 1) as (C,).
     learning = (p for p in module.parameters() if p.requires_grad and p.ndim > 2)
     standing = any(p.shape[-1] == 1 and 1 < p.numel() == max(p.shape) for p in learning)
     inductor.triton.mix_order_reduction = _FUSES_SUMS and not standing
 
 
 def _chosen(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs"]:
-    """What "auto" means here."""
+    """Resolve ``--compile auto``."""
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
-    fits = not config.auto_batch and not _no_graphs(task, config, plan, fabric)  # auto-batch tries sizes without graphs
+    fits = not config.auto_batch and not _no_graphs(task, config, plan, fabric)  # auto-batch measures without graphs
     return "graphs" if fits and replays_by_itself(task, fabric) else True
 
 
 def replays_by_itself(task: Task, fabric: Fabric) -> bool:
-    """Whether a step has been tried with graphs, and has no scale of fp16 to look for."""
+    """True if the step is tested with CUDA graphs and has no fp16 scaler."""
     return task.supports_cuda_graphs and getattr(fabric.strategy.precision, "scaler", None) is None
 
 
 def _no_graphs(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> str:
-    """Why the step cannot be replayed as CUDA graphs, or nothing."""
+    """Return the reason why the step cannot be a CUDA graph; empty if it can."""
     if fabric.device.type != "cuda" or not torch.cuda.is_available():
         return "there is no CUDA device"
     if fabric.world_size > 1:
-        return "several processes exchange gradients while the backward pass runs"
+        return "several ranks exchange gradients during the backward pass"
     if plan.accumulate > 1 or getattr(config, "crops_at_once", 0):
-        return "a graph's gradients are overwritten by its next replay, and a step in parts adds them up"
+        return "a replay overwrites gradients, and micro-batches must add them up"
     if config.checkpoint_activations:
-        return "recomputed activations would be replayed out of turn"
+        return "a graph cannot recompute activations (--checkpoint-activations)"
     return task.cuda_graphs_blocker

@@ -1,12 +1,10 @@
-"""The gradients of a step recorded once as a CUDA graph, and replayed.
+"""Capture the gradients of a step as a CUDA graph and replay it.
 
-A step of small images keeps the host busier than the GPU: hundreds of kernels to queue, forward and backward. Recorded,
-they are one call. What differs from step to step comes in through tensors that stay where they are; dropout and
-stochastic depth follow the generator's seed, which a replay reads anew. What is little work stays outside, as it is
-without graphs: clipping, the optimiser, moving averages.
+With small images the CPU is the limit: it queues hundreds of kernels per step. A graph is one call. Inputs are copied
+into fixed tensors; dropout and stochastic depth read the generator's seed at each replay. Clipping, the optimiser and
+the EMA stay outside the graph.
 
-The first steps are taken as they come, on a stream of their own as the recording needs it: they compile and load
-kernels, neither of which may happen while a graph is recorded.
+The first steps run normally on a side stream: they compile and load kernels, which must not happen during capture.
 """
 
 from __future__ import annotations
@@ -23,74 +21,71 @@ from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.errors import UserError
 
 WARM_UP = 3
-"""Steps with inputs of one kind that are taken before they are recorded."""
+"""Normal steps before a kind of input is captured."""
 
 Inputs = Sequence[Tensor | bool | None]
 Values = dict[str, Tensor]
 
 
 class CapturedGraph(NamedTuple):
-    """What replays a step, the tensors it reads, and those it leaves its values and gradients in."""
+    """A captured step: how to replay it, its input tensors, its losses and gradients."""
 
     replay: Callable[[], None]
-    held: Inputs
+    inputs: Inputs
     values: Values
     gradients: list[Tensor | None]
 
 
 class GraphedStep:
-    """The recordings of one action, which turns a step's inputs into its values and leaves gradients of ``parameters``.
+    """Runs a step function as CUDA graphs, one graph for each kind of input.
 
-    Inputs of every kind have a recording of their own: of every shape (a last batch that is smaller), with a tensor or
-    without (a step without Drloc), with a flag or without.
+    Inputs are of another kind if a shape, a flag, or the presence of a tensor differs.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
         self.parameters = parameters
         self.stream = _stream(device) if device.type == "cuda" else None
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self.taken: Counter[object] = Counter()
+        self.warmed_up: Counter[object] = Counter()
         self.captured: dict[object, CapturedGraph] = {}
 
-    def take(self, action: Callable[..., Values], inputs: Inputs) -> Values:
-        """One step's values, overwritten by the next; its gradients lie with the parameters."""
-        kind = tuple((given.shape, given.dtype) if isinstance(given, Tensor) else given for given in inputs)
+    def run(self, action: Callable[..., Values], inputs: Inputs) -> Values:
+        """Run one step and return its losses (the next step overwrites them); gradients go to the parameters."""
+        kind = tuple((value.shape, value.dtype) if isinstance(value, Tensor) else value for value in inputs)
         if kind not in self.captured:
-            self.taken[kind] += 1
-            if self.taken[kind] <= WARM_UP:
+            self.warmed_up[kind] += 1
+            if self.warmed_up[kind] <= WARM_UP:
                 return on_side_stream(lambda: action(*inputs), self.stream)
-            self.captured[kind] = self._record(action, inputs)
-        recorded = self.captured[kind]
-        for held, given in zip(recorded.held, inputs, strict=True):
-            if isinstance(held, Tensor) and isinstance(given, Tensor):
-                held.copy_(given)
-        recorded.replay()
-        for parameter, gradient in zip(self.parameters, recorded.gradients, strict=True):
+            self.captured[kind] = self._capture(action, inputs)
+        graph = self.captured[kind]
+        for fixed, value in zip(graph.inputs, inputs, strict=True):
+            if isinstance(fixed, Tensor) and isinstance(value, Tensor):
+                fixed.copy_(value)
+        graph.replay()
+        for parameter, gradient in zip(self.parameters, graph.gradients, strict=True):
             parameter.grad = gradient
-        return recorded.values
+        return graph.values
 
-    def _record(self, action: Callable[..., Values], inputs: Inputs) -> CapturedGraph:
-        held = [given.clone() if isinstance(given, Tensor) else given for given in inputs]
+    def _capture(self, action: Callable[..., Values], inputs: Inputs) -> CapturedGraph:
+        fixed = [value.clone() if isinstance(value, Tensor) else value for value in inputs]
         try:
-            replay, values = record(lambda: action(*held), self.stream, self.pool)
+            replay, values = capture(lambda: action(*fixed), self.stream, self.pool)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
             reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"This step cannot be recorded as a CUDA graph ({reason}…). Use --compile true, without graphs."
-            ) from error
-        return CapturedGraph(replay, held, values, [parameter.grad for parameter in self.parameters])
+            raise UserError(f"This step cannot be captured as a CUDA graph ({reason}…). Use --compile true.") from error
+        return CapturedGraph(replay, fixed, values, [parameter.grad for parameter in self.parameters])
 
 
 @functools.cache
 def _stream(device: torch.device) -> Any:
-    """One for all the recordings of a process: cuBLAS keeps a workspace for every stream that it has worked on."""
+    """Return one stream for all graphs: cuBLAS keeps a workspace per stream."""
     return torch.cuda.Stream(device)
 
 
 def on_side_stream(action: Callable[[], Values], stream: Any) -> Values:
-    """Do it on another stream: gradients are added up on the stream that the forward pass was on."""
+    """Run on another stream: autograd accumulates gradients on the forward pass's stream."""
     here = torch.cuda.current_stream()
     stream.wait_stream(here)
     with torch.cuda.stream(stream):
@@ -99,13 +94,13 @@ def on_side_stream(action: Callable[[], Values], stream: Any) -> Values:
     return values
 
 
-def record(action: Callable[[], Values], stream: Any, pool: Any) -> tuple[Callable[[], None], Values]:
-    """Queue an action into a graph instead of doing it; what replays it, and where it leaves its values.
+def capture(action: Callable[[], Values], stream: Any, pool: Any) -> tuple[Callable[[], None], Values]:
+    """Capture an action as a graph; return its replay function and its output tensors.
 
-    Graphs of one ``pool`` take each other's memory for what they need only while they run: no two run at once.
+    Graphs of one ``pool`` share temporary memory, since no two run at once.
     """
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on allocating meanwhile: those that decode and read ahead have nothing to do with it.
+    # thread_local: threads that decode and prefetch images may allocate during the capture.
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         values = action()
     return graph.replay, values

@@ -1,4 +1,4 @@
-"""What happens to gradients between backward and the optimiser: clipping, and skipping steps that are not finite."""
+"""Gradients between backward and the optimiser: clip them, skip non-finite steps, restore buffers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_foreach: Any = torch  # the functions over many tensors at once have private names
+_foreach: Any = torch  # the multi-tensor functions have private names
 
 
 def clip_per_tensor(parameters: list[nn.Parameter], limit: float) -> Tensor:
-    """Scale every gradient tensor to a norm of at most ``limit`` (released EsViT does so); the joint norm before it."""
+    """Clip each gradient tensor to the norm ``limit``, as released EsViT does; return the global norm before."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
@@ -28,21 +28,20 @@ def clip_per_tensor(parameters: list[nn.Parameter], limit: float) -> Tensor:
 
 
 def nonfinite_counters(device: torch.device) -> Tensor:
-    """Two counters on the device: non-finite steps in a row, and non-finite steps in all."""
+    """Make two counters on the device: non-finite steps in a row, and in total."""
     return torch.zeros(2, device=device)
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """The optimiser itself, without Fabric's wrapper: what a gradient scaler knows it by."""
+    """Return the optimiser without Fabric's wrapper; gradient scalers identify it by this object."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def step_if_finite(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -> Tensor:
-    """Take the optimiser's step only if the gradients are finite, and count it if not; whether they were not.
+    """Step the optimiser if the gradients are finite, else count the step; return True if it was skipped.
 
-    On a GPU the decision stays there: fused AdamW reads ``found_inf`` and leaves weights and moments alone, so that
-    nothing waits for the device. With fp16 (``scaled``) the gradient scaler does the same on its own, and halves its
-    scale, wherever the run computes.
+    On a GPU the decision stays on the device: fused AdamW reads ``found_inf`` and keeps weights and moments. With fp16
+    (``scaled``) the gradient scaler does the same and halves its scale.
     """
     bad = ~torch.isfinite(norm)
     guard[0] = torch.where(bad, guard[0] + 1, torch.zeros_like(guard[0]))
@@ -56,17 +55,15 @@ def step_if_finite(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool 
     return bad
 
 
-_foreach: Any = torch  # the functions over many tensors at once have private names
-
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""The names of what every pass through a BatchNorm moves."""
+"""BatchNorm buffers, which every forward pass changes."""
 
 MOVED = (*STATISTICS, "center")
-"""The names of what a step moves besides weights and moments."""
+"""All buffers that a step changes."""
 
 
 class BufferSnapshot:
-    """The buffers of these names as they were."""
+    """A copy of the buffers with these names, to restore later."""
 
     def __init__(self, task: nn.Module, names: tuple[str, ...]) -> None:
         kinds: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
@@ -84,7 +81,7 @@ class BufferSnapshot:
             _fill(buffers, before)
 
     def restore_if(self, bad: Tensor) -> None:
-        """Put them back if ``bad``; on a GPU without looking at it."""
+        """Restore if ``bad``; on a GPU without synchronising."""
         if bad.device.type == "cpu" and not bool(bad):
             return
         for buffers, before in zip(self.kinds, self.before, strict=True):

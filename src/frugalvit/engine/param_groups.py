@@ -1,4 +1,4 @@
-"""Which parameters are decayed, how fast each layer learns, and which do not learn at all."""
+"""Parameter groups: weight decay, layer-wise learning rates, freezing."""
 
 from __future__ import annotations
 
@@ -9,61 +9,61 @@ from torch import nn
 
 from frugalvit.errors import UserError
 
-# Tables and tokens that say where something is are no weights to be shrunk, although they have two dimensions or more.
-# Nor are the scales of an attention's logits, one number a head (Swin V2, XCiT, EdgeNeXt).
+# No weight decay for position tables and tokens, although they have two dimensions or more, and for the per-head
+# scales of attention logits (Swin V2, XCiT, EdgeNeXt).
 _UNDECAYED = (
     *("bias_table", "position_bias", "attention_biases", "rel_pos_h", "rel_pos_w", "patch_pos", "pixel_pos"),
     *("logit_scale", "temperature"),
 )
-_NUMBERED = ("pos_embed", "cls_token", "reg_token", "dist_token")  # with a number behind where a network has several
+_NUMBERED = ("pos_embed", "cls_token", "reg_token", "dist_token")  # a number follows if a network has several
 
 
 def decay_groups(
     parameters: Iterable[tuple[str, nn.Parameter]],
     weight_decay: float,
     lr_scale: float = 1.0,
-    spared: Collection[str] = (),
+    undecayed: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Two groups of the parameters that learn: matrices are decayed; vectors (biases, norms) and positions are not.
+    """Make two groups of the trainable parameters: matrices with weight decay; vectors and positions without.
 
-    spared: names of more that are not (:func:`no_weight_decay_names`).
-    As in the released code, the (1, C, 1, 1) norms of its CvT-13 count as matrices.
-    The names go into the optimiser's state, so that another run can find a parameter's moments again.
+    undecayed: names of further parameters without decay (:func:`no_weight_decay_names`)
+    As in the released code, the (1, C, 1, 1) norms of CvT-13 count as matrices. The names enter the optimiser's state,
+    so that a continued run can find the moments of each parameter.
     """
-    decayed, rest = [], []
+    decayed, others = [], []
     for name, parameter in parameters:
         if parameter.requires_grad:
-            known = name.endswith(_UNDECAYED) or name.rpartition(".")[2].startswith(_NUMBERED)
-            plain = parameter.ndim <= 1 or known or name in spared
-            (rest if plain else decayed).append((name, parameter))
+            is_position = name.endswith(_UNDECAYED) or name.rpartition(".")[2].startswith(_NUMBERED)
+            skip = parameter.ndim <= 1 or is_position or name in undecayed
+            (others if skip else decayed).append((name, parameter))
     groups = [
         {"params": decayed, "weight_decay": weight_decay, "decayed": True, "lr_scale": lr_scale},
-        {"params": rest, "weight_decay": 0.0, "decayed": False, "lr_scale": lr_scale},
+        {"params": others, "weight_decay": 0.0, "decayed": False, "lr_scale": lr_scale},
     ]
     return [group for group in groups if group["params"]]
 
 
 def no_weight_decay_names(module: nn.Module) -> set[str]:
-    """What the networks in a module say themselves is not to be decayed (timm's ``no_weight_decay``).
+    """Collect the names that networks list in timm's ``no_weight_decay``.
 
-    They name parameters, or a part with all its parameters: Swin V2 its ``cpb_mlp``.
+    A listed name is a parameter or a submodule, such as Swin V2's ``cpb_mlp``.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for path, part in module.named_modules():
-        ask = getattr(part, "no_weight_decay", None)
-        if callable(ask):
-            named: Any = ask()
-            parents = tuple(f"{name}." for name in named)
-            found |= {
+        method = getattr(part, "no_weight_decay", None)
+        if callable(method):
+            listed: Any = method()
+            parents = tuple(f"{name}." for name in listed)
+            names |= {
                 f"{path}.{name}" if path else name
                 for name, _ in part.named_parameters()
-                if name in named or name.startswith(parents)
+                if name in listed or name.startswith(parents)
             }
-    return found
+    return names
 
 
 def layers_of(model: nn.Module) -> list[list[tuple[str, nn.Parameter]]]:
-    """The named parameters from input to output, one list per layer: the embedding, the blocks, the head."""
+    """Return the named parameters from input to output, one list per layer: embedding, blocks, head."""
     from timm.models import group_parameters
 
     matcher = getattr(model, "group_matcher", None)
@@ -73,61 +73,56 @@ def layers_of(model: nn.Module) -> list[list[tuple[str, nn.Parameter]]]:
         [(name, parameters[name]) for name, depth in depth_of.items() if depth == wanted and name in parameters]
         for wanted in sorted(set(depth_of.values()))
     ]
-    # Some (LeViT, RepViT) name modules that they do not have: all they say of their blocks fits none.
+    # LeViT and RepViT name modules that they do not have, so that no block matches.
     if len(layers) < 3:
         raise UserError(
-            f"{type(model).__name__} does not say how its layers are ordered; freeze and layer_decay need it."
+            f"{type(model).__name__} does not define the order of its layers, which --freeze and "
+            "--optimizer.layer-decay need. Leave them out."
         )
     return layers
 
 
 def layer_groups(model: nn.Module, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-    """Groups whose learning rate falls by ``layer_decay`` from each layer to the one before it."""
-    layers, spared = layers_of(model), no_weight_decay_names(model)
+    """Make groups whose learning rate falls by ``layer_decay`` per layer, from the output to the input."""
+    layers, undecayed = layers_of(model), no_weight_decay_names(model)
     last = len(layers) - 1
     groups: list[dict[str, Any]] = []
     for depth, layer in enumerate(layers):
-        groups += decay_groups(layer, weight_decay, layer_decay ** (last - depth), spared)
+        groups += decay_groups(layer, weight_decay, layer_decay ** (last - depth), undecayed)
     return groups
 
 
 def merge_param_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Groups that learn alike as one: an optimiser takes its steps group by group."""
-    alike: dict[tuple[float, bool, float], dict[str, Any]] = {}
+    """Merge groups with equal settings: the optimiser runs once per group."""
+    merged: dict[tuple[float, bool, float], dict[str, Any]] = {}
     for group in groups:
         key = (group["weight_decay"], group["decayed"], group["lr_scale"])
-        first = alike.setdefault(key, group | {"params": []})
-        first["params"] = first["params"] + group["params"]
-    return list(alike.values())
+        target = merged.setdefault(key, group | {"params": []})
+        target["params"] = target["params"] + group["params"]
+    return list(merged.values())
 
 
 def remap_optimizer_state(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """An optimiser's moments under the numbers its parameters have in ``new``; new parameters start without any."""
-    number_of = {name: number for group in old["param_groups"] for name, number in _numbered(group)}
+    """Return the moments of ``old`` under the parameter indices of ``new``; new parameters have none."""
+    old_index = {name: index for group in old["param_groups"] for name, index in _name_index_pairs(group)}
     moments = {
-        number: old["state"][number_of[name]]
+        index: old["state"][old_index[name]]
         for group in new["param_groups"]
-        for name, number in _numbered(group)
-        if number_of.get(name) in old["state"]
+        for name, index in _name_index_pairs(group)
+        if old_index.get(name) in old["state"]
     }
     return {"state": moments, "param_groups": new["param_groups"]}
 
 
-def _numbered(group: dict[str, Any]) -> list[tuple[str, int]]:
+def _name_index_pairs(group: dict[str, Any]) -> list[tuple[str, int]]:
     return list(zip(group["param_names"], group["params"], strict=True))
 
 
-def same_param_groups(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two stored optimisers have the same parameters in the same groups, as far as they name them."""
-    first, second = ([group.get("param_names") for group in state["param_groups"]] for state in (one, other))
-    return first == second or None in first + second
-
-
 def freeze_first(model: nn.Module, count: int) -> int:
-    """Stop gradients for the embedding and the first ``count`` blocks; how many parameters that froze."""
+    """Freeze the embedding and the first ``count`` blocks; return the number of frozen parameters."""
     layers = layers_of(model)
     if count >= len(layers) - 1:
-        raise UserError(f"--freeze {count} would freeze everything: the model has {len(layers) - 2} blocks.")
+        raise UserError(f"--freeze {count} would freeze everything. The model has {len(layers) - 2} blocks: use fewer.")
     frozen = [parameter for layer in layers[: count + 1] for _, parameter in layer]
     for parameter in frozen:
         parameter.requires_grad_(False)

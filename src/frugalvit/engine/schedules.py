@@ -1,6 +1,6 @@
-"""Schedules as functions of the step, so that a run of three steps works as well as one of a million.
+"""Schedules as functions of the step: a run of three steps works as well as one of a million.
 
-Warm-ups are given in steps and capped at a share of the run by ``warmup_steps``.
+``warmup_steps`` caps the warm-up at a share of the run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from frugalvit.objectives import localization_weight_at
 
 
 class Schedule(Protocol):
+    """A value for every step."""
+
     def at(self, step: int) -> float: ...
 
 
@@ -31,7 +33,7 @@ class Cosine:
     value = end + (start - end)/2 · (1 + cos(π·i/n)) for the i-th of n steps after the warm-up, as EsViT and DINO do for
     the learning rate, the weight decay and the teacher's momentum.
 
-    whole: i and n count from the first step, so that the warm-up hides the beginning of the cosine, as in Drloc's code
+    whole: i and n count from step 0, so that the warm-up replaces the start of the cosine, as in Drloc's code
     """
 
     start: float
@@ -51,7 +53,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Linear:
-    """From ``start`` to ``end`` over ``steps`` points (both ends included), constant afterwards."""
+    """A line from ``start`` to ``end`` over ``steps`` points, both ends included; constant afterwards."""
 
     start: float
     end: float
@@ -65,7 +67,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Ramp:
-    """Zero to ``peak`` over ``warmup``, then straight back to zero at ``steps``: λ in the released Drloc code."""
+    """A line from 0 to ``peak`` over ``warmup``, then a line to 0 at ``steps``: λ in the released Drloc code."""
 
     peak: float
     warmup: int
@@ -77,7 +79,7 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Steps:
-    """``start`` times ``factor`` for every milestone passed, after a linear warm-up: detection's schedule."""
+    """Linear warm-up, then ``start`` times ``factor`` for each milestone passed: detection's schedule."""
 
     start: float
     milestones: tuple[int, ...]
@@ -93,7 +95,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Linear warm-up, then (1 - done)^power to ``end``: segmentation's schedule (power 1 is a straight line)."""
+    """Linear warm-up, then (1 - progress)^power to ``end``: segmentation's schedule (power 1 is a line)."""
 
     start: float
     steps: int
@@ -110,5 +112,5 @@ class Polynomial:
 
 
 def warmup_steps(epochs: float, steps_per_epoch: int, total: int, share: float = 0.2) -> int:
-    """Warm-up epochs in steps, at most ``share`` of the run: a five-epoch run must not warm up for twenty."""
+    """Convert warm-up epochs to steps, at most ``share`` of the run."""
     return min(round(epochs * steps_per_epoch), round(share * total))

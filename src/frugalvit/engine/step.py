@@ -1,7 +1,7 @@
 """One training step: fetch, forward, backward, clip, step.
 
-Everything random in a step follows from (seed, step). Nothing here waits for the device: losses are added up there,
-and a step whose gradients are not finite is skipped there.
+Everything random in a step is a function of (seed, step). Nothing here waits for the device: it sums the losses itself,
+and it skips a step with non-finite gradients itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from frugalvit.utils.text import pluralize
 
 @dataclass
 class TrainPlan:
-    """How long, how fast and how often: everything the loop needs to know in steps."""
+    """Length, learning rate and intervals of a run, all in steps."""
 
     steps: int
     steps_per_epoch: int
@@ -53,16 +53,17 @@ class TrainPlan:
     patience_for_peers: float = 300.0  # seconds
 
     @classmethod
-    def of(cls, config: RunConfig, images: int, world: int, *, together: int = 1, lines: int = 10) -> TrainPlan:
-        """What the options that all commands share say of a run on so many images, in so many processes.
+    def from_config(cls, config: RunConfig, images: int, world: int, *, group: int = 1, lines: int = 10) -> TrainPlan:
+        """Make a plan from the options that all commands share.
 
-        Rates are constant and nothing is evaluated; how they change, and when, each command adds with ``replace``.
+        Learning rate and weight decay are constant and nothing is evaluated; a command changes that with ``replace``.
 
-        together: images that stay in one process, where there are several
-        lines:    of metrics that even a short run writes
+        images: training images; world: number of ranks
+        group:  images that must stay on one rank (2 for mixup pairs)
+        lines:  lines of metrics that even a short run writes
         """
         assert isinstance(config.batch, int) and isinstance(config.lr, float)
-        batch = in_equal_parts(config.batch, images, equal_parts(world, config.accumulate, together))
+        batch = in_equal_parts(config.batch, images, equal_parts(world, config.accumulate, group))
         steps, optimizer = total_steps(config, images, batch), config.optimizer
         return cls(
             steps=steps,
@@ -81,30 +82,31 @@ class TrainPlan:
         )
 
     def describe_evaluation(self) -> str:
-        """How often a run is evaluated, in words."""
+        """Say how often the run is evaluated."""
         count = -(-self.steps // self.evaluate_every)
-        return f"{pluralize(count, 'look')} in {pluralize(self.steps, 'step')}, of {self.steps_per_epoch:,} an epoch"
+        steps = pluralize(self.steps, "step")
+        return f"{pluralize(count, 'evaluation')} in {steps}; an epoch has {self.steps_per_epoch:,}"
 
 
 def make_optimizer(task: Task, plan: TrainPlan, fabric: Fabric) -> AdamW:
-    """The optimiser that every task is trained with, as the plan begins."""
+    """Make AdamW, the optimiser of every task, with the learning rate of step 0."""
     return AdamW(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
 
 
 class TrainStep:
-    """Takes steps of a task. ``module`` is the task as the fabric wrapped it."""
+    """Takes training steps of a task. ``module`` is the task as Fabric wrapped it."""
 
     def __init__(self, task: Task, module: nn.Module, optimizer: Any, plan: TrainPlan, fabric: Fabric) -> None:
         self.task, self.module, self.optimizer = task, module, optimizer
         self.plan, self.fabric = plan, fabric
         self.step = 0
-        self.window: dict[tuple[str, ...], Tensor] = {}  # sums of values that came together, and how often they came
+        self.window: dict[tuple[str, ...], Tensor] = {}  # sums and counts, by the set of logged names
         self.once = torch.ones((), device=fabric.device)
         self.guard = nonfinite_counters(fabric.device)
         self.moved, self.statistics = BufferSnapshot(task, MOVED), BufferSnapshot(task, STATISTICS)
         self.inner = unwrapped(optimizer)
         self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]
-        self.recording = GraphedStep(self.learning, fabric.device)
+        self.graphs = GraphedStep(self.learning, fabric.device)
         self.scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
 
     def one_step(self) -> None:
@@ -114,18 +116,18 @@ class TrainStep:
         self.moved.save()
         if self.task.use_cuda_graphs and self.task.is_capturable(step):
             inputs = self.task.step_inputs(self.task.batch_at(step), step)
-            self._collect(self.recording.take(self._gradients, inputs))
+            self._collect(self.graphs.run(self._gradients, inputs))
         else:
             self._accumulate(step)
         norm = self._clip()
         skipped = step_if_finite(self.optimizer, norm, self.guard, scaled=self.scaled)
-        self.moved.restore_if(skipped)  # one NaN in a running mean or a centre would stay for ever
+        self.moved.restore_if(skipped)  # a NaN in a running mean or a centre would never leave
         self.optimizer.zero_grad(set_to_none=True)
         self.task.after_step(step, skipped)
         self._collect({"gradient_norm": norm})
 
     def _accumulate(self, step: int) -> None:
-        """The gradients of a step, of its parts if it has several."""
+        """Compute the gradients of a step, micro-batch by micro-batch."""
         parts = self.plan.accumulate
         for micro in range(parts):
             batch = self.task.batch_at(step * parts + micro)
@@ -136,7 +138,7 @@ class TrainStep:
         self.task.before_optimizer(step)
 
     def _gradients(self, *inputs: Tensor | bool | None) -> dict[str, Tensor]:
-        """The same from tensors alone, as it can be recorded; their values."""
+        """Compute the gradients from tensors alone, so that a CUDA graph can capture it; return the losses."""
         with self.fabric.autocast():
             losses = self.task.compute_losses(*inputs)
         self._backward(losses["loss"])
@@ -144,9 +146,9 @@ class TrainStep:
         return {name: loss.detach() for name, loss in losses.items()}
 
     def _backward(self, loss: Tensor) -> None:
-        """Gradients. BatchNorm's statistics stay: activations that are computed again would be counted twice.
+        """Run backward and restore BatchNorm's statistics: recomputed activations would count twice.
 
-        Timm's networks compute them again in their own way, hence this is done here and not in ours.
+        timm's networks recompute activations in their own way, so the trainer restores, not the network.
         """
         self.statistics.save()
         self.fabric.backward(loss)
@@ -161,47 +163,47 @@ class TrainStep:
                 group["weight_decay"] = decay
 
     def _clip(self) -> Tensor:
-        """Clip the gradients by their joint norm, or each tensor by its own; the joint norm before clipping."""
-        # The scaler of fp16 remembers optimisers: given the wrapper it would divide now, and again at the step.
+        """Clip by the global norm, or each tensor by its own norm; return the global norm before clipping."""
+        # The fp16 scaler identifies optimisers by object: with the wrapper it would unscale now and again at the step.
         self.fabric.strategy.precision.unscale_gradients(self.inner)
         if self.plan.clip_per == "tensor":
             return clip_per_tensor(self.learning, self.plan.clip)
         return nn.utils.clip_grad_norm_(self.learning, self.plan.clip if self.plan.clip > 0 else math.inf)
 
     def _collect(self, values: dict[str, Tensor]) -> None:
-        """Sums of this window, kept on the device: reading them every step would make the device wait."""
+        """Add values to the window's sums on the device. Reading them each step would stall the device."""
         names = tuple(sorted(values))
         row = torch.stack([*(values[name].detach().float() for name in names), self.once])
         self.window[names] = self.window[names] + row if names in self.window else row
 
 
 def _fused(fabric: Fabric) -> bool:
-    """On a CPU a fused update takes a quarter of the time, a tenth of a small network's step."""
+    """True if fused AdamW works. On a CPU it takes a quarter of the time of the plain one."""
     return fabric.device.type in ("cuda", "cpu")
 
 
-def seed_step(seed: int, step: int, process: int) -> None:
-    """Dropout and stochastic depth follow from (seed, step, process): nothing to store, nothing to lose."""
-    torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + process) % 2**63)
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed dropout and stochastic depth by (seed, step, rank), so that resume needs no stored state."""
+    torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + rank) % 2**63)
 
 
-def equal_parts(world: int, accumulate: int, together: int = 1) -> int:
-    """What a batch must be a multiple of; ``together``: as in ``resolve_batch_size``."""
-    return world * accumulate * (together if world > 1 else 1)
+def equal_parts(world: int, accumulate: int, group: int = 1) -> int:
+    """Return the number that the batch size must be a multiple of. ``group``: images that share a rank."""
+    return world * accumulate * (group if world > 1 else 1)
 
 
 def in_equal_parts(batch: int, images: int, parts: int) -> int:
-    """The largest batch of so many equal parts that is neither above ``batch`` nor has an image twice; at least one."""
+    """Return the largest multiple of ``parts`` that exceeds neither ``batch`` nor ``images``; at least ``parts``."""
     return max(parts, min(batch, images) // parts * parts)
 
 
 def steps_per_epoch(images: int, batch: int) -> int:
-    """Full batches in an epoch, at least one."""
+    """Return the number of full batches in an epoch, at least 1."""
     return max(1, images // batch)
 
 
 def total_steps(config: RunConfig, images: int, batch: int | None = None) -> int:
-    """The length of the run in optimiser steps of ``batch`` images, where they are not as many as configured."""
+    """Return the number of optimiser steps of the run. ``batch``: the actual batch size if it differs."""
     if config.steps is not None:
         return config.steps
     assert isinstance(config.batch, int) and not isinstance(config.epochs, str)

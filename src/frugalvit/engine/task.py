@@ -1,4 +1,4 @@
-"""What training asks of a task; detection and segmentation have such tasks too."""
+"""Task: the interface that the trainer needs. Classification, pre-training, detection and segmentation implement it."""
 
 from __future__ import annotations
 
@@ -9,73 +9,73 @@ from torch import Tensor, nn
 
 
 class Task(nn.Module, ABC):
-    """A module that turns a batch into named losses, and what the loop has to know about it.
+    """A module that turns a batch into named losses.
 
-    A class to derive from rather than a protocol: Fabric and the optimiser take nothing but an ``nn.Module``.
+    It is a base class, not a protocol: Fabric and the optimiser accept only an ``nn.Module``.
     """
 
-    best_metric: str  # the metric whose highest value, of equal ones the last, marks the best checkpoint
-    eval_split: str  # the split that evaluate() looks at; only "val" may choose the best checkpoint
-    batches: Any  # where batch_at() takes its batches from
-    nonfinite_outputs = False  # whether the weights that evaluate() saw last give answers that are no numbers
-    export_last = False  # whether the last weights are the result, whichever scored best
-    use_cuda_graphs = False  # whether its gradients are replayed as a CUDA graph; such a task has inputs() and judge()
+    best_metric: str  # the metric that marks the best checkpoint: the highest value wins, the later of two equals
+    eval_split: str  # the split that evaluate() scores; only "val" may choose the best checkpoint
+    batches: Any  # the BatchSource of batch_at()
+    nonfinite_outputs = False  # True if the last evaluate() saw non-finite outputs
+    export_last = False  # True if the last weights are exported, even if earlier ones scored better
+    use_cuda_graphs = False  # True if CUDA graphs replay the gradients; needs step_inputs() and compute_losses()
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """Whether its step is known to work as CUDA graphs."""
+        """True if "auto" may replay the step as CUDA graphs: somebody has tested it."""
         return False
 
     @property
     def cuda_graphs_blocker(self) -> str:
-        """Why its step cannot be replayed as CUDA graphs, or nothing."""
+        """The reason why the step cannot be a CUDA graph; empty if it can."""
         return ""
 
     def is_capturable(self, step: int) -> bool:
-        """Whether the step is one of the many of its kind, and not of a short beginning: worth recording."""
+        """True if many steps do the same as this one, so that capturing it pays."""
         return True
 
     def peak_memory_step(self) -> int:
-        """A step in which all takes part that ever does: none needs more memory."""
+        """A step with every loss active, used to measure peak memory."""
         return 0
 
     @abstractmethod
     def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
-        """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
+        """Return the losses of a batch: ``loss`` is minimised, the others are logged."""
 
     @abstractmethod
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimiser is made with; parameters by name."""
+        """Return the optimiser's parameter groups, with named parameters."""
 
     @abstractmethod
     def batch_at(self, step: int) -> Any:
-        """This process's part of the run's batch of this number."""
+        """Return this rank's part of the batch of a step."""
 
     @abstractmethod
     def evaluate(self, step: int) -> dict[str, float]:
-        """Scores on the split that is watched; nothing where there is none."""
+        """Score the evaluation split; return {} if the run has none."""
 
     @abstractmethod
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
-        """Look at what is logged; whether the run should end because going on would be a waste."""
+        """Receive the logged metrics; return True to end the run because more steps cannot help."""
 
     @abstractmethod
     def compile_with(self, graphs: bool) -> None:
-        """Compile what a step computes; ``graphs``: and replay it as CUDA graphs."""
+        """Compile what a step computes; with ``graphs``, replay it as CUDA graphs."""
 
     def step_inputs(self, batch: Any, step: int) -> tuple[Tensor | bool | None, ...]:
-        """All that tells one step from another: tensors, and flags for steps of another kind."""
+        """Return everything that differs between steps: tensors, and flags that choose another graph."""
         raise NotImplementedError
 
     def compute_losses(self, *inputs: Any) -> dict[str, Tensor]:
-        """The losses, from what ``inputs`` gave."""
+        """Compute the losses from ``step_inputs``."""
         raise NotImplementedError
 
     def before_optimizer(self, step: int) -> None:
-        """Between the gradients and the optimiser; by itself nothing."""
+        """Run between backward and the optimiser. Does nothing by default."""
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
-        """After the optimiser; by itself nothing.
+        """Run after the optimiser. Does nothing by default.
 
-        skipped: whether it left the weights alone, since gradients were not finite; on a GPU to be asked there only
+        skipped: True if the gradients were non-finite and the optimiser kept the weights; stays on the device
         """

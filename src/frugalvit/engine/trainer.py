@@ -1,8 +1,7 @@
-"""The one loop that trains every task.
+"""Trainer: the one loop that trains every task.
 
-A task is a module whose forward turns a batch into named losses; everything random in a step follows from
-(seed, step), so a run that is killed and resumed goes through the very same steps. The loop itself only does what
-every training does: fetch, forward, backward, clip, step, and now and then log, evaluate and save.
+Everything random in a step is a function of (seed, step), so a killed and resumed run repeats the very same steps.
+The loop fetches, computes, steps, and at intervals logs, evaluates and saves.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,21 +18,20 @@ from torch import Tensor, nn
 
 from frugalvit.engine.distributed import all_ranks_equal, collective_timeout, convert_sync_batchnorm, fail_on_lost_rank
 from frugalvit.engine.failure_dump import dump_failed_step, is_out_of_memory, out_of_memory_message
-from frugalvit.engine.param_groups import remap_optimizer_state, same_param_groups
+from frugalvit.engine.signals import GracefulStop
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder, Stopwatch
 from frugalvit.utils import console
-from frugalvit.utils.signals import STOP_NOW_SIGNALS, stop_signals
 
 
 class RunInterrupted(Exception):
-    """The run was asked to stop (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP); everything is saved."""
+    """A signal stopped the run (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP); everything is saved."""
 
 
 def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str, Any]:
-    """Train ``task`` to the end of ``plan``, from the run's last checkpoint if it has one; what came out of it."""
+    """Train ``task`` to the end of ``plan``, from the run's last checkpoint if it has one; return the outcome."""
     convert_sync_batchnorm(task, fabric)
     optimizer: Any = make_optimizer(task, plan, fabric)
     try:
@@ -44,53 +40,55 @@ def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str
             collective_timeout(fabric, plan.patience_for_peers),
         ):
             module, optimizer = fabric.setup(task, optimizer)
-            loop = Trainer(task, module, optimizer, plan, run, fabric)
-            loop.resume()
-            loop.train()
-            fabric.barrier()  # whoever reads the best weights next must find them written
+            trainer = Trainer(task, module, optimizer, plan, run, fabric)
+            trainer.resume()
+            trainer.train()
+            fabric.barrier()  # other ranks read the best weights next
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise UserError(out_of_memory_message(error, plan.images_per_step, run.folder)) from error
     return {
-        "steps": loop.step,
-        "best": loop.best,
-        "best_step": loop.best_step,
-        "seconds": loop.watch.seconds(),
-        "seconds_per_step": statistics.median(paces) if (paces := loop.paces or loop.earlier_paces) else None,
-        "skipped": loop.skipped(),
+        "steps": trainer.step,
+        "best": trainer.best,
+        "best_step": trainer.best_step,
+        "seconds": trainer.stopwatch.seconds(),
+        "seconds_per_step": statistics.median(paces) if (paces := trainer.paces or trainer.earlier_paces) else None,
+        "skipped": trainer.skipped(),
         "broken": task.nonfinite_outputs,
     }
 
 
 class Trainer(TrainStep):
+    """Repeats ``one_step`` to the end of the plan; logs, evaluates, saves, resumes, stops on signals."""
+
     def __init__(
         self, task: Task, module: nn.Module, optimizer: Any, plan: TrainPlan, run: RunFolder, fabric: Fabric
     ) -> None:
         super().__init__(task, module, optimizer, plan, fabric)
         self.run = run
         self.best, self.best_step = -math.inf, -1
-        self.watch = Stopwatch()
+        self.stopwatch = Stopwatch()
         self.saved_at = time.monotonic()
-        self.paces: list[float] = []  # seconds a step, one per logged window
-        self.earlier_paces: list[float] = []  # before the run was resumed
+        self.paces: list[float] = []  # seconds per step, one value per logged window
+        self.earlier_paces: list[float] = []  # from before the resume
         self.window_began = (time.monotonic(), 0)
-        self.stop_signal = self.shared_signal = 0  # what this process was sent, and what any of them was
-        self.writing = self.impatient = False
-        self.hopeless = False  # the task has seen enough: going on would be a waste
+        self.stop = GracefulStop()
+        self.shared_signal = 0  # a stop signal that any rank received
+        self.hopeless = False  # the task wants the run to end: more steps cannot help
 
     # -- the run
 
     def train(self) -> None:
-        plan, meter = self.plan, console.ProgressBar(self.plan.steps, "training", start=self.step)
+        plan, progress = self.plan, console.ProgressBar(self.plan.steps, "training", start=self.step)
         self.window_began = (time.monotonic(), self.step)
-        with self._stop_on_signals():
+        with self.stop.installed():
             while self.step < plan.steps and not self.hopeless:
                 self.one_step()
                 self.step += 1
                 if self.step % plan.log_every == 0 or self.step == plan.steps:
                     text = self.log()
-                    meter.show(self.step, text if self.fabric.is_global_zero else "")
+                    progress.show(self.step, text if self.fabric.is_global_zero else "")
                 last = self.step == plan.steps or self.hopeless
                 if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
                     self.evaluate(last)
@@ -99,22 +97,22 @@ class Trainer(TrainStep):
                 if last or stop or self.hopeless or self.time_to_save():
                     self.save()
                 if stop and not last:
-                    self.fabric.barrier()  # whoever leaves before the first process has saved would end it
+                    self.fabric.barrier()  # a rank that leaves before rank 0 has saved would end rank 0 too
                     raise RunInterrupted(signal.Signals(stop).name)
         self.run.asked_to_stop = bool(self.agreed_stop())
-        meter.close()
+        progress.close()
 
-    # -- now and then
+    # -- at intervals
 
     def log(self) -> str:
-        """Write the window's means to the metrics; a few words for the bar. Too many bad steps end the run here."""
+        """Log the window's means; return the text of the progress bar. Too many non-finite steps end the run here."""
         means = self._means()
         self._share_signal()
         streak, skipped = (int(value) for value in self.guard.tolist())
         epoch = self.step / self.plan.steps_per_epoch
-        lr = self.plan.lr.at(self.step - 1)  # the schedule's: groups of parameters scale it
+        lr = self.plan.lr.at(self.step - 1)  # the schedule's value; parameter groups scale it
         pace = self._pace()
-        with self._finish_deferred():
+        with self.stop.deferred():
             self.run.log(
                 self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace
             )
@@ -126,7 +124,7 @@ class Trainer(TrainStep):
         return f"loss {means['loss']:.4g} · lr {lr:.2g}{memory}"
 
     def _means(self) -> dict[str, float]:
-        """What the losses and signs of the window were on average, over all processes; a new window begins."""
+        """Return the means of the window's values over all ranks, and start a new window."""
         totals: dict[str, tuple[float, float]] = {}
         for names, row in self._reduce_window().items():
             *values, count = row.tolist()
@@ -137,7 +135,7 @@ class Trainer(TrainStep):
         return {name: total / times for name, (total, times) in totals.items()}
 
     def _reduce_window(self) -> dict[tuple[str, ...], Tensor]:
-        """The window's sums and counts over all processes, on the host."""
+        """Return the window's sums and counts over all ranks, on the CPU."""
         if not self.window:
             return {}
         rows = sorted(self.window.items())
@@ -145,14 +143,14 @@ class Trainer(TrainStep):
         parts = summed.cpu().split([len(row) for _, row in rows])
         return {names: part for (names, _), part in zip(rows, parts, strict=True)}
 
-    def _restore_window(self, everywhere: dict[tuple[str, ...], Tensor]) -> None:
-        """Go on with a window of all processes: the first has it, the others add to nothing."""
+    def _restore_window(self, window: dict[tuple[str, ...], Tensor]) -> None:
+        """Continue a window that was summed over ranks: rank 0 takes it, the others start from zero."""
         first = self.fabric.is_global_zero
-        rows = {names: row if first else torch.zeros_like(row) for names, row in everywhere.items()}
+        rows = {names: row if first else torch.zeros_like(row) for names, row in window.items()}
         self.window = {names: row.to(self.fabric.device) for names, row in rows.items()}
 
     def _pace(self) -> dict[str, float]:
-        """Images a second since the last line; reading the metrics has just waited for the device, so it is fair."""
+        """Return images per second since the last log. Reading the metrics just synchronised the device."""
         now, (began, at) = time.monotonic(), self.window_began
         self.window_began = (now, self.step)
         if self.step == at:
@@ -161,21 +159,21 @@ class Trainer(TrainStep):
         return {"images_per_second": round(self.plan.images_per_step / self.paces[-1], 1)}
 
     def evaluate(self, last: bool = False) -> None:
-        # Devices may round differently; what the first process saw decides for all.
+        # Devices may round differently: rank 0's scores decide for all ranks.
         scores, self.task.nonfinite_outputs = self.fabric.broadcast(
             (self.task.evaluate(self.step), self.task.nonfinite_outputs)
         )
         if not scores:
             return
         epoch = self.step / self.plan.steps_per_epoch
-        with self._finish_deferred():
+        with self.stop.deferred():
             self.run.log(self.step, split=self.task.eval_split, epoch=round(epoch, 4), **_finite(scores))
         words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
         if self.fabric.is_global_zero:
             console.info(f"epoch {epoch:.4g} (step {self.step}): {words}")
         self.hopeless |= self.task.on_metrics(self.step, scores)
         score = scores.get(self.task.best_metric)
-        # Few validation images often score alike: of equals the later one has learned for longer.
+        # With few validation images scores often tie; the later checkpoint has trained longer.
         if self.task.nonfinite_outputs:
             self._handle_nonfinite_eval(last)
         elif self.task.eval_split == "val" and score is not None and score >= self.best:
@@ -185,13 +183,13 @@ class Trainer(TrainStep):
     # -- state
 
     def _share_signal(self) -> None:
-        """Several processes must stop at the same step, whichever of them was told to: they agree when they log."""
+        """Agree on the stop signal when logging: all ranks must stop at the same step."""
         if self.fabric.world_size > 1:
-            sent = torch.tensor(self.stop_signal, device=self.fabric.device)
+            sent = torch.tensor(self.stop.received, device=self.fabric.device)
             self.shared_signal = int(self.fabric.all_reduce(sent, reduce_op="max"))  # type: ignore[arg-type]
 
     def agreed_stop(self) -> int:
-        return self.shared_signal if self.fabric.world_size > 1 else self.stop_signal
+        return self.shared_signal if self.fabric.world_size > 1 else self.stop.received
 
     def time_to_save(self) -> bool:
         plan = self.plan
@@ -202,30 +200,29 @@ class Trainer(TrainStep):
         due = waited > 60 * plan.save_minutes or (on_epoch and waited > 20)
         if self.fabric.world_size == 1:
             return due
-        # What is saved is gathered from all of them: the first one's clock counts, where they meet anyway.
+        # All ranks take part in saving, so rank 0's clock decides, at steps where the ranks meet anyway.
         return (on_epoch or self.step % plan.log_every == 0) and self.fabric.broadcast(due)
 
     def save(self) -> None:
         self.saved_at = time.monotonic()
         window = self._reduce_window()
-        self._restore_window(window)  # as whoever resumes here does: the means to come are the same to the bit
+        self._restore_window(window)  # as a resumed run does, so that later means are equal to the bit
         self._write(
             {
-                "format": _FORMAT,
                 "step": self.step,
                 "task": self.task.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.fabric.strategy.precision.state_dict(),
                 "best": self.best,
                 "best_step": self.best_step,
-                "seconds": self.watch.seconds(),
+                "seconds": self.stopwatch.seconds(),
                 "window": window,
                 "guard": self.guard,
             }
         )
 
     def _write(self, state: dict[str, Any], *, best: bool = False) -> None:
-        with self._finish_deferred():
+        with self.stop.deferred():
             self.run.save_checkpoint(state, best=best)
 
     def resume(self) -> None:
@@ -233,35 +230,26 @@ class Trainer(TrainStep):
         state = self.run.load_checkpoint()
         if not all_ranks_equal(self.fabric, -1 if state is None else state["step"]):
             raise UserError(
-                f"The processes find different checkpoints in {self.run.folder}: it must lie on a file system that all "
+                f"The ranks see different checkpoints in {self.run.folder}. Put the run on a file system that all "
                 "machines share."
             )
         if state is None:
             self.run.truncate_metrics(-1)
             return
-        if state.get("format") != _FORMAT:
-            raise UserError(
-                f"{self.run.folder} was begun by an earlier frugalvit, whose checkpoints are made otherwise: finish it "
-                "with that one, or begin anew in another --out."
-            )
         try:
             self.task.load_state_dict(state["task"])
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"{self.run.folder} was begun with another network than its configuration makes here ({reason}…): "
-                "finish it with the frugalvit that began it, or begin anew in another --out."
+                f"The checkpoint in {self.run.folder} does not fit the network of its config.yaml ({reason}…). Start a "
+                "new run in another --out."
             ) from None
-        stored, ours = state["optimizer"], self.optimizer.state_dict()
-        if not same_param_groups(stored, ours):  # an earlier version decayed other parameters than this one
-            stored = remap_optimizer_state(stored, ours)
-        self.optimizer.load_state_dict(_for_this_machine(stored, self.optimizer.param_groups))
-        if state["scaler"]:  # without one, the run was in bf16 or single precision till now: fp16 looks for its scale
+        self.optimizer.load_state_dict(_with_settings(state["optimizer"], self.optimizer.param_groups))
+        if state["scaler"]:  # empty if the run used bf16 or fp32 so far; fp16 then searches its scale
             self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step = state["step"]
-        if self.task.eval_split == "val":  # others have chosen nothing; earlier versions let those learned from do so
-            self.best, self.best_step = state["best"], state["best_step"]
-        self.watch = Stopwatch(state["seconds"])
+        self.best, self.best_step = state["best"], state["best_step"]
+        self.stopwatch = Stopwatch(state["seconds"])
         self._restore_window(state["window"])
         self.guard.copy_(state["guard"])
         self.run.truncate_metrics(self.step)
@@ -270,7 +258,7 @@ class Trainer(TrainStep):
         console.info(f"resuming {self.run.folder} at step {self.step} of {self.plan.steps}")
 
     def _replay_metrics(self) -> None:
-        """Show the task what was logged before, so that it knows what it would have known without the interruption."""
+        """Show the task the metrics logged before the resume, as if the run had not been interrupted."""
         for line in self.run.metrics():
             values = {name: math.nan if value is None else value for name, value in line.items() if name not in _LABELS}
             self.hopeless |= self.task.on_metrics(line["step"], values)
@@ -280,97 +268,54 @@ class Trainer(TrainStep):
     def skipped(self) -> int:
         return int(self.guard[1])
 
-    # -- trouble
+    # -- failures
 
     def _patience(self) -> int:
-        """Bad steps in a row that are borne. With fp16 some are meant: its scaler halves 65,536 at every overflow."""
+        """Non-finite steps in a row to tolerate. fp16 has some by design: its scaler halves 65,536 at each overflow."""
         return self.plan.patience_for_bad_steps + (16 if self.scaled else 0)
 
     def _abort_nonfinite(self, streak: int) -> None:
-        """Several non-finite steps in a row: keep the evidence, leave the last good checkpoint alone, and say so."""
-        kept, culprit = self._keep_evidence()
+        """Stop after several non-finite steps in a row: dump the step, keep the last good checkpoint."""
+        dumped, culprit = self._dump_step()
         raise UserError(
-            f"{streak} steps in a row gave infinite or undefined gradients{culprit}; stopped at step {self.step}. "
-            f"{kept}, the last good checkpoint is intact. Lower --lr or use --precision 32."
+            f"{streak} steps in a row had non-finite gradients{culprit}; the run stopped at step {self.step}. "
+            f"{dumped}; the last good checkpoint is intact. Lower --lr or use --precision 32."
         )
 
     def _handle_nonfinite_eval(self, last: bool) -> None:
-        """The network's answers are no numbers: never the best, and no result where there is nothing else."""
+        """Non-finite outputs are never the best weights; at the end of the run they are an error."""
         if not last or (self.best_step >= 0 and not self.task.export_last):
-            if self.fabric.is_global_zero:
-                console.warning(f"at step {self.step} the network's answers are not finite: these weights are not kept")
+            console.warning(f"step {self.step}: non-finite outputs; these weights cannot become the best")
             return
-        kept, culprit = self._keep_evidence()
+        dumped, culprit = self._dump_step()
         before = "the checkpoint before is intact" if self.run.has_checkpoint() else "no checkpoint was saved before"
         raise UserError(
-            f"The run ends with weights whose answers are not finite{culprit}: {self.skipped():,} of {self.step:,} "
-            f"steps were skipped, and there is no model to hand out. {kept}, {before}. Lower --lr or use "
-            "--precision 32, and begin anew in another --out."
+            f"The run ends with non-finite outputs{culprit}: {self.skipped():,} of {self.step:,} steps were skipped, "
+            f"and there is no model to export. {dumped}; {before}. Lower --lr or use --precision 32, and start again "
+            "in another --out."
         )
 
-    def _keep_evidence(self) -> tuple[str, str]:
-        """The last step's batch and state in the folder; what became of that, what was bad first."""
+    def _dump_step(self) -> tuple[str, str]:
+        """Write batch and state of the last step; return where, and the first non-finite tensor, as text."""
         step = self.step - 1
-        plan, number = self.plan, step * self.plan.accumulate  # of the first part of the step
-        parts = (self.task.batch_at(number + part) for part in range(plan.accumulate))  # one at a time on the device
+        plan, number = self.plan, step * self.plan.accumulate  # of the step's first micro-batch
+        parts = (self.task.batch_at(number + part) for part in range(plan.accumulate))  # one on the device at a time
         facts = {"step": step, "seed": plan.seed, "steps": plan.steps, "steps_per_epoch": plan.steps_per_epoch}
         facts |= {"log_every": plan.log_every, "kind": type(self.task).__name__}
         facts |= {"number": number, "world": self.fabric.world_size}
         return dump_failed_step(self.run.folder, self.task, parts, self.fabric.global_rank, facts)
 
-    def _handle_signal(self, number: int, frame: object) -> None:
-        # SLURM warns with SIGUSR1 before it sends SIGTERM, and a closed terminal sends SIGHUP beside others: neither
-        # is somebody who has lost patience.
-        if self.stop_signal in STOP_NOW_SIGNALS and number in STOP_NOW_SIGNALS:
-            if self.writing and not self.impatient:  # whoever asks a third time does not wait for a disk either
-                self.impatient = True
-                return
-            raise KeyboardInterrupt
-        if not self.stop_signal:
-            console.warning("stopping after this step; once more to leave at once")
-        if self.stop_signal not in STOP_NOW_SIGNALS:
-            self.stop_signal = number
-
-    @contextmanager
-    def _finish_deferred(self) -> Iterator[None]:
-        """What is written here becomes whole before a second signal leaves.
-
-        TensorBoard's thread sleeps half a minute after a queue that was left half-way, and an exception from a signal
-        may be swallowed in the midst of ``torch.save``, or look like a fault of the disk.
-        """
-        self.writing = True
-        try:
-            yield
-        finally:
-            self.writing = False
-        if self.impatient:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
-        """The first signal finishes the step, saves and leaves; a second Ctrl-C or SIGTERM leaves (``_to_the_end``)."""
-        try:
-            before = {number: signal.signal(number, self._handle_signal) for number in stop_signals()}
-        except ValueError:  # not the main thread: whoever runs us there handles signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:
-    """JSON has no word for what is not finite."""
+    """Replace non-finite values by None: JSON cannot hold them."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _for_this_machine(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """A stored optimiser with the settings this run has made it with.
+def _with_settings(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a stored optimiser state with this run's settings.
 
-    PyTorch takes the settings from the stored one. A run that was begun without a GPU (or carried over from another)
-    would then go on without the fused step that leaves bad gradients out, and with other averaging rates.
+    PyTorch would take the stored settings. A run started on a CPU and resumed on a GPU would then lack the fused step
+    that skips non-finite gradients.
     """
     ours = [{name: group[name] for name in _SETTINGS if name in group} for group in groups]
     stored = zip(state["param_groups"], ours, strict=True)
@@ -379,8 +324,5 @@ def _for_this_machine(state: dict[str, Any], groups: list[dict[str, Any]]) -> di
 
 _SETTINGS = ("betas", "eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
 
-# Of checkpoints. 2: parameters that learn alike are one group and values that come together one row of the window.
-_FORMAT = 2
-
-# What a line of metrics holds besides what the task was shown.
+# Keys of a metrics line that on_metrics() does not receive.
 _LABELS = ("step", "split", "epoch", "lr", "skipped", "images_per_second")

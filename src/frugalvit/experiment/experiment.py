@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from lightning_fabric import Fabric
 
-from frugalvit.backbones.factory import architecture_of
+from frugalvit.backbones.registry import get_architecture
 from frugalvit.backbones.weights.model_config import find_model_folder
 from frugalvit.backbones.weights.model_folder import load_model_folder
 from frugalvit.config.train import RunConfig
@@ -119,7 +119,7 @@ def adopt_init_architecture(config: RunConfig, decisions: AutoValues, *, with_si
         return  # somebody else's folder, whose network the user names: its weights will show whether they fit
     decisions.resolve(config, "backbone", found.name, f"what {config.init} holds")
     theirs = {key: found.keywords[key] for key in ("mean", "std") if key in found.keywords}
-    asked, held = (architecture_of(name).partition(".")[0] for name in (config.backbone, found.name))
+    asked, held = (get_architecture(name).partition(".")[0] for name in (config.backbone, found.name))
     if asked == held:
         theirs = found.architecture_kwargs() | ({} if found.in_chans == 3 else {"in_chans": found.in_chans})
         if with_size:

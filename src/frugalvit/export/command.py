@@ -27,7 +27,7 @@ from frugalvit.export.inference_model import ReadyModel, load
 from frugalvit.export.model_card import in_pixels, write_card
 from frugalvit.export.onnx import Program, Run, write_onnx, write_pt2
 from frugalvit.export.verify import check_images
-from frugalvit.tasks.classification.predict import not_finite
+from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, remove_leftovers, working_folder, write_text
 from frugalvit.utils.tables import CommandResult, Table
@@ -60,7 +60,7 @@ def export(config: ExportConfig) -> CommandResult:
     pictures, source = check_images(model, config.images, settings)
     with torch.inference_mode():
         if not bool(model(pictures).isfinite().all()):
-            raise UserError(not_finite(config.model))
+            raise UserError(nonfinite_message(config.model))
     console.info(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
         if config.to in ("timm", "hf"):

@@ -20,7 +20,7 @@ from frugalvit.engine.hardware import cpu_settings
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
 from frugalvit.features import Features
-from frugalvit.tasks.classification.predict import not_finite
+from frugalvit.tasks.classification.predict import nonfinite_message
 
 
 class ReadyModel(nn.Module):
@@ -73,7 +73,7 @@ class ReadyModel(nn.Module):
             for first in range(0, len(given), batch):
                 logits = self(self.transform(given[first : first + batch])).float()
                 if not bool(logits.isfinite().all()):
-                    raise UserError(not_finite(self.name))
+                    raise UserError(nonfinite_message(self.name))
                 chances, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
                 for row in zip(best.tolist(), chances.tolist(), strict=True):
                     answers.append([(names[index], chance) for index, chance in zip(*row, strict=True)])

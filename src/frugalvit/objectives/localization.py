@@ -24,6 +24,7 @@ from torch import Generator, Tensor, nn
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.features import Features
 from frugalvit.objectives.checks import whole_number
+from frugalvit.objectives.registry import Objective, ObjectiveContext, register_objective
 
 Variant = Literal["l1", "signed", "ce", "reg"]
 Form = Literal["paper", "released"]
@@ -471,3 +472,15 @@ class DenseLocalization(nn.Module):
         """Every level's own."""
         for level in self.levels:
             level.compile(*args, **how)
+
+
+@register_objective("localization")
+class LocalizationObjective(Objective):
+    """:class:`RelativeLocalization` of ``Features.grid``; the options are the same."""
+
+    def __init__(self, dim: int, **options: Any) -> None:
+        super().__init__(dim)
+        self.localization = RelativeLocalization(dim, **options)
+
+    def forward(self, features: Features, context: ObjectiveContext) -> Tensor:
+        return self.localization(features.grid)

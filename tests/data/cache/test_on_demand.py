@@ -106,7 +106,7 @@ def daemonic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("daemonic")
-def test_a_daemonic_process_decodes_in_threads(tmp_path: Path) -> None:
+def test_a_daemonic_process_decodes_itself(tmp_path: Path) -> None:
     store = small_store(2)
     fetcher = store.fetcher(order)
     for step in range(4):

@@ -109,13 +109,6 @@ def test_val_shards_are_few_and_valid(shards: int, fraction: float, counts: list
         assert held[0] >= 0 and held[-1] < shards
 
 
-def test_few_validation_images_are_noted(tmp_path: Path) -> None:
-    where, counts = pack_photos(tmp_path, count=20, megabytes=0.0425)
-    assert counts == [39, 1]
-    source = open_stream(where, labelled=True)
-    assert val_shards(source) == [1] and any("held out, 1 image: few" in note for note in source.notes)
-
-
 def test_a_resumed_run_keeps_its_val_shards(tmp_path: Path) -> None:
     where = write_shards(tmp_path / "s", shards=10)
     started = open_stream(where, labelled=True, val_fraction=0.2)
@@ -196,11 +189,3 @@ def test_an_index_serves_signed_addresses(tmp_path: Path, monkeypatch: pytest.Mo
         train: Any = source.splits["train"]
         assert train.survey.counts == [4, 4, 4, 2] and source.classes == ("cat", "dog") and sum(counts) == 18
         assert len([path for path, _ in server.requests if ".tar" in path]) <= 5, "each shard at most once"
-
-
-def test_shards_that_differ_from_the_index_are_noted(tmp_path: Path) -> None:
-    where, _ = pack_photos(tmp_path)
-    assert not any("another size" in note for note in open_stream(where, labelled=True).notes)
-    with (Path(where) / "train-000000.tar").open("ab") as shard:
-        shard.write(bytes(10240))
-    assert any("another size (train-000000.tar)" in note for note in open_stream(where, labelled=True).notes)

@@ -62,7 +62,7 @@ def test_the_recipe_and_how_often_it_is_evaluated_are_decisions(
     train(config(photos, tmp_path / "run", evaluate_every="auto", steps=6))
     said, written = capsys.readouterr().err, json.loads((tmp_path / "run" / "decisions.json").read_text())
     assert "auto: recipe = scratch: from random weights" in said
-    assert "auto: evaluate_every = 3: 2 looks in 6 steps, of 3 an epoch\n" in said
+    assert "auto: evaluate_every = 3: 2 evaluations in 6 steps" in said
     assert {"recipe": "scratch", "evaluate_every": 3}.items() <= {d["name"]: d["value"] for d in written}.items()
     assert TrainConfig.from_run(tmp_path / "run" / "config.yaml").evaluate_every == 3
     train(config(photos, tmp_path / "asked", recipe="scratch", steps=1))

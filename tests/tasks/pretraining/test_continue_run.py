@@ -72,7 +72,7 @@ def test_adding_regions_keeps_views(views_only: Path) -> None:
 def test_memory_is_tried_out_for_a_run_that_continues(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pretrain", "--continue", str(views_only / "views"), "--device", "cpu", "--no-report", "--steps", "5"]
     assert cli.main([*words, "--out", str(views_only / "tried"), "--auto-batch"]) == 0
-    assert "auto-batch: 8 images a step are kept" in capsys.readouterr().err
+    assert "auto-batch: batch stays 8" in capsys.readouterr().err
 
 
 def test_what_is_left_open_is_as_in_the_run_that_is_continued(

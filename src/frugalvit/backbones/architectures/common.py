@@ -1,8 +1,7 @@
-"""What the networks written here share: walking through the blocks, the classifier, timm's interface.
+"""Shared parts of our networks: running the blocks, the classifier, timm's interface.
 
-A network says how it embeds an image and what its blocks are (:meth:`StagedModel.stage_parts`) and how its running state
-is read as a grid (:meth:`StagedModel.grid_of`). Everything else of ``base.GridModel`` and of a timm model follows from that
-and stands here once.
+A network defines its embeddings and blocks (:meth:`StagedModel.stage_parts`) and how its running state becomes a grid
+(:meth:`StagedModel.to_grid`). :class:`StagedModel` derives the rest of ``GridModel`` and of a timm model from these.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from frugalvit.backbones.timm_features import chosen_stages, is_exporting
+from frugalvit.backbones.timm_features import is_exporting, select_stages
 from frugalvit.errors import UserError
 
 Parts = Sequence[tuple[Callable[[Any], Any], Sequence[Sequence[nn.Module]]]]
@@ -187,7 +186,7 @@ class StagedModel(nn.Module):
         """
         grids: list[Tensor] = []
         state = self.run_blocks(x, lambda state: grids.append(self.to_grid(state)))
-        stages = chosen_stages(self, grids, indices, norm, output_fmt)
+        stages = select_stages(self, grids, indices, norm, output_fmt)
         return stages if intermediates_only else (self.features_of(state), stages)
 
     def features_of(self, state: Any) -> Tensor:

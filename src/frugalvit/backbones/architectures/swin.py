@@ -33,7 +33,7 @@ from frugalvit.backbones.architectures.windows import (
     window_partition,
     window_reverse,
 )
-from frugalvit.backbones.timm_features import chosen_stages
+from frugalvit.backbones.timm_features import select_stages
 from frugalvit.backbones.weights.resample import quiet_tables
 from frugalvit.errors import UserError
 from frugalvit.utils.triton import TRITON_AVAILABLE
@@ -202,7 +202,7 @@ class SwinTransformer(nn.Module):
         ``stop_early`` is a permission to leave later blocks out, of which no use is made.
         """
         grids = self.forward_grid_blocks(x)
-        stages = chosen_stages(self, grids, indices, norm, output_fmt)
+        stages = select_stages(self, grids, indices, norm, output_fmt)
         return stages if intermediates_only else (self.final_norm(grids[-1]).permute(0, 2, 3, 1), stages)
 
     def final_norm(self, grid: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import multiprocessing as stdlib_multiprocessing
 import os
 import signal
 import threading
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
@@ -45,7 +45,8 @@ class OnDemandStore(ImageStore):
     def __init__(
         self, examples: ImageDataset, cached_size: tuple[int, int], device: torch.device, workers: int, limit: int
     ) -> None:
-        self.device, self.workers, self.limit = device, workers, limit
+        self.device, self.limit = device, limit
+        self.workers = workers if may_start_processes() else 0  # 0 decodes in this process
         self.names = examples.names
         self.labels = None if examples.labels is None else torch.from_numpy(examples.labels)
         self.unreadable: list[tuple[str, str]] = []
@@ -62,13 +63,8 @@ class OnDemandStore(ImageStore):
         return WorkerFetcher(self, order)
 
     def pool(self) -> Executor:
-        """Return the worker processes, started once: every evaluation reuses them.
-
-        A process that may not start others decodes in threads: slower, with the same images.
-        """
-        if self._pool is None and not may_start_processes():
-            self._pool = ThreadPoolExecutor(self.workers)
-        elif self._pool is None:
+        """Return the worker processes, started once: every evaluation reuses them."""
+        if self._pool is None:
             # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
             self._pool = ProcessPoolExecutor(
                 self.workers, multiprocessing.get_context("spawn"), _start_decoder, (self.decoder,)
@@ -114,12 +110,11 @@ class WorkerFetcher(Fetcher):
         ahead = range(step, step + 1 + workers + min(workers, _MAX_READY))
         try:
             pool = self.store.pool()
-            decode = self.store.decoder if isinstance(pool, ThreadPoolExecutor) else _decode_in_worker
             for other in [other for other in self.pending if other not in ahead]:
                 self.pending.pop(other).cancel()
             for other in ahead:
                 if other not in self.pending and len(index := self.order(other)):
-                    self.pending[other] = pool.submit(decode, index.tolist())
+                    self.pending[other] = pool.submit(_decode_in_worker, index.tolist())
             decoded = self.pending.pop(step).result()
         except BrokenProcessPool as error:
             advice = "Use fewer --workers, or cache the images with --cache.where disk."

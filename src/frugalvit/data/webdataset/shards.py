@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar
 
@@ -28,7 +29,7 @@ from frugalvit.utils.text import truncate_list
 
 _MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_MAX_SHARDS = 1_000_000
+_MAX_SHARDS = _MAX_LABELS = 1_000_000
 T = TypeVar("T")
 
 
@@ -189,15 +190,17 @@ def open_shards(where: str) -> DatasetSplits:
     if not any(listed.values()):
         raise UserError(f"{where} has no images in readable shards.{' ' + notes[-1] if notes else ''}")
 
-    samples = [sample for part in listed.values() for _, sample in part]
-    labelled = _has_labels(samples, where, notes)
+    summary = LabelSummary()
+    for _, sample in (item for part in listed.values() for item in part):
+        summary.add(sample.label, sample.may_be_caption)
+    labelled = find_labels([summary], where, notes) is not None
     train = listed.get("train", next(iter(listed.values())))
-    labels, names = class_names(class_list(sample.label for _, sample in train), index) if labelled else ([], [])
+    labels, names = class_names(class_list(sample.label for _, sample in train), index) if labelled else (None, [])
     splits: dict[str, ImageDataset] = {}
     for split in ("train", "val", "test"):
         if listed.get(split):
             shards = by_split[split]
-            examples = shard_examples(shards, listed[split], labels if labelled else None, f"{split} in {where}", index)
+            examples = shard_examples(shards, listed[split], labels, f"{split} in {where}", index)
             if index is not None:
                 folder = Path(shards[0]).parent
                 files = [(folder / file.file, file) for file in index.decoded if file.split == split]
@@ -316,27 +319,36 @@ def shard_examples(
     return ShardExamples(shards, offsets, [sample.key for _, sample in listed], numbers, index)
 
 
-def _has_labels(samples: list[Sample], where: str, notes: list[str]) -> bool:
-    labelled = [sample for sample in samples if sample.label]
-    if not labelled:
-        notes.append(f"{where} has no labels (.cls, .json or .txt members): read as unlabelled.")
-        return False
-    may_be_captions = any(sample.may_be_caption for sample in labelled)
-    if may_be_captions and are_captions({sample.label or "" for sample in labelled}, len(samples)):
+@dataclass
+class LabelSummary:
+    """The labels of some examples, and how many examples have none or perhaps a caption."""
+
+    count: int = 0
+    unlabelled: int = 0
+    captions: int = 0
+    labels: set[str] = field(default_factory=set)
+
+    def add(self, label: str | None, may_be_caption: bool) -> None:
+        self.count, self.unlabelled = self.count + 1, self.unlabelled + (not label)
+        self.captions += may_be_caption
+        if label and len(self.labels) < _MAX_LABELS:
+            self.labels.add(label)
+
+
+def find_labels(parts: list[LabelSummary], where: str, notes: list[str]) -> list[str] | None:
+    """The sorted labels; None if examples lack one, or if the texts look like captions (long, or rarely the same)."""
+    labels = class_list(label for part in parts for label in part.labels)
+    count, unlabelled = sum(part.count for part in parts), sum(part.unlabelled for part in parts)
+    if unlabelled:
+        notes.append(
+            f"{where}: {unlabelled:,} of {count:,} examples have no label (.cls, .json or .txt): read as unlabelled."
+        )
+        return None
+    is_text = any(part.captions for part in parts)
+    if is_text and (len(labels) > count / 2 or any(len(text) > 100 or "\n" in text for text in labels)):
         notes.append(f"{where}: the .txt members look like captions, not labels: read as unlabelled.")
-        return False
-    if len(labelled) < len(samples):
-        first = next(sample.key for sample in samples if not sample.label)
-        missing = len(samples) - len(labelled)
-        notes.append(f"{where}: {missing:,} examples have no label, {first} first: read as unlabelled.")
-        return False
-    return True
-
-
-def are_captions(texts: Iterable[str], count: int) -> bool:
-    """True if the different texts of ``count`` examples look like captions: long, or hardly ever the same."""
-    different = set(texts)
-    return len(different) > count / 2 or any(len(text) > 100 or "\n" in text for text in different)
+        return None
+    return labels
 
 
 def _shards_by_split(folder: Path) -> dict[str, list[str]]:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
-from frugalvit.data.formats.table import class_list
 from frugalvit.data.paths import is_folder, local
 from frugalvit.data.webdataset.index import PackedIndex
 from frugalvit.data.webdataset.remote import describe_error, is_remote, open_remote
 from frugalvit.data.webdataset.shards import (
-    are_captions,
+    LabelSummary,
     class_names,
+    find_labels,
     index_entry,
     index_shards,
     is_shard_folder,
@@ -40,7 +40,7 @@ from frugalvit.utils.text import pluralize, truncate_list
 
 _LARGE = 10**12  # bytes of local shards (some ten million photos) above which "auto" streams them
 _SAMPLED_SHARDS, _SAMPLED_IMAGES = 4, 1024
-_MAX_HELD, _FEW = 8, 100  # validation shards at most; validation images that are too few
+_MAX_HELD = 8  # validation shards at most
 
 
 class ShardSurvey(NamedTuple):
@@ -186,7 +186,7 @@ def open_stream(
         if splits.get(name):
             found[name] = index_examples(splits[name], f"{name} in {where}")
     if survey.held:
-        notes.append(_describe_held(found.get("val"), survey, len(shards), val_fraction if labelled else 0))
+        notes.append(_describe_held(found.get("val"), survey, len(shards)))
     about = "" if survey.counts is not None else "about "
     notes.append(f"Streaming {pluralize(len(train), 'shard')}: {about}{survey.total:,} images.")
     name = Path(where).resolve().name if not is_remote(where) else where
@@ -208,10 +208,7 @@ def _raw_labels(classes: Sequence[str], index: PackedIndex | None) -> list[str]:
 
 
 class _ShardSummary(NamedTuple):
-    count: int
-    unlabelled: int
-    captions: int
-    labels: set[str]
+    labels: LabelSummary
     damage: str | None
 
 
@@ -226,7 +223,6 @@ def _survey(
     """Survey the training shards, and find out whether they have labels, even if only a few are read."""
     counts = _index_counts(train, index)
     if index is not None and keep is None and counts is not None:
-        _note_changed_shards(train, index, where, notes)
         labels = None if index.classes is None else [str(number) for number in range(len(index.classes))]
         return ShardSurvey(counts, sum(counts), labels, []), labels is not None
     remote = any(map(is_remote, train))
@@ -243,41 +239,26 @@ def _survey(
     damaged = [f"{shard} ({one.damage})" for shard, one in zip(chosen, summaries, strict=True) if one.damage]
     if damaged:
         notes.append(f"{len(damaged)} of {len(chosen)} shards of {where} are damaged: {truncate_list(damaged)}.")
-    total = sum(one.count for one in summaries)
+    counts = [one.labels.count for one in summaries]
+    total = sum(counts)
     if not total:
         raise UserError(f"{where} has no images in readable shards{': ' + damaged[0] if damaged else ''}.")
-    labels = _merge_labels(summaries, total, where, notes if read_all else [])
+    labels = find_labels([one.labels for one in summaries], where, notes if read_all else [])
     if not read_all:
         return ShardSurvey(None, max(2, round(total * len(train) / len(chosen))), None, []), labels is not None
-    return ShardSurvey([one.count for one in summaries], total, labels, []), labels is not None
-
-
-def _note_changed_shards(shards: list[str], index: PackedIndex, where: str, notes: list[str]) -> None:
-    """Note local shards whose size differs from the index: examples beyond its counts are not read."""
-    here = ((shard, index_entry(shard, index)) for shard in shards if not is_remote(shard) and Path(shard).is_file())
-    changed = [Path(shard).name for shard, entry in here if entry and entry.bytes != Path(shard).stat().st_size]
-    if changed:
-        notes.append(
-            f"The index of {where} lists {pluralize(len(changed), 'shard')} with another size "
-            f"({truncate_list(changed)}): no more examples are read than it counts. Pack again, or remove the index."
-        )
+    return ShardSurvey(counts, total, labels, []), labels is not None
 
 
 def _summarize_shard(shard: str, keep: frozenset[str] | None) -> _ShardSummary:
     """Count a shard's examples as streaming will read them: up to the damage, if there is any."""
-    count = unlabelled = captions = 0
-    labels: set[str] = set()
-    damage = None
+    summary = LabelSummary()
     try:
         for label, may_be_caption in _read_labels(shard):
-            if keep is not None and label not in keep:
-                continue
-            count, captions, unlabelled = count + 1, captions + may_be_caption, unlabelled + (label is None)
-            if label is not None and len(labels) < 1_000_000:
-                labels.add(label)
+            if keep is None or label in keep:
+                summary.add(label, may_be_caption)
     except SHARD_ERRORS as error:
-        damage = describe_error(error)
-    return _ShardSummary(count, unlabelled, captions, labels, damage)
+        return _ShardSummary(summary, describe_error(error))
+    return _ShardSummary(summary, None)
 
 
 def _read_labels(shard: str) -> Iterator[tuple[str | None, bool]]:
@@ -286,19 +267,6 @@ def _read_labels(shard: str) -> Iterator[tuple[str | None, bool]]:
         return
     with open_remote(shard) as file:
         yield from (label_of(texts) for texts in stream_texts(file))
-
-
-def _merge_labels(summaries: list[_ShardSummary], total: int, where: str, notes: list[str]) -> list[str] | None:
-    """The labels of all shards; None if some examples have none, or if the texts look like captions."""
-    labels = class_list(label for one in summaries for label in one.labels)
-    unlabelled = sum(one.unlabelled for one in summaries)
-    if not labels or unlabelled:
-        notes.append(f"{where}: {unlabelled:,} of {total:,} examples have no label: read as unlabelled.")
-        return None
-    if any(one.captions for one in summaries) and are_captions(labels, total):
-        notes.append(f"{where}: the .txt members look like captions, not labels: read as unlabelled.")
-        return None
-    return labels
 
 
 def _sample_shards(train: list[str], keep: frozenset[str] | None, index: PackedIndex | None) -> list[str]:
@@ -381,11 +349,9 @@ def _hold_out(survey: ShardSurvey, held: list[int], shards: int, readers: int, n
     return survey._replace(counts=counts, total=total, held=held)
 
 
-def _describe_held(val: ImageDataset | None, survey: ShardSurvey, shards: int, fraction: float) -> str:
+def _describe_held(val: ImageDataset | None, survey: ShardSurvey, shards: int) -> str:
     verb = "is" if len(survey.held) == 1 else "are"
     text = f"val is made from train: {len(survey.held)} of {shards:,} shards {verb} held out"
     if val is None:
         return f"{text}, those that 'frugalvit train' validates on; --images train+val takes them too."
-    few = len(val) < min(_FEW, fraction * (len(val) + survey.total) / 2)
-    hint = ": few to choose the best weights by; write smaller shards, or use --stream false" if few else ""
-    return f"{text}, {pluralize(len(val), 'image')}{hint}."
+    return f"{text}, {pluralize(len(val), 'image')}."

@@ -22,7 +22,7 @@ from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment
 from frugalvit.data.cache.on_demand import may_start_processes, start_worker, worker_died_error
 from frugalvit.data.decode import UnreadableImage, decode, resize_to
-from frugalvit.data.loader import Batch, BatchSource, batch_multiple
+from frugalvit.data.loader import Batch, BatchSource, check_batch
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.data.webdataset.stream import ShardStream, StreamSample, damage_message
 from frugalvit.errors import UserError
@@ -84,9 +84,7 @@ class StreamingBatches(BatchSource):
         max_bad: float = 0.05,
         keep_clean: bool = False,
     ) -> None:
-        multiple = batch_multiple(world, mixing)
-        if batch < 1 or batch % multiple:
-            raise UserError(f"{world} processes cannot share --batch {batch}: use a multiple of {multiple}.")
+        check_batch(batch, world, mixing)
         if mixing is not None and classes is None:
             raise UserError("Mixing needs labels; give the classes of the stream.")
         readers = max(1, workers)
@@ -97,7 +95,8 @@ class StreamingBatches(BatchSource):
             )
         self.stream, self.batch, self.cached_size, self.steps_per_epoch = stream, batch, cached_size, steps_per_epoch
         self.seed, self.augment, self.mixing, self.classes = seed, augment, mixing, classes
-        self.device, self.workers, self.readers = torch.device(device), workers, readers
+        self.device, self.readers = torch.device(device), readers
+        self.workers = workers if may_start_processes() else 0
         self.rank, self.world, self.max_bad, self.keep_clean = rank, world, max_bad, keep_clean
         self.damaged: dict[str, str] = {}
         self.next_step: int | None = None
@@ -137,22 +136,11 @@ class StreamingBatches(BatchSource):
 
     def with_batch_size(self, batch: int) -> StreamingBatches:
         self.close()
-        return StreamingBatches(
-            self.stream,
-            batch,
-            cached_size=self.cached_size,
-            steps_per_epoch=self.steps_per_epoch * self.batch // batch,
-            seed=self.seed,
-            augment=self.augment,
-            mixing=self.mixing,
-            classes=self.classes,
-            device=self.device,
-            workers=self.workers,
-            rank=self.rank,
-            world=self.world,
-            max_bad=self.max_bad,
-            keep_clean=self.keep_clean,
-        )
+        check_batch(batch, self.world, self.mixing)
+        other = copy.copy(self)
+        other.batch, other.steps_per_epoch = batch, self.steps_per_epoch * self.batch // batch
+        other._unreadable, other.damaged = [], {}
+        return other
 
     def close(self) -> None:
         for source in self.sources:
@@ -166,7 +154,7 @@ class StreamingBatches(BatchSource):
             taken = -(-(step - reader) // self.readers) if step > reader else 0  # batches this reader has returned
             number, readers = self.rank * self.readers + reader, self.world * self.readers
             task = ReaderTask(self.stream, number, readers, local, self.cached_size, self.classes, taken * local)
-            self.sources.append(_Reader(task, in_process=self.workers == 0 or not may_start_processes()))
+            self.sources.append(_Reader(task, in_process=self.workers == 0))
         for source in self.sources:
             source.read_ahead()
 

@@ -24,7 +24,7 @@ from frugalvit.experiment.load_model import described_by
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
 from frugalvit.probing.splits import make_extractor
-from frugalvit.tasks.classification.predict import chances, load_classifier, not_finite
+from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
 from frugalvit.utils.tables import CommandResult, Table
@@ -53,9 +53,9 @@ def evaluate(config: EvalConfig) -> CommandResult:
     views = [found, extractor(examples, label, mirrored=True)] if config.mirror else [found]
     seen = [view.features.to(extractor.device) for view in views]
     with torch.inference_mode():
-        answers, plain = (chances(model.backbone, *looks).cpu() for looks in (seen, seen[:1]))
+        answers, plain = (class_probabilities(model.backbone, *looks).cpu() for looks in (seen, seen[:1]))
     if not bool(answers.isfinite().all()):
-        raise UserError(not_finite(config.model))
+        raise UserError(nonfinite_message(config.model))
     ranked = rank_classes(answers)
     scores = _scores(ranked, truth)
     summary: dict[str, Any] = {"model": config.model, "data": source.name, **scores}

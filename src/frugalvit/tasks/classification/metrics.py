@@ -1,4 +1,4 @@
-"""Top-1, top-5, mean per class and the confusion matrix, counted on the device and summed over processes."""
+"""Top-1, top-5, mean per class and the confusion matrix, counted on the device and summed over ranks."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from torch import Tensor
 
 
 class ClassificationScores:
-    """Counts that grow batch by batch; nothing is read from the device before ``summary``."""
+    """Counts over batches. ``summary`` is the first to synchronise the device."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
         self.top5 = torch.zeros((), dtype=torch.int64, device=device)
-        self.no_numbers = torch.zeros((), dtype=torch.int64, device=device)  # images whose answers are not finite
+        self.nonfinite = torch.zeros((), dtype=torch.int64, device=device)  # images with non-finite logits
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         classes = len(self.confusion)
-        self.no_numbers += (~logits.isfinite()).any(1).sum()
+        self.nonfinite += (~logits.isfinite()).any(1).sum()
         best = logits.topk(min(5, classes), dim=1).indices
         self.top5 += (best == labels[:, None]).any(1).sum()
         cells = labels * classes + best[:, 0]
         self.confusion += torch.bincount(cells, minlength=classes * classes).view(classes, classes)
 
     def reduced(self, fabric: Fabric) -> ClassificationScores:
-        """The sum over all processes."""
+        """Sum the counts over all ranks."""
         if fabric.world_size > 1:
-            counts = (self.confusion, self.top5, self.no_numbers)
+            counts = (self.confusion, self.top5, self.nonfinite)
             summed: Any = [fabric.all_reduce(count, reduce_op="sum") for count in counts]
-            self.confusion, self.top5, self.no_numbers = summed
+            self.confusion, self.top5, self.nonfinite = summed
         return self
 
-    def broken(self) -> bool:
-        """Whether the network has given answers that are no numbers: what it is scored with is chance."""
-        return bool(self.no_numbers)
+    def has_nonfinite(self) -> bool:
+        """True if some logits were non-finite, so that the scores mean nothing."""
+        return bool(self.nonfinite)
 
     def summary(self) -> dict[str, float]:
-        """Percentages. Mean per class leaves out classes that have no image here."""
-        confusion = self.confusion.cpu().double()  # in this order: MPS has no doubles
+        """Return the scores in percent. Mean per class covers the classes that have images."""
+        confusion = self.confusion.cpu().double()  # first to the CPU: MPS has no float64
         counts = confusion.sum(1)
         total = counts.sum().clamp(min=1)
         right = confusion.diagonal()

@@ -1,4 +1,4 @@
-"""Supervised training as in Drloc: L_tot = L_ce + λ · L_drloc (§4), on any backbone."""
+"""ClassificationTask: supervised training with Drloc, L_tot = L_ce + λ · L_drloc (§4), on any backbone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from frugalvit.utils import console
 
 
 class ClassificationTask(Task):
-    """A classifier and its losses. ``average`` holds the moving average of the weights, when there is one."""
+    """A classifier and its losses. ``average`` holds the EMA of the weights if ``ema`` is above 0."""
 
     best_metric = "top1"
 
@@ -47,22 +47,22 @@ class ClassificationTask(Task):
         self.settings, self.weight = settings, weight
         self.ema, self.weight_decay, self.layer_decay = ema, weight_decay, layer_decay
         self.average = copy.deepcopy(backbone).requires_grad_(False).eval() if ema > 0 else None
-        self.following = EMA(self.average, backbone, buffers=True) if self.average is not None else None
+        self.average_update = EMA(self.average, backbone, buffers=True) if self.average is not None else None
         self.batches: BatchSource | None = None
         self.evaluated: Any = None
         self.eval_split = "val"
-        self.last_error: float | None = None  # of the localisation task, in grid cells
-        self.seen: tuple[Any, ClassificationScores] | None = None  # what was scored since the last step, and how
+        self.last_error: float | None = None  # of the localization task, in grid cells
+        self.cached_scores: tuple[Any, ClassificationScores] | None = None  # dataset and scores of the current weights
         self.fabric: Fabric | None = None
         self.share = BatchShard()
 
-    def set_data(self, batches: BatchSource, evaluated: Any, watched: str, fabric: Fabric) -> None:
-        """Where batches come from, and which split is evaluated ("val" chooses the best weights, "test" does not)."""
-        self.batches, self.evaluated, self.eval_split, self.fabric = batches, evaluated, watched, fabric
+    def set_data(self, batches: BatchSource, evaluated: Any, eval_split: str, fabric: Fabric) -> None:
+        """Set the training batches and the evaluation images; only the split "val" chooses the best weights."""
+        self.batches, self.evaluated, self.eval_split, self.fabric = batches, evaluated, eval_split, fabric
         self.share = BatchShard(batches.seed, batches.rank, batches.world)
 
     def train(self, mode: bool = True) -> ClassificationTask:
-        """As modules do, but frozen batch norms keep the statistics they have."""
+        """Set the mode; frozen batch norms stay in evaluation mode and keep their statistics."""
         super().train(mode)
         for module in self.backbone.modules():
             if isinstance(module, _BatchNorm) and module.affine and not module.weight.requires_grad:
@@ -73,11 +73,11 @@ class ClassificationTask(Task):
 
     def batch_at(self, step: int) -> Batch:
         assert self.batches is not None
-        self.seen = None
+        self.cached_scores = None
         return self.batches.batch_at(step)
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        """The losses of a batch: ``loss`` is what is minimised, the others are for the log."""
+        """Return the losses of a batch: ``loss`` is minimised, the others are logged."""
         images, targets, clean, pairs, weight = self.step_inputs(batch, step)
         losses = self.compute_losses(images, targets, clean, pairs, weight)
         if isinstance(self.localization, DenseLocalization):
@@ -90,7 +90,7 @@ class ClassificationTask(Task):
         return losses
 
     def step_inputs(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor | None, Pairs, Tensor | None]:
-        """What :meth:`judge` takes."""
+        """Return the arguments of :meth:`compute_losses`."""
         assert batch.targets is not None
         clean = batch.clean if self.settings.images == "clean" else None
         weight = None
@@ -101,10 +101,10 @@ class ClassificationTask(Task):
     def compute_losses(
         self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs, weight: Tensor | None
     ) -> dict[str, Tensor]:
-        """Network, classifier and losses, all that depends on tensors only: what a compiled step compiles as one.
+        """Compute network, classifier and losses from tensors alone; a compiled step compiles this function.
 
-        clean: the images before mixing, where pairs are asked about in them
-        weight: λ, a tensor since a number that changes would be compiled anew
+        clean: the images before mixing, if the localization loss uses them
+        weight: λ as a tensor; a Python number would be compiled again at each change
         """
         features = self.backbone(images)
         logits = self.backbone.classify(features.pooled)
@@ -121,7 +121,7 @@ class ClassificationTask(Task):
         }
 
     def _pairs(self, batch: Batch) -> Pairs:
-        """The pairs of tokens that are asked about in these images."""
+        """Draw the token pairs of the localization loss."""
         if not isinstance(self.localization, RelativeLocalization):
             return None
         size = self.backbone.grid_size((batch.images.shape[2], batch.images.shape[3]))
@@ -130,34 +130,34 @@ class ClassificationTask(Task):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """Whether its step is known to work as CUDA graphs: one of our Swins', with the plain loss or none."""
+        """True for our Swin with the loss on the final grid or none: tested with CUDA graphs."""
         return isinstance(self.backbone.model, SwinTransformer) and not isinstance(self.localization, DenseLocalization)
 
     @property
     def cuda_graphs_blocker(self) -> str:
         dense = isinstance(self.localization, DenseLocalization)
-        return "the loss in every block passes through the network once more" if dense else ""
+        return "the localization loss of every block runs the network a second time" if dense else ""
 
     def compile_with(self, graphs: bool) -> None:
-        """Compile what a step computes; with ``graphs`` its gradients are recorded."""
+        """Compile what a step computes; with ``graphs``, capture its gradients."""
         self.compute_losses = torch.compile(self.compute_losses, dynamic=False)
         self.use_cuda_graphs = graphs
         if isinstance(self.localization, DenseLocalization):
             self.localization.compile(dynamic=False)
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
-        if self.following is not None:
-            # Early on the average follows quickly, so that a short run is not dominated by the random start.
-            self.following.update(min(self.ema, (1 + step) / (10 + step)), skipped)
+        if self.average_update is not None:
+            # A low momentum early on keeps the random start out of a short run's average.
+            self.average_update.update(min(self.ema, (1 + step) / (10 + step)), skipped)
 
-    # -- what is trained, what is scored
+    # -- parameters and scores
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if self.layer_decay < 1:
             groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
         else:
-            named, spared = self.backbone.named_parameters(), no_weight_decay_names(self.backbone)
-            groups = decay_groups(named, self.weight_decay, spared=spared)
+            named, undecayed = self.backbone.named_parameters(), no_weight_decay_names(self.backbone)
+            groups = decay_groups(named, self.weight_decay, undecayed=undecayed)
         if self.localization is not None:
             named = self.localization.named_parameters("localization")
             groups += decay_groups(named, self.weight_decay, self.settings.lr_scale)
@@ -165,48 +165,49 @@ class ClassificationTask(Task):
 
     @property
     def result(self) -> Backbone:
-        """The backbone that is evaluated and exported."""
+        """The backbone to evaluate and export."""
         return self.average if self.average is not None else self.backbone
 
     def evaluate(self, step: int) -> dict[str, float]:
         scores = self.scores(self.evaluated)
-        self.nonfinite_outputs, self.seen = scores.broken(), (self.evaluated, scores)
+        self.nonfinite_outputs, self.cached_scores = scores.has_nonfinite(), (self.evaluated, scores)
         return scores.summary()
 
-    def scored(self, dataset: Any) -> ClassificationScores:
-        """As ``scores``, which are not made twice of the same weights."""
-        return self.seen[1] if self.seen is not None and self.seen[0] is dataset else self.scores(dataset)
+    def score(self, dataset: Any) -> ClassificationScores:
+        """Return the scores of the current weights on a dataset, from the cache if they were just computed."""
+        cached = self.cached_scores
+        return cached[1] if cached is not None and cached[0] is dataset else self.scores(dataset)
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
-        """Supervised runs have no collapse to watch for; how well pairs are localised is remembered."""
+        """Remember the error of the localization task; never end the run."""
         error = metrics.get("localization_error", math.nan)
         self.last_error = error if math.isfinite(error) else self.last_error
         return False
 
-    def localized(self) -> dict[str, float | str]:
-        """The last error of the localisation task in grid cells, that of always giving the same answer, its form."""
+    def localization_summary(self) -> dict[str, float | str]:
+        """Return the localization task's last error in grid cells, the error of a constant answer, and its form."""
         heads = self.localization.levels if isinstance(self.localization, DenseLocalization) else [self.localization]
         head = heads[-1]
         if self.last_error is None or not isinstance(head, RelativeLocalization):
             return {}
-        guess = head.constant_baseline_error(*self.backbone.grid_size(self.backbone.img_size))
-        found = {"localization_error": self.last_error, "constant_answer_error": guess}
-        return found | {"localization_variant": self.settings.variant}
+        constant = head.constant_baseline_error(*self.backbone.grid_size(self.backbone.img_size))
+        errors = {"localization_error": self.last_error, "constant_answer_error": constant}
+        return errors | {"localization_variant": self.settings.variant}
 
     def scores(self, dataset: Any) -> ClassificationScores:
-        """Scores of the exported weights on a dataset, gathered over all processes."""
+        """Score the exported weights on a dataset, over all ranks."""
         assert self.fabric is not None
         was_training = self.training
         self.eval()
         scores = ClassificationScores(self.backbone.num_classes, self.fabric.device)
         with torch.inference_mode(), self.fabric.autocast():
-            place = {"rank": self.fabric.global_rank, "world": self.fabric.world_size}
-            batches = eval_batches(dataset.store, dataset.transform, dataset.batch, **place)
-            mine = len(range(self.fabric.global_rank, dataset.batches, self.fabric.world_size))
-            for images, labels, _ in console.progress(batches, mine, "scoring"):
+            rank, world = self.fabric.global_rank, self.fabric.world_size
+            batches = eval_batches(dataset.store, dataset.transform, dataset.batch, rank=rank, world=world)
+            count = len(range(rank, dataset.batches, world))
+            for images, labels, _ in console.progress(batches, count, "scoring"):
                 assert labels is not None
                 pooled = self.result(images).pooled
-                # Rounded to bf16 the best answers may tie, and which of them counts would be left to chance.
+                # In bf16 the highest logits may tie, and the order of ties is arbitrary.
                 with torch.autocast(pooled.device.type, enabled=False):
                     logits = self.result.classify(pooled.float())
                 scores.add(logits, labels)

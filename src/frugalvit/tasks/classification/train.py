@@ -123,7 +123,7 @@ def _train(config: TrainConfig, source: DatasetSplits, run: RunFolder, fabric: F
 
 def make_plan(config: TrainConfig, images: int, watched: int, world: int) -> TrainPlan:
     """The run in steps, for so many training images, images to evaluate on, and processes."""
-    plan = TrainPlan.of(config, images, world, together=PAIR)
+    plan = TrainPlan.from_config(config, images, world, group=PAIR)
     assert isinstance(config.lr, float)
     warm = warmup_steps(config.optimizer.warmup, plan.steps_per_epoch, plan.steps)
     every = config.evaluate_every
@@ -209,18 +209,18 @@ def _finish(
     )  # the first process wrote them: others may not see them yet, or never
     if best is not None and best["step"] != outcome["steps"]:  # else they are those at hand, and may be scored already
         task.load_state_dict(best["task"])
-        task.seen = None
+        task.cached_scores = None
     final = builders.eval_set(test, task.backbone, config, fabric) if test is not None else watched
     assert source.classes is not None
     with collective_timeout(fabric, config.peer_timeout):
-        scores = task.scored(final)
+        scores = task.score(final)
     summary: dict[str, Any] = {"run": str(run.folder), "task": "train", **scores.summary()}
     summary |= {
         "scored_on": "test" if test is not None else task.eval_split,
         "scored_images": int(scores.confusion.sum()),
         "val_top1": finite(outcome["best"]),
         **kept_weights(outcome, task.eval_split),
-        **task.localized(),
+        **task.localization_summary(),
         **run_facts(config, outcome, task.backbone),
     }
     if run.writer:

@@ -206,7 +206,7 @@ def open_pictures(items: list[Any], where: str = "auto", device: torch.device | 
 
 def make_plan(config: Any, images: int, world: int, job: DenseJob) -> TrainPlan:
     """The run in steps."""
-    plan = TrainPlan.of(config, images, world)
+    plan = TrainPlan.from_config(config, images, world)
     every = config.evaluate_every
     if every == "auto":
         every = max(plan.steps_per_epoch, -(-plan.steps // 10))

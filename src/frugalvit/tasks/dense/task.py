@@ -13,7 +13,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.data.augment.color import luma
 from frugalvit.engine.param_groups import decay_groups, layer_groups, no_weight_decay_names
 from frugalvit.errors import UserError
-from frugalvit.tasks.classification.predict import not_finite
+from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.tasks.dense.loader import StepLoader
 
 
@@ -88,7 +88,9 @@ class DenseTask(nn.Module):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if self.layer_decay == 1:
-            return decay_groups(self.net.named_parameters(), self.weight_decay, spared=no_weight_decay_names(self.net))
+            return decay_groups(
+                self.net.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self.net)
+            )
         inside = {id(parameter) for parameter in self.backbone.parameters()}
         rest = [(name, value) for name, value in self.net.named_parameters() if id(value) not in inside]
         groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
@@ -117,7 +119,7 @@ class DenseTask(nn.Module):
     def refuse_broken(self, where: str) -> None:
         """One line instead of results that mean nothing."""
         if self.nonfinite_outputs:
-            raise UserError(not_finite(where))
+            raise UserError(nonfinite_message(where))
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self.fabric.autocast() if self.fabric is not None else nullcontext()

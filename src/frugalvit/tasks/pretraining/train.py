@@ -169,7 +169,7 @@ def _check_regions(config: PretrainConfig, plan: TrainPlan) -> None:
 
 def make_plan(config: PretrainConfig, images: int, world: int) -> TrainPlan:
     """The run in steps."""
-    plan = TrainPlan.of(config, images, world, lines=20)
+    plan = TrainPlan.from_config(config, images, world, lines=20)
     assert isinstance(config.lr, float)
     steps, per_epoch, optimizer = plan.steps, plan.steps_per_epoch, config.optimizer
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
@@ -311,7 +311,7 @@ def _finish(
         "first_loss": losses[0] if losses else None,
         "loss": losses[-1] if losses else None,
         "effective_rank": last.get("effective_rank"),
-        "largest_rank": min(task.student.pooled_dim, task.monitor.bank.store.readable),
+        "largest_rank": min(task.student.pooled_dim, task.monitor.gallery.store.readable),
         "feature_deviation": last.get("feature_deviation"),
         **run_facts(config, outcome, task.student),
     }
