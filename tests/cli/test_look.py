@@ -286,7 +286,7 @@ def test_a_page_of_an_earlier_version_is_made_anew_in_its_own_folder_only(here, 
     for name in ("one/report.html", "page.html"):
         (here / name).write_text(f"<head>{page.GENERATOR}</head>")
     run(capsys, "report", "one")
-    assert page.mark_of((here / "one" / "report.html").read_text()) is not None
+    assert page.read_page_tag((here / "one" / "report.html").read_text()) is not None
     assert "of which runs it is: an earlier version" in complaint(capsys, "report", "one", "-o", "page.html")
 
 

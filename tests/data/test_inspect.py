@@ -98,7 +98,7 @@ def test_headers_and_ends_alone_find_what_is_cut_short(photos: Path) -> None:
 @pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_whole_files_are_whole(format_name: str) -> None:
     content = encoded(format_name)
-    assert read_header(content, whole=True).format == format_name
+    assert read_header(content, complete=True).format == format_name
 
 
 def test_counts_sizes_formats_and_duplicates(photos: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from frugalvit.probing.registry import PROBES
+
 
 @dataclass(frozen=True)
 class Command:
@@ -94,30 +96,7 @@ COMMANDS = [
         "frugalvit.cli.look:report",
         "one page about one or several runs",
     ),
-    Command(
-        "probe knn",
-        "frugalvit.config.probe:KnnConfig",
-        "frugalvit.probing.commands:knn",
-        "votes of the nearest training images on frozen features",
-    ),
-    Command(
-        "probe linear",
-        "frugalvit.config.probe:LinearConfig",
-        "frugalvit.probing.commands:linear",
-        "a linear classifier on frozen features, by SGD",
-    ),
-    Command(
-        "probe logistic",
-        "frugalvit.config.probe:LogisticConfig",
-        "frugalvit.probing.commands:logistic",
-        "logistic regression on frozen features, regularisation searched",
-    ),
-    Command(
-        "probe suite",
-        "frugalvit.config.probe:SuiteConfig",
-        "frugalvit.probing.suite:suite",
-        "the 18 datasets of EsViT's Table 9, as far as they are here",
-    ),
+    *(Command(f"probe {name}", *probe) for name, probe in PROBES.items()),
     Command(
         "embed",
         "frugalvit.config.probe:EmbedConfig",
@@ -215,7 +194,7 @@ COMMANDS = [
     Command(
         "reproduce",
         "frugalvit.config.tools:ReproduceConfig",
-        "frugalvit.reproduce:reproduce",
+        "frugalvit.reproduce.command:reproduce",
         "rerun a table of docs/RESULTS.md",
     ),
     Command(

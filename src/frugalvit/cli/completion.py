@@ -73,9 +73,9 @@ def describe() -> list[Words]:
 def _first_words(config: type[Config]) -> list[str]:
     """What may follow the verb itself, where that is one of a few words."""
     if config is ReproduceConfig:
-        from frugalvit.reproduce.table_specs import TABLES
+        from frugalvit.reproduce.table_spec import list_tables
 
-        return list(TABLES)
+        return list_tables()
     field = next(iter(config.model_fields.values()))
     return [str(word) for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.config.tools import AttendConfig, CorrespondConfig, ExploreConfig, ReportConfig
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import decode
@@ -30,11 +31,10 @@ from frugalvit.visualization.explorer_data import Picture, gather
 from frugalvit.visualization.grid import Regions
 from frugalvit.visualization.model_views import (
     SecondView,
-    at_rest,
-    kept_share,
+    crop_share,
+    input_batches,
     model_input,
-    shown,
-    shown_batches,
+    model_view,
     spread_evenly,
 )
 
@@ -66,11 +66,11 @@ def _draw_matches(
 ) -> None:
     rows = []
     for model in models:
-        views = (shown(model.backbone, picture.pixels, config.fit, _kept(model)) for picture in (pictures * 2)[:2])
+        views = (model_view(model.backbone, picture.pixels, config.fit, _kept(model)) for picture in (pictures * 2)[:2])
         first, second = (view for view, _ in views)
         if len(pictures) == 1:
             second = SecondView()(second[None], torch.Generator().manual_seed(config.seed))[0]
-        with at_rest(model.backbone):
+        with eval_no_grad(model.backbone):
             features = [model.backbone(model_input(model.backbone, view[None])) for view in (first, second)]
         seen = lens.correspond(*features, top=config.top)
         regions = [Regions.of(model.backbone, (view.shape[1], view.shape[2])) for view in (first, second)]
@@ -80,17 +80,17 @@ def _draw_matches(
     seen = [
         {
             "model": row.title,
-            "grids": row.seen.grids,
-            "pairs": [vars(pair) for pair in row.seen.pairs],
-            "nearest_own": row.seen.own,
-            "nearest_other": row.seen.other,
+            "grids": row.matches.grids,
+            "pairs": [vars(pair) for pair in row.matches.pairs],
+            "nearest_own": row.matches.own,
+            "nearest_other": row.matches.other,
         }
         for row in rows
     ]
     result.data |= {"figure": str(path), "matches": seen}
     for row in rows:
         lines: list[list[object]] = [
-            [p.rank, *(f"{r + 1},{c + 1}" for r, c in (p.first, p.second)), p.similarity] for p in row.seen.pairs
+            [p.rank, *(f"{r + 1},{c + 1}" for r, c in (p.first, p.second)), p.similarity] for p in row.matches.pairs
         ]
         result.tables.append(Table(["rank", "row,column", "matches", "similarity"], lines, row.title))
     result.notes += ["rows and columns of regions count from 1 here, from 0 in --json", f"figure  {path}"]
@@ -101,7 +101,7 @@ def _score_matches(
 ) -> None:
     scores = {}
     for model in models:
-        batches = shown_batches(examples, model.backbone, config.batch, model.name, _kept(model))
+        batches = input_batches(examples, model.backbone, config.batch, model.name, _kept(model))
         scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
     beside = config.out
     if config.out and config.images and not Path(config.out).is_dir():  # that file is the drawing
@@ -124,7 +124,7 @@ def attend(config: AttendConfig) -> CommandResult:
     """Draw every head's attention from one place."""
     picture = read_picture(config.image)
     model = _models(config, [config.model])[0]
-    image, box = shown(model.backbone, picture.pixels, config.fit, _kept(model))
+    image, box = model_view(model.backbone, picture.pixels, config.fit, _kept(model))
     regions = Regions.of(model.backbone, (image.shape[1], image.shape[2]))
     size = (picture.pixels.shape[0], picture.pixels.shape[1])
     query = attention_lens.parse_query(config.query, size, box, regions)
@@ -199,12 +199,12 @@ def _may_replace(out: Path, runs: list[Path]) -> None:
     head = out.read_text(encoding="utf-8", errors="replace")[:4000]
     if page.GENERATOR not in head:
         raise UserError(f"{out} exists already and is not a report of frugalvit; choose another --out.")
-    found = page.mark_of(head)
+    found = page.read_page_tag(head)
     if found is None and not own:
         raise UserError(
             f"{out} does not say of which runs it is: an earlier version's. Remove it or choose another --out."
         )
-    if found is not None and found != page.mark(runs, out):
+    if found is not None and found != page.page_tag(runs, out):
         raise UserError(f"{out} exists already and is not a report of these runs; choose another --out.")
 
 
@@ -224,7 +224,7 @@ def _models(config: Any, places: list[str]) -> list[Model]:
 
 
 def _kept(model: Model) -> float:
-    return kept_share(model.backbone.img_size, model.transform)
+    return crop_share(model.backbone.img_size, model.transform)
 
 
 def _examples(config: CorrespondConfig) -> ImageDataset:

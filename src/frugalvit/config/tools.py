@@ -1,18 +1,31 @@
-"""What can be set when a model leaves the house."""
+"""Options of export, list, doctor, advise, reproduce, look and report."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.types import ROOT, Auto, Device, Seed, Side
 
+EXPORTS = {
+    "timm": "frugalvit.export.timm_folder:TimmFolder",
+    "hf": "frugalvit.export.timm_folder:HubFolder",
+    "onnx": "frugalvit.export.onnx:OnnxFormat",
+    "pt2": "frugalvit.export.onnx:TorchExportFormat",
+}
+"""The choices of ``export --to``, and the class of each as ``module:name`` (a subclass of ``ExportFormat``)."""
+
+if TYPE_CHECKING:
+    ExportName = str
+else:
+    ExportName = Literal[tuple(EXPORTS)]
+
 
 class ExportConfig(Config):
     model: str = option(help="a run, a checkpoint, an exported folder or a model name", positional=True)
-    to: Literal["timm", "hf", "onnx", "pt2"] = option(
+    to: ExportName = option(
         "timm", "timm: weights and config.json; hf: the same with a model card; onnx, pt2: a program"
     )
     out: str | None = option(

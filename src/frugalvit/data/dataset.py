@@ -77,7 +77,7 @@ class ImageDataset:
 
     def header(self, index: int) -> Header:
         """Format and size without decoding; ``UnreadableImage`` too when the file's structure shows that it is cut short."""
-        return read_header(self.raw(index), self.names[index], whole=True)
+        return read_header(self.raw(index), self.names[index], complete=True)
 
     def fingerprint(self, *, times: bool = True) -> str:
         """Changes when the images, their order or their classes do; of several labels per image it knows nothing.
@@ -152,7 +152,7 @@ class FileExamples(ImageDataset):
         """Nothing: the names, which are cut already, are all that is held."""
 
     def header(self, index: int) -> Header:
-        return read_header(self.names[index], whole=True)
+        return read_header(self.names[index], complete=True)
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         sampled = {round(i) for i in np.linspace(0, len(self) - 1, _SAMPLED)}

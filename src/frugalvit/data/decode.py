@@ -162,15 +162,15 @@ def read_header(
     content: bytes | str | Path,
     name: str | None = None,
     *,
-    whole: bool = False,
+    complete: bool = False,
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> Header:
-    """Read format, size and mode without decoding; ``whole`` refuses truncated files too."""
+    """Read format, size and mode without decoding; ``complete`` refuses truncated files too."""
     label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
     image, stream = _open(content, label, max_megapixels)
     with stream:
         header = Header(image.format or "?", image.width, image.height, image.mode)
-        if whole and _is_truncated(stream, header.format):
+        if complete and _is_truncated(stream, header.format):
             raise UnreadableImage(label, _TRUNCATED.format(header.format))
     return header
 

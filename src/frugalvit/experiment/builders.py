@@ -190,7 +190,7 @@ def open_source(
     source = open_stream(
         where,
         labelled=labelled,
-        whole=whole or labels == "ignore",
+        hold_out=not whole and labels != "ignore",
         readers=max(1, readers),
         classes=classes_in_shards(where, config.classes),
         known=None if before is None else ShardSurvey(**before),

@@ -133,7 +133,7 @@ def test_pretraining_holds_out_what_train_validates_on(tmp_path: Path) -> None:
             assert train.shards == supervised.shards and train.survey.held == supervised.survey.held != []
             assert len(train) == len(supervised) and any("held out" in note for note in source.notes), where
             assert not any("best weights" in note for note in source.notes)
-            every: Any = open_stream(where, labelled=False, whole=True).splits["train"]
+            every: Any = open_stream(where, labelled=False, hold_out=False).splits["train"]
             assert len(every.shards) > len(train.shards)
             assert ("val" in source.splits) == (source.classes is not None), "fetched only if it can be evaluated"
 

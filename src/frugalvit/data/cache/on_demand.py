@@ -126,7 +126,7 @@ class WorkerFetcher(Fetcher):
 class Decoder:
     """Indices -> decoded, resized images, with substitutes for unreadable ones.
 
-    After ``limit`` unreadable images it looks for no more substitutes: the run ends, and must not search a whole disk.
+    After ``limit`` unreadable images it tries no more substitutes: the run ends, and must not search the disk.
     """
 
     def __init__(self, examples: ImageDataset, cached_size: tuple[int, int], limit: int) -> None:

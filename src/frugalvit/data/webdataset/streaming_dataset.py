@@ -123,7 +123,7 @@ def open_stream(
     labelled: bool,
     split: str = "auto",
     val_fraction: float = 0.1,
-    whole: bool = False,
+    hold_out: bool = True,
     readers: int = 1,
     classes: Sequence[str] | None = None,
     known: ShardSurvey | None = None,
@@ -134,7 +134,7 @@ def open_stream(
     Args:
         labelled: labels are needed, so shards without an index are all read once. Pretraining does not need them; if
             there are some, it holds out the same shards, because 'frugalvit train' will validate on them.
-        whole: hold no shard out.
+        hold_out: hold shards out for validation if there are none.
         readers: pretraining holds no shard out if fewer shards than this would be left.
         classes: labels (or class names of the index) to keep.
         known: the survey of the run that is resumed.
@@ -148,7 +148,7 @@ def open_stream(
     if split not in ("auto", "given"):
         raise UserError(f"--split {split} needs every image listed: use --stream false, or name the shards to use.")
     keep = None if classes is None else frozenset(_raw_labels(classes, index))
-    makes_val = split == "auto" and "val" not in splits and not whole
+    makes_val = split == "auto" and "val" not in splits and hold_out
 
     def survey_shards() -> ShardSurvey:
         held: list[int] = []
@@ -179,18 +179,18 @@ def open_stream(
         return shard_examples(local_paths, listed, raw_labels, what, index)
 
     sample = index_examples(_sample_shards(train, keep, index), f"train in {where}")
-    found: dict[str, ImageDataset] = {"train": StreamingDataset(train, survey, raw_labels, keep, sample)}
+    opened: dict[str, ImageDataset] = {"train": StreamingDataset(train, survey, raw_labels, keep, sample)}
     if survey.held and (labelled or raw_labels is not None):
-        found["val"] = index_examples([shards[number] for number in survey.held], f"val in {where}")
+        opened["val"] = index_examples([shards[number] for number in survey.held], f"val in {where}")
     for name in ("val", "test"):
         if splits.get(name):
-            found[name] = index_examples(splits[name], f"{name} in {where}")
+            opened[name] = index_examples(splits[name], f"{name} in {where}")
     if survey.held:
-        notes.append(_describe_held(found.get("val"), survey, len(shards)))
+        notes.append(_describe_held(opened.get("val"), survey, len(shards)))
     about = "" if survey.counts is not None else "about "
     notes.append(f"Streaming {pluralize(len(train), 'shard')}: {about}{survey.total:,} images.")
     name = Path(where).resolve().name if not is_remote(where) else where
-    return DatasetSplits(name, where, "stream", tuple(names) if raw_labels is not None else None, found, notes)
+    return DatasetSplits(name, where, "stream", tuple(names) if raw_labels is not None else None, opened, notes)
 
 
 def _raw_labels(classes: Sequence[str], index: PackedIndex | None) -> list[str]:
