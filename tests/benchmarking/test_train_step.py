@@ -62,9 +62,7 @@ def test_algorithm_1_has_the_same_loss_and_gradients() -> None:
         losses.append(loss)
     torch.testing.assert_close(*losses)
     for (name, ours), theirs in zip(fast.named_parameters(), slow.parameters(), strict=True):
-        torch.testing.assert_close(
-            ours.grad, theirs.grad, atol=1e-6, rtol=1e-3, msg=name
-        )  # fp32 inside
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-3, msg=name)  # fp32 inside
     assert fast.regions is not None and slow.regions is not None
     torch.testing.assert_close(fast.regions.center, slow.regions.center)
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from helpers.fork_server import Nursery
-from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_config, write_images
 from helpers.shards import shard_images
+from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_config, write_images
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import torch
 
 from helpers.fork_server import Nursery
 from helpers.processes import finish, start, torchrun_variables
-from helpers.tiny_runs import PRETRAIN, TRAIN, differences, read_metrics, write_config, write_images
 from helpers.shards import shard_images
+from helpers.tiny_runs import PRETRAIN, TRAIN, differences, read_metrics, write_config, write_images
 from helpers.web_server import serving
 
 

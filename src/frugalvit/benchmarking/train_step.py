@@ -45,12 +45,8 @@ from frugalvit.utils.checkout import import_benchmark
 from frugalvit.utils.tables import CommandResult, Table
 
 _IMAGES, _CLASSES = 2048, 100
-<<<<<<< HEAD
-_WARM_UP, _GROUP = 6, MAX_GROUPED_STEPS  # the input of so many steps may be made in one go
-=======
-_WARM_UP, _GROUP = 6, MOST_TOGETHER  # the loader may augment this many steps in one call
+_WARM_UP, _GROUP = 6, MAX_GROUPED_STEPS  # the loader may augment this many steps in one call
 _BASELINE = "'bench step --against'"
->>>>>>> redesign
 
 
 def bench_step(config: BenchStepConfig) -> CommandResult:

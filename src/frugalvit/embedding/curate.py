@@ -12,13 +12,8 @@ import torch
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DatasetSplits, ImageDataset, join, open_data
 from frugalvit.data.dataset import FileExamples, JoinedExamples
-<<<<<<< HEAD
 from frugalvit.data.paths import is_inside
-from frugalvit.embedding.selection import cosines_with, first_alike, representatives
-=======
-from frugalvit.data.paths import lies_among
 from frugalvit.embedding.selection import cosines_with, group_duplicates, representatives
->>>>>>> redesign
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.splits import make_extractor, open_model, probe_device
@@ -107,17 +102,10 @@ def path_from_table(table: Path, name: str) -> str:
     return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else str(file)
 
 
-<<<<<<< HEAD
-def check_picture_place(picture: Path, data: str) -> None:
-    """A picture among the images would be one of them the next time."""
-    if is_inside(picture, data):
-        raise UserError(f"{picture} would lie among the images of {data}: choose another place with --picture.")
-=======
 def check_outside_data(picture: Path, data: str) -> None:
     """Refuse a figure inside the dataset: it would be read as an image next time."""
-    if lies_among(picture, data):
+    if is_inside(picture, data):
         raise UserError(f"{picture} is inside {data} and would be read as one of its images: choose another --picture.")
->>>>>>> redesign
 
 
 def _candidates(examples: ImageDataset, known: Iterable[str] = ()) -> set[int]:

@@ -64,29 +64,17 @@ def read_images(data: str, **options: Any) -> list[Any]:
     return pixels
 
 
-<<<<<<< HEAD
-def _own_images(where: str, settings: Mapping[str, Any]) -> list[Any]:
-    """Images of a run's data, opened as the run opened them; none where they would have to be fetched."""
-    from frugalvit.data.webdataset.shards import list_shards
-=======
 def _run_images(data: str, settings: Mapping[str, Any]) -> list[Any]:
     """Read images of a run's data with the run's options; none if they are not local."""
-    from frugalvit.data.webdataset.shards import layout
->>>>>>> redesign
+    from frugalvit.data.webdataset.shards import list_shards
     from frugalvit.data.webdataset.streaming_dataset import should_stream
 
     root = settings.get("root")
     if not _is_local(data, root):
         return []
-<<<<<<< HEAD
-    if should_stream(where, settings.get("stream", "auto")):  # more than is listed for five images
-        splits = list_shards(where).splits
-        shard = next((splits[name][0] for name in _SPLITS if splits.get(name)), where)
-=======
     if should_stream(data, settings.get("stream", "auto")):  # one shard is enough
-        splits = layout(data).splits
+        splits = list_shards(data).splits
         shard = next((splits[name][0] for name in _SPLITS if splits.get(name)), data)
->>>>>>> redesign
         return read_images(shard)
     options: dict[str, Any] = {"root": root}
     labels, classes = settings.get("labels"), settings.get("classes")

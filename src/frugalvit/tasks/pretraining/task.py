@@ -73,7 +73,9 @@ class PretrainingTask(Task):
         self.health: Health | None = None
         self.share = BatchShard()
 
-    def set_data(self, batches: BatchSource, monitor: Any, health: Health, fabric: Fabric, eval_split: str = "val") -> None:
+    def set_data(
+        self, batches: BatchSource, monitor: Any, health: Health, fabric: Fabric, eval_split: str = "val"
+    ) -> None:
         """Set the training crops, the feature monitor and the health checks; only "val" chooses the best weights."""
         self.eval_split = eval_split
         self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
