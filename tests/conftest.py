@@ -78,6 +78,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test reads or writes the user's caches, or is quiet because one before it was."""
     console.set_quiet(False)
+    console.set_rank(0)
     monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 

@@ -248,7 +248,7 @@ def test_a_second_process_is_refused(bench: Bench) -> None:
     child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
     child.wait_for(out / "checkpoints" / "last.pt")
     status, said = bench.nursery.run("train", "--resume", str(out))
-    assert status == 2 and f"Another process is working in {out}" in said
+    assert status == 2 and f"Another process works in {out}" in said
     status, said = bench.nursery.run("train", "images", "--config", "train.yaml", "--out", str(out))
     assert status == 2 and "already holds a run" in said and "--resume auto" in said
     child.send(signal.SIGKILL)

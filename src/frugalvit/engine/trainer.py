@@ -88,7 +88,7 @@ class Trainer(TrainStep):
                 self.step += 1
                 if self.step % plan.log_every == 0 or self.step == plan.steps:
                     text = self.log()
-                    progress.show(self.step, text if self.fabric.is_global_zero else "")
+                    progress.show(self.step, text)
                 last = self.step == plan.steps or self.hopeless
                 if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
                     self.evaluate(last)
@@ -169,8 +169,7 @@ class Trainer(TrainStep):
         with self.stop.deferred():
             self.run.log(self.step, split=self.task.eval_split, epoch=round(epoch, 4), **_finite(scores))
         words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        if self.fabric.is_global_zero:
-            console.info(f"epoch {epoch:.4g} (step {self.step}): {words}")
+        console.info(f"epoch {epoch:.4g} (step {self.step}): {words}")
         self.hopeless |= self.task.on_metrics(self.step, scores)
         score = scores.get(self.task.best_metric)
         # With few validation images scores often tie; the later checkpoint has trained longer.

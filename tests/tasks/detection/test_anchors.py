@@ -14,8 +14,8 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
 from frugalvit import create_backbone
-from frugalvit.config.base import read_yaml
 from frugalvit.config.dense import DetectConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.tasks.dense.auto_values import decide_detector
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top

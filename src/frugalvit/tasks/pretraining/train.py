@@ -111,8 +111,7 @@ def _pretrain(
     if config.continue_from and not config.resume and (differing := describe_changes(config)):
         console.info(differing)
     builders.write_run_metadata(config, run, decisions, examples, source.classes or (), student)
-    if fabric.is_global_zero:
-        console.info(f"run folder: {run.folder}")
+    console.info(f"run folder: {run.folder}")
 
     plan = make_plan(config, len(examples), fabric.world_size)
     _check_regions(config, plan)
