@@ -197,13 +197,8 @@ def accuracy_of(run: str) -> tuple[str, float] | None:
 def _check_model(name: str) -> None:
     """Raise an error for an unknown model before any other is measured."""
     path = Path(name)
-<<<<<<< HEAD
     if not (find_model_folder(path) if path.is_dir() else is_model_name(name)):
-        load_model(name, random=True)  # it says what is wrong
-=======
-    if not (find_model_folder(path) if path.is_dir() else is_name(name)):
         load_model(name, random=True)  # raises the error
->>>>>>> G
 
 
 def _add_relative(rows: list[dict[str, Any]], reference: dict[str, Any], network: str) -> dict[str, Any]:
