@@ -35,7 +35,7 @@ def backbone() -> Any:
     return module.backbone.eval()
 
 
-def test_timm_loads_its_weights(backbone: Any, tmp_path: Path) -> None:
+def test_timm_loads_the_weights_of_the_page(backbone: Any, tmp_path: Path) -> None:
     save_model_folder(backbone, tmp_path / "model")
     loaded = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
     images = torch.randn(2, 3, 64, 64)

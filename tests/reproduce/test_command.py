@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from frugalvit.cli.main import main
-from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import ReproduceConfig
@@ -43,7 +43,7 @@ def test_every_table_has_valid_options(name: str, tmp_path: Path) -> None:
     assert len({folder_name(key) for key in settings}) == len(settings)
     if spec.kind == "pretrain":
         for values in settings.values():
-            assert PretrainConfig.parse(spec.common | assignments(values.split()) | {"data": "x"}).data == "x"
+            assert PretrainConfig.parse(spec.common | parse_assignments(values.split()) | {"data": "x"}).data == "x"
         return
     compared, one = KINDS[spec.kind]
     texts = [f"{key}: {values}" for key, values in settings.items()]
@@ -57,7 +57,7 @@ def test_pretraining_sets_batch_and_momentum(name: str) -> None:
     """'auto' depends on the device for the batch, and has changed for the momentum on small images."""
     spec = load_table(name)
     for setting, values in spec.settings.items():
-        options = spec.common | assignments(values.split())
+        options = spec.common | parse_assignments(values.split())
         assert isinstance(options["batch"], int) or str(options["batch"]).isdigit()
         assert options["img_size"] > 32 or "momentum" in options.get("matching", {}), setting
 

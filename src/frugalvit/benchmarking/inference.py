@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit.backbones import Backbone
-from frugalvit.backbones.factory import architecture_of, is_name
+from frugalvit.backbones.registry import get_architecture, is_model_name
 from frugalvit.backbones.weights.model_config import find_model_folder
 from frugalvit.config.probe import BenchConfig
 from frugalvit.engine.hardware import pick_device
@@ -30,7 +30,7 @@ from frugalvit.utils.files import read_json
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
 
-VIT_B = architecture_of("vit_base")
+VIT_B = get_architecture("vit_base")
 VIT_B_IN_TABLE_7 = 312.0  # images/s of ViT-B in the paper's table
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _PRECISIONS = {"32": "32-bit"}
@@ -61,7 +61,7 @@ def bench(config: BenchConfig) -> CommandResult:
     for name in every:
         console.info(f"measuring {name}" + ("" if name in names else ", the reference"))
         model = load_model(name, str(device), img_size=config.img_size, random=True)
-        networks[name] = architecture_of(model.backbone.name).partition(".")[0]
+        networks[name] = get_architecture(model.backbone.name).partition(".")[0]
         measured[name] = {"model": name} | measure(model, batch, config.steps, precision, compiled=config.compile)
     rows = [measured[name] for name in names]
     relative = _add_relative(rows, measured[reference[0]], networks[reference[0]]) if reference else None
@@ -197,7 +197,7 @@ def accuracy_of(run: str) -> tuple[str, float] | None:
 def _check_model(name: str) -> None:
     """Raise an error for an unknown model before any other is measured."""
     path = Path(name)
-    if not (find_model_folder(path) if path.is_dir() else is_name(name)):
+    if not (find_model_folder(path) if path.is_dir() else is_model_name(name)):
         load_model(name, random=True)  # raises the error
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_config import saved_size
-from frugalvit.config.base import read_yaml
 from frugalvit.config.tools import EXPORTS, ExportConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.hardware import configure_cpu
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by, without_scores

@@ -1,4 +1,4 @@
-"""The probes of ``frugalvit probe``: one line each. Nothing here imports torch."""
+"""PROBES: one line per probe of ``frugalvit probe``. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -6,32 +6,19 @@ from typing import NamedTuple
 
 
 class ProbeCommand(NamedTuple):
-    """A probe: its configuration and its function as ``module:name``, and one line of help."""
+    """A probe: its class in ``frugalvit.config``, its function in ``frugalvit``, and one line of help."""
 
     config: str
     function: str
     help: str
 
 
+# fmt: off
+# ruff: noqa: E501
 PROBES = {
-    "knn": ProbeCommand(
-        "frugalvit.config.probe:KnnConfig",
-        "frugalvit.probing.knn:knn",
-        "votes of the nearest training images on frozen features",
-    ),
-    "linear": ProbeCommand(
-        "frugalvit.config.probe:LinearConfig",
-        "frugalvit.probing.linear:linear",
-        "a linear classifier on frozen features, by SGD",
-    ),
-    "logistic": ProbeCommand(
-        "frugalvit.config.probe:LogisticConfig",
-        "frugalvit.probing.logistic:logistic",
-        "logistic regression on frozen features, regularisation searched",
-    ),
-    "suite": ProbeCommand(
-        "frugalvit.config.probe:SuiteConfig",
-        "frugalvit.probing.suite:suite",
-        "the 18 datasets of EsViT's Table 9, those that are present",
-    ),
+    "knn": ProbeCommand("probe:KnnConfig", "probing.knn:knn", "k nearest neighbours on frozen features"),
+    "linear": ProbeCommand("probe:LinearConfig", "probing.linear:linear", "a linear classifier on frozen features, by SGD"),
+    "logistic": ProbeCommand("probe:LogisticConfig", "probing.logistic:logistic", "logistic regression on frozen features, with a search over λ"),
+    "suite": ProbeCommand("probe:SuiteConfig", "probing.suite:suite", "the 18 datasets of EsViT's Table 9, those that are present"),
 }
+# fmt: on

@@ -82,7 +82,7 @@ def _latex(entries: Sequence[Entry], labels: list[str], scores: list[Scores], av
         for entry in entries
     ]
     last = [["Average", "", *_bold_best(averages, 2)]] if entries else []
-    return as_latex(["Dataset", "Metric", *labels], rows, last, words=2)
+    return as_latex(["Dataset", "Metric", *labels], rows, last, left_columns=2)
 
 
 def _table(entries: Sequence[Entry], labels: list[str], scores: list[Scores], averages: list[float] | None) -> Table:

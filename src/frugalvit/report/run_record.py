@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frugalvit.config.base import flatten, read_yaml
+from frugalvit.config.base import flatten
+from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import read_summary
 from frugalvit.utils.files import read_json

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import ReproduceConfig
@@ -115,7 +115,9 @@ class Reproduction:
         if table != self.name:  # a row of this table is as long as the other rows
             # --epochs and --steps shorten a start; they do not make it longer than its own table says.
             lengths = {"epochs": spec.common.get("epochs"), "steps": self.spec.common.get("steps")}
-            lengths |= {name: float(value) for name, value in assignments(text.split()).items() if name == "epochs"}
+            lengths |= {
+                name: float(value) for name, value in parse_assignments(text.split()).items() if name == "epochs"
+            }
             longer = [name for name, length in lengths.items() if length and (getattr(config, name) or 0) > length]
             config = config.model_copy(update=dict.fromkeys(longer))
         run_config, train = self._run_config(
@@ -142,7 +144,7 @@ class Reproduction:
         self, spec: TableSpec, text: str, folder: Path, config: ReproduceConfig, backbone: str, seed: int
     ) -> tuple[Any, Any]:
         """Return the configuration of one run, as ``compare`` makes it, and the function that trains it."""
-        options, common = assignments(text.split()), self._common_options(spec, config, backbone)
+        options, common = parse_assignments(text.split()), self._common_options(spec, config, backbone)
         if spec.kind == "pretrain":
             from frugalvit.tasks.pretraining.train import pretrain
 

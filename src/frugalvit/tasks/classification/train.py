@@ -93,8 +93,7 @@ def _train(config: TrainConfig, source: DatasetSplits, run: RunFolder, fabric: F
     source = _warned(source, validation)
     assert source.classes is not None
     builders.write_run_metadata(config, run, decisions, examples, source.classes, backbone)
-    if fabric.is_global_zero:
-        console.info(f"run folder: {run.folder}")
+    console.info(f"run folder: {run.folder}")
 
     builders.check_resumed_batch_size(config, plan, run, fabric)
     task = make_task(config, backbone, plan)
@@ -293,7 +292,7 @@ def _check_drawn(source: DatasetSplits) -> None:
     if found is not None:
         place = console.shell_quote(source.location)
         raise UserError(
-            f"{source.location} has {found.words}, but no classes of whole images, which 'train' learns: 'frugalvit "
+            f"{source.location} has {found.text}, but no classes of whole images, which 'train' learns: 'frugalvit "
             f"{found.verb} train {place}' learns these (after 'frugalvit pretrain' with --init RUN). A classifier "
             "wants one folder per class, or a table with labels."
         )
