@@ -1,6 +1,6 @@
 """frugalvit: train vision transformers when images, labels or compute are scarce.
 
-The public names load on first use, so that ``import frugalvit`` and ``frugalvit --help`` are instant.
+Public names load on first use, so that ``import frugalvit`` and ``frugalvit --help`` are instant.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from frugalvit.utils.import_hooks import when_imported
 
 __version__ = "0.1.0"
 
-_HOME = {
+_MODULES = {
     "Features": "frugalvit.features",
     "Backbone": "frugalvit.backbones",
     "create_backbone": "frugalvit.backbones",
@@ -61,19 +61,19 @@ if TYPE_CHECKING:
     from frugalvit.tasks.dense.predictors import load_detector as load_detector
     from frugalvit.tasks.dense.predictors import load_segmenter as load_segmenter
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'frugalvit' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# Our own models join timm's registry as soon as timm itself is there: timm.create_model("cvt_13") then works,
-# and a program that never needs timm (``frugalvit --help``) never pays for it.
+# Importing timm registers our models, so that timm.create_model("cvt_13") works. A program without timm
+# (``frugalvit --help``) does not import it.
 when_imported("timm", lambda: importlib.import_module("frugalvit.backbones"))

@@ -224,5 +224,5 @@ def test_a_photograph_has_the_same_features_by_its_name(
     near = embed(EmbedConfig(data=str(tmp_path), neighbours=str(query), picture=str(tmp_path / "near.png"), **TINY))
     assert near.data["neighbours"][0]["image"] == names[1]
     assert near.data["neighbours"][0]["cosine"] == pytest.approx(1, abs=1e-5)
-    given = next(InputImages([names[1]]).batches(1, "", model.transform.enough))[0].pixels  # as 'predict' reads it
+    given = next(InputImages([names[1]]).batches(1, "", model.transform.min_size))[0].pixels  # as 'predict' reads it
     assert torch.equal(model.transform.image(given), model.transform.image(names[1]))

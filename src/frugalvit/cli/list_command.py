@@ -36,7 +36,7 @@ def models(config: ModelsConfig) -> CommandResult:
 
 
 def datasets(config: DatasetsConfig) -> CommandResult:
-    from frugalvit.data.formats.named import list_datasets
+    from frugalvit.data.formats.named_catalog import list_datasets
 
     found = list_datasets(config.pattern, config.root)
     if not found:

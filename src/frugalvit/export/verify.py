@@ -50,9 +50,9 @@ def read_images(where: str, **options: Any) -> list[Any]:
     """The first readable images of a file, a folder or a dataset; ``options`` are ``open_data``'s."""
     from frugalvit.data import open_data
     from frugalvit.data.decode import UnreadableImage, decode
-    from frugalvit.data.open import is_dataset_file
+    from frugalvit.data.formats.registry import find_format
 
-    if Path(where).is_file() and not is_dataset_file(where):
+    if Path(where).is_file() and find_format(where) is None:
         return [decode(where)]
     splits = open_data(where, split="given", **options).splits
     examples = next((splits[name] for name in _SPLITS if len(splits.get(name, ()))), None)

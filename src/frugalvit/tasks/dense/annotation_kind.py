@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frugalvit.data.formats.folder import only_layout
+from frugalvit.data.formats.folder import are_layout_folders
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.image_headers import find_folder
 from frugalvit.tasks.detection.coco import about_masks, enough_masks, find_annotations, read
@@ -30,7 +30,7 @@ class AnnotationInfo:
 def find_annotation_kind(where: str | Path, classes: Sequence[str] | None = None) -> AnnotationInfo | None:
     """Boxes or masks in a folder whose images have no classes, or such as are only the folders of a known layout."""
     root = Path(where)
-    if not root.is_dir() or not (classes is None or only_layout(classes)):
+    if not root.is_dir() or not (classes is None or are_layout_folders(classes)):
         return None
     for look in (_boxes, _masks):
         try:
