@@ -5,15 +5,14 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
-LOWEST_TESTS := tests/backbones tests/objectives tests/data tests/training/test_train.py tests/training/test_pretrain.py \
-	tests/training/test_runs.py tests/training/test_schedules.py tests/probing tests/lens tests/report tests/test_export.py \
-	tests/security/test_fuzz.py
+LOWEST_TESTS := tests/backbones tests/objectives tests/data tests/tasks/classification tests/tasks/pretraining tests/runs \
+	tests/engine/test_schedules.py tests/probing tests/visualization tests/report tests/export tests/security/test_fuzz.py
 
-.PHONY: setup demo test slow test-lowest lint format docs clean
+.PHONY: setup demo test unit slow test-lowest lint format docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | demo | test | slow | test-lowest | lint | format | docs | clean"
+	@echo "make setup | demo | test | unit | slow | test-lowest | lint | format | docs | clean"
 
 setup: $(STAMP)
 
@@ -28,6 +27,9 @@ demo: setup
 
 test: setup
 	$(RUN)/python -m pytest -q -n 2 --dist worksteal tests
+
+unit: setup
+	$(RUN)/python -m pytest -q -n 2 --dist worksteal -m unit tests
 
 slow: setup
 	$(RUN)/python -m pytest -q -n 2 --dist worksteal --slow tests

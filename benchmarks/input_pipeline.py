@@ -1,7 +1,7 @@
-"""Images a second of the input alone: batched on the device, against a DataLoader with torchvision's transforms.
+"""Images per second of the input alone: batched on the device, against a DataLoader with torchvision.
 
-Both start from the same decoded images in memory and give normalised batches on the device, in the same run. Medians
-over rounds; a round alternates between the two, so that a busy machine slows both alike.
+Both start from the same decoded images in memory and yield normalised batches on the device. The result is the median
+over rounds. A round runs both, so that a busy machine slows both.
 
     python benchmarks/input_pipeline.py --task supervised --size 64
     python benchmarks/input_pipeline.py --task multicrop --size 224 --batch 64 --device cuda --workers 2
@@ -20,24 +20,18 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from frugalvit.benchmarking.torchvision_input import (
-    Decoded,
-    TorchvisionCrops,
-    forever,
-    supervised_transform,
-    usual_loader,
-)
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import Batches
+from torchvision_input import InMemoryDataset, TorchvisionCrops, make_loader, repeat_forever, supervised_transform
 
 CLASSES = 10
 
 
 def synthetic(count: int, size: int) -> Tensor:
-    """Smooth random pictures, uint8: flat ones would make histogram operations too easy."""
+    """Smooth random images, uint8: constant ones would make histogram operations too easy."""
     coarse = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     return v2.functional.resize(coarse, [size, size], antialias=True).mul(255).round().to(torch.uint8)
 
@@ -63,8 +57,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ImageStore.from_arrays(images, labels, device), options.batch, seed=0, augment=augment, mixing=mixing
     )
 
-    # Each side has the machine to itself in turn: the DataLoader's workers are started for every round and stopped.
-    dataset = Decoded(images, labels, transform)
+    # The DataLoader's workers start and stop in every round, so that ours has the machine to itself.
+    dataset = InMemoryDataset(images, labels, transform)
     ours: list[float] = []
     theirs: list[float] = []
     step = 0
@@ -78,16 +72,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ours.append(options.steps * options.batch / (time.perf_counter() - began))
         if options.alone:
             continue
-        loader = usual_loader(dataset, options.batch, options.workers)
-        source = forever(loader, device)
-        for _ in range(max(1, 2 * options.workers)):  # what was prepared while the workers started does not count
+        loader = make_loader(dataset, options.batch, options.workers)
+        source = repeat_forever(loader, device)
+        for _ in range(
+            max(1, 2 * options.workers)
+        ):  # batches that were prepared while the workers started do not count
             next(source)
         began = time.perf_counter()
         for _ in range(options.reference_steps):
             next(source)
         wait(device)
         theirs.append(options.reference_steps * options.batch / (time.perf_counter() - began))
-        del source, loader  # the workers end with it
+        del source, loader  # stops the workers
     result: dict[str, Any] = vars(options) | {"frugalvit": round(statistics.median(ours[1:]), 1)}
     if theirs:
         result["dataloader"] = round(statistics.median(theirs[1:]), 1)
@@ -100,7 +96,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         print(profile.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=60), file=sys.stderr)
     if device.type == "cuda":
         began = time.perf_counter()
-        batches.batch_at(step)  # how long the host needs to enqueue a batch: it runs ahead of the device
+        batches.batch_at(step)  # the time to enqueue a batch: the host runs ahead of the device
         result["host_ms"] = round(1000 * (time.perf_counter() - began), 2)
         result["device"] = torch.cuda.get_device_name()
         result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)

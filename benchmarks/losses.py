@@ -1,11 +1,11 @@
-"""Time and peak memory of the losses: as the papers' algorithms are written, plain, and chunked, in one run.
+"""Time and peak memory of the losses: the papers' algorithms, plain tensors, and chunked.
 
     python benchmarks/losses.py                                                  # two CPU cores, a minute or two
     python benchmarks/losses.py --device cuda --batch 64 --prototypes 65536      # one GPU, bf16
 
-Every loss is timed forward and backward, from backbone features to the gradients of features and head. "As written"
+Every loss is timed forward and backward, from backbone features to the gradients of features and head. "as written"
 is Algorithm 1 of EsViT (a loop over crop pairs with a full log-softmax each) and the pseudocode of Drloc (gather, then
-concatenate); ratios are against it.
+concatenate). Ratios are relative to it.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ def localization_as_written(module: RelativeLocalization, grid: Tensor) -> Tenso
     flat = grid.view(batch, channels, -1).permute(1, 0, 2).reshape(channels, -1)
     start = torch.arange(batch, device=grid.device)[:, None] * height * width
     ends = [
-        flat[:, (start + place[..., 0] * width + place[..., 1]).view(-1)].view(channels, batch, -1).permute(1, 2, 0)
-        for place in (first, second)
+        flat[:, (start + cell[..., 0] * width + cell[..., 1]).view(-1)].view(channels, batch, -1).permute(1, 2, 0)
+        for cell in (first, second)
     ]
     return F.l1_loss(module.layers(torch.cat(ends, dim=2)).float(), (first - second).abs().float() / height)
 
 
 @cache
 def steps(batch: int, prototypes: int, dim: int, local_crops: int, device: str) -> dict[str, dict[str, Step]]:
-    """Loss -> way of computing it -> a function that gives the loss."""
+    """Map loss -> implementation -> a function that computes the loss."""
     crops = features(batch, dim, local_crops, device)
     groups: dict[str, dict[str, Step]] = {}
     for name, kind in (("views", ViewMatching), ("regions", RegionMatching)):
@@ -106,7 +106,7 @@ def steps(batch: int, prototypes: int, dim: int, local_crops: int, device: str) 
 
 
 def measure(step: Step, device: str, repeats: int) -> tuple[float, float]:
-    """Median milliseconds, and MiB above what lay there before."""
+    """Measure median milliseconds, and the peak memory in MiB above that before."""
 
     def once() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
@@ -140,7 +140,7 @@ def measure(step: Step, device: str, repeats: int) -> tuple[float, float]:
 
 
 def resident(which: str) -> int:
-    """Bytes of memory that this process has now (VmRSS) or had at most (VmHWM)."""
+    """Bytes of memory of this process: now (VmRSS) or at its peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:"))
 
@@ -148,19 +148,19 @@ def resident(which: str) -> int:
 def measure_one(
     loss: str, way: str, sizes: tuple[int, int, int, int], device: str, repeats: int
 ) -> tuple[float, float]:
-    """One way of computing one loss."""
+    """Measure one implementation of one loss."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     return measure(steps(*sizes, device)[loss][way], device, repeats)
 
 
-def measure_apart(*what: Any) -> tuple[float, float]:
-    """The same in a process of its own: on a CPU the peak is a whole process's.
+def measure_in_process(*arguments: Any) -> tuple[float, float]:
+    """Measure in a new process: on a CPU the peak memory is that of the process.
 
-    Spawned, not forked: a forked one would wait for ever for threads of PyTorch that stayed behind.
+    It is spawned: a forked one would wait forever for the parent's threads.
     """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
-        return apart.submit(measure_one, *what).result()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure_one, *arguments).result()
 
 
 def main() -> None:
@@ -179,7 +179,7 @@ def main() -> None:
     prototypes = options.prototypes or (65536 if on_gpu else 16384)
     repeats = options.repeats or (20 if on_gpu else 3)
     sizes = (batch, prototypes, options.dim, options.local_crops)
-    run = measure_one if on_gpu else measure_apart
+    run = measure_one if on_gpu else measure_in_process
 
     rows = []
     for loss, ways in WAYS.items():

@@ -1,11 +1,11 @@
-"""Logistic sweep and k-NN against scikit-learn: one run, the same features, times as ratios.
+"""The logistic probe and k-NN against scikit-learn on the same features, times as ratios.
 
     python benchmarks/probes.py                       # CPU, a minute or two
     python benchmarks/probes.py --device cuda --images 50000 --classes 100 --width 768
 
-Features are Gaussian classes whose axes differ a hundredfold in scale, as a network's do. Both sides see the same
-15 strengths (scikit-learn: one fit each from zero, ``max_iter=1000`` and its default tolerance, as CLIP's protocol has
-it) and the same neighbours (``NearestNeighbors(algorithm="brute", metric="cosine")``). Prints one JSON object.
+Features are Gaussian classes whose axes differ a hundredfold in scale, as a network's do. Both fit the same 15
+strengths (scikit-learn: one fit each from zero, ``max_iter=1000`` and its default tolerance, as in CLIP's protocol) and
+find the same neighbours (``NearestNeighbors(algorithm="brute", metric="cosine")``). Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from frugalvit.probing.metrics import rank_classes, top_k_accuracy
 
 
 def make_features(images: int, width: int, classes: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Classes that overlap, so that regularisation matters."""
+    """Make classes that overlap, so that regularisation matters."""
     generator = torch.Generator().manual_seed(0)
     scale, centres = torch.logspace(0, -2, width), torch.randn(classes, width, generator=generator)
     generator.manual_seed(seed)
@@ -40,7 +40,7 @@ def make_features(images: int, width: int, classes: int, noise: float, seed: int
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    """Seconds and result; the device's work is waited for."""
+    """Return the seconds until the device is idle, and the result."""
     _wait(device)
     began = time.perf_counter()
     result = call()
@@ -54,7 +54,7 @@ def _wait(device: torch.device) -> None:
 
 
 def logistic(train: Tensor, labels: Tensor, val: Tensor, answers: Tensor, device: torch.device) -> dict[str, Any]:
-    """The whole search over λ on both sides; ours is also held to scikit-learn's objective at every λ it tried."""
+    """Search λ with both, and compare the objectives at every λ."""
     objectives: dict[float, list[float]] = {}
 
     def ours() -> tuple[float, dict[float, float]]:
@@ -66,12 +66,12 @@ def logistic(train: Tensor, labels: Tensor, val: Tensor, answers: Tensor, device
             scores = fits[-1].scores(val.to(device))
             return [top_k_accuracy(rank_classes(one, 1), answers.to(device)) for one in scores]
 
-        found = search_strength(evaluate)
+        result = search_strength(evaluate)
         for fit in fits:
             for i, strength in enumerate(fit.strengths):
                 weight, bias = fit.weight[i].cpu(), fit.bias[i].cpu()
                 objectives.setdefault(strength, []).append(objective(train, labels, weight, bias, strength))
-        return found
+        return result
 
     def theirs(strengths: list[float]) -> list[float]:
         scores = []
@@ -93,7 +93,7 @@ def logistic(train: Tensor, labels: Tensor, val: Tensor, answers: Tensor, device
         "sklearn_lambda": their_best,
         "validation": tried[best],
         "sklearn_validation": their_tried[their_best],
-        # how far scikit-learn's objective lies above ours where it stopped, over the λ both tried; negative: below
+        # scikit-learn's objective relative to ours at every λ; negative: lower than ours
         "sklearn_objective_excess": [float(f"{b / a - 1:.3g}") for a, b in both],
     }
 
@@ -104,7 +104,7 @@ def objective(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, st
 
 
 def neighbours(train: Tensor, labels: Tensor, test: Tensor, answers: Tensor, device: torch.device) -> dict[str, Any]:
-    """All four k at once against brute force with the same weighted vote written in numpy."""
+    """Score four k in one pass, against brute force with the weighted vote in numpy."""
     ks = (10, 20, 100, 200)
     classes = int(labels.max()) + 1
     on_device = [tensor.to(device) for tensor in (train, labels, test, answers)]
@@ -115,12 +115,12 @@ def neighbours(train: Tensor, labels: Tensor, test: Tensor, answers: Tensor, dev
         finder = NearestNeighbors(n_neighbors=max(ks), algorithm="brute", metric="cosine", n_jobs=-1).fit(train.numpy())
         distance, index = finder.kneighbors(test.numpy())
         weight, voted = np.exp((1 - distance) / 0.07), labels.numpy()[index]
-        found = {}
+        top1 = {}
         for k in ks:
             votes = np.zeros((len(test), classes))
             np.add.at(votes, (np.arange(len(test))[:, None], voted[:, :k]), weight[:, :k])
-            found[k] = 100 * float((votes.argmax(1) == answers.numpy()).mean())
-        return found
+            top1[k] = 100 * float((votes.argmax(1) == answers.numpy()).mean())
+        return top1
 
     their_seconds, expected = timed(theirs, torch.device("cpu"))
     return {
@@ -140,13 +140,15 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--classes", type=int, default=50)
     parser.add_argument("--noise", type=float, default=6.0)
-    parser.add_argument("--knn-images", type=int, default=0, help="training images of k-NN, if others than --images")
-    given = parser.parse_args()
-    warnings.filterwarnings("ignore")  # scikit-learn says when it ends at 1,000 iterations; the objectives show it
-    device = torch.device(given.device)
-    train, labels = make_features(given.images, given.width, given.classes, given.noise, 1)
-    test, answers = make_features(given.tests, given.width, given.classes, given.noise, 2)
-    bank, bank_labels = make_features(given.knn_images or given.images, given.width, given.classes, given.noise, 3)
+    parser.add_argument("--knn-images", type=int, default=0, help="training images of k-NN (default: --images)")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")  # scikit-learn warns at 1,000 iterations; the objectives show it
+    device = torch.device(options.device)
+    train, labels = make_features(options.images, options.width, options.classes, options.noise, 1)
+    test, answers = make_features(options.tests, options.width, options.classes, options.noise, 2)
+    gallery, gallery_labels = make_features(
+        options.knn_images or options.images, options.width, options.classes, options.noise, 3
+    )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     LogisticRegression(train[:200].to(device), labels[:200].to(device)).fit([1.0])  # warm up
     result = {
@@ -154,9 +156,9 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "sklearn": sklearn.__version__,
-        "arguments": vars(given),
+        "arguments": vars(options),
         "logistic": logistic(train, labels, test, answers, device),
-        "knn": neighbours(bank, bank_labels, test, answers, device),
+        "knn": neighbours(gallery, gallery_labels, test, answers, device),
     }
     print(json.dumps(result, indent=1))
 

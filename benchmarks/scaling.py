@@ -1,8 +1,8 @@
-"""The tables of docs/SCALING.md from measured rates: bytes, images a second, steps, hours, and what saturates first.
+"""Print the tables of docs/SCALING.md from measured rates: bytes, images per second, steps, hours.
 
     python benchmarks/scaling.py --supervised 6134 --pretrain 798 --decode 213
 
-Arithmetic, not a measurement: the rates are those of one GPU and one core, the rest follows from sizes.
+This is arithmetic: the rates of one GPU and one core are measured, the rest follows from sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARAMETERS = {"supervised": 28.3e6, "pretrain": 74.4e6}  # Swin-T; with two head
 
 @dataclass(frozen=True)
 class Case:
-    """A dataset and how often it is seen."""
+    """A dataset and the number of epochs."""
 
     name: str
     images: float
@@ -33,7 +33,7 @@ CASES = (Case("ImageNet-22K", 14.2e6, 30), Case("a billion images", 1e9, 1))
 
 
 def row(case: Case, task: str, rate: float, decode: float, gpus: int, batch: int) -> str:
-    """One line: total images/s, steps, hours, cores to decode, bytes/s to read, share of a step spent reducing."""
+    """Make one line: images/s, steps, hours, cores to decode, bytes/s to read, share of the all-reduce."""
     total, seen = rate * gpus, case.images * case.epochs
     step = batch / rate
     reduce = 2 * (gpus - 1) / gpus * 4 * PARAMETERS[task] / LINK
@@ -57,13 +57,13 @@ def main() -> None:
     parser.add_argument("--supervised", type=float, default=6134, help="images/s of one GPU, batch 256")
     parser.add_argument("--pretrain", type=float, default=798, help="images/s of one GPU, batch 64")
     parser.add_argument("--decode", type=float, default=213, help="JPEGs/s of one CPU core")
-    given = parser.parse_args()
+    options = parser.parse_args()
     head = "| data | GPUs | images/s | batch | steps | hours | cores a GPU | GB/s read | reduction |"
-    for task, rate, batch in (("supervised", given.supervised, 256), ("pretrain", given.pretrain, 64)):
+    for task, rate, batch in (("supervised", options.supervised, 256), ("pretrain", options.pretrain, 64)):
         print(f"\n{task}, {rate:,.0f} images/s a GPU\n\n{head}\n|{' --- |' * 9}")
         for case in CASES:
             for gpus in GPUS:
-                print(row(case, task, rate, given.decode, gpus, batch))
+                print(row(case, task, rate, options.decode, gpus, batch))
     for case in CASES:
         encoded, decoded = case.images * JPEG / 1e12, case.images * 3 * 256 * 341 / 1e12
         print(f"\n{case.name}: {encoded:.1f} TB of JPEGs, {decoded:.1f} TB decoded at 256 × 341")

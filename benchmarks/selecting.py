@@ -1,9 +1,9 @@
-"""Are N labels worth more on the images that ``embed --select N`` proposes than on random ones?
+"""Compare N labels on the images of ``embed --select N`` with N labels on random images.
 
     python benchmarks/selecting.py runs/RUN flowers102/ --labels 102 204 408
 
-Images to choose from are those of train and val, scored are those of test: the class of the nearest labelled image in
-the run's features (1-NN, mean over classes). Random labels are drawn again and again. Prints one JSON object.
+Images are chosen from train and val. The score is 1-NN accuracy on test (mean per class) in the run's features. Random
+images are drawn --draws times. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from frugalvit.probing.knn import knn_accuracy
 
 def score(pool: FeatureSet, test: FeatureSet, rows: list[int], classes: int) -> float:
     assert pool.labels is not None and test.labels is not None
-    found = knn_accuracy(pool.features[rows], pool.labels[rows], test.features, test.labels, [1], classes=classes)
-    return found[1]["mean_per_class"]
+    scores = knn_accuracy(pool.features[rows], pool.labels[rows], test.features, test.labels, [1], classes=classes)
+    return scores[1]["mean_per_class"]
 
 
 def main() -> None:
@@ -33,15 +33,15 @@ def main() -> None:
     parser.add_argument("data", help="a labelled dataset with a test split")
     parser.add_argument("--labels", type=int, nargs="+", default=[102, 204, 408])
     parser.add_argument("--draws", type=int, default=30, help="random choices to compare with")
-    given = parser.parse_args()
-    source = open_data(given.data, split="train+val")
+    options = parser.parse_args()
+    source = open_data(options.data, split="train+val")
     assert source.classes is not None
-    extract = FeatureExtractor(load_model(given.run))
+    extract = FeatureExtractor(load_model(options.run))
     pool, test = extract(source.splits["train"]), extract(source.splits["test"])
     rows = []
-    for count in given.labels:
+    for count in options.labels:
         orders = (
-            torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)) for seed in range(given.draws)
+            torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)) for seed in range(options.draws)
         )
         random = [score(pool, test, order[:count].tolist(), len(source.classes)) for order in orders]
         chosen = score(pool, test, representatives(pool.features, count), len(source.classes))
@@ -54,7 +54,7 @@ def main() -> None:
                 "beaten": sum(chosen > value for value in random),
             }
         )
-    print(json.dumps({"run": given.run, "images": len(pool), "draws": given.draws, "rows": rows}))
+    print(json.dumps({"run": options.run, "images": len(pool), "draws": options.draws, "rows": rows}))
 
 
 if __name__ == "__main__":

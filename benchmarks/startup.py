@@ -1,10 +1,10 @@
-"""How long a person waits for the first answer: importing, ``--help``, and what torch itself takes beside it.
+"""Measure the time to the first output: importing, ``--help``, and torch for comparison.
 
     python benchmarks/startup.py               # a minute
     python benchmarks/startup.py --repeats 1
 
-Every measurement is a fresh process; the smallest of the repeats counts, since everything else is the machine's noise.
-CPU seconds (user and system) are given too: they depend less on what else runs. Prints one JSON object.
+Every measurement is a new process. The smallest of the repeats counts; the rest is noise. CPU seconds (user and system)
+depend less on other processes. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CASES = {
 
 
 def measure(arguments: list[str], repeats: int) -> dict[str, float]:
-    """Wall and CPU seconds of ``python ARGUMENTS``, the smallest of ``repeats``."""
+    """Measure wall and CPU seconds of ``python ARGUMENTS``, the smallest of ``repeats``."""
     walls, cpus = [], []
     for _ in range(repeats):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -44,8 +44,8 @@ def measure(arguments: list[str], repeats: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    cases = {name: measure(arguments, given.repeats) for name, arguments in CASES.items()}
+    options = parser.parse_args()
+    cases = {name: measure(arguments, options.repeats) for name, arguments in CASES.items()}
     print(json.dumps({"python": platform.python_version(), "machine": platform.machine(), "cases": cases}, indent=1))
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does pre-training help detection and segmentation on small data? Swin-T, random weights against given ones.
+# Compare pre-trained with random weights for detection and segmentation on small data (Swin-T).
 #
 #   benchmarks/transfer_table.sh COCO CAMVID ESVIT SUPERVISED [OUT]
 #
@@ -9,9 +9,8 @@
 # SUPERVISED  a run of 'frugalvit train', a folder or a checkpoint (Swin-T, window 7)
 #
 # Three comparisons: Mask R-CNN, Cascade Mask R-CNN, UperNet. Each writes comparison.md, .csv, .tex and .png into its
-# folder, and every run its report with pictures. A comparison that was stopped goes on where it was when it is started
-# again. STEPS, SEEDS, DEVICE, LR_DETECT and LR_SEGMENT can be set in the environment; the learning rates are the
-# papers', and with one seed there is no paired test.
+# folder, and every run writes a report. Start an interrupted comparison again to resume it. Set STEPS, SEEDS, DEVICE,
+# LR_DETECT and LR_SEGMENT in the environment; the default learning rates are the papers'. One seed has no paired test.
 set -euo pipefail
 
 coco=$1 camvid=$2 esvit=$3 supervised=$4 out=${5:-runs/transfer}

@@ -26,6 +26,23 @@ torch.set_num_threads(1)
 configure_cpu()
 
 
+TESTS = Path(__file__).parent
+# The tier "runs": tests that train tiny networks through the commands.
+RUNS = (
+    "experiment/",
+    "comparison/",
+    "reproduce/",
+    "docs/",
+    "tasks/classification/test_train",
+    "tasks/pretraining/test_train",
+    "tasks/pretraining/test_continue",
+    "tasks/dense/",
+    "cli/test_demo",
+    "cli/test_look",
+    "test_wheel",
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
@@ -34,6 +51,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
     too_slow = pytest.mark.skip(reason="slow: run with --slow")
     for item in items:
+        path = item.path.relative_to(TESTS).as_posix()
+        if path.startswith(RUNS) and "slow" not in item.keywords:
+            item.add_marker("runs")
+        if not {"runs", "slow"} & set(item.keywords):
+            item.add_marker("unit")
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(no_gpu)
         if "slow" in item.keywords and not config.getoption("--slow"):
@@ -56,6 +78,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test reads or writes the user's caches, or is quiet because one before it was."""
     console.set_quiet(False)
+    console.set_rank(0)
     monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,42 @@ import pytest
 import torch
 
 import frugalvit as fv
-from frugalvit import api, cli
+from frugalvit import api
+from frugalvit.cli import main as cli
+from frugalvit.cli.command_table import Command
 from frugalvit.config.base import Config, option
 from frugalvit.config.train import TrainConfig
 from frugalvit.engine.hardware import configure_cuda
 from frugalvit.tasks.classification.train import train
-from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult
 
 SMALL: dict[str, Any] = {"backbone": "swin_nano", "img_size": 32, "batch": 8, "steps": 2, "report": False}
+
+
+class Words(Config):
+    first: str = option(positional=True)
+    more: list[str] = option(default_factory=list, positional=True)
+    group: dict[str, int] = option(default_factory=dict)
+
+
+class TestCommand(Command):
+    """A command of this file."""
+
+    __test__ = False
+
+    def load_config(self) -> type[Config]:
+        return Words
+
+    def load_function(self) -> Callable[[Any], CommandResult]:
+        return FUNCTIONS[self.function]
+
+
+FUNCTIONS: dict[str, Callable[[Any], CommandResult]] = {}
+
+
+def add_command(monkeypatch: pytest.MonkeyPatch, name: str, function: Callable[[Any], CommandResult]) -> None:
+    monkeypatch.setitem(FUNCTIONS, name, function)
+    monkeypatch.setattr(cli, "COMMANDS", [TestCommand(name, "", name, "")])
 
 
 @pytest.fixture
@@ -33,40 +60,43 @@ def digits(tmp_path: Path) -> str:
     return fv.save_data(tmp_path / "digits", (images, np.arange(24) % 2))
 
 
-def test_train_then_ask(digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Arrays to a model and its score, in silence; the command line can go on with the same run."""
-    outcome = fv.train(digits, quiet=True, out=tmp_path / "run", localization={"weight": 0.25}, **SMALL)
+def test_train_then_predict_and_probe(digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From arrays to a model and its score, without output; the command line can use the same run."""
+    result = fv.train(digits, quiet=True, out=tmp_path / "run", localization={"weight": 0.25}, **SMALL)
     assert capsys.readouterr() == ("", "")
-    assert fv.load(outcome["run"]).predict(np.zeros((8, 8), np.uint8))[0][0][0] in "01"
+    assert fv.load(result["run"]).predict(np.zeros((8, 8), np.uint8))[0][0][0] in "01"
     stored = TrainConfig.from_run(tmp_path / "run" / "config.yaml")
     assert (stored.localization.weight, stored.steps, stored.data) == (0.25, 2, digits)
-    score = fv.run("probe knn", outcome["run"], digits, quiet=True)
-    assert score["top1"] >= 0 and cli.main(["report", str(outcome["run"]), "--quiet"]) == 0
+    score = fv.run("probe knn", result["run"], digits, quiet=True)
+    assert score["top1"] >= 0 and cli.main(["report", str(result["run"]), "--quiet"]) == 0
 
 
-def test_a_run_is_not_resumed_with_another_length(digits: str, tmp_path: Path) -> None:
-    outcome = fv.train(digits, quiet=True, out=tmp_path / "run", **SMALL)
-    with pytest.raises(fv.UserError, match="was begun with --steps 2 and goes on so"):
-        fv.train(resume=outcome["run"], steps=None)
+def test_resume_with_another_length_is_refused(digits: str, tmp_path: Path) -> None:
+    result = fv.train(digits, quiet=True, out=tmp_path / "run", **SMALL)
+    with pytest.raises(fv.UserError, match="--steps"):
+        fv.train(resume=result["run"], steps=None)
 
 
-def test_the_environment_stays_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "VERBS", [cli.Verb("change", "test_api:Words", "test_api:change", "")])
+def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_command(monkeypatch, "change", change)
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    monkeypatch.delenv("FRUGALVIT_FIRST_PROCESS", raising=False)
+    monkeypatch.delenv("FRUGALVIT_RANK_ZERO_PID", raising=False)
+    emptied: list[bool] = []  # other threads would miss their PATH for a moment
+    monkeypatch.setattr(type(os.environ), "clear", lambda self: emptied.append(True))
     fv.run("change", "x")
-    assert os.environ["SLURM_NTASKS"] == "4" and "FRUGALVIT_FIRST_PROCESS" not in os.environ
+    assert not emptied
+    assert os.environ["SLURM_NTASKS"] == "4" and "FRUGALVIT_RANK_ZERO_PID" not in os.environ
 
 
 def change(config: Config) -> CommandResult:
     del os.environ["SLURM_NTASKS"]
-    os.environ["FRUGALVIT_FIRST_PROCESS"] = "1"
+    os.environ["FRUGALVIT_RANK_ZERO_PID"] = "1"
     return CommandResult({})
 
 
-def test_the_settings_of_torch_stay_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the command fails; the next numbers that the caller draws are those without a command between."""
-    monkeypatch.setattr(cli, "VERBS", [cli.Verb("tune", "test_api:Words", "test_api:tune", "")])
+def test_the_settings_of_torch_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the command fails; the caller's next random numbers are the same as without it."""
+    add_command(monkeypatch, "tune", tune)
     threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     try:
         torch.set_num_threads(2)
@@ -115,8 +145,8 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_a_command_computes_the_same_whatever_mode_the_caller_is_in(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "VERBS", [cli.Verb("compute", "test_api:Words", "test_api:compute", "")])
+def test_modes_of_the_caller_do_not_change_a_command(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_command(monkeypatch, "compute", compute)
     with mode():
         before = torch.ones(2) @ torch.ones(2)
         found = fv.run("compute", "x")
@@ -134,7 +164,7 @@ def compute(config: Words) -> CommandResult:
 
 
 @pytest.mark.parametrize("mode", ["autocast", "inference", "float64"])
-def test_training_within_the_modes_of_the_caller(mode: str, digits: str, tmp_path: Path) -> None:
+def test_modes_of_the_caller_do_not_change_training(mode: str, digits: str, tmp_path: Path) -> None:
     plain = fv.train(digits, quiet=True, out=tmp_path / "plain", **SMALL)
     with MODES[mode]():
         within = fv.train(digits, quiet=True, out=tmp_path / "within", **SMALL)
@@ -142,9 +172,9 @@ def test_training_within_the_modes_of_the_caller(mode: str, digits: str, tmp_pat
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
-def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings and random numbers are the whole process's; a command may still ask for another itself."""
-    monkeypatch.setattr(cli, "VERBS", [cli.Verb("wait", "test_api:Words", "test_api:wait", "")])
+def test_one_thread_runs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings and random numbers belong to the process; a command may still call another one."""
+    add_command(monkeypatch, "wait", wait)
     with ThreadPoolExecutor(4) as threads:
         seen = list(threads.map(lambda number: fv.run("wait", str(number), quiet=True)["with"], range(4)))
     assert seen == [1, 1, 1, 1]
@@ -157,19 +187,19 @@ _at_work: list[str] = []
 def wait(config: Words) -> CommandResult:
     _at_work.append(config.first)
     most = fv.run("wait", *config.more)["with"] if config.more else 0
-    threading.Event().wait(0.05)  # time for another to come in between
+    threading.Event().wait(0.05)  # time for another thread
     most = max(most, len(_at_work))
     _at_work.remove(config.first)
     return CommandResult({"with": most})
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_does_not_wait_for_threads_it_is_without() -> None:
-    """As ``os.register_at_fork`` calls it: the lock that another thread has is not the child's."""
+def test_a_forked_child_has_a_free_lock() -> None:
+    """The thread that holds the lock is not in the child."""
     held, released = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with api._running:
+        with api._lock:
             held.set()
             released.wait()
 
@@ -177,36 +207,14 @@ def test_a_forked_child_does_not_wait_for_threads_it_is_without() -> None:
     thread.start()
     assert held.wait(60)
     try:
-        assert not api._running.acquire(blocking=False)
+        assert not api._lock.acquire(blocking=False)
         child = os.fork()
         if child == 0:
-            os._exit(0 if api._running.acquire(blocking=False) else 1)
+            os._exit(0 if api._lock.acquire(blocking=False) else 1)
         assert os.waitpid(child, 0)[1] == 0
     finally:
         released.set()
         thread.join()
-
-
-def test_silence_ends_with_the_last_that_asked_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """Threads that are hushed end in any order."""
-    first, second = console.quiet(), console.quiet()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    console.info("within")
-    second.__exit__(None, None, None)
-    console.info("after")
-    assert capsys.readouterr().err == "after\n"
-
-
-def test_the_environment_is_never_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Emptying the environment to fill it again would leave other threads without a PATH for a moment."""
-    monkeypatch.setattr(cli, "VERBS", [cli.Verb("change", "test_api:Words", "test_api:change", "")])
-    monkeypatch.setenv("SLURM_NTASKS", "4")
-    emptied: list[bool] = []
-    monkeypatch.setattr(type(os.environ), "clear", lambda self: emptied.append(True))
-    fv.run("change", "x")
-    assert not emptied and os.environ["SLURM_NTASKS"] == "4"
 
 
 def test_pretrain_then_train(digits: str, tmp_path: Path) -> None:
@@ -215,22 +223,16 @@ def test_pretrain_then_train(digits: str, tmp_path: Path) -> None:
     assert TrainConfig.from_run(Path(after["run"]) / "config.yaml").init == before["run"]
 
 
-def test_a_configuration_stays_the_callers(digits: str, tmp_path: Path) -> None:
-    """What is decided for one run's images is not asked of the next."""
+def test_the_configuration_of_the_caller_is_not_changed(digits: str, tmp_path: Path) -> None:
+    """Values that are resolved for one run do not leak into the next."""
     config = TrainConfig.parse({"data": digits, "out": str(tmp_path / "run"), **SMALL})
     before = config.model_dump()
     train(config)
     assert config.model_dump() == before and config.lr == "auto"
 
 
-class Words(Config):
-    first: str = option(positional=True)
-    more: list[str] = option(default_factory=list, positional=True)
-    group: dict[str, int] = option(default_factory=dict)
-
-
-def test_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "VERBS", [cli.Verb("say it", "test_api:Words", "test_api:say", "")])
+def test_positional_arguments_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_command(monkeypatch, "say it", say)
     assert fv.run("say it", Path("a"), "b", "c") == {"first": "a", "more": ["b", "c"], "group": {}}
     assert fv.run("say it", "a", ["b"], group={"x": 1}) == {"first": "a", "more": ["b"], "group": {"x": 1}}
     assert fv.run("say it", first="a", **{"group.x": 2})["group"] == {"x": 2}
@@ -241,7 +243,7 @@ def say(config: Words) -> CommandResult:
 
 
 class Loaded:
-    """A module whose text is longer than any name of a file."""
+    """An object with a long text."""
 
     def __repr__(self) -> str:
         return "layer\n" * 1000
@@ -255,18 +257,18 @@ class Loaded:
         (lambda: fv.run("train now"), "There is no command 'train now'"),
         (lambda: fv.run(""), "There is no command ''"),
         (lambda: fv.train("photos", epoch=3), "no option 'epoch'. Did you mean 'epochs'"),
-        (lambda: fv.run("train", "photos", "others"), "no place for 'others'"),
-        (lambda: fv.run("train", "photos", data="others"), "'data' is given twice"),
+        (lambda: fv.run("train", "photos", "others"), "'others' is one argument too many"),
+        (lambda: fv.run("train", "photos", data="others"), "'data' is passed twice"),
         (lambda: fv.train(np.zeros((400, 8, 8))), r"data = a ndarray: it must be text\. .*fv\.save_data"),
         (lambda: fv.train((np.zeros((4, 8, 8)), [0] * 4)), r"data = a tuple: it must be text\. .*fv\.save_data"),
         (lambda: fv.train(Words), r"data = .*Words.*: it must be text\. .*fv\.save_data"),
         (lambda: fv.run("embed", "run", np.zeros((9, 8, 8))), r"data = a ndarray: it must be text\. .*fv\.save_data"),
-        (lambda: fv.run("embed", object(), "photos"), r"model = a object: it must be text\. Give the run"),
-        (lambda: fv.train("photos", backbone=object()), r"backbone = a object: it must be text\. Give the name"),
+        (lambda: fv.run("embed", object(), "photos"), r"model = a object: it must be text\. Pass the run"),
+        (lambda: fv.train("photos", backbone=object()), r"backbone = a object: it must be text\. Pass the name"),
         (lambda: fv.train(3), r"data = 3: it must be text\.$"),
         (lambda: fv.train("photos", device=torch.device("cuda:3")), "device = device.*it must be 'auto', 'cpu'"),
-        (lambda: fv.train("photos", init=Loaded()), r"init = a Loaded: it must be text\. Give the run"),
-        (lambda: fv.train("nowhere"), "There is no folder, file or known dataset 'nowhere'"),
+        (lambda: fv.train("photos", init=Loaded()), r"init = a Loaded: it must be text\. Pass the run"),
+        (lambda: fv.train("nowhere"), "'nowhere'"),
     ],
 )
 def test_mistakes(call: Any, message: str) -> None:
@@ -274,9 +276,7 @@ def test_mistakes(call: Any, message: str) -> None:
         call()
 
 
-def test_a_process_that_reads_the_script_again_begins_nothing(
-    digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spawned_worker_starts_no_command(digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As multiprocessing marks a spawned process while it imports the main module."""
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(fv.UserError, match='if __name__ == "__main__":\''):
@@ -284,15 +284,10 @@ def test_a_process_that_reads_the_script_again_begins_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_device_of_torch_is_one() -> None:
+def test_a_torch_device_is_accepted() -> None:
     for device, word in (
         (torch.device("cpu"), "cpu"),
         (torch.device("cuda"), "cuda"),
         (torch.device("cuda:0"), "cuda"),
     ):
         assert TrainConfig.parse({"device": device}).device == word
-
-
-def test_every_command_can_be_run() -> None:
-    for verb in cli.VERBS:
-        assert api.pkgutil.resolve_name(verb.config) and callable(api.pkgutil.resolve_name(verb.function))

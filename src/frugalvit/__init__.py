@@ -1,6 +1,6 @@
 """frugalvit: train vision transformers when images, labels or compute are scarce.
 
-Public names load on first use, so that ``import frugalvit`` and ``frugalvit --help`` are instant.
+Public names are imported on first use, so that ``import frugalvit`` and ``frugalvit --help`` are fast.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from frugalvit.utils.import_hooks import when_imported
+from frugalvit.utils.import_hooks import run_after_import
 
 __version__ = "0.1.0"
 
@@ -74,6 +74,5 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# Importing timm registers our models, so that timm.create_model("cvt_13") works. A program without timm
-# (``frugalvit --help``) does not import it.
-when_imported("timm", lambda: importlib.import_module("frugalvit.backbones"))
+# Register our models when timm is imported: timm.create_model("cvt_13") works, and ``frugalvit --help`` skips timm.
+run_after_import("timm", lambda: importlib.import_module("frugalvit.backbones"))

@@ -1,7 +1,7 @@
-"""Every command from Python: its options as keywords, what ``--json`` prints as a dictionary.
+"""Every command from Python: options as keywords, the result of ``--json`` as a dictionary.
 
-outcome = fv.train("photos/", epochs=50, localization={"weight": 1.0})
-fv.run("probe knn", outcome["run"], "photos/")["top1"]
+result = fv.train("photos/", epochs=50, localization={"weight": 1.0})
+fv.run("probe knn", result["run"], "photos/")["top1"]
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import math
 import multiprocessing
 import os
-import pkgutil
 import sys
 import threading
 import typing
@@ -22,58 +21,60 @@ from frugalvit.config.base import Config, flat_fields, merge, set_dotted
 from frugalvit.errors import GUARD, UserError
 from frugalvit.utils import console, launch_env
 
-Place = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
+
+_lock = threading.RLock()
 
 
-_running = threading.RLock()
+def _replace_lock() -> None:
+    """Give a forked child a free lock: the thread that holds it is not in the child."""
+    global _lock
+    _lock = threading.RLock()
 
 
-def _wait_for_nobody() -> None:
-    global _running
-    _running = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # a forked child is without the thread that had the lock, and would wait for ever
-    os.register_at_fork(after_in_child=_wait_for_nobody)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_replace_lock)
 
 
 def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Run ``frugalvit COMMAND`` here, and return what it prints with ``--json``; a mistake is a ``UserError``.
+    """Run ``frugalvit COMMAND`` and return what it prints with ``--json``; a mistake is a ``UserError``.
 
-    One at a time: of several threads the others wait, since random numbers and settings are the whole process's.
+    One command runs at a time, other threads wait: random numbers and torch's settings belong to the process.
 
     Args:
-        command: its words: "train", "probe knn", "look explore" …
-        arguments: what stands before the options on a command line, in the same order.
-        quiet: no progress and no messages on standard error; warnings still are.
-        options: as on a command line, with underscores for dashes (``img_size=64``) and dictionaries for groups
-            (``localization={"weight": 1.0}``, or ``**{"localization.weight": 1.0}``); ``--continue`` is
-            ``continue_from``, and there is no ``--config``: ``**yaml.safe_load(…)`` does the same.
+        command: its name: "train", "probe knn", "look explore" …
+        arguments: the positional arguments, in the order of the command line.
+        quiet: no progress and no messages on standard error, except warnings.
+        options: as on the command line, with underscores for dashes (``img_size=64``) and dictionaries for groups
+            (``localization={"weight": 1.0}``, or ``**{"localization.weight": 1.0}``). ``--continue`` is
+            ``continue_from``. Instead of ``--config`` use ``**yaml.safe_load(…)``.
     """
     words = command.split()
-    verb = find_command(words) if words else None
-    if verb is None or verb.words != " ".join(words):
+    row = find_command(words) if words else None
+    if row is None or row.name != " ".join(words):
         raise UserError(f"There is no command '{command}': see 'frugalvit --help'.")
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # spawned, and still reading the main module
-        raise UserError(f"{GUARD[0].upper()}{GUARD[1:]}: this is one of them, and must not begin the work anew.")
-    with _running, console.quiet() if quiet else contextlib.nullcontext():
-        wanted = pkgutil.resolve_name(verb.config)
-        values = _values(wanted, arguments, options)
-        config = wanted.parse(values)
-        if verb.distributed and config.devices > 1 and launch_env.needs_launch():
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # spawned, and importing the main module
+        raise UserError(
+            f"{GUARD[0].upper()}{GUARD[1:]}. This is such a worker process, which must not start a command."
+        )
+    with _lock, console.quiet() if quiet else contextlib.nullcontext():
+        model = row.load_config()
+        values = _values(model, arguments, options)
+        config: Any = model.parse(values)
+        if row.distributed and config.devices > 1 and launch_env.needs_launch():
             from frugalvit.cli import subprocess_run
 
-            return subprocess_run.run_in_subprocess(verb.words, values, config, quiet=quiet)
-        function = pkgutil.resolve_name(verb.function)  # brings torch, where the command needs it: to be remembered too
-        with _environment_as_it_was(), _torch_as_it_was():
+            return subprocess_run.run_in_subprocess(row.name, values, config, quiet=quiet)
+        function = row.load_function()  # imports torch first, so that its settings can be restored
+        with _preserve_environment(), _preserve_torch():
             data = function(config).data
-            if verb.distributed:
-                _meet_the_others(config)
+            if row.distributed:
+                _wait_for_ranks(config)
             return data
 
 
-def _meet_the_others(config: Any) -> None:
-    """A program goes on in every process that torchrun has started, and may read at once what the first one writes."""
+def _wait_for_ranks(config: Any) -> None:
+    """Wait at the end: the program continues on every rank and may read what rank 0 writes."""
     if math.prod(launch_env.devices_and_nodes(config.devices, config.nodes)) > 1:
         from frugalvit.engine.distributed import barrier
 
@@ -81,8 +82,8 @@ def _meet_the_others(config: Any) -> None:
 
 
 @contextlib.contextmanager
-def _environment_as_it_was() -> Iterator[None]:
-    """A command says in the environment what the processes that it starts must know; that is not the caller's."""
+def _preserve_environment() -> Iterator[None]:
+    """Restore the environment variables that a command sets for its processes."""
     before = dict(os.environ)
     try:
         yield
@@ -93,18 +94,18 @@ def _environment_as_it_was() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torch_as_it_was() -> Iterator[None]:
-    """A command seeds torch and sets what its device wants; the caller's own work goes on as if it had not."""
+def _preserve_torch() -> Iterator[None]:
+    """Restore torch's random state and settings after a command."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         yield
         return
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    from frugalvit.engine import hardware  # with torch, which it needs
+    from frugalvit.engine import hardware  # imports torch
 
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(devices), hardware.preserve_onednn(), _plain_torch(torch):
+        with torch.random.fork_rng(devices), hardware.preserve_onednn(), _default_torch_modes(torch):
             yield
     finally:
         torch.set_num_threads(threads)
@@ -112,10 +113,10 @@ def _torch_as_it_was() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_torch(torch: Any) -> Iterator[None]:
-    """The modes in which a command finds torch on the command line, whatever the caller's own work is done in.
+def _default_torch_modes(torch: Any) -> Iterator[None]:
+    """Run a command in torch's default modes, whatever modes the caller is in.
 
-    What is already so is left alone: a mode that has to be entered costs every call of torch a little.
+    A mode that is already the default is not entered: each mode slows every call of torch a little.
     """
     dtype = torch.get_default_dtype()
     with contextlib.ExitStack() as modes:
@@ -131,24 +132,26 @@ def _plain_torch(torch: Any) -> Iterator[None]:
         yield
 
 
-def train(data: Place | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Train a classifier or fine-tune one: ``frugalvit train``. ``["run"]`` is its folder, ``["top1"]`` its accuracy.
+def train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Train or fine-tune a classifier, as ``frugalvit train`` does.
 
-    ``fv.load(outcome["run"])`` gives the model. Options are those of ``frugalvit train --help``; see :func:`run`.
+    ``["run"]`` is the run folder, ``["top1"]`` the accuracy; ``fv.load(result["run"])`` loads the model.
+    Options are those of ``frugalvit train --help``; see :func:`run`.
     """
     return run("train", *([] if data is None else [data]), quiet=quiet, **options)
 
 
-def pretrain(data: Place | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Learn features without labels: ``frugalvit pretrain``. ``["run"]`` is its folder, for ``init`` of :func:`train`.
+def pretrain(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Learn features without labels, as ``frugalvit pretrain`` does.
 
+    ``["run"]`` is the run folder; pass it to :func:`train` as ``init``.
     Options are those of ``frugalvit pretrain --help``; see :func:`run`.
     """
     return run("pretrain", *([] if data is None else [data]), quiet=quiet, **options)
 
 
 def _values(model: type[Config], arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """The values of a configuration, from a call."""
+    """Map the arguments and options of a call to nested option values."""
     values: dict[str, Any] = {}
     left = list(arguments)
     for name, field in flat_fields(model).items():
@@ -156,15 +159,15 @@ def _values(model: type[Config], arguments: tuple[Any, ...], options: dict[str, 
         if not extra.get("positional") or not left:
             continue
         if typing.get_origin(field.annotation) is list and not isinstance(left[0], list):
-            values[name], left = left, []  # the last one takes all there are, as IMAGE… does
+            values[name], left = left, []  # a list takes all remaining arguments
         else:
             values[name] = left.pop(0)
     if left:
-        raise UserError(f"There is no place for {left[0]!r}: give options by their names.")
+        raise UserError(f"{left[0]!r} is one argument too many: pass options by name.")
     for name, value in options.items():
         if name in values:
-            raise UserError(f"'{name}' is given twice.")
-        given: dict[str, Any] = {}
-        set_dotted(given, name, value)
-        values = merge(values, given)
+            raise UserError(f"'{name}' is passed twice.")
+        nested: dict[str, Any] = {}
+        set_dotted(nested, name, value)
+        values = merge(values, nested)
     return values

@@ -1,4 +1,4 @@
-"""Errors written for their reader: what is wrong, where, and what to do."""
+"""Errors for the user: what is wrong, the value, what to do."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from collections.abc import Iterable
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody stopped a run of several, and it is saved: the same command goes on."""
+    """A signal stopped one run of several. It is saved, and the same command continues it."""
 
 
 class UserError(Exception):
-    """A mistake of the user: one line that says what is wrong and what to do. The command line exits with 2."""
+    """A mistake of the user, as one line. The command line prints it and exits with 2."""
 
 
-GUARD = "a script works below 'if __name__ == \"__main__\":', since processes that decode its images read it again"
-"""What a program of somebody's own needs where processes are spawned."""
+class LostRankError(UserError):
+    """Another rank has ended or does not answer. Every remaining rank prints it: rank 0 may be the lost one."""
+
+
+GUARD = "put the code below 'if __name__ == \"__main__\":', because worker processes import the script again"
+"""What a user's script needs if processes are spawned."""
 
 
 def did_you_mean(word: str, options: Iterable[str], count: int = 1) -> str:
-    """`` Did you mean 'x'?`` for the options closest to ``word``, or an empty string when nothing is close."""
+    """Return `` Did you mean 'x'?`` for the closest options, or an empty string."""
     close = difflib.get_close_matches(word, list(dict.fromkeys(options)), n=count, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(option) for option in close)}?" if close else ""

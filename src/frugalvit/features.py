@@ -1,4 +1,4 @@
-"""The one thing both papers act on: the grid of tokens a network ends with."""
+"""Features: the final grid of tokens, which both papers train on, and its pooled vector."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class Features(NamedTuple):
-    """What a backbone makes of a batch of images.
+    """The output of a backbone for a batch of images.
 
-    grid:   (B, D, h, w), the final tokens, where they lie in the image
-    pooled: (B, D), what the classifier sees: the class token, or the mean of the tokens; of a few networks, such as
-            MobileNetV3, wider than the grid
+    grid:   (B, D, h, w), the final tokens at their positions in the image
+    pooled: (B, D), the input of the classifier: the class token, or the mean of the tokens; a few networks, such as
+            MobileNetV3, have a wider one
     """
 
     grid: Tensor

@@ -1,4 +1,4 @@
-"""Numbers of the bench against the papers' and against hand-counted work."""
+"""``frugalvit bench`` against the papers' numbers and against hand-counted operations."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from PIL import Image
 import frugalvit as fv
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.benchmarking.inference import LiveTensors, accuracy_of, bench, count_parameters, measure, multiply_adds
-from frugalvit.cli.main import main
 from frugalvit.config.probe import BenchConfig
 from frugalvit.errors import UserError
 
 
 @pytest.mark.parametrize(("name", "parameters", "gflops"), [("swin_tiny_w7", 28, 4.5), ("resnet50", 23, 4.1)])
-def test_parameters_and_gflops_are_those_of_the_papers(name: str, parameters: int, gflops: float) -> None:
+def test_parameters_and_gflops_equal_the_papers(name: str, parameters: int, gflops: float) -> None:
     backbone = fv.create_backbone(name, num_classes=7).eval()
     assert round(count_parameters(backbone) / 1e6 - 0.01) == pytest.approx(parameters, abs=1)
-    found = multiply_adds(backbone, torch.zeros(1, 3, *backbone.img_size)) / 1e9
-    assert found == pytest.approx(gflops, rel=0.04)
+    counted = multiply_adds(backbone, torch.zeros(1, 3, *backbone.img_size)) / 1e9
+    assert counted == pytest.approx(gflops, rel=0.04)
 
 
 def test_attention_is_counted() -> None:
@@ -46,10 +45,9 @@ def test_live_tensors_by_hand() -> None:
     assert live.live == 1024
 
 
-def test_memory_is_that_of_the_precision(model) -> None:
-    """Half the bytes of activations: with many images they outweigh the parameters, which stay in full."""
-    found = {precision: measure(model, 64, 1, precision)["peak_memory_gib"] for precision in ("32", "bf16")}
-    assert found["bf16"] < 0.8 * found["32"]
+def test_half_precision_needs_less_memory(model) -> None:
+    memory = {precision: measure(model, 64, 1, precision)["peak_memory_gib"] for precision in ("32", "bf16")}
+    assert memory["bf16"] < 0.8 * memory["32"]
 
 
 def test_rows_are_relative_to_the_reference() -> None:
@@ -68,9 +66,7 @@ def test_rows_are_relative_to_the_reference() -> None:
     ("reference", "scaled"),
     [pytest.param("vit_base", True, marks=pytest.mark.slow), ("vit_base_patch16_224", True), ("resnet18", False)],
 )
-def test_only_vit_b_leads_to_the_scale_of_table_7(
-    reference: str, scaled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_7_needs_vit_b_as_reference(reference: str, scaled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frugalvit.benchmarking.inference.measure", lambda *_, **__: {"images_per_second": 2.0})
     result = bench(BenchConfig(models=["swin_nano"], img_size=32, device="cpu", reference=reference))
     (row,) = result.data["models"]
@@ -79,28 +75,21 @@ def test_only_vit_b_leads_to_the_scale_of_table_7(
 
 
 @pytest.mark.parametrize("values", [{"reference": "nosuch"}, {"models": ["swin_nano", "swin_nan"]}, {"models": ["."]}])
-def test_names_are_resolved_before_any_is_measured(
+def test_unknown_models_are_errors_before_measuring(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("frugalvit.benchmarking.inference.measure", lambda *_, **__: pytest.fail("measured"))
-    with pytest.raises(UserError, match=r"There is no folder, file or network|holds no model"):
+    with pytest.raises(UserError, match=r"nosuch|swin_nan|\."):
         bench(BenchConfig.parse({"models": ["swin_nano"], "img_size": 32, "device": "cpu"} | values))
 
 
-def test_the_head_line_is_a_phrase(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frugalvit.benchmarking.inference.measure", lambda *_, **__: {"images_per_second": 2.0})
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    result = bench(BenchConfig(models=["swin_nano"], img_size=32, device="cpu", precision="32", reference=None))
-    assert result.tables[0].title.endswith("CPU, 1 thread, 32-bit, batch 8")
-
-
-def test_no_reference_no_column() -> None:
+def test_without_reference_there_is_no_relative_column() -> None:
     result = bench(BenchConfig(models=["swin_nano"], img_size=32, batch=1, steps=1, device="cpu", reference=None))
     assert "relative" not in result.tables[0].columns and result.data["reference"] is None
 
 
-def test_the_plot_over_runs(tmp_path: Path, model) -> None:
+def test_plot_of_runs(tmp_path: Path, model) -> None:
     for name, accuracy in (("one", 61.0), ("two", 75.5)):
         save_model_folder(model.backbone, tmp_path / name / "model")
         (tmp_path / name / "summary.json").write_text(json.dumps({"top1": accuracy}))
@@ -110,7 +99,7 @@ def test_the_plot_over_runs(tmp_path: Path, model) -> None:
     assert [row["accuracy"] for row in result.data["models"]] == [61.0, 75.5]
     with Image.open(plot) as drawn:
         assert drawn.width > 300
-    with pytest.raises(UserError, match="not overwritten"):
+    with pytest.raises(UserError, match="figure"):
         bench(config)
 
 
@@ -124,23 +113,12 @@ def test_accuracy_of_a_run_prefers_its_linear_probe(tmp_path: Path) -> None:
     (tmp_path / "probes.json").write_text(json.dumps({"linear flowers": "top1"}))
     assert accuracy_of(str(tmp_path)) == ("knn", 40.0)
     (tmp_path / "probes.json").write_text("{")
-    with pytest.raises(UserError, match=r"probes\.json is not readable JSON"):
+    with pytest.raises(UserError, match=r"probes\.json"):
         accuracy_of(str(tmp_path))
 
 
-def test_a_plot_without_any_accuracy_is_refused_before_measuring(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--plot needs runs"):
+def test_plot_needs_an_accuracy_and_a_known_suffix(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--plot"):
         bench(BenchConfig(models=["swin_nano"], device="cpu", plot=str(tmp_path / "f.png")))
-    with pytest.raises(UserError, match="picture's name"):
+    with pytest.raises(UserError, match=r"f\.gif"):
         bench(BenchConfig(models=["swin_nano"], device="cpu", plot=str(tmp_path / "f.gif")))
-
-
-def test_a_plot_below_a_file_is_said_before_any_model_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "summary.json").write_text(json.dumps({"top1": 61.0}))
-    assert main(["bench", str(tmp_path / "run"), "--device", "cpu", "--plot", str(tmp_path / "file" / "f.png")]) == 2
-    told = capsys.readouterr().err
-    assert "Cannot write to" in told and len(told.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The measured step, and the paper's algorithm as written that it is measured against."""
+"""The measured training step, and the baselines in ``benchmarks/`` that it is compared with."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import torch
 from lightning_fabric import Fabric
 from PIL import Image
 
+from esvit_reference import ReferencePretrainingTask
 from frugalvit.backbones import create_backbone
 from frugalvit.benchmarking import train_step
-from frugalvit.benchmarking.esvit_reference import ReferencePretrainingTask
-from frugalvit.benchmarking.torchvision_input import Files, TorchvisionBatches, supervised_transform, usual_loader
 from frugalvit.config.data import CropsConfig, MixingConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
@@ -33,11 +32,12 @@ from frugalvit.experiment.auto_values import AutoValues, Facts, decide_training
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import make_plan
+from torchvision_input import FileDataset, TorchvisionBatches, make_loader, supervised_transform
 
 SMALL: dict[str, Any] = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4), "img_size": 32}
 
 
-def test_the_algorithm_as_written_gives_the_same_loss_centres_and_gradients() -> None:
+def test_algorithm_1_has_the_same_loss_and_gradients() -> None:
     torch.manual_seed(0)
     student, teacher = (create_backbone("swin_nano", drop_path=0.0, **SMALL) for _ in range(2))
     heads = {"prototypes": 40, "hidden": 16, "bottleneck": 8}
@@ -62,13 +62,15 @@ def test_the_algorithm_as_written_gives_the_same_loss_centres_and_gradients() ->
         losses.append(loss)
     torch.testing.assert_close(*losses)
     for (name, ours), theirs in zip(fast.named_parameters(), slow.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-3, msg=name)  # written in fp32
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, atol=1e-6, rtol=1e-3, msg=name
+        )  # fp32 inside
     assert fast.regions is not None and slow.regions is not None
     torch.testing.assert_close(fast.regions.center, slow.regions.center)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("train", marks=pytest.mark.slow), "pretrain"])
-def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_is_measured_against_the_baselines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_IMAGES": 8, "_WARM_UP": 1, "_GROUP": 1}.items():
         monkeypatch.setattr(train_step, name, value)
     config = BenchStepConfig.parse(
@@ -76,32 +78,32 @@ def test_a_step_is_measured_and_compared(kind: str, monkeypatch: pytest.MonkeyPa
          "against": True, "workers": 0, **({"prototypes": 16} if kind == "pretrain" else {})}
     )  # fmt: skip
     result = train_step.bench_step(config)
-    ours, *without, written, usual = result.data["rows"]
-    assert any("in turns" in note for note in result.notes) is (kind == "train")
+    ours, *without, written, dataloader = result.data["rows"]
+    assert any("drloc_percent" in note for note in result.notes) is (kind == "train")
     assert ("prototypes" in result.data) is (kind == "pretrain")
     if kind == "train":
         assert "drloc_percent" in ours and "drloc_percent" not in without[0] and ours["drloc"] == "l1"
         assert without[0]["step"] == "without Drloc" and without[0]["gflop_per_image"] <= ours["gflop_per_image"]
     assert ours["images_per_second"] > 0 and ours["gflop_per_image"] > 0
-    for row in (written, usual):
+    for row in (written, dataloader):
         assert row["ratio"] == pytest.approx(ours["images_per_second"] / row["images_per_second"], rel=0.05)
 
 
 @pytest.mark.parametrize(
     ("values", "flag"),
     [
-        ({"kind": "pretrain", "localization": 0.3}, "--localization is of 'bench step train'"),
-        ({"kind": "train", "prototypes": 64}, "--prototypes is of 'bench step pretrain'"),
+        ({"kind": "pretrain", "localization": 0.3}, "--localization"),
+        ({"kind": "train", "prototypes": 64}, "--prototypes"),
         ({"kind": "train", "workers": 2}, "--workers .* --against"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(values: dict[str, Any], flag: str) -> None:
+def test_options_without_effect_are_errors(values: dict[str, Any], flag: str) -> None:
     with pytest.raises(UserError, match=flag):
         BenchStepConfig.parse(values)
 
 
 @pytest.mark.parametrize(("as_written", "variant"), [(False, "ce"), (True, "l1")])
-def test_drloc_is_measured_in_the_form_that_a_run_chooses(as_written: bool, variant: str) -> None:
+def test_drloc_has_the_variant_of_a_run(as_written: bool, variant: str) -> None:
     settings = train_step._settings(BenchStepConfig(kind="train"), as_written)
     assert isinstance(settings, TrainConfig)
     decide_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), AutoValues())
@@ -109,56 +111,55 @@ def test_drloc_is_measured_in_the_form_that_a_run_chooses(as_written: bool, vari
 
 
 @pytest.mark.parametrize("as_written", [False, True])
-def test_a_step_of_a_network_that_pools_into_another_width(as_written: bool) -> None:
-    """The heads are those that a run would have: MobileNetV3's classifier sees 1,024 numbers, its grid has 576."""
+def test_heads_fit_a_network_with_another_pooled_width(as_written: bool) -> None:
+    """MobileNetV3 has 1,024 pooled features and a grid of 576 channels."""
     config = BenchStepConfig(kind="pretrain", backbone="mobilenetv3_small_100", img_size=32, batch=2, prototypes=16)
     fabric = Fabric(accelerator="cpu", devices=1)
     pixels = torch.randint(0, 256, (4, 3, 40, 40), dtype=torch.uint8)
     batches = train_step._batches(config, ImageStore.from_arrays(pixels), 0)
-    stepper = train_step._stepper(config, batches, 0, fabric, as_written)
-    stepper.one_step()
-    task: Any = stepper.task
+    step = train_step._make_train_step(config, batches, 0, fabric, as_written)
+    step.one_step()
+    task: Any = step.task
     assert (task.views.student.mlp[0].in_features, task.regions.student.mlp[0].in_features) == (1024, 576)
     assert isinstance(task, ReferencePretrainingTask) == as_written and task.hold_last == 0
     plan = make_plan(PretrainConfig.parse({"steps": 10, "batch": 2, "lr": 0.1}), 4, 1)
-    assert (stepper.plan.clip, stepper.plan.clip_per, stepper.plan.betas) == (plan.clip, plan.clip_per, plan.betas)
+    assert (step.plan.clip, step.plan.clip_per, step.plan.betas) == (plan.clip, plan.clip_per, plan.betas)
 
 
-def test_the_cost_of_drloc_is_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that slows down all the while does not count against the loss; the head is put back."""
-    stepper: Any = SimpleNamespace(task=SimpleNamespace(localization="head"))
-    asked: list[bool] = []
+def test_cost_of_drloc_ignores_a_drift_of_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    step: Any = SimpleNamespace(task=SimpleNamespace(localization="head"))
+    with_drloc: list[bool] = []
 
     def slower_and_slower(*_: Any) -> float:
-        asked.append(stepper.task.localization == "head")
-        return (1.5 if asked[-1] else 1.0) * 1.02 ** len(asked)
+        with_drloc.append(step.task.localization == "head")
+        return (1.5 if with_drloc[-1] else 1.0) * 1.02 ** len(with_drloc)
 
     monkeypatch.setattr(train_step, "timed", slower_and_slower)
-    cost = train_step._cost_of_drloc(stepper, lambda _: None, 30, torch.device("cpu"))
+    cost = train_step._cost_of_drloc(step, lambda _: None, 30, torch.device("cpu"))
     assert cost == pytest.approx(0.5, abs=0.04)
-    assert asked == [True, False] * 4 and stepper.task.localization == "head"
+    assert with_drloc == [True, False] * 4 and step.task.localization == "head"
 
 
 @pytest.mark.slow
-def test_a_profile_without_a_gpu_is_no_error(tmp_path: Path) -> None:
-    """In a process of its own: the profiler's library reads how much it may say once."""
+def test_profile_without_a_gpu(tmp_path: Path) -> None:
+    """In a new process: the profiler reads its log level once."""
     code = (
         "import torch; from pathlib import Path; from frugalvit.benchmarking.train_step import _profile\n"
         "_profile(lambda _: torch.ones(9) + 1, torch.device('cpu'), Path('profile.txt'))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    said = [line for line in done.stderr.splitlines() if not line.startswith("oneDNN")]
-    assert said == ["where the time goes: profile.txt"]
+    logged = [line for line in done.stderr.splitlines() if not line.startswith("oneDNN")]
+    assert logged == ["profile: profile.txt"]
     assert "aten::add" in (tmp_path / "profile.txt").read_text()
 
 
-def test_the_usual_input_reads_files(tmp_path: Path) -> None:
+def test_dataloader_reads_files(tmp_path: Path) -> None:
     for number in range(6):
         folder = tmp_path / "train" / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20, 24), (40 * number, 0, 0)).save(folder / f"{number}.png")
     source = open_data(str(tmp_path), split="given")
-    loader = usual_loader(Files(source.splits["train"], supervised_transform(16)), 4, 0)
+    loader = make_loader(FileDataset(source.splits["train"], supervised_transform(16)), 4, 0)
     batch = TorchvisionBatches(loader, None, Mixing(MixingConfig(), 2), torch.device("cpu")).batch_at(0)
     assert batch.images.shape == (4, 3, 16, 16)
     torch.testing.assert_close(batch.targets.sum(1), torch.ones(4))

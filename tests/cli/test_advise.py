@@ -1,23 +1,94 @@
-"""What advise measures is the step that a run takes."""
+"""frugalvit advise: every proposed command is valid, and the timed step is the step of a run."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
 import pytest
 from lightning_fabric import Fabric
+from PIL import Image
 
-from frugalvit.cli.advise import _pace
+from frugalvit.cli import main as cli
+from frugalvit.cli import parser
+from frugalvit.cli.advise import Proposal, _propose_trial, _time_step, advise
+from frugalvit.config.tools import AdviseConfig
 from frugalvit.engine.step import TrainStep
 from helpers.toy_task import ToyTask, toy_plan
 
 
-def test_the_step_that_is_timed_is_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clipping and what comes before the optimiser (the centres of pre-training move there) take their time too."""
+def write_images(folder: Path, classes: int, each: int) -> Path:
+    random = np.random.default_rng(0)
+    for label in range(classes):
+        path = folder / f"class_{label}" if classes > 1 else folder
+        path.mkdir(parents=True, exist_ok=True)
+        for number in range(each):
+            Image.fromarray(random.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path / f"{number}.png")
+    return folder
+
+
+def check_command(text: str) -> None:
+    """The real parser accepts the command."""
+    words = shlex.split(text)
+    command = cli.find_command(words[1:])
+    assert words[0] == "frugalvit" and command is not None
+    options = words[1 + len(command.name.split()) :]
+    parser.parse(command.load_config(), options, command.name, command.help)
+
+
+def test_labelled_images(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "my photos", 3, 12)
+    data = advise(AdviseConfig(data=str(folder), trial=1, device="cpu")).data
+    assert (data["images"], data["classes"], data["device"], data["side"]) == (36, 3, "cpu", 16)
+    proposals = data["proposals"]
+    if proposals[0]["command"].endswith(f"--steps {proposals[0]['steps']}"):  # a trial first, on a slow machine
+        check_command(proposals.pop(0)["command"])
+    for proposal in proposals:
+        check_command(proposal["command"])
+        assert proposal["seconds"] > 0 and proposal["why"]
+    assert [p["command"].split()[1] for p in proposals] == ["train", "pretrain", "train", "train", "compare"]
+    assert proposals[0]["seconds"] >= proposals[0]["steps"] * proposals[0]["seconds_per_step"]
+    assert {"backbone", "batch", "lr"} <= {decision["name"] for decision in proposals[0]["decisions"]}
+    json.dumps(data)
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(100.0, 0), (3000.0, 1)])
+def test_a_long_run_gets_a_trial_first(seconds: float, count: int) -> None:
+    trials = _propose_trial(Proposal("frugalvit train photos", "why", seconds, 1000, seconds / 1000))
+    assert len(trials) == count
+    for trial in trials:
+        check_command(trial.command)
+        assert trial.steps == 100 and trial.seconds == 300
+
+
+def test_unlabelled_images_without_a_trial(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 1, 10)
+    proposals = advise(AdviseConfig(data=str(folder), trial=0, device="cpu")).data["proposals"]
+    assert [proposal["command"].split()[1] for proposal in proposals] == ["pretrain", "embed", "train"]
+    for proposal in proposals:
+        check_command(proposal["command"])
+        assert proposal["seconds"] is None
+
+
+def test_unbalanced_classes(tmp_path: Path) -> None:
+    folder = write_images(tmp_path, 2, 4)
+    for number in range(40):
+        shutil.copy(folder / "class_0" / "0.png", folder / "class_0" / f"copy_{number}.png")
+    notes = advise(AdviseConfig(data=str(folder), trial=0, device="cpu")).notes
+    assert any("--balance" in note for note in notes)
+
+
+def test_the_timed_step_is_the_step_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clipping and the hook before the optimizer, where the centers move, take time too."""
     done: list[str] = []
     task, clip = ToyTask(), TrainStep._clip
     monkeypatch.setattr(task, "before_optimizer", lambda step: done.append(f"before {step}"))
     monkeypatch.setattr(TrainStep, "_clip", lambda self: done.append("clip") or clip(self))
     monkeypatch.setattr(task, "after_step", lambda step, skipped: done.append(f"after {step}"))
     before = task.linear.weight.detach().clone()
-    assert _pace(task, toy_plan(clip=1.0), Fabric(accelerator="cpu", devices=1), 2, "a toy") > 0
+    assert _time_step(task, toy_plan(clip=1.0), Fabric(accelerator="cpu", devices=1), 2, "a toy") > 0
     assert done == [word for step in range(3) for word in (f"before {step}", "clip", f"after {step}")]
     assert not before.equal(task.linear.weight)

@@ -1,4 +1,4 @@
-"""What a stranger does wrong, verb by verb: one line that says what is wrong and what to do, and nothing is begun."""
+"""Mistakes of users, command by command: one line each, and no run is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import yaml
 from PIL import Image
 
 from frugalvit.cli import main as cli
-from frugalvit.cli.parser import make_parser
 from frugalvit.config.base import set_dotted
 from frugalvit.config.run import FREE_ON_RESUME
 from frugalvit.config.train import TrainConfig
@@ -75,26 +74,26 @@ MISTAKES = [
     ("train photos --steps 1.5", "steps = '1.5': it must be a whole number."),
     ("train photos --localization.pairs 0", "localization.pairs = '0': it must be at least 1 or 'all'"),
     ("train photos --augment.scale 0.5", "augment.scale = ['0.5']: it must be 2 values, e.g. 0.08,1"),
-    ("train photos --augment.scale 1,0.5", "the smaller of the two comes first"),
+    ("train photos --augment.scale 1,0.5", "smaller value must come first"),
     ("train photos --augment.flip 3", "augment.flip = '3': it must be at most 1."),
     ("train photos --drop-path 2", "--drop-path = '2': it must be less than 1 or 'auto'"),
     ("train photos --ema 1", "ema = '1': it must be less than 1"),
     ("train photos --workers -1", "workers = '-1': it must be at least 0"),
     ("train photos --report perhaps", "one argument too many"),
-    ("train photos --accumulate 16 --batch 8", "a batch of 8 images has no 16 parts; lower --accumulate"),
+    ("train photos --accumulate 16 --batch 8", "--accumulate 16 is larger than --batch 8"),
     ("pretrain photos --drop-path 3", "less than 1"),
     ("pretrain photos --matching.prototypes 1", "it must be at least 2"),
     ("pretrain photos --matching.momentum 2", "it must be at most 1"),
     ("pretrain photos --matching.teacher-temp 0", "it must be more than 0"),
-    ("detect train coco --scales 2,1", "the smaller of the two comes first"),
+    ("detect train coco --scales 2,1", "smaller value must come first"),
     ("detect train coco --detector.anchors 0", "it must be more than 0"),
     ("detect train coco --drop-path 3", "less than 1"),
     ("segment train scenes --scales 0,2", "it must be more than 0"),
-    ("segment train scenes --root x", "frugalvit: --root is not for segment; leave it out."),
+    ("segment train scenes --root x", "frugalvit: --root is not an option of segment."),
     ("reproduce few-labels --epochs -1", "epochs = '-1': it must be more than 0"),
     (
         "pretrain photos --crops.global-crops 1 --crops.local-crops 0",
-        "frugalvit: one crop has no other to match; raise",
+        "--crops.global-crops",
     ),
     ("bench swin_nano --img-size 0", "--img-size = '0': it must be at least 1"),
     ("train photos --lr nan", "lr = 'nan': it must be a finite number or 'auto'"),
@@ -102,18 +101,18 @@ MISTAKES = [
     ("probe knn run photos --img-size 100000", "it must be at most 8,192 pixels"),
     # what contradicts itself
     ("probe knn run photos --backbone resnet18", "run holds a swin_nano and says so itself: leave out --backbone"),
-    ("train photos --init run --pretrained", "--init and --pretrained both say which weights to start from"),
-    ("pretrain photos --init run --continue pre", "--init and --continue both say which weights"),
+    ("train photos --init run --pretrained", "--init and --pretrained both set"),
+    ("pretrain photos --init run --continue pre", "--init and --continue both set"),
     ("train photos --resume run --steps 50", "run was begun with --steps 1 and goes on so: leave it out"),
     ("train --resume run --epochs 3", "run was begun without --epochs and goes on so: leave it out"),
     ("train --resume run --init pre", "run was begun without --init and goes on so"),
     ("train --resume run --localization.weight 3", "run was begun with --localization.weight 0.5 and goes on so"),
     ("train --resume run --out other", "stays in its folder, run: leave out --out other"),
-    ("train photos --resume auto", "--resume auto goes on with the run in --out, if there is one: give --out a folder"),
+    ("train photos --resume auto", "--resume auto needs --out"),
     ("train photos --resume auto --out run --steps 9", "run was begun with --steps 1 and goes on so"),
     ("train photos --resume auto --out pre", "pre is a run of 'frugalvit pretrain'"),
     ("train --resume auto --out new", "What should be trained on?"),
-    ("compare photos --resume auto --out new", "a comparison is not resumed"),
+    ("compare photos --resume auto --out new", "the same --out"),
     ("pretrain --resume pre --continue pre", "pre was begun without --continue and goes on so"),
     ("pretrain --resume pre --steps 1234567", "or go on for longer in a new run with --continue pre --steps 1234567."),
     ("compare photos --with lr=1 --without lr=1", "'with' and 'without' are the same setting"),
@@ -129,12 +128,12 @@ MISTAKES = [
     ("train photos --init nothere", "--init nothere: there is no such run, exported folder or checkpoint file."),
     ("detect train coco --init nothere", "--init nothere: there is no such run"),
     ("train photos --backbone swin_nano --backbone-args {a:", "it must be a group, {name: value}"),
-    ('train photos --backbone-args {"img_size":32}', "'img_size' is not for these: use --img-size"),
-    ('train photos --backbone-args {"num_classes":4}', "'num_classes' is not for these: the data say it"),
-    ('pretrain photos --backbone-args {"name":"resnet18"}', "'name' is not for these: use --backbone"),
-    ('detect train coco --backbone-args {"img_size":32}', "'img_size' is not for these: use --img-size"),
-    ('train photos --backbone-args {"in_chans":4}', "images have 3 channels, or 1 in grey: leave in_chans out"),
-    ('segment train scenes --backbone-args {"in_chans":2}', "images have 3 channels, or 1 in grey"),
+    ('train photos --backbone-args {"img_size":32}', "'img_size' cannot be set here: use --img-size"),
+    ('train photos --backbone-args {"num_classes":4}', "'num_classes' cannot be set here"),
+    ('pretrain photos --backbone-args {"name":"resnet18"}', "'name' cannot be set here: use --backbone"),
+    ('detect train coco --backbone-args {"img_size":32}', "'img_size' cannot be set here: use --img-size"),
+    ('train photos --backbone-args {"in_chans":4}', "in_chans must be 3"),
+    ('segment train scenes --backbone-args {"in_chans":2}', "in_chans must be 3"),
     ("probe knn nothere photos", "There is no folder, file or network 'nothere'. Give a run's folder"),
     ("probe knn swin_tiny photos", "Did you mean 'swin_tiny_w7'"),
     ("probe knn empty photos", "empty holds no model (no config.json): give a run's folder"),
@@ -143,7 +142,7 @@ MISTAKES = [
     ("predict bare.safetensors photos", "bare.safetensors is a bare weight file"),
     ("embed vit_tiny_patch16_224.augreg_in21k photos", "hf download timm/vit_tiny_patch16_224.augreg_in21k"),
     ("report run pre --out photos", "photos is a folder: name a file in it, for instance photos/report.html"),
-    ("list models nothing", "No network is called nothing."),
+    ("list models nothing", "No network matches nothing."),
 ]
 
 
@@ -162,7 +161,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("train photos --steps 1 --backbone swin_nano --init empty", "empty is a folder, not a checkpoint file"),
+        ("train photos --steps 1 --backbone swin_nano --init empty", "empty is a folder"),
         ("pretrain photos --steps 5 --matching.prototypes 40 --continue pre", "pre has another shape ("),
     ],
 )
@@ -268,17 +267,6 @@ def test_what_no_score_follows_from_may_be_another_on_a_resume(tmp_path: Path, n
     assert (found.data, found.cache.size, found.resume) == ("photos", 64, str(tmp_path))
 
 
-def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def greedy(*_: object) -> None:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:113] not enough memory: you tried to allocate 3e14 bytes.")
-
-    monkeypatch.setattr("frugalvit.cli.list_command.recipes", greedy)
-    import torch  # noqa: F401  what runs out of memory has loaded it
-
-    assert cli.main(["list", "recipes"]) == 2
-    assert "not enough memory for this. Use fewer images at once (--batch)" in capsys.readouterr().err
-
-
 def test_an_image_smaller_than_a_patch_is_saved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     words = ["--backbone", "swin_nano", "--img-size", "4", "--steps", "1", "--batch", "2", "--no-report", "--quiet"]
@@ -299,9 +287,3 @@ def test_help_says_what_a_value_looks_like(capsys: pytest.CaptureFixture[str]) -
     ):
         assert words in page, words
     assert "--no-balance" not in page  # it is off already
-
-
-@pytest.mark.parametrize("verb", cli.COMMANDS, ids=lambda verb: verb.words.replace(" ", "-"))
-def test_no_help_says_merely_value(verb: cli.Command) -> None:
-    page = make_parser(cli._load(verb.config), "x", "y").format_help()
-    assert " VALUE" not in page and "|VALUE" not in page

@@ -12,7 +12,7 @@ import pytest
 from frugalvit.cli.main import main
 from frugalvit.comparison import compare as module
 from frugalvit.comparison.compare import asked_otherwise, compare, known_metrics
-from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import Interrupted, UserError
@@ -228,7 +228,7 @@ def test_settings_hold_several_values(photos: Path, tmp_path: Path) -> None:
 )
 def test_several_values_amiss_are_one_line(setting: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        TrainConfig.parse(assignments([setting]))
+        TrainConfig.parse(parse_assignments([setting]))
 
 
 def test_a_metric_that_no_run_has_is_said_before_the_first(photos: Path, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_question_of_an_earlier_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"data": ', "[]"])
 def test_a_damaged_question_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "asked.json").write_text(text)
-    with pytest.raises(UserError, match=r"asked\.json .*mend or remove it"):
+    with pytest.raises(UserError, match=r"asked\.json .*fix or remove it"):
         asked_otherwise(tmp_path, TrainConfig.parse({"data": "x"}))
 
 

@@ -1,4 +1,4 @@
-"""An option exists because it changes something: what it changes, seen where it is used, by values that differ."""
+"""Every option has an effect: values that differ change what is measured where the option is used."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def made(kind: Any, option: str, value: Any, *more: dict[str, Any]) -> Any:
     values: dict[str, Any] = SMALL
     for part in more:
         values = merge(values, part)
-    asked: dict[str, Any] = {}
-    set_dotted(asked, option, value)
-    return kind.parse(merge(values, asked))
+    nested: dict[str, Any] = {}
+    set_dotted(nested, option, value)
+    return kind.parse(merge(values, nested))
 
 
 # -- schedules
@@ -283,7 +283,7 @@ CASES: dict[str, tuple[Callable[..., float], list[tuple[Any, Any]]]] = {
     ("observe", "value", "seen"),
     [pytest.param(look, *pair, id=f"{name}={pair[0]}") for name, (look, pairs) in CASES.items() for pair in pairs],
 )
-def test_an_option_changes_what_it_says(observe: Callable[..., float], value: Any, seen: float, tmp_path: Path) -> None:
+def test_option_has_its_effect(observe: Callable[..., float], value: Any, seen: float, tmp_path: Path) -> None:
     found = observe(value, tmp_path) if observe is classes_of_scenes else observe(value)
     assert found == (seen if isinstance(seen, int) else pytest.approx(seen, rel=0.1, abs=0.01))
 
@@ -297,13 +297,13 @@ def test_an_option_changes_what_it_says(observe: Callable[..., float], value: An
         pytest.param(roughness_by("crops.blur_local", 2), 1.0, 0.0, id="crops.blur_local"),
     ],
 )
-def test_an_option_makes_less_of_something(observe: Callable[[Any], float], low: Any, high: Any) -> None:
+def test_option_lowers_a_quantity(observe: Callable[[Any], float], low: Any, high: Any) -> None:
     assert observe(low) < 0.8 * observe(high)
 
 
 @pytest.mark.parametrize(
     ("option", "views"), [("blur_first", [0]), ("blur_global", [1]), ("blur_local", [2, 3])], ids=str
 )
-def test_blur_is_for_its_own_views(option: str, views: list[int]) -> None:
+def test_blur_affects_its_own_views(option: str, views: list[int]) -> None:
     blurred, sharp = (crops(f"crops.{option}", share, noise(4)) for share in (1.0, 0.0))
     assert [view for view in range(4) if not torch.equal(blurred[view], sharp[view])] == views

@@ -1,4 +1,4 @@
-"""The recipes that are named after the papers and their code hold those values, whatever the data."""
+"""The papers' recipes hold the papers' values, whatever the data."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_esvit(recipe: str, epochs: int, warmup: int, values: dict[str, Any], lr
         ({"view_weight": 0}, (0.0, 0.5)),
     ],
 )
-def test_the_weights_of_the_levels(given: dict[str, float], weights: tuple[float, float]) -> None:
+def test_weights_of_view_and_region_loss(given: dict[str, float], weights: tuple[float, float]) -> None:
     assert PretrainConfig.parse({"data": "x", "matching": given}).matching.weights() == weights
 
 
-def test_the_released_schedule_keeps_three_quarters() -> None:
-    """100 epochs of a cosine for 300 that began under the warm-up: (1 + cos(π/3)) / 2, towards 1 % of the peak."""
+def test_the_released_schedule_ends_at_three_quarters() -> None:
+    """100 epochs of a 300-epoch cosine that starts with the warm-up: (1 + cos(π/3)) / 2, towards 1 % of the peak."""
     config = TrainConfig.parse({"data": "x", "recipe": "drloc-released", "device": "cpu"})
     decide_training(config, Facts(50_000, 100, 224, "cuda", "swin", 27_500_000), AutoValues())
     plan = make_plan(config, 50_000, 0, 1)
@@ -71,7 +71,7 @@ def test_the_released_schedule_keeps_three_quarters() -> None:
 
 
 @pytest.mark.parametrize(("form", "zeroed"), [("released", True), ("paper", False)])
-def test_the_released_head_starts_as_its_network(form: str, zeroed: bool) -> None:
+def test_initialization_of_the_released_head(form: str, zeroed: bool) -> None:
     torch.manual_seed(0)
     values = {"data": "x", "device": "cpu", "steps": 2, "batch": 2, "lr": 0.1, "ema": 0, "img_size": 64}
     config = TrainConfig.parse(values | {"localization": {"form": form, "weight": 0.5}})

@@ -20,14 +20,14 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.engine import distributed
 from frugalvit.engine.trainer import RunInterrupted
-from frugalvit.errors import UserError
+from frugalvit.errors import LostRankError, UserError
 from frugalvit.experiment import builders, experiment, resume
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense import experiment as running
 from frugalvit.tasks.dense import loader
-from frugalvit.utils import launch_env, system
+from frugalvit.utils import system
 from frugalvit.utils.tables import CommandResult
 from helpers.fake_distributed import gather
 from helpers.toy_task import ToyTask, run_toy
@@ -152,32 +152,24 @@ def test_a_peer_that_cannot_open_the_data_is_said(lost: int, tmp_path: Path, mon
     assert "Another process of this run has ended" in str(left) and "--resume" not in str(left)
 
 
-def test_a_mistake_in_the_midst_of_a_run_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = threading.local()
-    monkeypatch.setattr(launch_env, "local_rank", lambda: getattr(ranks, "own", 0))
-
-    def open_source(_: TrainConfig, fabric: Any) -> Any:
-        ranks.own = fabric.global_rank  # known by now, as after a launch
-        return SimpleNamespace(name="photos")
-
+def test_an_error_in_the_body_removes_the_empty_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def body(*_: Any) -> CommandResult:
         raise UserError("There are no weights for this network.")
 
-    errors = live(monkeypatch, tmp_path / "run", open_source, body)
-    assert [type(error) for error in errors] == [UserError, launch_env.MetByAll]
+    errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
+    assert [type(error) for error in errors] == [UserError, UserError]
     assert len({str(error) for error in errors}) == 1 and not (tmp_path / "run").exists()
 
 
-def test_a_peer_that_is_gone_is_said_by_whoever_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have been the first: then nobody else says anything."""
-    monkeypatch.setattr(launch_env, "local_rank", lambda: 1)
+def test_every_remaining_rank_reports_a_lost_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lost rank may be rank 0: then nobody else reports anything."""
 
     def body(_: Any, __: Any, ___: Any, fabric: Any) -> CommandResult:
         with distributed.fail_on_lost_rank(fabric, None, 1.0):
             raise RuntimeError("[gloo] Connection closed by peer")
 
     errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
-    assert [type(error) for error in errors] == [launch_env.PeerLost] * 2
+    assert [type(error) for error in errors] == [LostRankError] * 2
 
 
 def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from frugalvit.backbones import create_backbone
-from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.data import PAPER_VIEWS, SMALL_VIEWS, AugmentConfig, CropsConfig, Views
 from frugalvit.config.dense import DetectConfig
 from frugalvit.config.pretrain import PretrainConfig
@@ -127,7 +127,7 @@ def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -
 def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, operations: int) -> None:
     """It is given all values, not only those that somebody has thought of."""
     compared = CompareConfig.parse({"data": "x", "epochs": 100, "batch": 128, "settings": ["a: lr=1", "b: lr=2"]})
-    config = TrainConfig.parse(compared.run_values(assignments([setting]), 0, "out"))
+    config = TrainConfig.parse(compared.run_values(parse_assignments([setting]), 0, "out"))
     decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), AutoValues())
     assert (config.mixing.prob, config.augment.operations) == (prob, operations)
 

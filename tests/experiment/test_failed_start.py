@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from frugalvit.cli import main as cli
-from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.runs.layout import remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, contains_run

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"img_size": 32},
             ("a", "b", "c"),
             True,
-            "at 32x32: keeps the shape its weights were trained in and ends in 1x1",
+            "at 32x32: keeps the patch size of its weights and ends in 1x1",
         ),
         ({"backbone": "swin_nano"}, ("x",), False, "2 left over (head.fc.bias, head.fc.weight); classifier of 3"),
         ({"init": "model.safetensors"}, ("a", "b", "d"), False, "its classes are others (a, b, c)"),
@@ -173,7 +173,7 @@ def test_a_file_of_a_run_leads_to_its_folder(folder: Path, tmp_path: Path) -> No
     (tmp_path / "foreign").mkdir()  # another library's folder, whose weights are ours by name
     shutil.copy(weights, tmp_path / "foreign" / "model.safetensors")
     (tmp_path / "foreign" / "config.json").write_text('{"architectures": ["SwinModel"]}')
-    with pytest.raises(UserError, match="holds another architecture"):  # it is read, and of another width
+    with pytest.raises(UserError, match="another architecture"):  # it is read, and of another width
         load_model(str(tmp_path / "foreign" / "model.safetensors"), architecture="swin_nano")
     with pytest.raises(UserError, match="it holds no state of a run"):
         load_model(str(run / "checkpoints" / "last.pt"))

@@ -109,7 +109,7 @@ def test_replay_names_the_first_bad_tensor(
 
 
 def test_replay_wants_a_failed_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for word, expected in ((tmp_path, "no failed step"), (tmp_path / "absent.pt", "There is no checkpoint file")):
+    for word, expected in ((tmp_path, "no failed step"), (tmp_path / "absent.pt", "The checkpoint file")):
         status, said = command(capsys, "replay", str(word))
         assert status == 2 and expected in said
 

@@ -14,9 +14,9 @@ import torch
 from frugalvit.backbones import factory
 from frugalvit.cli import main as cli
 from frugalvit.cli.replay import _rebuild
-from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.step import TrainStep
 from frugalvit.errors import UserError
 from frugalvit.experiment.init_weights import build_run_network

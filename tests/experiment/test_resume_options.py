@@ -152,7 +152,7 @@ def test_a_loss_that_is_added_is_no_divergence(share: float) -> None:
         if line >= 20:
             part = share if line == 20 else 1.0
             metrics |= {"region_loss": 6.9 - line / 40, "loss": metrics["loss"] + part * (3.45 - line / 80)}
-        said += health.look(10 * line, metrics)
+        said += health.check(10 * line, metrics)
     assert said == []
 
 
@@ -163,7 +163,7 @@ def test_long_runs_are_not_looked_through_at_every_line(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_swing", lambda losses: looked.append(len(losses)) or swing(losses))
     watch = Health(1024, steps=40_000, settled=100)
     for line in range(4000):
-        watch.look(10 * line, {"loss": 6.9, "view_loss": 6.9, "knn": 20.0})
+        watch.check(10 * line, {"loss": 6.9, "view_loss": 6.9, "knn": 20.0})
     assert len(looked) < 400 and watch.verdict() == "stagnation"
 
 

@@ -30,7 +30,7 @@ def test_sizes_are_learned_before_anything_is_compiled() -> None:
     config = PretrainConfig.parse({"data": "x", "matching": {"region_weight": 0.0}, "localization": {"weight": 0.0}})
     augment = MultiCrop(CropsConfig(local_size=56), student.img_size)
     _check_crops(student, augment, config)
-    assert student._fits[56, 56] == (64, 64)
+    assert student._padded_size((56, 56)) == (64, 64)
 
 
 @pytest.mark.parametrize(("native", "name"), [(True, "bf16-mixed"), (False, "16-mixed")])

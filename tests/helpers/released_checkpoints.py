@@ -1,4 +1,4 @@
-"""Checkpoints in every released format, made small from random models."""
+"""Checkpoints in every released format, made from small random models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VIT = {"embed_dim": 48, "depth": 2, "num_heads": 3}
 
 
 def swin(window: int = 7, num_classes: int = 10, **keywords) -> nn.Module:
-    return randomised(
+    return randomized(
         timm.create_model(
             "swin_tiny_patch4_window7_224", window_size=window, num_classes=num_classes, **SWIN | keywords
         )
@@ -25,17 +25,17 @@ def swin(window: int = 7, num_classes: int = 10, **keywords) -> nn.Module:
 
 
 def vit(img_size: int = 64, num_classes: int = 10, **keywords) -> nn.Module:
-    return randomised(
+    return randomized(
         timm.create_model("vit_base_patch16_224", img_size=img_size, num_classes=num_classes, **VIT | keywords)
     )
 
 
 def resnet(num_classes: int = 10, **keywords) -> nn.Module:
-    return randomised(timm.models.ResNet(Bottleneck, (1, 1, 1, 1), num_classes=num_classes, channels=(8, 8, 8, 8)))
+    return randomized(timm.models.ResNet(Bottleneck, (1, 1, 1, 1), num_classes=num_classes, channels=(8, 8, 8, 8)))
 
 
-def randomised(model: nn.Module) -> nn.Module:
-    """Everything random, norms too, so that a tensor in the wrong place is seen."""
+def randomized(model: nn.Module) -> nn.Module:
+    """Set every tensor to random values, norms too, so that a misplaced tensor changes the output."""
     generator = torch.Generator().manual_seed(torch.initial_seed() % 1000)
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
@@ -44,7 +44,7 @@ def randomised(model: nn.Module) -> nn.Module:
 
 
 def microsoft(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """timm's Swin under Microsoft's names, with the buffers their files carry."""
+    """timm's Swin under Microsoft's names, with the buffers in their files."""
     renamed = {}
     for name, tensor in state.items():
         name = re.sub(r"layers\.(\d+)\.downsample", lambda m: f"layers.{int(m[1]) - 1}.downsample", name)
@@ -127,6 +127,6 @@ def same(first: nn.Module, second: nn.Module, leave_out: str = " ") -> bool:
 
 
 def save(content: dict, folder: Path, old_format: bool = False) -> Path:
-    path = folder / "weights.data"  # a name that says nothing
+    path = folder / "weights.data"  # the name gives no format
     torch.save(content, path, _use_new_zipfile_serialization=not old_format)
     return path

@@ -1,4 +1,4 @@
-"""Features: equal to the plain forward pass, found again by content only, resumable, and never wrong."""
+"""Extracted features: equal to the forward pass, cached by content, resumable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from frugalvit.probing.extractor import FeatureExtractor, model_hash, resolve_pr
 from helpers import suite_layouts
 
 
-def by_hand(model: Model, names: list[str], kind: str) -> Tensor:
+def extract_one_by_one(model: Model, names: list[str], kind: str) -> Tensor:
     """One image at a time through the model's own preprocessing."""
     rows = []
     with torch.no_grad():
@@ -37,13 +37,13 @@ def by_hand(model: Model, names: list[str], kind: str) -> Tensor:
 @pytest.mark.parametrize("kind", ["pooled", "grid", "last_blocks"])
 def test_equals_a_plain_forward_pass(model: Model, squares: Path, kind: extract.Kind, cache: Path) -> None:
     examples = open_data(str(squares), split="given").splits["test"]
-    found = FeatureExtractor(model, kind=kind, blocks=3, batch=5)(examples)
-    torch.testing.assert_close(found.features, by_hand(model, examples.names, kind), rtol=1e-3, atol=1e-4)
-    assert found.labels is not None and examples.labels is not None
-    assert found.labels.tolist() == examples.labels.tolist() and found.names == examples.names
+    features = FeatureExtractor(model, kind=kind, blocks=3, batch=5)(examples)
+    torch.testing.assert_close(features.features, extract_one_by_one(model, examples.names, kind), rtol=1e-3, atol=1e-4)
+    assert features.labels is not None and examples.labels is not None
+    assert features.labels.tolist() == examples.labels.tolist() and features.names == examples.names
 
 
-def test_the_second_call_computes_nothing(model: Model, squares: Path, cache: Path, monkeypatch) -> None:
+def test_second_call_reads_the_cache(model: Model, squares: Path, cache: Path, monkeypatch) -> None:
     examples = open_data(str(squares), split="given").splits["train"]
     first = FeatureExtractor(model)(examples)
     monkeypatch.setattr(FeatureExtractor, "images", lambda *_: pytest.fail("computed again"))
@@ -52,7 +52,7 @@ def test_the_second_call_computes_nothing(model: Model, squares: Path, cache: Pa
     assert torch.equal(first.features, again.features)
 
 
-def test_other_weights_images_and_settings_never_share_features(model: Model, squares: Path, cache: Path) -> None:
+def test_cache_depends_on_weights_images_and_settings(model: Model, squares: Path, cache: Path) -> None:
     examples = open_data(str(squares), split="given").splits["train"]
     base = FeatureExtractor(model)(examples)
     other = copy.deepcopy(model)
@@ -68,11 +68,11 @@ def test_other_weights_images_and_settings_never_share_features(model: Model, sq
     for changed in ({"resize_ratio": 1.5}, {"interpolation": "bilinear"}):
         transform = EvalTransform(**model.transform.spec() | changed)
         assert not FeatureExtractor(dataclasses.replace(model, transform=transform))(examples).from_cache
-    assert FeatureExtractor(model, batch=3, workers=1)(examples).from_cache  # how it is computed does not matter
+    assert FeatureExtractor(model, batch=3, workers=1)(examples).from_cache  # batch and workers do not count
     assert torch.equal(FeatureExtractor(model)(examples).features, base.features)
 
 
-def test_a_changed_image_is_computed_again(model: Model, tmp_path: Path, cache: Path) -> None:
+def test_changed_images_are_computed_again(model: Model, tmp_path: Path, cache: Path) -> None:
     folder = suite_layouts.folders(tmp_path / "data", {"train": 2})
     first = FeatureExtractor(model)(open_data(str(folder), split="given").splits["train"])
     suite_layouts.write(folder / "train" / "class0" / "0.png", 2, 99)
@@ -82,10 +82,10 @@ def test_a_changed_image_is_computed_again(model: Model, tmp_path: Path, cache: 
     assert changed.tolist() == [name.endswith("class0/0.png") for name in first.names]
 
 
-def test_an_interrupted_call_goes_on_where_it_was(model: Model, squares: Path, cache: Path, monkeypatch) -> None:
+def test_interrupted_calls_resume(model: Model, squares: Path, cache: Path, monkeypatch) -> None:
     monkeypatch.setattr(extract, "CHUNK", 5)
     examples = open_data(str(squares), split="given").splits["train"]
-    whole = FeatureExtractor(model, cache=False)(examples).features
+    expected = FeatureExtractor(model, cache=False)(examples).features
     real, calls = FeatureExtractor.images, []
 
     def stops(self, images):
@@ -99,13 +99,13 @@ def test_an_interrupted_call_goes_on_where_it_was(model: Model, squares: Path, c
         FeatureExtractor(model)(examples)
     calls.clear()
     calls.extend([0] * 10)
-    found = FeatureExtractor(model)(examples)
+    features = FeatureExtractor(model)(examples)
     assert sum(calls) == len(examples) - 15
-    torch.testing.assert_close(found.features, whole, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(features.features, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "nan", "other"])
-def test_a_damaged_file_is_computed_again(model: Model, squares: Path, cache: Path, damage: str, capsys) -> None:
+def test_damaged_cache_files_are_computed_again(model: Model, squares: Path, cache: Path, damage: str, capsys) -> None:
     examples = open_data(str(squares), split="given").splits["val"]
     first = FeatureExtractor(model)(examples)
     (path,) = cache.rglob("*.npz")
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_computed_again(model: Model, squares: Path, cache: Pa
     assert FeatureExtractor(model)(examples).from_cache
 
 
-def test_views_differ_from_each_other_and_repeat(model: Model, squares: Path) -> None:
+def test_views_differ_and_repeat(model: Model, squares: Path) -> None:
     examples = open_data(str(squares), split="given").splits["val"]
     extractor = FeatureExtractor(model, cache=False)
     centre, first, second = extractor(examples), extractor(examples, view=0), extractor(examples, view=1)
@@ -130,32 +130,31 @@ def test_views_differ_from_each_other_and_repeat(model: Model, squares: Path) ->
     assert torch.equal(extractor(examples, view=1).features, second.features)
 
 
-def test_views_follow_the_seed(model: Model, squares: Path, cache: Path) -> None:
-    """In the cache, too: another seed's view is another one."""
+def test_views_depend_on_the_seed(model: Model, squares: Path, cache: Path) -> None:
     examples = open_data(str(squares), split="given").splits["val"]
     extractor = FeatureExtractor(model)
     views = {(seed, view): extractor(examples, view=view, seed=seed) for seed in (0, 1) for view in (0, 1)}
-    assert not any(found.from_cache for found in views.values())
-    assert len({found.features.numpy().tobytes() for found in views.values()}) == 4
+    assert not any(features.from_cache for features in views.values())
+    assert len({features.features.numpy().tobytes() for features in views.values()}) == 4
     assert extractor(examples, view=1, seed=1).from_cache
     extractor(examples, seed=0)
-    assert extractor(examples, seed=1).from_cache, "nothing is random about the centre crop"
+    assert extractor(examples, seed=1).from_cache, "the centre crop is not random"
 
 
-def test_bad_images_are_left_out_by_name_until_they_are_too_many(model: Model, tmp_path: Path, cache, capsys) -> None:
+def test_some_unreadable_images_are_skipped(model: Model, tmp_path: Path, cache, capsys) -> None:
     folder = suite_layouts.folders(tmp_path / "data", {"train": 8})
     (folder / "train" / "class1" / "3.png").write_bytes(b"not an image")
     examples = open_data(str(folder), split="given").splits["train"]
-    found = FeatureExtractor(model)(examples)
-    assert len(found) == 23 and found.bad[0][0].endswith("class1/3.png")
-    assert found.labels is not None and torch.bincount(found.labels).tolist() == [8, 7, 8]
+    features = FeatureExtractor(model)(examples)
+    assert len(features) == 23 and features.bad[0][0].endswith("class1/3.png")
+    assert features.labels is not None and torch.bincount(features.labels).tolist() == [8, 7, 8]
     assert "class1/3.png" in capsys.readouterr().err
     (folder / "train" / "class2" / "3.png").write_bytes(b"not an image")
-    with pytest.raises(UserError, match="2 of 24 images cannot be read"):
+    with pytest.raises(UserError, match="2 of 24 images are unreadable"):
         FeatureExtractor(model)(open_data(str(folder), split="given").splits["train"])
 
 
-def test_a_broken_model_is_said_and_leaves_nothing_in_the_cache(model: Model, squares: Path, cache: Path) -> None:
+def test_non_finite_features_are_not_cached(model: Model, squares: Path, cache: Path) -> None:
     broken = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in broken.backbone.parameters():
@@ -166,12 +165,12 @@ def test_a_broken_model_is_said_and_leaves_nothing_in_the_cache(model: Model, sq
     assert not list(cache.rglob("*.npz"))
 
 
-def test_auto_is_what_runs_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that only emulates bf16 is faster with fp16."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert resolve_precision("auto", torch.device("cuda")) == "fp16"
     assert [resolve_precision("auto", torch.device(kind)) for kind in ("cpu", "mps")] == ["32", "32"]
-    assert [resolve_precision(wanted, torch.device("cpu")) for wanted in ("32", "bf16", "fp16")] == [
+    assert [resolve_precision(name, torch.device("cpu")) for name in ("32", "bf16", "fp16")] == [
         "32",
         "bf16",
         "fp16",

@@ -31,7 +31,7 @@ def brute_force_votes(train: Tensor, labels: Tensor, image: Tensor, k: int, clas
 @pytest.mark.parametrize("chunks", [(None, None), (7, 13), (200, 1), (1, 400)])
 def test_equals_the_released_code(golden, chunks) -> None:
     g = {name: torch.from_numpy(array) for name, array in golden("g_knn").items() if array.dtype.kind in "if"}
-    found = knn_accuracy(
+    scores_by_k = knn_accuracy(
         g["train"],
         g["train_labels"],
         g["test"],
@@ -41,7 +41,7 @@ def test_equals_the_released_code(golden, chunks) -> None:
         train_chunk=chunks[1],
     )
     for k in (10, 20, 100, 200):
-        assert [found[k]["top1"], found[k]["top5"]] == pytest.approx(g[f"k{k}"].tolist(), abs=1e-9)
+        assert [scores_by_k[k]["top1"], scores_by_k[k]["top5"]] == pytest.approx(g[f"k{k}"].tolist(), abs=1e-9)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 9), st.integers(1, 5), st.integers(1, 12))
@@ -68,7 +68,7 @@ def test_leave_one_out_equals_brute_force() -> None:
             assert ranked[k][i, 0] == max(range(3), key=lambda c: votes[c])
 
 
-def test_nearest_are_sorted_and_never_oneself() -> None:
+def test_neighbours_are_sorted_without_the_query() -> None:
     train = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     for rows, similarity, index in nearest(train, None, 100, test_chunk=9, train_chunk=11):
         assert similarity.shape == (rows.stop - rows.start, 39)
@@ -78,33 +78,33 @@ def test_nearest_are_sorted_and_never_oneself() -> None:
         assert torch.isfinite(similarity).all()
 
 
-def test_three_test_images_two_classes_and_a_class_the_training_split_lacks() -> None:
+def test_classes_without_training_images() -> None:
     train = torch.eye(4)
-    found = knn_accuracy(train, torch.tensor([0, 0, 1, 1]), train[:3], torch.tensor([0, 0, 2]), ks=(1, 200))
-    assert found[1] == {"top1": pytest.approx(200 / 3), "top5": pytest.approx(200 / 3), "mean_per_class": 50}
-    assert found[200]["top5"] == 100
-    assert set(found) == {1, 200}
+    scores_by_k = knn_accuracy(train, torch.tensor([0, 0, 1, 1]), train[:3], torch.tensor([0, 0, 2]), ks=(1, 200))
+    assert scores_by_k[1] == {"top1": pytest.approx(200 / 3), "top5": pytest.approx(200 / 3), "mean_per_class": 50}
+    assert scores_by_k[200]["top5"] == 100
+    assert set(scores_by_k) == {1, 200}
 
 
-def test_one_vote_names_one_class() -> None:
-    """Features by chance: five classes of ten are not right in half of all cases when one neighbour is asked."""
+def test_one_vote_ranks_one_class() -> None:
+    """Random features: top5 of one neighbour must not count five of ten classes."""
     generator = torch.Generator().manual_seed(0)
     train, test = torch.randn(600, 8, generator=generator), torch.randn(400, 8, generator=generator)
     labels, answers = torch.randint(10, (600,), generator=generator), torch.randint(5, (400,), generator=generator)
-    found = knn_accuracy(train, labels, test, answers, ks=(1, 2, 10), classes=10)
-    assert found[1]["top5"] == found[1]["top1"] < 20
-    assert found[1]["top5"] <= found[2]["top5"] < 35
+    scores_by_k = knn_accuracy(train, labels, test, answers, ks=(1, 2, 10), classes=10)
+    assert scores_by_k[1]["top5"] == scores_by_k[1]["top1"] < 20
+    assert scores_by_k[1]["top5"] <= scores_by_k[2]["top5"] < 35
 
 
 @pytest.mark.parametrize(("temperature", "answer"), [(0.07, 0), (1.0, 1)])
-def test_the_temperature_says_how_much_nearness_counts(temperature: float, answer: int) -> None:
+def test_temperature_weighs_the_votes(temperature: float, answer: int) -> None:
     """One image at a cosine of 1 against two at 0.9: exp(-0.1 / 0.07) is a quarter, exp(-0.1) nearly one."""
     train = torch.tensor([[1.0, 0.0], [0.9, 0.19**0.5], [0.9, -(0.19**0.5)]])
     ranked = knn_predict(train, torch.tensor([0, 1, 1]), train[:1], (3,), temperature)
     assert ranked[3][0, 0] == answer
 
 
-def test_a_small_temperature_does_not_overflow() -> None:
+def test_small_temperatures_do_not_overflow() -> None:
     train = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
     ranked = knn_predict(train, torch.tensor([1, 0, 0]), train[:1], (3,), temperature=1e-4)
     assert ranked[3].tolist() == [[1, 0]]
@@ -117,14 +117,14 @@ def test_half_precision_features_are_accepted() -> None:
     assert knn_accuracy(train.half(), labels, train.bfloat16(), labels, ks=(1,)) == full
 
 
-def test_arrays_of_numpy_are_accepted() -> None:
+def test_numpy_arrays_are_accepted() -> None:
     train = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(20) % 4
     expected = knn_accuracy(train, labels, train[:7], labels[:7], ks=(3,))
     arrays = train.numpy(), labels.numpy(), train[:7].numpy(), labels[:7].tolist()
     assert knn_accuracy(*arrays, ks=(3,)) == expected  # type: ignore[arg-type]
     assert knn_predict(*arrays[:3], ks=(3,))[3].equal(knn_predict(train, labels, train[:7], ks=(3,))[3])  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="are numbers"):
+    with pytest.raises(UserError, match="numpy arrays"):
         knn_accuracy(train, ["a"] * 20, None, None)  # type: ignore[arg-type]
 
 
@@ -135,28 +135,28 @@ def test_arrays_of_numpy_are_accepted() -> None:
         ({"temperature": 0.0}, "above 0"),
         ({"train_labels": torch.zeros(2, dtype=torch.long)}, "2 labels"),
         ({"test_labels": torch.zeros(2, dtype=torch.long)}, "2 labels"),
-        ({"test_labels": None}, "needs labels"),
+        ({"test_labels": None}, "needs the labels"),
         ({"test": torch.zeros(3, 9)}, "one width"),
         ({"test": torch.full((3, 4), torch.nan)}, "test features: 3 of 3"),
         ({"train": torch.full((5, 4), torch.inf)}, "training features"),
         ({"train": torch.zeros(0, 4), "train_labels": torch.zeros(0, dtype=torch.long)}, "0 training features"),
-        ({"train": torch.zeros(1, 4), "train_labels": torch.zeros(1, dtype=torch.long), "test": None}, "vote"),
+        ({"train": torch.zeros(1, 4), "train_labels": torch.zeros(1, dtype=torch.long), "test": None}, "not 1"),
         ({"test": torch.zeros(0, 4), "test_labels": torch.zeros(0, dtype=torch.long)}, "no test images"),
     ],
 )
-def test_bad_input_is_said(change: dict, word: str) -> None:
-    given_: dict = {
+def test_invalid_inputs_are_errors(change: dict, word: str) -> None:
+    valid: dict = {
         "train": torch.rand(5, 4),
         "train_labels": torch.zeros(5, dtype=torch.long),
         "test": torch.rand(3, 4),
         "test_labels": torch.zeros(3, dtype=torch.long),
     }
     with pytest.raises(UserError, match=word):
-        knn_accuracy(**(given_ | change))
+        knn_accuracy(**(valid | change))
 
 
 @pytest.mark.gpu
-def test_the_gpu_agrees_with_the_cpu_from_features_that_stay_on_the_host() -> None:
+def test_gpu_agrees_with_cpu() -> None:
     generator = torch.Generator().manual_seed(0)
     train, test = torch.randn(3000, 32, generator=generator), torch.randn(500, 32, generator=generator)
     labels, wanted = torch.randint(10, (3000,), generator=generator), torch.randint(10, (500,), generator=generator)
@@ -167,12 +167,12 @@ def test_the_gpu_agrees_with_the_cpu_from_features_that_stay_on_the_host() -> No
 
 
 @pytest.mark.parametrize("ks", [5, [5.0], (5,), {5}])
-def test_one_k_however_it_is_given(ks: Any) -> None:
+def test_k_may_be_a_number_or_a_collection(ks: Any) -> None:
     features, labels = torch.randn(20, 4), torch.arange(20) % 3
     assert knn_accuracy(features, labels, None, None, ks=ks) == knn_accuracy(features, labels, None, None, ks=[5])
 
 
 @pytest.mark.parametrize("ks", [0, [], [2.5], [-1]])
-def test_no_such_k(ks: Any) -> None:
-    with pytest.raises(UserError, match="k must be a whole number"):
+def test_invalid_k(ks: Any) -> None:
+    with pytest.raises(UserError, match="k must be an integer"):
         knn_accuracy(torch.randn(20, 4), torch.arange(20) % 3, None, None, ks=ks)

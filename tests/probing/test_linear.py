@@ -1,4 +1,4 @@
-"""The linear probe against torch.optim.SGD on one nn.Linear per setting."""
+"""The linear probe against torch.optim.SGD with one nn.Linear per setting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blobs(images: int, seed: int = 0, classes: int = 4, width: int = 6) -> tuple
 def one_by_one(
     views: Tensor, labels: Tensor, classes: int, lr: float, decay: float, epochs: int, batch: int
 ) -> nn.Linear:
-    """The protocol with torch's own parts, one setting at a time, the same draws."""
+    """The protocol with torch.optim, one setting at a time, with the same random draws."""
     generator = torch.Generator().manual_seed(5)
     linear = nn.Linear(views.shape[-1], classes)
     with torch.no_grad():
@@ -43,11 +43,11 @@ def one_by_one(
 
 
 @pytest.mark.parametrize("views", [1, 3])
-def test_all_settings_at_once_equal_each_alone(views: int) -> None:
+def test_joint_fits_equal_separate_fits(views: int) -> None:
     features, labels = blobs(22)
     features = torch.stack([features + 0.1 * v for v in range(views)])
-    given = features if views > 1 else features[0]
-    fit = fit_linear(given, labels, 4, lrs=(0.5, 4.0), weight_decays=(0.0, 0.01), epochs=5, batch=8, seed=5)
+    inputs = features if views > 1 else features[0]
+    fit = fit_linear(inputs, labels, 4, lrs=(0.5, 4.0), weight_decays=(0.0, 0.01), epochs=5, batch=8, seed=5)
     assert fit.settings == [(0.5, 0.0), (0.5, 0.01), (4.0, 0.0), (4.0, 0.01)]
     for i, (lr, decay) in enumerate(fit.settings):
         expected = one_by_one(features, labels, 4, lr, decay, epochs=5, batch=8)
@@ -56,58 +56,57 @@ def test_all_settings_at_once_equal_each_alone(views: int) -> None:
         torch.testing.assert_close(fit.scores(features[0])[i], expected(features[0]).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_fewer_images_than_a_batch_are_one() -> None:
-    """And the learning rate is that of as many."""
+def test_batch_is_at_most_the_number_of_images() -> None:
     features, labels = blobs(22)
     fit = fit_linear(features, labels, 4, lrs=(4.0,), epochs=5, batch=256, seed=5)
     expected = one_by_one(features[None], labels, 4, 4.0, 0.0, epochs=5, batch=22)
     torch.testing.assert_close(fit.weight[:, 0].T, expected.weight.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_the_probe_learns_and_takes_the_best_on_validation() -> None:
+def test_probe_chooses_the_best_on_validation() -> None:
     (train, train_labels), (val, val_labels), (test, test_labels) = blobs(80, 0), blobs(40, 1), blobs(40, 2)
-    found = linear_probe(train, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), epochs=20, batch=16)
-    assert (found.scores.argmax(1) == test_labels).float().mean() > 0.9
-    assert found.learning_rate == 1.0
-    assert found.validation == max(entry["validation"] for entry in found.tried)
+    result = linear_probe(train, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), epochs=20, batch=16)
+    assert (result.scores.argmax(1) == test_labels).float().mean() > 0.9
+    assert result.learning_rate == 1.0
+    assert result.validation == max(entry["validation"] for entry in result.tried)
 
 
 @pytest.mark.parametrize("views", [1, 3])
-def test_images_held_out_are_given_back(views: int) -> None:
-    """The scores are those of the chosen setting alone, trained on all images."""
+def test_final_fit_includes_held_out_images(views: int) -> None:
+    """The scores are those of the chosen setting, trained on all images."""
     (train, train_labels), (val, val_labels), (test, _) = blobs(30, 0), blobs(12, 1), blobs(8, 2)
-    seen = torch.stack([train + 0.1 * v for v in range(views)])
-    usual = {"epochs": 4, "batch": 16, "seed": 5}
-    given = seen if views > 1 else train
+    stacked = torch.stack([train + 0.1 * v for v in range(views)])
+    options = {"epochs": 4, "batch": 16, "seed": 5}
+    inputs = stacked if views > 1 else train
     back = torch.stack([val + 0.2 * v for v in range(views)])
     more = {"held_out": back if views > 1 else val}
-    found = linear_probe(given, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), **more, **usual)
-    both = torch.cat([seen, back], dim=1)
+    result = linear_probe(inputs, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), **more, **options)
+    both = torch.cat([stacked, back], dim=1)
     labels = torch.cat([train_labels, val_labels])
-    expected = one_by_one(both, labels, 4, found.learning_rate, 0.0, epochs=4, batch=16)
-    torch.testing.assert_close(found.scores, expected(test).detach(), rtol=1e-4, atol=1e-5)
-    apart = linear_probe(given, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), **usual)
-    assert not torch.equal(apart.scores, found.scores) and apart.tried == found.tried
+    expected = one_by_one(both, labels, 4, result.learning_rate, 0.0, epochs=4, batch=16)
+    torch.testing.assert_close(result.scores, expected(test).detach(), rtol=1e-4, atol=1e-5)
+    without = linear_probe(inputs, train_labels, val, val_labels, test, lrs=(1e-6, 1.0), **options)
+    assert not torch.equal(without.scores, result.scores) and without.tried == result.tried
 
 
-def test_a_rate_that_diverges_is_left_out() -> None:
+def test_diverging_rates_are_not_chosen() -> None:
     (train, train_labels), (val, val_labels) = blobs(40, 0), blobs(20, 1)
-    found = linear_probe(
+    result = linear_probe(
         train * 1e18, train_labels, val * 1e18, val_labels, val * 1e18, lrs=(1e-36, 1e25), epochs=3, batch=16
     )
-    assert found.learning_rate == 1e-36
-    assert math.isnan(found.tried[1]["validation"])
+    assert result.learning_rate == 1e-36
+    assert math.isnan(result.tried[1]["validation"])
     with pytest.raises(UserError, match="diverged"):
         linear_probe(train * 1e18, train_labels, val, val_labels, val, lrs=(1e25,), epochs=3, batch=16)
 
 
-def test_held_out_images_with_which_it_diverges_are_said() -> None:
+def test_divergence_of_the_final_fit_is_an_error() -> None:
     (train, train_labels), (val, val_labels) = blobs(40, 0), blobs(20, 1)
     with pytest.raises(UserError, match="diverged with all training images"):
         linear_probe(train, train_labels, val, val_labels, val, lrs=(0.1,), epochs=2, held_out=val * 1e30)
 
 
-def test_the_same_seed_gives_the_same_classifier() -> None:
+def test_same_seed_gives_the_same_classifier() -> None:
     features, labels = blobs(30)
     first, second, other = (fit_linear(features, labels, 4, epochs=2, seed=seed).weight for seed in (1, 1, 2))
     assert torch.equal(first, second) and not torch.equal(first, other)
@@ -123,8 +122,8 @@ def test_the_same_seed_gives_the_same_classifier() -> None:
         ({"lrs": ()}, "above 0"),
     ],
 )
-def test_bad_input_is_said(change: dict, word: str) -> None:
-    usual = {
+def test_invalid_inputs_are_errors(change: dict, word: str) -> None:
+    valid = {
         "train": torch.rand(6, 3),
         "train_labels": torch.arange(6) % 2,
         "val": torch.rand(3, 3),
@@ -132,4 +131,4 @@ def test_bad_input_is_said(change: dict, word: str) -> None:
         "test": torch.rand(3, 3),
     }
     with pytest.raises(UserError, match=word):
-        linear_probe(**(usual | change))
+        linear_probe(**(valid | change))

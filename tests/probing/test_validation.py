@@ -1,4 +1,4 @@
-"""The probes with features and labels as people have them: what is the same as int64 (N,), and what is refused."""
+"""Which features and labels the probes accept, and which errors they raise."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ with_validation = pytest.mark.parametrize("probe", [by_linear, by_logistic], ids
 
 
 def relabelled(change: Callable[[np.ndarray], Any], data: dict[str, Any], *only: str) -> dict[str, Any]:
-    """The data with other labels, of the named splits or of all."""
+    """Change the labels of the named splits, or of all."""
     names = only or tuple(name for name in data if name.endswith("labels"))
     return data | {name: change(data[name]) for name in names}
 
@@ -68,13 +68,13 @@ def relabelled(change: Callable[[np.ndarray], Any], data: dict[str, Any], *only:
     ],
     ids=["uint8", "int16", "uint16", "float16", "float64", "column", "uint8 column", "list of lists", "with gradient"],
 )
-def test_whole_numbers_of_any_kind_are_classes(probe: Callable[..., Tensor], change: Callable) -> None:
+def test_integers_of_any_type_are_labels(probe: Callable[..., Tensor], change: Callable) -> None:
     assert torch.equal(probe(relabelled(change, arrays())), probe(arrays()))
 
 
 @every_probe
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
-def test_truth_is_two_classes(probe: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+def test_booleans_are_two_classes(probe: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
     data = arrays(classes=2)
     assert torch.equal(probe(relabelled(lambda labels: (labels > 0).reshape(shape), data)), probe(data))
 
@@ -83,24 +83,24 @@ def test_truth_is_two_classes(probe: Callable[..., Tensor], shape: tuple[int, ..
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (lambda labels: labels - 1, "training features hold -1, but classes are numbered from 0"),
+        (lambda labels: labels - 1, "training features hold -1"),
         (lambda labels: np.where(labels > 0, 1, -1), "training features hold -1"),
-        (lambda labels: labels + 0.5, "training features hold 0.5, but classes are whole numbers"),
+        (lambda labels: labels + 0.5, "training features hold 0.5"),
         (lambda labels: np.where(labels > 1, np.nan, labels), "hold nan"),
         (lambda labels: np.where(labels > 1, np.inf, labels), "hold inf"),
         (lambda labels: np.eye(CLASSES, dtype=int)[labels], r"not 30x3: give targets\.argmax\(1\)"),
         (lambda labels: np.eye(CLASSES)[labels], r'metric="map11"'),
         (lambda labels: labels[None], "not 1x30"),
         (lambda labels: labels[:, None, None], "not 30x1x1"),
-        (lambda labels: labels[0], "not a single number"),
+        (lambda labels: labels[0], "not a scalar"),
         (lambda labels: labels[:-1, None], "30 training features but 29 labels"),
-        (lambda labels: None, "are numbers"),
+        (lambda labels: None, "numpy arrays"),
     ],
 )
-def test_labels_that_name_no_class_are_refused(probe: Callable[..., Tensor], change: Callable, word: str) -> None:
-    with pytest.raises(UserError, match=word) as said:
+def test_invalid_training_labels_are_errors(probe: Callable[..., Tensor], change: Callable, word: str) -> None:
+    with pytest.raises(UserError, match=word) as raised:
         probe(relabelled(change, arrays(), "train_labels"))
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(raised.value)
 
 
 @every_probe
@@ -109,22 +109,21 @@ def test_labels_that_name_no_class_are_refused(probe: Callable[..., Tensor], cha
     [
         (lambda labels: labels - 1, "{} features hold -1"),
         (lambda labels: labels + 0.5, "{} features hold 0.5"),
-        (lambda labels: np.eye(CLASSES, dtype=int)[labels], "labels of the {} features are one class an image"),
+        (lambda labels: np.eye(CLASSES, dtype=int)[labels], "labels of the {} features must be"),
         (lambda labels: labels[:1], "{} features but 1 labels"),
     ],
 )
-def test_those_of_the_other_images_too(probe: Callable[..., Tensor], change: Callable, word: str) -> None:
+def test_invalid_other_labels_are_errors(probe: Callable[..., Tensor], change: Callable, word: str) -> None:
     split = "test" if probe is by_knn else "val"
-    said = word.format({"test": "test", "val": "validation"}[split])
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=word.format({"test": "test", "val": "validation"}[split])):
         probe(relabelled(change, arrays(), f"{split}_labels"))
 
 
 @every_probe
 @pytest.mark.parametrize("splits", [("train",), ("val", "test")])
-def test_a_class_beyond_the_last_is_refused(probe: Callable[..., Tensor], splits: tuple[str, ...]) -> None:
+def test_labels_beyond_the_last_class_are_errors(probe: Callable[..., Tensor], splits: tuple[str, ...]) -> None:
     data = relabelled(lambda labels: labels + 3, arrays(), *(f"{split}_labels" for split in splits))
-    with pytest.raises(UserError, match="hold 5, but of 4 classes the last is 3: there must be at least 6 classes"):
+    with pytest.raises(UserError, match=r"hold 5.* at least 6 classes"):
         probe(data, classes=4)
     if probe is not by_knn:
         assert probe(data, classes=6).shape[1] == probe(data).shape[1] == 6
@@ -140,40 +139,40 @@ def test_a_class_beyond_the_last_is_refused(probe: Callable[..., Tensor], splits
         {"train": np.zeros((30, 2, 3)), "val": np.zeros((18, 2, 3)), "test": np.zeros((12, 2, 3))},
     ],
 )
-def test_features_are_rows_of_one_width(probe: Callable[..., Tensor], change: dict[str, Any]) -> None:
+def test_features_of_other_widths_are_errors(probe: Callable[..., Tensor], change: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="features of one width, not"):
         probe(arrays() | change)
 
 
 @with_validation
 @pytest.mark.parametrize("shape", [(18, 5), (18,), (18, 2, 3)])
-def test_the_validation_images_too(probe: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+def test_validation_features_of_other_widths_are_errors(probe: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match="features of one width, not"):
         probe(arrays() | {"val": np.zeros(shape)})
 
 
 @pytest.mark.parametrize("shape", [(17, 6), (18, 5), (2, 18, 6)])
-def test_held_out_images_fit_the_training_images(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match=r"held_out must be \[18, 6\]"):
+def test_held_out_must_have_the_shape_of_train(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"held_out .*\[18, 6\]"):
         by_linear(arrays(), held_out=np.zeros(shape))
 
 
 @with_validation
 @pytest.mark.parametrize("metric", ["top1", "acc", "MAP11", ""])
-def test_unknown_metrics_are_refused(probe: Callable[..., Tensor], metric: str) -> None:
-    with pytest.raises(UserError, match=f'"accuracy", "mean_per_class".* or "roc_auc" here, not "{metric}"'):
+def test_unknown_metrics_are_errors(probe: Callable[..., Tensor], metric: str) -> None:
+    with pytest.raises(UserError, match=f'"accuracy", "mean_per_class".* or "roc_auc", not "{metric}"'):
         probe(arrays(), metric=metric)
 
 
-def test_one_label_has_no_average_precision() -> None:
-    with pytest.raises(UserError, match='"accuracy", "mean_per_class" or "roc_auc" here, not "map11"'):
+def test_average_precision_needs_several_labels() -> None:
+    with pytest.raises(UserError, match='"accuracy", "mean_per_class" or "roc_auc", not "map11"'):
         by_linear(arrays(), metric="map11")
-    with pytest.raises(UserError, match=r"several labels an image are targets .* take another metric"):
+    with pytest.raises(UserError, match=r"\(N, C\).* another metric"):
         by_logistic(arrays(), metric="map11")
 
 
 @pytest.mark.parametrize("kind", ["bool", "uint8", "float32"])
-def test_several_labels_of_any_kind(kind: str) -> None:
+def test_several_labels_of_any_type(kind: str) -> None:
     data = relabelled(lambda labels: np.eye(CLASSES, dtype=int)[labels], arrays())
     expected = by_logistic(data, metric="map11")
     assert torch.equal(by_logistic(relabelled(lambda targets: targets.astype(kind), data), metric="map11"), expected)
@@ -186,16 +185,16 @@ def test_several_labels_of_any_kind(kind: str) -> None:
         (lambda targets: targets - 2, "val", "validation features go from -2 to -1"),
         (lambda targets: targets / 2, "train", "training features hold 0.5"),
         (lambda targets: targets[:-1], "val", "18 validation features but 17 labels"),
-        (lambda targets: targets[:, :2], "val", "training targets have 3 classes, but validation targets 2"),
+        (lambda targets: targets[:, :2], "val", "Training targets have 3 classes, but validation targets 2"),
     ],
 )
-def test_several_labels_are_present_absent_or_unknown(change: Callable, split: str, word: str) -> None:
+def test_invalid_several_labels_are_errors(change: Callable, split: str, word: str) -> None:
     data = relabelled(lambda labels: np.eye(CLASSES, dtype=int)[labels], arrays())
     with pytest.raises(UserError, match=word):
         by_logistic(relabelled(change, data, f"{split}_labels"), metric="map11")
 
 
-def test_a_single_column_of_several_labels_stays_one() -> None:
+def test_one_column_of_several_labels() -> None:
     data = relabelled(lambda labels: (labels > 0)[:, None], arrays())
     assert by_logistic(data, metric="map11").shape == (12, 1)
 
@@ -209,7 +208,7 @@ def test_a_single_column_of_several_labels_stays_one() -> None:
     ],
 )
 @pytest.mark.parametrize(("change", "word"), [(-1, "hold -1"), (0.5, "hold 0.5"), (0, "of one width")])
-def test_the_parts_of_the_probes_refuse_the_same(call: Callable, change: float, word: str) -> None:
+def test_parts_of_the_probes_raise_the_same_errors(call: Callable, change: float, word: str) -> None:
     features, labels = blobs(30, 0)
     with pytest.raises(UserError, match=word):
         call(features[:, 0] if change == 0 else features, labels + change)

@@ -37,7 +37,7 @@ from helpers.report_samples import write_run
     ],
 )
 def test_every_metric_has_a_heading(metric, heading):
-    assert svg_charts.chapter(metric) == heading
+    assert svg_charts.heading_of(metric) == heading
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frugalvit.cli.main import main
-from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import ReproduceConfig
@@ -40,7 +40,7 @@ def test_every_table_is_a_valid_configuration(name: str, tmp_path: Path) -> None
     assert len({folder_name(key) for key in settings}) == len(settings)
     if recipe.kind == "pretrain":
         for values in settings.values():
-            assert PretrainConfig.parse(recipe.common | assignments(values.split()) | {"data": "x"}).data == "x"
+            assert PretrainConfig.parse(recipe.common | parse_assignments(values.split()) | {"data": "x"}).data == "x"
         return
     compared, one = KINDS[recipe.kind]
     texts = [f"{key}: {values}" for key, values in settings.items()]
@@ -54,7 +54,7 @@ def test_pretraining_says_what_auto_decided_otherwise_since_or_elsewhere(name: s
     """The batch depends on the device; on small images the teacher's momentum was chosen anew by these tables."""
     recipe = TABLES[name]
     for setting, values in recipe.settings.items():
-        given = recipe.common | assignments(values.split())
+        given = recipe.common | parse_assignments(values.split())
         assert isinstance(given["batch"], int) or str(given["batch"]).isdigit()
         assert given["img_size"] > 32 or "momentum" in given.get("matching", {}), setting
 
@@ -257,7 +257,7 @@ def test_mistakes(tmp_path: Path) -> None:
 
 
 def test_keywords_of_the_model_are_numbers_not_text() -> None:
-    values = assignments(["backbone_args.window_size=4", "backbone_args.depths=[1,1]", "backbone_args.act=gelu"])
+    values = parse_assignments(["backbone_args.window_size=4", "backbone_args.depths=[1,1]", "backbone_args.act=gelu"])
     assert TrainConfig.parse({"data": "x"} | values).backbone_args == {
         "window_size": 4,
         "depths": [1, 1],
@@ -266,8 +266,8 @@ def test_keywords_of_the_model_are_numbers_not_text() -> None:
 
 
 def test_a_setting_may_have_several_values() -> None:
-    values = assignments(["crops.blur_sigma=0.1,0.3", "crops.jitter=0.1,0.2,0.3,0.4"])
+    values = parse_assignments(["crops.blur_sigma=0.1,0.3", "crops.jitter=0.1,0.2,0.3,0.4"])
     crops = PretrainConfig.parse({"data": "x"} | values).crops
     assert crops.blur_sigma == (0.1, 0.3) and crops.jitter == (0.1, 0.2, 0.3, 0.4)
     with pytest.raises(UserError, match="2 values"):
-        PretrainConfig.parse({"data": "x"} | assignments(["crops.blur_sigma=0.1"]))
+        PretrainConfig.parse({"data": "x"} | parse_assignments(["crops.blur_sigma=0.1"]))

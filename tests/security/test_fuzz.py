@@ -1,4 +1,4 @@
-"""Random and damaged input: an answer or one clear line, never a traceback, a hang or all the memory.
+"""Random and damaged input gives a result or a one-line error, never a traceback or a hang.
 
 FRUGALVIT_FUZZ=N tries N times as many inputs per target.
 """
@@ -23,11 +23,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from frugalvit.backbones.weights.load import read_checkpoint
-from frugalvit.cli.main import shown
+from frugalvit.cli.main import format_line
 from frugalvit.cli.parser import parse
-from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data
 from frugalvit.data.cache import file_format
 from frugalvit.data.decode import UnreadableImage, decode
@@ -35,7 +35,7 @@ from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.errors import UserError
 
 _TIMES = int(os.environ.get("FRUGALVIT_FUZZ", "1"))
-_MEMORY = 3 << 30  # bytes a test of this file may come to hold
+_MEMORY = 3 << 30  # bytes that a test may use
 
 
 def fuzz(count: int):
@@ -45,15 +45,15 @@ def fuzz(count: int):
 @pytest.fixture(autouse=True)
 def _bounded_memory():
     yield
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < _MEMORY, "an input has taken all the memory"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < _MEMORY, "an input has used too much memory"
 
 
 def is_answered(function: Any, *arguments: Any) -> bool:
-    """Whether there is an answer, or one line as the command prints it; whatever else is raised fails the test."""
+    """True for a result or a one-line error; any other exception fails the test."""
     try:
         function(*arguments)
     except (UserError, UnreadableImage) as error:
-        line = shown(str(error)).strip()
+        line = format_line(str(error)).strip()
         return bool(line) and "\n" not in line
     return True
 
@@ -204,8 +204,8 @@ def test_coco(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> 
     assert is_answered(use)
 
 
-def test_a_polygon_that_reaches_to_infinity(tmp_path: Path) -> None:
-    """Found by fuzzing: one corner a billion pixels away made the library walk there, and took all the memory."""
+def test_a_polygon_far_outside_of_the_image(tmp_path: Path) -> None:
+    """Found by fuzzing: a corner a billion pixels away made the library use all the memory."""
     from frugalvit.tasks.detection.coco import open_coco
 
     (tmp_path / "a.png").write_bytes(_image("png"))
@@ -232,7 +232,7 @@ def _image(kind: str) -> bytes:
 
 
 def damaged(whole: bytes, data: st.DataObject) -> bytes:
-    """Cut off, changed in places, or something else altogether."""
+    """Truncate, change or replace the bytes."""
     how = data.draw(st.sampled_from(["cut", "changed", "other", "inserted"]))
     if how == "cut":
         return whole[: data.draw(st.integers(0, len(whole)))]
@@ -252,7 +252,7 @@ def damaged(whole: bytes, data: st.DataObject) -> bytes:
 @fuzz(60)
 @given(st.data())
 def test_decoded_images(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Files of decoded images come with packed datasets: damaged bytes, and headers that lie with a right checksum."""
+    """Cache files of packed datasets: damaged bytes, and wrong headers with a valid checksum."""
     path = tmp_path_factory.getbasetemp() / "fuzzed.decoded"
 
     def fill(images: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Names are somebody else's words: they are shown, never obeyed, and they stay inside their folder."""
+"""Names from files are shown, never interpreted, and stay inside their folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def report_of(folder: Path, classes: tuple[str, ...]) -> tuple[Tags, str]:
     assert cli.main(words) == 0
     page = (folder / "run" / "report.html").read_text(encoding="utf-8")
     found = Tags()
-    found.set_data(page)
+    found.feed(page)
     return found, page
 
 
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def odd(folder: Path) -> tuple[str, ...]:
-    """Names that are bytes which mean no letters, where the file system has such."""
+    """Names of bytes in no encoding, if the file system allows them."""
     names = ("caf\udce8", "caf\udce9")
     try:
         (folder / names[0]).touch()
@@ -69,7 +69,7 @@ def marked(folder: Path, odd: tuple[str, ...]) -> tuple[Tags, str]:
     return report_of(folder / "marked", EVIL + odd)
 
 
-def test_classes_with_markup_are_only_text(tmp_path: Path, marked: tuple[Tags, str]) -> None:
+def test_markup_in_class_names_is_text(tmp_path: Path, marked: tuple[Tags, str]) -> None:
     plain, _ = report_of(tmp_path / "plain", ("cat", "dog", "horse"))
     found, page = marked
     assert found.tags.count("script") == plain.tags.count("script")
@@ -77,10 +77,10 @@ def test_classes_with_markup_are_only_text(tmp_path: Path, marked: tuple[Tags, s
     assert "&lt;script&gt;alert(1)" in page and "<script>alert(1)" not in page
 
 
-def test_names_in_no_encoding_are_shown(
+def test_names_outside_of_any_encoding(
     folder: Path, odd: tuple[str, ...], marked: tuple[Tags, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Class folders and images: in the report of a run, and when one looks at it."""
+    """As class folders and image files, in the report and the look commands."""
     if not odd:
         pytest.skip("this file system has only names in an encoding")
     assert all(name in marked[1] for name in (r"caf\udce8", r"caf\udce9")), "two classes are told apart"
@@ -98,7 +98,7 @@ def test_names_in_no_encoding_are_shown(
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp1252"])
 def test_escape_sequences_do_not_reach_standard_output(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result is printed whatever letters the terminal knows; JSON says the very name all the same."""
+    """A result is printed in any encoding; JSON holds the exact name."""
     name = f"{ESCAPES}\nünd\t漢字"
     result = CommandResult({"class": name}, [Table([name, "n"], [[name, 1]], name)], [name])
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict", newline="")
@@ -118,7 +118,7 @@ def test_escape_sequences_do_not_reach_standard_output(encoding: str, monkeypatc
 @pytest.mark.parametrize(
     "name", ["Bildschirmfoto 9.41\u202fPM", "a\u00a0b", "می\u200cخواهم", "\U0001f469\u200d\U0001f33e"]
 )
-def test_spaces_and_joiners_are_letters(name: str) -> None:
+def test_spaces_and_joiners_are_kept(name: str) -> None:
     assert console.sanitize(name) == name
     assert console.sanitize(f"{name}\x1b[31m\u202e") == f"{name}\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}"
 
@@ -126,14 +126,14 @@ def test_spaces_and_joiners_are_letters(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "columns"), [("日本 花", 7), ("cafe\u0301", 4), ("한글", 4), ("\u1112\u1161\u11ab", 2)]
 )
-def test_columns_of_a_table_stand_below_each_other(name: str, columns: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_of_a_table_are_aligned(name: str, columns: int, capsys: pytest.CaptureFixture[str]) -> None:
     console.print_table(Table(["class", "images"], [[name, "many"], ["plain name", "few"]]))
     _, foreign, plain, *_ = capsys.readouterr().out.splitlines()
     assert foreign == f"{name}{' ' * (12 - columns)}many" and plain == "plain name  few"
 
 
 def test_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither through mistakes, nor through warnings about files; half a letter (a name in no encoding) passes too."""
+    """Neither through errors nor through warnings about files."""
     name = f"{ESCAPES}.png"
     assert cli.main(["train", name]) == 2
     console.warning(f"left out: {name}")
@@ -144,12 +144,12 @@ def test_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("word", ["../../outside", "/etc/passwd", "..", "a\0b", "con\n\x1b[31mred", "~root"])
-def test_a_run_folders_name_stays_inside(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder_stays_inside_of_runs(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = new_run_folder(None, word)
     assert folder.resolve().parent == tmp_path / "runs" and folder.name.isprintable()
 
 
-def test_a_run_folders_name_is_text(tmp_path: Path) -> None:
+def test_run_folder_is_valid_utf8(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not in UTF-8"):
         new_run_folder(str(tmp_path / "\udce9"), "photos")

@@ -1,4 +1,4 @@
-"""A run on one machine, in one process, listens on nothing and calls nobody."""
+"""A run in one process opens no network socket."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_socket_is_bound_or_connected(
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
 def test_the_kernel_sees_no_listening_socket(tmp_path: Path) -> None:
-    """Not only Python's: no socket of the process stands in the table of the network."""
+    """Also sockets outside of Python: the kernel's table has none of this process."""
     nursery = Nursery(tmp_path)
     write_images(tmp_path / "images")
     config = write_config(tmp_path / "config.yaml", TRAIN, steps=100000, cache={"where": "off"}, workers=0)

@@ -1,4 +1,4 @@
-"""Folders that appear when they are whole: what a killed process leaves of one goes away, and nothing else does."""
+"""Working folders: those of killed processes are removed, and nothing else is."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def start() -> Iterator[Work]:
     """Start a process that is at work in a folder until it is killed."""
     children: list[subprocess.Popen[str]] = []
 
-    def begin(place: Path, inside: bool) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", WORK, str(place), "inside" if inside else "beside"]
+    def begin(target: Path, inside: bool) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", WORK, str(target), "inside" if inside else "beside"]
         children.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert children[-1].stdout is not None and children[-1].stdout.readline() == "at work\n"
         return children[-1]
@@ -42,55 +42,55 @@ def start() -> Iterator[Work]:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_what_is_moved_stays_and_the_rest_vanishes(inside: bool, tmp_path: Path) -> None:
-    place = tmp_path / "out"
+def test_moved_files_stay_and_others_are_removed(inside: bool, tmp_path: Path) -> None:
+    target = tmp_path / "out"
     if inside:
-        place.mkdir()
-    with working_folder(place, inside=inside) as folder:
-        assert folder.parent.parent == (place if inside else tmp_path) and not list(folder.iterdir())
+        target.mkdir()
+    with working_folder(target, inside=inside) as folder:
+        assert folder.parent.parent == (target if inside else tmp_path) and not list(folder.iterdir())
         (folder / "rest").write_text("")
         (folder / "whole").write_text("")
         (folder / "whole").rename(tmp_path / "moved")
-        remove_leftovers(place)  # it is at work itself
+        remove_leftovers(target)  # it is at work itself
         assert (folder / "rest").exists()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["moved"] + ["out"] * inside
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_only_what_a_killed_process_left_is_removed(inside: bool, start: Work, tmp_path: Path) -> None:
-    place = tmp_path / "out"
+def test_only_leftovers_of_killed_processes_are_removed(inside: bool, start: Work, tmp_path: Path) -> None:
+    target = tmp_path / "out"
     if inside:
-        place.mkdir()
-    child = start(place, inside)
-    other = start(tmp_path / "out.b", False)  # for another place of nearly the same name
+        target.mkdir()
+    child = start(target, inside)
+    other = start(tmp_path / "out.b", False)  # for another target of nearly the same name
     mine = [tmp_path / ".out.12345678.partial", tmp_path / ".out.abcdefgh", tmp_path / ".out.a.partial"]
     for folder in mine:  # not by us: the first has no lock, the others have other names
         folder.mkdir()
     for folder in mine[1:]:
         (folder / ".lock").write_text("")
     (tmp_path / ".out.abcd_123.partial").symlink_to(mine[1], target_is_directory=True)
-    (half,) = tmp_path.rglob(".out.????????.partial/new/half") if not inside else place.rglob("half")
-    remove_leftovers(place)
+    (half,) = tmp_path.rglob(".out.????????.partial/new/half") if not inside else target.rglob("half")
+    remove_leftovers(target)
     assert half.exists()
     other.kill()
     other.wait()
     child.kill()
     child.wait()
     assert half.exists()
-    remove_leftovers(place)
+    remove_leftovers(target)
     assert not half.parent.parent.exists() and all(folder.exists() for folder in mine)
     assert len(list(tmp_path.glob(".out.b.*.partial"))) == 1
     remove_leftovers(tmp_path / "out.b")
     assert not list(tmp_path.glob(".out.b.*"))
 
 
-def test_leftovers_of_a_place_that_is_not_there(tmp_path: Path) -> None:
+def test_leftovers_of_a_missing_folder(tmp_path: Path) -> None:
     remove_leftovers(tmp_path / "no" / "such")
     assert not list(tmp_path.iterdir()), "nor is it made"
 
 
-def test_where_nothing_locks_the_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some network file systems know no locks. What a killed process left there stays: it might be somebody's."""
+def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have no locks: leftovers stay there, another process may use them."""
 
     def refuse(handle: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

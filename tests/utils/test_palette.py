@@ -30,7 +30,7 @@ def test_heat_is_viridis():
     assert np.abs(table / 255 - colormaps["viridis"](range(256))[:, :3]).max() < 0.03
 
 
-def test_heat_grows_lighter_in_grey_print():
+def test_heat_becomes_lighter_in_grey_print():
     table = np.frombuffer(palette.heat_bytes(), dtype=np.uint8).reshape(256, 3)
     grey = [luminance("#" + bytes(row).hex()) for row in table]
     assert all(a <= b + 1e-3 for a, b in itertools.pairwise(grey))
@@ -48,7 +48,7 @@ def test_every_series_has_its_own_dash_and_hatch():
     assert len(set(palette.HATCHES)) == len(palette.SERIES)
 
 
-def test_series_can_be_seen_on_their_paper():
+def test_series_contrast_with_the_page():
     def contrast(a, b):
         light, dark = sorted((luminance(a), luminance(b)), reverse=True)
         return (light + 0.05) / (dark + 0.05)

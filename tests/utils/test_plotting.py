@@ -30,7 +30,7 @@ def draw(folder: Path, name: str) -> tuple[bytes, bytes]:
     return sheet.read_bytes(), chart.read_bytes()
 
 
-def test_the_callers_settings_reach_no_figure_and_stay(tmp_path: Path) -> None:
+def test_settings_of_the_caller_change_no_figure(tmp_path: Path) -> None:
     plain = draw(tmp_path, "plain")
     with matplotlib.rc_context(THEIRS):
         assert draw(tmp_path, "theirs") == plain
@@ -38,15 +38,15 @@ def test_the_callers_settings_reach_no_figure_and_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["花.png", "\u0915.png"])
-def test_letters_that_no_font_has_are_no_warning(name: str, tmp_path: Path) -> None:
+def test_missing_letters_are_no_warning(name: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save(neighbours_figure(IMAGE, [IMAGE], [name]), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 0
 
 
-def test_the_callers_fonts_are_kept(tmp_path: Path) -> None:
-    """Who names files in other letters may have chosen one that has them."""
+def test_fonts_of_the_caller_are_used(tmp_path: Path) -> None:
+    """They may be needed for file names in other scripts."""
     plain = draw(tmp_path, "plain")
     with matplotlib.rc_context({"font.sans-serif": ["DejaVu Serif"]}):
         assert draw(tmp_path, "serif") != plain

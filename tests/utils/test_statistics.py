@@ -33,7 +33,7 @@ def test_equal_runs() -> None:
 
 
 @pytest.mark.parametrize("second", [[80.0, 78.0], [80.1, 78.1]])  # the second only varies in its last bits
-def test_the_same_difference_at_every_seed_is_no_certainty(second: list[float]) -> None:
+def test_equal_differences_have_no_interval(second: list[float]) -> None:
     ours = paired_difference([81.0, 79.0], second)
     assert not ours.clear and math.isnan(ours.p_value) and "no interval" in str(ours)
     few, many = (paired_difference([81.0, 79.0], second, 100 / images) for images in (100, 10_000))
@@ -41,7 +41,7 @@ def test_the_same_difference_at_every_seed_is_no_certainty(second: list[float]) 
     assert many.clear and many.p_value > 0
 
 
-def test_the_interval_of_scores_that_hardly_vary_is_that_of_their_rounding() -> None:
+def test_the_interval_includes_rounding() -> None:
     """Two counts of 100 images each round with a variance of 1 / 12."""
     ours = paired_difference([50.0, 51.0, 52.0], [49.0, 50.0, 51.0], resolution=1.0)
     half = stats.t.ppf(0.975, 2) * math.sqrt(2 / 12 / 3)
@@ -51,8 +51,8 @@ def test_the_interval_of_scores_that_hardly_vary_is_that_of_their_rounding() -> 
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
-def test_equals_are_rarely_told_apart(seeds: int) -> None:
-    """Settings of equal worth, of 50 images of which five fall by chance: "clear" is said of one in twenty at most."""
+def test_false_positives_are_rare(seeds: int) -> None:
+    """Equal settings on 50 images: "clear" in at most one of twenty comparisons."""
     chance = random.Random(0)
 
     def scores() -> list[float]:

@@ -1,4 +1,4 @@
-"""Cores and memory: what affinity, control groups, SLURM and the other processes of a run leave to this one."""
+"""Cores and memory within affinity, control groups, SLURM and other ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def allow(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 @pytest.mark.parametrize(("allowed", "processes", "each"), [(96, None, 96), (96, 8, 12), (12, 1, 12), (4, 8, 1)])
-def test_processes_share_the_cores_they_may_use(
+def test_ranks_share_the_cores(
     allowed: int, processes: int | None, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1000)  # of a machine on which a job has some
@@ -50,9 +50,7 @@ def test_systems_without_affinity_count_all_cores(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(("allowed", "each"), [(12, 12), (96, 12)])
-def test_cores_that_srun_gave_a_task_are_its_own(
-    allowed: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_srun_binds_cores_to_a_task(allowed: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight tasks with 96 cores: each bound to twelve of them, or all to all."""
     allow(monkeypatch, allowed)
     facts = {"SLURM_STEP_ID": 0, "SLURM_PROCID": 3, "SLURM_LOCALID": 3, "SLURM_STEP_NUM_TASKS": 8}
@@ -81,7 +79,7 @@ def test_cores_that_srun_gave_a_task_are_its_own(
         ),
     ],
 )
-def test_a_container_with_few_cores(
+def test_cpu_quota_of_a_container(
     files: dict[str, object], processes: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allow(monkeypatch, 16)
@@ -126,7 +124,7 @@ def old_group(folder: str, limit: int, used: int, files: int) -> dict[str, objec
         (V1 | old_group("sys/fs/cgroup/memory", 9223372036854771712, 8 * GIB, 0), 64),  # what unlimited is there
     ],
 )
-def test_memory_is_that_of_the_job(files: dict[str, object], left: int, tmp_path: Path) -> None:
+def test_memory_limit_of_the_job(files: dict[str, object], left: int, tmp_path: Path) -> None:
     write(tmp_path, files)
     assert available_memory(tmp_path) == left * GIB
 
@@ -135,5 +133,5 @@ def test_systems_without_control_groups(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == 8 * GIB and list(system._groups("memory", tmp_path)) == []
 
 
-def test_this_machine_has_some() -> None:
+def test_this_machine() -> None:
     assert cores() >= 1 and available_memory() > 0

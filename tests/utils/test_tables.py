@@ -1,4 +1,4 @@
-"""Tables in Markdown, CSV and LaTeX: every sign of a name is shown, none acts."""
+"""Tables in Markdown, CSV and LaTeX: names are shown literally."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_markdown() -> None:
 
 
 @pytest.mark.parametrize("sign", "\\|*_`[]#<>&")
-def test_no_sign_acts_in_rendered_markdown(sign: str) -> None:
-    """Python-Markdown, which TensorBoard renders with, gives the very text back."""
+def test_markdown_shows_every_sign(sign: str) -> None:
+    """Python-Markdown, which TensorBoard uses, renders the same text."""
     markdown = pytest.importorskip("markdown")
     text = f"{sign}a{sign} {sign}{sign}b{sign}{sign} {sign}(c)"
     shown = markdown.markdown(as_markdown(["name"], [[text]]), extensions=["tables"])
@@ -35,7 +35,7 @@ def test_text_is_one_line() -> None:
     assert markdown_text("a\n# b\t<i>") == r"a \# b &lt;i&gt;"
 
 
-def test_csv_is_read_back_and_ends_lines_alike() -> None:
+def test_csv_round_trip() -> None:
     text = as_csv(COLUMNS, ROWS)
     assert "\r" not in text
     assert list(csv.reader(io.StringIO(text))) == [COLUMNS, *([str(cell or "") for cell in row] for row in ROWS)]

@@ -1,4 +1,4 @@
-"""Numbers and lists in sentences."""
+"""Counts and lists in messages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from frugalvit.utils.text import pluralize, truncate_list
 
 
 @pytest.mark.parametrize(
-    ("count", "noun", "told"),
+    ("count", "noun", "expected"),
     [(0, "file", "0 files"), (1, "class", "1 class"), (2, "class", "2 classes"), (2000, "image", "2,000 images")],
 )
-def test_a_count_agrees_with_its_noun(count: int, noun: str, told: str) -> None:
-    assert pluralize(count, noun) == told
+def test_pluralize(count: int, noun: str, expected: str) -> None:
+    assert pluralize(count, noun) == expected
 
 
-def test_long_lists_are_cut() -> None:
+def test_truncate_list() -> None:
     assert truncate_list(["a", "b"]) == "a, b"
-    assert truncate_list([*"abcdefg"], shown=5) == "a, b, c, d, e and 2 more"
+    assert truncate_list([*"abcdefg"], count=5) == "a, b, c, d, e and 2 more"

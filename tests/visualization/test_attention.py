@@ -11,7 +11,7 @@ from frugalvit.backbones import create_backbone
 from frugalvit.errors import UserError
 from frugalvit.visualization import attention as lens
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import Box, at_rest, model_input
+from frugalvit.visualization.model_views import Box, eval_no_grad, model_input
 from helpers.fake_backbones import PatchFeatures
 
 SIX_BY_EIGHT = Regions((6, 8), (96, 128), (16, 16))
@@ -115,7 +115,7 @@ def test_query_of_the_class_token():
 def test_mean_entropy_is_the_mean_over_heads_queries_and_images():
     backbone = create_backbone("swin_nano", img_size=32)
     images = torch.rand(5, 3, 32, 32)
-    with at_rest(backbone):
+    with eval_no_grad(backbone):
         weights = backbone.attention(model_input(backbone, images))
     expected = -(weights * weights.clamp_min(1e-30).log2()).sum(-1).mean().item()
     assert lens.mean_entropy(backbone, [images[:2], images[2:]]) == pytest.approx(expected, rel=1e-4)

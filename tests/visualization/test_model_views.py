@@ -28,10 +28,10 @@ def test_centre_box_lies_inside_with_the_models_proportions(size, shape, keep):
 
 
 def test_whole_shape_keeps_proportions_and_area():
-    assert model_views.whole_shape((300, 300), (224, 224), (32, 32)) == (224, 224)
-    height, width = model_views.whole_shape((200, 800), (224, 224), (32, 32))
+    assert model_views.uncropped_shape((300, 300), (224, 224), (32, 32)) == (224, 224)
+    height, width = model_views.uncropped_shape((200, 800), (224, 224), (32, 32))
     assert (height, width) == (96, 448)  # 112 is half way between 3 and 4 cells
-    assert model_views.whole_shape((10, 8000), (224, 224), (32, 32))[0] == 32
+    assert model_views.uncropped_shape((10, 8000), (224, 224), (32, 32))[0] == 32
 
 
 def test_cut_equals_a_plain_crop_at_native_size():
@@ -115,7 +115,7 @@ class FewExamples:
 def test_examples_are_spread_evenly_and_the_bad_left_out(capsys):
     assert model_views.spread_evenly(FewExamples(), 3).places == [0, 2, 4]
     assert model_views.spread_evenly(FewExamples(), 9).places == [0, 1, 2, 3, 4]
-    batches = list(model_views.shown_batches(FewExamples(), PatchFeatures((32, 32)), 3, "looking"))
+    batches = list(model_views.input_batches(FewExamples(), PatchFeatures((32, 32)), 3, "looking"))
     assert [tuple(batch.shape) for batch in batches] == [(3, 3, 32, 32), (1, 3, 32, 32)]
     assert (torch.cat(batches)[:, 0, 0, 0] * 255).round().tolist() == [0, 1, 3, 4]
     assert "left out: 2.png" in capsys.readouterr().err

@@ -1,14 +1,13 @@
-"""Backbone: images -> Features, around any timm network; and what a network of our own offers besides being one.
+"""Backbone: images -> Features, around any timm network; and GridModel, the interface of our own networks.
 
-A network written here (swin.py, cvt.py, cvt_windowed.py, t2t.py, vil.py) is first of all an ordinary timm model:
-``@register_model``, ``forward_features``, ``forward_head(x, pre_logits)``, ``get_classifier``, ``reset_classifier``,
-``set_grad_checkpointing``, ``num_features``, ``num_classes``, ``feature_info``; ``forward(x)`` is
-``forward_head(forward_features(x))``. Its constructor takes at least ``img_size``, ``in_chans``, ``num_classes``,
-``drop_path_rate`` and ``patch_size``: the pixels between two neighbouring tokens of the first stage (the stride of the
-first embedding; a kernel wider than the stride keeps its width, so that weights still fit).
+A network in ``architectures/`` is first an ordinary timm model: ``@register_model``, ``forward_features``,
+``forward_head(x, pre_logits)``, ``get_classifier``, ``reset_classifier``, ``set_grad_checkpointing``, ``num_features``,
+``num_classes``, ``feature_info``; ``forward(x)`` is ``forward_head(forward_features(x))``. Its constructor takes at
+least ``img_size``, ``in_chans``, ``num_classes``, ``drop_path_rate`` and ``patch_size``: the pixels between two
+neighbouring tokens of the first stage. This is the stride of the first embedding; a kernel wider than the stride keeps
+its width, so that weights still fit.
 
-It further fulfils :class:`GridModel`, because the final grid, every block and the attention are then exact instead of
-recovered by looking at module names.
+It also implements :class:`GridModel`, so that the final grid, the blocks and the attention need no module names.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from frugalvit.backbones import timm_features
-from frugalvit.backbones.timm_features import SeveralGrids, Size, cell_sides, is_exporting, kept_cells, to_grid
+from frugalvit.backbones.timm_features import SeveralGrids, Size, cell_sides, cells_in_image, is_exporting, to_grid
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
 BACKBONE_ONLY_KWARGS = ("mean", "std", "grid_norm", "drop_path", "keep_patch_size")
-"""Keywords of a backbone that no network's constructor sees under these names."""
+"""Keywords of a backbone that are not passed to the network's constructor under these names."""
 
 
 @runtime_checkable
 class GridModel(Protocol):
-    """A network that says itself where its tokens lie. B images, D = ``num_features``, final grid h x w."""
+    """A network that returns its final grid itself. B images, D = ``num_features``, final grid h x w."""
 
     family: str
-    """The key under which recipes look the network up: "swin", "cvt", "t2t", "vil"."""
+    """The key of its default options: "swin", "cvt", "t2t", "vil"."""
 
     num_features: int
 
@@ -45,7 +44,7 @@ class GridModel(Protocol):
     def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
         """(B, C, H, W) -> final tokens (B, D, h, w) and pooled (B, D).
 
-        ``norm=False`` gives the tokens before the final norm. ``pooled`` is in both cases what the classifier sees:
+        ``norm=False`` returns the tokens before the final norm. ``pooled`` is in both cases the classifier's input:
         ``get_classifier()(pooled)`` equals ``forward(images)`` in eval mode.
         """
         ...
@@ -55,15 +54,15 @@ class GridModel(Protocol):
         ...
 
     def final_norm(self, grid: Tensor) -> Tensor:
-        """The final norm on a grid (B, D, h, w); the grid itself where a network has none."""
+        """Apply the final norm to a grid (B, D, h, w); a network without one returns the grid."""
         ...
 
     def last_attention(self, images: Tensor) -> Tensor:
         """Softmax attention of the last block, (B, heads, T, T), rows sum to 1.
 
-        T counts the real tokens: class or global tokens first, then the grid row by row. Windowed attention is
-        scattered into the full T x T (zero between windows); padding attended to is left out and the row rescaled.
-        A network whose last block is not an attention raises UserError.
+        T counts the real tokens: class or global tokens first, then the grid row by row. Windowed attention fills the
+        full T x T with zeros between windows; attention to padding is dropped and the row rescaled. A network whose
+        last block has no attention raises UserError.
         """
         ...
 
@@ -73,11 +72,11 @@ class GridModel(Protocol):
 class Backbone(nn.Module):
     """A network that turns images of any size into :class:`Features`. Made by ``create_backbone``.
 
-    model       the timm network itself, with its classifier when ``num_classes`` > 0
-    dim         D of ``Features.grid``; ``pooled_dim`` is that of ``Features.pooled`` (the same for all but a few
-                networks that widen between map and classifier, such as MobileNetV3)
-    mean, std   what images are normalised with, one number per channel
-    notes       what "auto" decided for small images, and why
+    model       the timm network itself, with its classifier if ``num_classes`` > 0
+    dim         D of ``Features.grid``; ``pooled_dim`` is that of ``Features.pooled`` (they differ only in networks
+                that widen between map and classifier, such as MobileNetV3)
+    mean, std   for normalizing images, one number per channel
+    notes       what was changed automatically for small images, and why
     """
 
     def __init__(
@@ -110,13 +109,13 @@ class Backbone(nn.Module):
         self.grid_norm = grid_norm
         self.notes = list(notes or [])
         self.is_grid_model = isinstance(model, GridModel)
-        self._fits: dict[Size, Size] = {}  # image size -> the size it is padded to, for networks that are choosy
-        self._grids: dict[Size, Size] = {}
-        self._ask_intermediates = False
+        self._padded_sizes: dict[Size, Size] = {}  # image size -> the size that the network accepts
+        self._grid_sizes: dict[Size, Size] = {}
+        self._use_intermediates = False
         self.dim = self.pooled_dim = int(model.num_features)  # type: ignore[arg-type]
         if not self.is_grid_model:
             self._choose_forward()
-            features = self._probe(img_size)
+            features = self._run_zeros(img_size)
             self.dim, self.pooled_dim = features.grid.shape[1], features.pooled.shape[1]
             self._check_classifier(features.pooled)
 
@@ -125,47 +124,45 @@ class Backbone(nn.Module):
         self._check(images)
         if self.is_grid_model:
             return Features(*self.model.forward_grid(images, norm=self.grid_norm))  # type: ignore[operator]
-        size = (images.shape[2], images.shape[3])
-        fit = self._padded_size(size)
-        output, grid = self._forward_timm(self._pad(images, fit))
-        if fit != size:  # what stems from padding alone is seen neither by the grid nor by an average over a map
-            kept = kept_cells((grid.shape[2], grid.shape[3]), size, fit)
+        padded, size = self._pad(images)
+        output, grid = self._forward_timm(padded)
+        if padded is not images:  # cells of pure padding count neither in the grid nor in the mean over a map
+            rows, columns = cells_in_image((grid.shape[2], grid.shape[3]), size, (padded.shape[2], padded.shape[3]))
             if isinstance(output, Tensor) and output.dim() == 4:
-                last = output.shape[1:3] == grid.shape[2:]
-                output = output[:, : kept[0], : kept[1]] if last else output[:, :, : kept[0], : kept[1]]
-            grid = grid[:, :, : kept[0], : kept[1]]
+                channels_last = output.shape[1:3] == grid.shape[2:]
+                output = output[:, :rows, :columns] if channels_last else output[:, :, :rows, :columns]
+            grid = grid[:, :, :rows, :columns]
         return Features(grid, self._pool(output))
 
     def classify(self, pooled: Tensor) -> Tensor:
         """(B, pooled_dim) -> logits. ``classify(backbone(images).pooled)`` equals ``model(images)`` in eval mode."""
         if self.num_classes == 0:
-            raise UserError(f"{self.name} was created without classifier; pass num_classes to create_backbone")
+            raise UserError(f"{self.name} has no classifier; pass num_classes to create_backbone")
         heads = self.model.get_classifier()  # type: ignore[operator]
         if isinstance(heads, nn.Conv2d):
             return heads(pooled[:, :, None, None]).flatten(1)
         if not isinstance(heads, tuple | list | nn.ModuleList):
             return heads(pooled)
-        # Distilled networks have two classifiers and average them; DeiT's look at a token each, LeViT's at the same.
-        parts = pooled.chunk(2, 1) if self._two_tokens() else (pooled, pooled)
+        # Distilled networks average two classifiers: DeiT's read one token each, LeViT's the same features.
+        parts = pooled.chunk(2, 1) if self._has_two_tokens() else (pooled, pooled)
         return (heads[0](parts[0]) + heads[1](parts[1])) / 2
 
     def stages(self, images: Tensor) -> list[Tensor]:
         """The output of every stage without final norm, (B, C_i, h_i, w_i), fine to coarse.
 
-        Networks with more resolutions than four (those that count their stem) give the four coarsest; a plain ViT,
-        which has one resolution, gives one map.
+        A network with more than four resolutions (counting its stem) returns the four coarsest; a plain ViT, which has
+        one resolution, returns one map.
         """
         if self.is_grid_model:
             blocks = self.blocks(images)
             return [blocks[end] for end in self.model.stage_ends]  # type: ignore[union-attr]
         self._check(images)
-        size = (images.shape[2], images.shape[3])
-        fit = self._padded_size(size)
-        maps = timm_features.stage_maps(self.model, self._pad(images, fit), self.name)
+        padded, size = self._pad(images)
+        maps = timm_features.stage_maps(self.model, padded, self.name)
         info = list(self.model.feature_info)  # type: ignore[arg-type]
         steps = [entry["reduction"] for entry in info] if len(info) == len(maps) else [grid.shape[2] for grid in maps]
         last = dict(zip(steps, maps, strict=True))
-        return [self._crop(grid, size, fit) for grid in last.values()][-4:]
+        return [self._crop(grid, size, padded) for grid in last.values()][-4:]
 
     def blocks(self, images: Tensor) -> list[Tensor]:
         """Every block's output (B, C_i, h_i, w_i) without final norm, in order: the grids of Drloc Eq. 7."""
@@ -173,33 +170,31 @@ class Backbone(nn.Module):
 
     def block_dims(self) -> list[int]:
         """Channels of every block's grid."""
-        parameter = next(self.model.parameters())
-        image = torch.zeros(1, self.in_chans, *self.img_size, device=parameter.device, dtype=parameter.dtype)
-        with timm_features.eval_no_grad(self.model):  # a look must not move the statistics of batch norms
-            return [grid.shape[1] for grid in self.blocks(image)]
+        with timm_features.eval_no_grad(self.model):  # the statistics of batch norms must not change
+            return [grid.shape[1] for grid in self.blocks(self._zeros(self.img_size))]
 
     def last_blocks(self, images: Tensor, n: int = 4, *, class_token: bool = False) -> Tensor:
         """Token means of the last ``n`` blocks, concatenated: (B, sum of dims), EsViT's input to the linear probe.
 
-        Blocks of the last stage go through the final norm, earlier ones cannot (their width differs) and do not. All
-        blocks of a plain ViT are its last stage. ``class_token``: the class token of a ViT, as EsViT has it (§2.2),
-        which else is not among the tokens averaged.
+        Blocks of the last stage pass through the final norm; earlier ones have another width and do not. All blocks of
+        a plain ViT are its last stage. ``class_token=True`` takes the class token of a ViT instead of the mean, as
+        EsViT does (§2.2).
         """
-        if class_token and timm_features.views_by_class_token(self.model):
-            fitted = self._pad(images, self._padded_size((images.shape[2], images.shape[3])))
-            return torch.cat(self._last(n, timm_features.class_tokens(self.model, fitted, self.name)), 1)
-        *earlier, last = self._blocks_by_stage(images)
-        grids = [grid for stage in earlier for grid in stage] + [self._final_norm(grid) for grid in last]
-        return torch.cat([grid.mean((2, 3)) for grid in self._last(n, grids)], 1)
-
-    def _last(self, n: int, found: list[Tensor]) -> list[Tensor]:
-        if not 0 < n <= len(found):
-            number = f"{self.name} has {len(found)} block{'s' * (len(found) != 1)}"
-            raise UserError(f"last_blocks(n={n}): {number}; choose n (--blocks) up to that, or --features pooled")
-        return found[-n:]
+        if class_token and timm_features.uses_class_token(self.model):
+            features = timm_features.class_tokens(self.model, self._pad(images)[0], self.name)
+        else:
+            *earlier, last = self._blocks_by_stage(images)
+            grids = [grid for stage in earlier for grid in stage] + [self._final_norm(grid) for grid in last]
+            features = [grid.mean((2, 3)) for grid in grids]
+        if not 0 < n <= len(features):
+            raise UserError(
+                f"last_blocks(n={n}): {self.name} has {len(features)} blocks; choose a smaller n (--blocks), "
+                "or --features pooled"
+            )
+        return torch.cat(features[-n:], 1)
 
     def attention(self, images: Tensor) -> Tensor:
-        """Softmax attention of the last block, (B, heads, T, T), rows sum to 1; UserError where there is none.
+        """Softmax attention of the last block, (B, heads, T, T), rows sum to 1; UserError without such attention.
 
         T counts class, distillation and register tokens first, then the grid row by row. Attention within windows is
         spread over all tokens, with zeros between windows.
@@ -207,28 +202,26 @@ class Backbone(nn.Module):
         self._check(images)
         if self.is_grid_model:
             return self.model.last_attention(images)  # type: ignore[operator]
-        size = (images.shape[2], images.shape[3])
-        if self._padded_size(size) != size:
-            raise UserError(
-                f"{self.name} pads {size[0]}x{size[1]} pixels; look at its attention at a size it takes whole"
-            )
-        return timm_features.last_attention(self.model, images, self.name, self.model.forward_features)  # type: ignore[arg-type]
+        padded, size = self._pad(images)
+        if padded is not images:
+            raise UserError(f"{self.name} pads {size[0]}x{size[1]} pixels; choose an image size without padding")
+        return timm_features.last_attention(self.model, images, self.name)
 
     def grid_size(self, img_size: int | Size) -> Size:
         """(h, w) of the final grid for images of this size."""
         size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
-        if size not in self._grids:
-            height, width = self._probe(size).grid.shape[2:]
-            self._grids[size] = (height, width)
-        return self._grids[size]
+        if size not in self._grid_sizes:
+            height, width = self._run_zeros(size).grid.shape[2:]
+            self._grid_sizes[size] = (height, width)
+        return self._grid_sizes[size]
 
     def cell_size(self, img_size: Size) -> tuple[float, float]:
-        """Height and width in pixels of a region of the final grid; the last may reach beyond images of this size."""
-        fit = img_size if self.is_grid_model else self._padded_size(img_size)
-        return cell_sides(self.model, fit, self.grid_size(fit))
+        """Height and width in pixels of a cell of the final grid; the last may extend beyond images of this size."""
+        padded = img_size if self.is_grid_model else self._padded_size(img_size)
+        return cell_sides(self.model, padded, self.grid_size(padded))
 
     def spec(self) -> dict[str, Any]:
-        """All that ``create_backbone`` needs to build the same network: plain values, safe in JSON and YAML.
+        """All arguments of ``create_backbone`` for the same network, as plain values for JSON and YAML.
 
         ``create_backbone(name, img_size, num_classes, in_chans, **keywords)``.
         """
@@ -242,23 +235,23 @@ class Backbone(nn.Module):
         }
 
     def architecture_kwargs(self) -> dict[str, Any]:
-        """The keywords with which other images of any size see the same network, shape and all.
+        """Keywords that give the same network, with the same patches and windows, for any image size.
 
-        Stochastic depth and which grid is given are for each run to choose.
+        Without stochastic depth and ``grid_norm``: each run chooses these.
         """
-        lasting = {key: value for key, value in self.keywords.items() if key not in ("drop_path", "grid_norm")}
-        return lasting | {"keep_patch_size": True}
+        fixed = {key: value for key, value in self.keywords.items() if key not in ("drop_path", "grid_norm")}
+        return fixed | {"keep_patch_size": True}
 
     def extra_repr(self) -> str:
         return f"name={self.name!r}, img_size={self.img_size}, dim={self.dim}, num_classes={self.num_classes}"
 
     def _check(self, images: Tensor) -> None:
-        """By type and shape alone, so that no device is waited for."""
+        """Check type and shape only: reading values would wait for the device."""
         if not isinstance(images, Tensor) or not images.is_floating_point():
-            given = f"{images.dtype} numbers" if isinstance(images, Tensor) else type(images).__name__
+            kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
             raise UserError(
-                f"{self.name} takes a tensor of floats, normalised with its mean and std, not {given}; a model from "
-                "frugalvit.load makes one of pictures (transform) or takes them as they are (predict)"
+                f"{self.name} takes a tensor of floats, normalized with its mean and std, not {kind}; a model from "
+                "frugalvit.load converts images (transform) or takes them directly (predict)"
             )
         if images.dim() != 4 or images.shape[1] != self.in_chans:
             raise UserError(
@@ -266,51 +259,50 @@ class Backbone(nn.Module):
                 "in_chans of create_backbone sets the channels"
             )
         if images.shape[0] == 0:
-            raise UserError(f"{self.name} was given a batch of 0 images; leave it out")
+            raise UserError(f"{self.name} got an empty batch of 0 images; skip it")
 
     def _forward_timm(self, images: Tensor) -> tuple[Any, Tensor]:
-        """What ``forward_head`` takes, and the grid."""
+        """The input of ``forward_head``, and the grid."""
         size = (images.shape[2], images.shape[3])
-        if self._ask_intermediates:
+        if self._use_intermediates:
             output, maps = self.model.forward_intermediates(images, indices=1, norm=self.grid_norm)  # type: ignore[operator]
             return output, maps[-1]
         output = self.model.forward_features(images)  # type: ignore[operator]
         return output, to_grid(output, self.model, size, self.model.num_features)  # type: ignore[arg-type]
 
     def _choose_forward(self) -> None:
-        """``forward_features`` has the grid, except before a final norm and where only the class token comes out."""
-        can_ask = hasattr(self.model, "forward_intermediates")
+        """Use ``forward_intermediates`` for a grid before the final norm, and if ``forward_features`` has no grid."""
         if not self.grid_norm and timm_features.final_norm(self.model) is not None:
-            if not can_ask:
-                raise UserError(f"{self.name} cannot give tokens before its final norm; leave grid_norm at True")
-            self._ask_intermediates = True
+            self._use_intermediates = True
             return
         try:
-            self._probe(self.img_size)
-        except UserError as error:
-            if not can_ask or isinstance(error, SeveralGrids):
+            self._run_zeros(self.img_size)
+        except SeveralGrids:
+            raise
+        except UserError:
+            if not hasattr(self.model, "forward_intermediates"):
                 raise
-            self._ask_intermediates = True
+            self._use_intermediates = True
 
     def _check_classifier(self, pooled: Tensor) -> None:
-        """A classifier that sees more than ``pooled`` (VOLO's auxiliary head) would be trained wrongly in silence."""
+        """Refuse a classifier that reads more than ``pooled`` (VOLO's auxiliary head): training would be wrong."""
         if self.num_classes == 0 or self._padded_size(self.img_size) != self.img_size:
             return
         with timm_features.eval_no_grad(self.model):
-            logits = self.model(torch.zeros(1, self.in_chans, *self.img_size, device=pooled.device, dtype=pooled.dtype))
+            logits = self.model(self._zeros(self.img_size))
             same = isinstance(logits, Tensor) and torch.allclose(self.classify(pooled), logits, rtol=1e-3, atol=1e-4)
         if not same:
             raise UserError(
-                f"the classifier of {self.name} sees more than the pooled features; "
-                "use it with num_classes=0, or choose another network"
+                f"the classifier of {self.name} reads more than the pooled features; "
+                "use num_classes=0, or choose another network"
             )
 
     def _pool(self, output: Any) -> Tensor:
-        if self._two_tokens() and self.num_classes:
+        if self._has_two_tokens() and self.num_classes:
             return output[:, :2].flatten(1)
         return self.model.forward_head(output, pre_logits=True).flatten(1)  # type: ignore[operator]
 
-    def _two_tokens(self) -> bool:
+    def _has_two_tokens(self) -> bool:
         return hasattr(self.model, "dist_token") and hasattr(self.model, "head_dist")
 
     def _final_norm(self, grid: Tensor) -> Tensor:
@@ -325,63 +317,65 @@ class Backbone(nn.Module):
             grids = self.model.forward_grid_blocks(images)  # type: ignore[operator]
             starts = [0, *[end + 1 for end in self.model.stage_ends]]  # type: ignore[union-attr]
             return [grids[start:stop] for start, stop in itertools.pairwise(starts)]
-        size = (images.shape[2], images.shape[3])
-        fit = self._padded_size(size)
-        run = self.model.forward_features
-        stages = timm_features.block_grids(self.model, self._pad(images, fit), self.name, run)  # type: ignore[arg-type]
-        return [[self._crop(grid, size, fit) for grid in stage] for stage in stages]
+        padded, size = self._pad(images)
+        stages = timm_features.block_grids(self.model, padded, self.name)
+        return [[self._crop(grid, size, padded) for grid in stage] for stage in stages]
 
-    def _probe(self, size: Size) -> Features:
-        """One grey image through the network, for its shapes."""
+    def _zeros(self, size: Size) -> Tensor:
         parameter = next(self.model.parameters())
+        return torch.zeros(1, self.in_chans, *size, device=parameter.device, dtype=parameter.dtype)
+
+    def _run_zeros(self, size: Size) -> Features:
+        """Run one image of zeros through the network, for its shapes."""
         with timm_features.eval_no_grad(self.model):
-            return self.forward(torch.zeros(1, self.in_chans, *size, device=parameter.device, dtype=parameter.dtype))
+            return self.forward(self._zeros(size))
+
+    def _pad(self, images: Tensor) -> tuple[Tensor, Size]:
+        """Pad images (bottom and right) to a size that the network accepts; also return their own size."""
+        size = (images.shape[2], images.shape[3])
+        padded = self._padded_size(size)
+        if padded == size:
+            return images, size
+        return functional.pad(images, (0, padded[1] - size[1], 0, padded[0] - size[0])), size
+
+    @staticmethod
+    def _crop(grid: Tensor, size: Size, padded: Tensor) -> Tensor:
+        """Drop the cells of a grid that contain only padding."""
+        rows, columns = cells_in_image((grid.shape[2], grid.shape[3]), size, (padded.shape[2], padded.shape[3]))
+        return grid[:, :, :rows, :columns]
 
     def _padded_size(self, size: Size) -> Size:
-        """The size images of ``size`` are padded to (bottom and right) so that the network takes them."""
-        if is_exporting():  # nothing can be tried out while a program is recorded
-            return self._fits.get(size, size)
-        height, width = self._find_padded_size(
-            (operator.index(size[0]), operator.index(size[1]))
-        )  # a compiled graph is for one size
-        return height, width  # two numbers to the compiler of PyTorch 2.11, too, which compares no constant tuple
+        """The size that images of ``size`` are padded to."""
+        if is_exporting():  # no trial runs while a program is recorded
+            return self._padded_sizes.get(size, size)
+        # A compiled graph is for one size. PyTorch 2.11 cannot compare a constant tuple, so two numbers are unpacked.
+        height, width = self._find_padded_size((operator.index(size[0]), operator.index(size[1])))
+        return height, width
 
     @torch.compiler.assume_constant_result
     def _find_padded_size(self, size: Size) -> Size:
-        if size in self._fits:
-            return self._fits[size]
-        parameter = next(self.model.parameters())
+        if size in self._padded_sizes:
+            return self._padded_sizes[size]
         reason, no_grid = "", None
-        for fit in timm_features.padded_sizes(self.model, size, self.img_size):
-            image = torch.zeros(1, self.in_chans, *fit, device=parameter.device, dtype=parameter.dtype)
+        for padded in timm_features.padded_sizes(self.model, size, self.img_size):
             try:
                 with timm_features.eval_no_grad(self.model):
-                    self._forward_timm(image)
+                    self._forward_timm(self._zeros(padded))
             except torch.OutOfMemoryError:
                 raise
-            except UserError as error:  # taken, but there is no grid in what comes out
+            except UserError as error:  # the network accepts the size, but its output has no grid
                 no_grid = error
                 continue
             except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
                 reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
                 continue
-            self._fits[size] = fit
-            return fit
+            self._padded_sizes[size] = padded
+            return padded
         if no_grid is not None:
             raise no_grid
         if size == self.img_size:
-            raise UserError(f"{self.name} cannot be used at {size[0]}x{size[1]} pixels: {reason}; choose another size")
+            raise UserError(f"{self.name} cannot run at {size[0]}x{size[1]} pixels: {reason}; choose another size")
         raise UserError(
-            f"{self.name}, created for {self.img_size[0]}x{self.img_size[1]} pixels, does not take "
+            f"{self.name}, created for {self.img_size[0]}x{self.img_size[1]} pixels, does not accept "
             f"{size[0]}x{size[1]}; create it with img_size={max(size)} or choose another network ({reason})"
         )
-
-    @staticmethod
-    def _pad(images: Tensor, fit: Size) -> Tensor:
-        down, right = fit[0] - images.shape[2], fit[1] - images.shape[3]
-        return functional.pad(images, (0, right, 0, down)) if down or right else images
-
-    @staticmethod
-    def _crop(grid: Tensor, size: Size, fit: Size) -> Tensor:
-        rows, columns = kept_cells((grid.shape[2], grid.shape[3]), size, fit)
-        return grid[:, :, :rows, :columns]

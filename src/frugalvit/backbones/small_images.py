@@ -1,8 +1,8 @@
-"""Small images: the one place that decides patch, window and stem stride, and says why.
+"""Small images: this module chooses patch size, window size and stem stride, and explains the choice.
 
-A network published for 224 pixels ends in a 1x1 grid at 32, where there is nothing left to localise or to match. For
-images under 224 pixels the published shape is kept if its final grid is large enough; otherwise the first patches (or
-the stem's strides) get smaller until it is, and windows are chosen that divide every map. Explicit keywords win.
+A network published for 224 pixels ends in a 1x1 grid at 32 pixels, which leaves nothing to localize or to match. For
+images under 224 pixels, if the final grid of the published shape is too small, the first patches (or the stem's stride)
+get smaller until it is large enough, and windows are chosen that divide every map. Explicit keywords win.
 """
 
 from __future__ import annotations
@@ -16,74 +16,67 @@ import torch
 from torch import nn
 
 from frugalvit.backbones.base import GridModel
-from frugalvit.backbones.timm_features import Size, reduction, to_grid
+from frugalvit.backbones.timm_features import Size, cells_in_image, reduction, to_grid
 from frugalvit.errors import UserError
 
 PUBLISHED = 224
-"""From this size on a network keeps its published shape."""
+"""Networks keep their published shape from this image size on."""
 
-_SMALL_NETWORK = 50_000_000  # parameters; filling more with zeros takes longer than it spares
+_SMALL_NETWORK = 50_000_000  # parameters; filling more with zeros takes longer than a run on the meta device
 
 SMALLEST_GRID = 4
 SMALLEST_PLAIN_GRID = 7
-"""A plain ViT has no finer maps before its last: it gets at least Drloc's 7 x 7."""
+"""For a plain ViT, which has no finer maps before its last: Drloc's 7 x 7."""
 
 
 class Build(Protocol):
-    """Builds the network with further keywords; on the meta device there are shapes without arithmetic."""
+    """Builds the network with additional keywords; on the meta device it computes only shapes."""
 
     def __call__(self, extra: dict[str, Any], *, device: str = "meta") -> nn.Module: ...
 
 
-def adapt(name: str, img_size: Size, given: dict[str, Any], build: Build) -> tuple[dict[str, Any], list[str]]:
-    """Keywords to add for images of ``img_size``, and sentences saying why. Both empty for published sizes."""
+def adapt(name: str, img_size: Size, explicit: dict[str, Any], build: Build) -> tuple[dict[str, Any], list[str]]:
+    """Return keywords to add for images of ``img_size``, and notes with the reasons; nothing from 224 pixels on."""
     if min(img_size) >= PUBLISHED:
         return {}, []
     model = build({})
-    stock = final_grid(model, img_size)
+    published = final_grid(model, img_size)
     chosen: dict[str, Any] = {}
     reasons: list[str] = []
     plain = _is_plain(model)
-    wanted = SMALLEST_PLAIN_GRID if plain else SMALLEST_GRID
-    if min(stock) < wanted and not {"patch_size", "stem_stride", "output_stride"} & given.keys():
-        chosen, grid = _finer(model, img_size, build, wanted, plain, stock)
+    smallest = SMALLEST_PLAIN_GRID if plain else SMALLEST_GRID
+    if min(published) < smallest and not {"patch_size", "stem_stride", "output_stride"} & explicit.keys():
+        chosen, grid = _refine_grid(model, img_size, build, smallest, plain, published)
         if chosen:
             model = build(chosen)
-            before = stock if min(stock) else padded_grid(build({}), img_size)
-            ends = f"would end in {before[0]}x{before[1]} tokens" if min(before) else "does not take this size"
-            reasons.append(f"{_words(chosen)} (the published shape {ends}, this one ends in {grid[0]}x{grid[1]})")
+            before = published if min(published) else padded_grid(build({}), img_size)
+            ends = f"would end in {before[0]}x{before[1]} tokens" if min(before) else "does not accept this size"
+            reasons.append(f"{_format(chosen)} (the published shape {ends}, this one ends in {grid[0]}x{grid[1]})")
         elif not min(grid):
             grid = padded_grid(model, img_size)
         if 0 < min(grid) < SMALLEST_GRID:
             reasons.append(f"no smaller patch or stride is possible: the final grid stays at {grid[0]}x{grid[1]}")
-    window = None if "window_size" in given else _fitting_window(model, name, img_size)
+    window = None if "window_size" in explicit else _fitting_window(model, name, img_size)
     if window:
         chosen["window_size"] = window
         reasons.append(f"window_size={window} (divides every map of this image size)")
-    where = f"{name} at {img_size[0]}x{img_size[1]}: "
-    return chosen, [where + "; ".join(reasons)] if reasons else []
+    return chosen, [f"{name} at {img_size[0]}x{img_size[1]}: " + "; ".join(reasons)] if reasons else []
 
 
 def final_grid(model: nn.Module, img_size: Size) -> Size:
-    """(h, w) of the final grid, by running the network; (0, 0) where it does not take the size."""
-    if next(model.parameters()).is_meta and max(img_size) < PUBLISHED and _is_small(model):
-        _fill_with_zeros(model)  # arithmetic on one small image takes a fraction of the time of shapes without it
+    """Return (h, w) of the final grid by running the network; (0, 0) if it does not accept the size."""
+    is_meta = next(model.parameters()).is_meta
+    if is_meta and max(img_size) < PUBLISHED and sum(p.numel() for p in model.parameters()) < _SMALL_NETWORK:
+        # Real arithmetic on one small image is much faster than a run on the meta device.
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.zero_()
         grid = _run(model, img_size)
         if min(grid):
             return grid
-        model.to("meta")  # tensors that a network keeps outside its buffers are still there
+        model.to("meta")  # tensors outside its buffers still have their values
     return _run(model, img_size)
-
-
-def _is_small(model: nn.Module) -> bool:
-    return sum(parameter.numel() for parameter in model.parameters()) < _SMALL_NETWORK
-
-
-def _fill_with_zeros(model: nn.Module) -> None:
-    model.to_empty(device="cpu")
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.zero_()
 
 
 def _run(model: nn.Module, img_size: Size) -> Size:
@@ -102,40 +95,40 @@ def _run(model: nn.Module, img_size: Size) -> Size:
 
 
 def padded_grid(model: nn.Module, img_size: Size) -> Size:
-    """(h, w) of the final grid of an image that is padded where the network wants it so, as a Backbone does."""
-    whole = final_grid(model, img_size)
-    if min(whole):
-        return whole
+    """Return (h, w) of the final grid of an image that is padded if necessary, as a Backbone does."""
+    grid = final_grid(model, img_size)
+    if min(grid):
+        return grid
     for step in dict.fromkeys((reduction(model) or 32, 32, 64)):
-        fit = (-(-img_size[0] // step) * step, -(-img_size[1] // step) * step)
-        grid = final_grid(model, fit)
-        if min(grid):  # rows and columns of padding alone are not given
-            return -(-img_size[0] * grid[0] // fit[0]), -(-img_size[1] * grid[1] // fit[1])
+        padded = (-(-img_size[0] // step) * step, -(-img_size[1] // step) * step)
+        grid = final_grid(model, padded)
+        if min(grid):
+            return cells_in_image(grid, img_size, padded)
     return 0, 0
 
 
-def kept_shape(name: str, img_size: Size, build: Build) -> list[str]:
-    """A sentence where a network that keeps its shape ends in so small a grid that a new one would be made finer."""
+def note_small_grid(name: str, img_size: Size, build: Build) -> list[str]:
+    """Return a note if a network that keeps its patch size ends in a smaller grid than a new one would."""
     model = build({})
     grid = padded_grid(model, img_size)
     if min(grid) >= (SMALLEST_PLAIN_GRID if _is_plain(model) else SMALLEST_GRID):
         return []
-    ends = f"ends in {grid[0]}x{grid[1]} tokens" if min(grid) else "may not take this size"
-    return [f"{name} at {img_size[0]}x{img_size[1]}: keeps the shape its weights were trained in and {ends}"]
+    ends = f"ends in {grid[0]}x{grid[1]} tokens" if min(grid) else "may not accept this size"
+    return [f"{name} at {img_size[0]}x{img_size[1]}: keeps the patch size of its weights and {ends}"]
 
 
 def set_stem_stride(model: nn.Module, stride: int) -> None:
-    """Give a convolutional stem another total stride: first without its pooling, then with a slower first step.
+    """Set the total stride of a convolutional stem: first drop its pooling, then lower the first convolution's stride.
 
-    The kernels stay, so weights still fit; the padding becomes what a map of ceil(pixels / stride) needs. A ResNet's
-    stem has 4 = 2 (convolution) x 2 (pooling).
+    The kernels stay, so weights still fit; the padding is set for a map of ceil(pixels / stride). A ResNet's stem has
+    stride 4 = 2 (convolution) x 2 (pooling).
     """
     convolution, pooled = _stem(model)
     if convolution is None:
-        raise UserError(f"stem_stride: {type(model).__name__} does not begin with a strided convolution")
+        raise UserError(f"stem_stride: {type(model).__name__} does not start with a strided convolution")
     published = convolution.stride[0] * (2 if pooled else 1)
     if stride < 1 or published % stride:
-        raise UserError(f"stem_stride={stride} is not possible; this stem has {published}: choose a divisor of it")
+        raise UserError(f"stem_stride={stride} does not divide the stride {published} of this stem; choose a divisor")
     if stride == published:
         return
     if pooled:
@@ -146,23 +139,23 @@ def set_stem_stride(model: nn.Module, stride: int) -> None:
             convolution.padding = tuple(-(-(side - stride) // 2) for side in convolution.kernel_size)
 
 
-def _finer(
-    model: nn.Module, img_size: Size, build: Build, wanted: int, plain: bool, stock: Size
+def _refine_grid(
+    model: nn.Module, img_size: Size, build: Build, smallest: int, plain: bool, published: Size
 ) -> tuple[dict[str, Any], Size]:
-    """The mildest change that makes the final grid large enough, or the one that brings it closest."""
+    """Return the smallest change that makes the final grid large enough, or else the one with the largest grid."""
     best: dict[str, Any] = {}
-    grid = stock
+    grid = published
     for option in _options(model, img_size, plain):
-        # Tables of relative positions, made for a size, break only in arithmetic: look for real where there may be any.
-        doubtful = "stem_stride" in option and accepts(model, "img_size")
+        # A table of relative positions of the wrong size fails only in real arithmetic, not on the meta device.
+        has_tables = "stem_stride" in option and accepts(model, "img_size")
         try:
-            built = build(option, device="cpu" if doubtful else "meta")
-            found = (padded_grid if plain else final_grid)(built, img_size)
+            built = build(option, device="cpu" if has_tables else "meta")
+            result = (padded_grid if plain else final_grid)(built, img_size)
         except UserError:
             continue
-        if min(found) > min(grid):
-            best, grid = option, found
-        if min(grid) >= wanted:
+        if min(result) > min(grid):
+            best, grid = option, result
+        if min(grid) >= smallest:
             break
     return best, grid
 
@@ -172,13 +165,13 @@ def _options(model: nn.Module, img_size: Size, plain: bool) -> Iterator[dict[str
     if patch and accepts(model, "patch_size"):
         if plain:
             finer = range(min(patch, min(img_size) // SMALLEST_PLAIN_GRID), 0, -1)
-            # Patches that divide the image, unless they would be so small that tokens abound: then it is padded.
+            # Prefer patches that divide the image, unless they give far too many tokens; otherwise pad the image.
             even = [size for size in finer if not (img_size[0] % size or img_size[1] % size) and 2 * size > finer[0]]
             yield from ({"patch_size": size} for size in [*even, *finer])
         else:
             tokens = isinstance(model, GridModel) or accepts(model, "img_size")
             for step in range(1, patch.bit_length()):
-                if not tokens:  # of convolutions (ConvNeXt): a lesser stride leaves their first kernels as they are
+                if not tokens:  # ConvNeXt: a smaller stride keeps the first kernels
                     yield {"stem_stride": patch // 2**step}
                 yield {"patch_size": patch // 2**step}
         return
@@ -196,7 +189,7 @@ def _options(model: nn.Module, img_size: Size, plain: bool) -> Iterator[dict[str
 
 
 def _fitting_window(model: nn.Module, name: str, img_size: Size) -> int | None:
-    """The window closest to the published one under which no map of a Swin needs padding; None to keep it."""
+    """Return the window closest to the published one that needs no padding in a Swin; None to keep it."""
     if "Swin" not in type(model).__name__ or not accepts(model, "window_size"):
         return None
     nominal = getattr(model, "window_size", None)
@@ -215,13 +208,13 @@ def _fitting_window(model: nn.Module, name: str, img_size: Size) -> int | None:
 
 
 def _is_plain(model: nn.Module) -> bool:
-    """All blocks at one resolution, as in a ViT."""
+    """Whether all blocks have one resolution, as in a ViT."""
     steps = {entry.get("reduction") for entry in getattr(model, "feature_info", None) or []}
     return len(steps) == 1 and _patch_size(model) in steps
 
 
 def _patch_size(model: nn.Module) -> int | None:
-    """Side of the first patches of a network that cuts them without overlap or says so itself."""
+    """Side of the first patches if they do not overlap, or as the network states it."""
     for holder in (model, getattr(model, "patch_embed", None), getattr(model, "stem", None)):
         size = getattr(holder, "patch_size", None)
         if isinstance(size, int):
@@ -233,7 +226,7 @@ def _patch_size(model: nn.Module) -> int | None:
 
 
 def _stem(model: nn.Module) -> tuple[nn.Conv2d | None, bool]:
-    """The first convolution, if it is strided, and whether a pooling of 2 follows."""
+    """Return the first convolution if it is strided, and whether a pooling of stride 2 follows."""
     first = _first_convolution(model)
     if first is None or first.stride[0] < 2 or first.stride[0] != first.stride[1]:
         return None, False
@@ -242,8 +235,8 @@ def _stem(model: nn.Module) -> tuple[nn.Conv2d | None, bool]:
 
 def _first_convolution(model: nn.Module) -> nn.Conv2d | None:
     name = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
-    found = dict(model.named_modules()).get(name) if isinstance(name, str) else None
-    return found if isinstance(found, nn.Conv2d) else None
+    module = dict(model.named_modules()).get(name) if isinstance(name, str) else None
+    return module if isinstance(module, nn.Conv2d) else None
 
 
 def _channels(model: nn.Module) -> int:
@@ -255,12 +248,12 @@ def _channels(model: nn.Module) -> int:
 
 
 def accepts(model: nn.Module, keyword: str) -> bool:
-    """Whether the network's class, or one it passes everything on to, has this keyword."""
+    """Whether the constructor of the network's class or of a base class has this keyword."""
     return any(
         "__init__" in vars(kind) and keyword in inspect.signature(kind.__init__).parameters
         for kind in type(model).__mro__
     )
 
 
-def _words(keywords: dict[str, Any]) -> str:
+def _format(keywords: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in keywords.items())

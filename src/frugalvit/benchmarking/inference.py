@@ -1,4 +1,4 @@
-"""``frugalvit bench``: size, work, speed and memory of models (EsViT B.1, Table 7, Fig. 1)."""
+"""``frugalvit bench``: parameters, operations, speed and memory of models (EsViT B.1, Table 7, Fig. 1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit.backbones import Backbone
-from frugalvit.backbones.factory import architecture_of, is_name
+from frugalvit.backbones.registry import get_architecture, is_model_name
 from frugalvit.backbones.weights.model_config import find_model_folder
 from frugalvit.config.probe import BenchConfig
 from frugalvit.engine.hardware import pick_device
@@ -30,51 +30,51 @@ from frugalvit.utils.files import read_json
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
 
-VIT_B = architecture_of("vit_base")
-VIT_B_IN_TABLE_7 = 312.0  # its images/s in the paper's common scale
+VIT_B = get_architecture("vit_base")
+VIT_B_IN_TABLE_7 = 312.0  # images/s of ViT-B in the paper's table
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _PRECISIONS = {"32": "32-bit"}
-_PATIENCE = 20.0  # seconds of timed passes a model gets, if it takes fewer than asked for
+_MAX_SECONDS = 20.0  # of timed passes per model
 
 
 def bench(config: BenchConfig) -> CommandResult:
-    """Measure every model in turn under the same conditions, and the reference to relate them to."""
+    """Measure every model, and the reference, under the same conditions."""
     device = torch.device(pick_device(config.device))
     precision = resolve_precision(config.precision, device)
     if config.plot:
-        from frugalvit.probing.figures import check_picture
+        from frugalvit.probing.figures import check_figure_path
 
-        check_picture(Path(config.plot))
+        check_figure_path(Path(config.plot))
     batch = (64 if device.type == "cuda" else 8) if config.batch == "auto" else config.batch
     names = list(dict.fromkeys(config.models))
     accuracies = {name: accuracy_of(name) for name in names}
     if config.plot and not any(accuracies.values()):
         raise UserError(
-            "--plot needs runs with an accuracy: give folders of finished 'train' or probed 'pretrain' runs."
+            "--plot needs runs with an accuracy: give finished 'train' runs, or 'pretrain' runs with a probe."
         )
     reference = [config.reference] if config.reference else []
-    wanted = list(dict.fromkeys([*names, *reference]))
-    for name in wanted:
-        _resolve(name)
+    every = list(dict.fromkeys([*names, *reference]))
+    for name in every:
+        _check_model(name)
     measured: dict[str, dict[str, Any]] = {}
     networks: dict[str, str] = {}
-    for name in wanted:
+    for name in every:
         console.info(f"measuring {name}" + ("" if name in names else ", the reference"))
         model = load_model(name, str(device), img_size=config.img_size, random=True)
-        networks[name] = architecture_of(model.backbone.name).partition(".")[0]
+        networks[name] = get_architecture(model.backbone.name).partition(".")[0]
         measured[name] = {"model": name} | measure(model, batch, config.steps, precision, compiled=config.compile)
     rows = [measured[name] for name in names]
-    relative = _relate(rows, measured[reference[0]], networks[reference[0]]) if reference else None
+    relative = _add_relative(rows, measured[reference[0]], networks[reference[0]]) if reference else None
     for row in rows:
         if accuracies[row["model"]]:
             row["accuracy_of"], row["accuracy"] = accuracies[row["model"]]  # type: ignore[misc]
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     conditions = {"device": hardware, "precision": precision, "batch": batch, "torch": torch.__version__}
     data: dict[str, Any] = {"models": rows, **conditions, "reference": relative}
-    notes = ["GFLOPs count a multiplication with its addition as one, as the papers do"]
+    notes = ["GFLOPs count a multiply-add as one operation, as the papers do"]
     if device.type != "cuda":
-        whose = " of the models before they are compiled" if config.compile else ""
-        notes.append(f"peak memory counts tensors{whose} alone; on a GPU it is what the allocator held")
+        uncompiled = " of the uncompiled model" if config.compile else ""
+        notes.append(f"peak memory counts tensors{uncompiled}; on a GPU it is the allocator's peak")
     if config.plot:
         data["plot"] = config.plot
         _plot(Path(config.plot), rows, hardware)
@@ -97,12 +97,12 @@ def bench(config: BenchConfig) -> CommandResult:
 
 
 def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: bool = False) -> dict[str, Any]:
-    """Parameters (M, without classifier), GFLOPs an image, images/s and peak memory (GiB) of a forward pass."""
+    """Measure parameters (M, without classifier), GFLOPs per image, images/s and peak memory (GiB)."""
     backbone = model.backbone
     device = next(backbone.parameters()).device
     height, width = model.transform.out_size
     images = torch.randn(batch, backbone.in_chans, height, width, device=device)
-    found: dict[str, Any] = {
+    row: dict[str, Any] = {
         "img_size": height if height == width else f"{height}x{width}",
         "parameters_m": count_parameters(backbone) / 1e6,
         "gflops": multiply_adds(backbone, images[:1]) / 1e9,
@@ -114,20 +114,20 @@ def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: b
         torch.cuda.reset_peak_memory_stats(device)
     with torch.inference_mode(), mixed:
         seconds = _time(run, images, steps, device)
-    found["images_per_second"] = batch / seconds
+    row["images_per_second"] = batch / seconds
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
     else:
         present = [*backbone.parameters(), *backbone.buffers(), images]
-        with torch.inference_mode(), mixed, LiveTensors(present) as live:  # as it was timed
+        with torch.inference_mode(), mixed, LiveTensors(present) as live:
             backbone(images)
         peak = live.peak
-    found["peak_memory_gib"] = peak / 2**30
-    return found
+    row["peak_memory_gib"] = peak / 2**30
+    return row
 
 
 def count_parameters(backbone: Backbone) -> int:
-    """Parameters of the backbone without its classifier, as the papers' tables count them."""
+    """Count the parameters of the backbone without its classifier, as the papers do."""
     total = sum(parameter.numel() for parameter in backbone.model.parameters())
     if backbone.num_classes:
         heads = backbone.model.get_classifier()  # type: ignore[operator]
@@ -138,7 +138,7 @@ def count_parameters(backbone: Backbone) -> int:
 
 @torch.no_grad()
 def multiply_adds(backbone: Backbone, image: Tensor) -> int:
-    """Multiply-adds of one forward pass over (1, C, H, W); attention is counted too, as the products it consists of."""
+    """Count the multiply-adds of a forward pass over (1, C, H, W), including those of attention."""
     counter = FlopCounterMode(display=False)
     with sdpa_kernel([SDPBackend.MATH]), counter:
         backbone(image)
@@ -146,9 +146,9 @@ def multiply_adds(backbone: Backbone, image: Tensor) -> int:
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts the bytes of all tensors that live at once; what operators allocate inside themselves is not seen.
+    """Counts the bytes of all live tensors, without what operators allocate internally.
 
-    For devices without a counter of their own (CUDA's allocator has one).
+    For devices without an allocator that counts, as CUDA's does.
     """
 
     def __init__(self, present: list[Tensor]) -> None:
@@ -156,36 +156,36 @@ class LiveTensors(TorchDispatchMode):
         self.live = self.peak = 0
         self._sizes: dict[int, int] = {}
         for tensor in present:
-            self._note(tensor)
+            self._add(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, self._note, result)
+        tree_map_only(Tensor, self._add, result)
         return result
 
-    def _note(self, tensor: Tensor) -> None:
+    def _add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._sizes:  # a view of something counted
+        if key in self._sizes:  # a view of a counted tensor
             return
         self._sizes[key] = storage.nbytes()
         self.live += self._sizes[key]
         self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._gone, key)
+        weakref.finalize(storage, self._remove, key)
 
-    def _gone(self, key: int) -> None:
+    def _remove(self, key: int) -> None:
         self.live -= self._sizes.pop(key, 0)
 
 
-def accuracy_of(where: str) -> tuple[str, float] | None:
-    """What a run's folder says of its accuracy: its linear, logistic or k-NN probe, else its own result."""
-    folder = Path(where)
+def accuracy_of(run: str) -> tuple[str, float] | None:
+    """Return the accuracy of a run and its kind: linear, logistic or k-NN probe, else its own score."""
+    folder = Path(run)
     probes = read_json(folder / "probes.json", dict) or {}
     for kind in ("linear", "logistic", "knn"):
         for name, result in sorted(probes.items()):
             if not name.startswith(f"{kind} ") or not isinstance(result, dict):
                 continue
-            if "top1" in result and "labels" not in result:  # a score with a part of the labels is another thing
+            if "top1" in result and "labels" not in result:  # not a score of few labels
                 return f"{kind} top1 on {result['data']}", float(result["top1"])
     summary = read_json(folder / "summary.json", dict) or {}
     for key in ("top1", "best_knn", "knn"):
@@ -194,36 +194,36 @@ def accuracy_of(where: str) -> tuple[str, float] | None:
     return None
 
 
-def _resolve(name: str) -> None:
-    """What names no model is said before any other is measured."""
+def _check_model(name: str) -> None:
+    """Raise an error for an unknown model before any other is measured."""
     path = Path(name)
-    if not (find_model_folder(path) if path.is_dir() else is_name(name)):
-        load_model(name, random=True)  # it says what is wrong
+    if not (find_model_folder(path) if path.is_dir() else is_model_name(name)):
+        load_model(name, random=True)  # raises the error
 
 
-def _relate(rows: list[dict[str, Any]], known: dict[str, Any], network: str) -> dict[str, Any]:
-    """Throughput relative to the reference; where that is ViT-B, in Table 7's scale too: there it makes 312."""
+def _add_relative(rows: list[dict[str, Any]], reference: dict[str, Any], network: str) -> dict[str, Any]:
+    """Add the throughput relative to the reference; if that is ViT-B, also in the scale of Table 7."""
     for row in rows:
-        row["relative"] = row["images_per_second"] / known["images_per_second"]
+        row["relative"] = row["images_per_second"] / reference["images_per_second"]
         if network == VIT_B:
             row["table7"] = VIT_B_IN_TABLE_7 * row["relative"]
-    return {"model": known["model"], "images_per_second": known["images_per_second"]}
+    return {"model": reference["model"], "images_per_second": reference["images_per_second"]}
 
 
 def _time(run: Any, images: Tensor, steps: int, device: torch.device) -> float:
-    """The median seconds of a pass, after passes that warm up."""
-    warm = 3 if device.type == "cuda" else 1
+    """Return the median seconds of a pass, after warm-up passes."""
+    warm_up = 3 if device.type == "cuda" else 1
     times: list[float] = []
-    for number in range(warm + steps):
+    for number in range(warm_up + steps):
         began = time.perf_counter()
         run(images)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if device.type == "mps":
             torch.mps.synchronize()
-        if number >= warm:
+        if number >= warm_up:
             times.append(time.perf_counter() - began)
-        if len(times) >= 3 and sum(times) > _PATIENCE:
+        if len(times) >= 3 and sum(times) > _MAX_SECONDS:
             break
     return statistics.median(times)
 
@@ -232,16 +232,16 @@ def _plot(path: Path, rows: list[dict[str, Any]], hardware: str) -> None:
     from frugalvit.probing.figures import Contender, tradeoff_figure
     from frugalvit.utils.plotting import save
 
-    shown = [row for row in rows if "accuracy" in row]
+    with_accuracy = [row for row in rows if "accuracy" in row]
     contenders = [
         Contender(
             Path(row["model"]).name, row["images_per_second"], row["accuracy"], round(row["parameters_m"] * 1_000_000)
         )
-        for row in shown
+        for row in with_accuracy
     ]
-    kinds = {row["accuracy_of"] for row in shown}
+    kinds = {row["accuracy_of"] for row in with_accuracy}
     if len(kinds) > 1:
-        console.warning(f"the plot mixes accuracies of different kinds: {', '.join(sorted(kinds))}")
+        console.warning(f"the plot mixes different accuracies: {', '.join(sorted(kinds))}")
     save(tradeoff_figure(contenders, " / ".join(sorted(kinds)), hardware), path)
 
 

@@ -1,9 +1,9 @@
-"""``frugalvit bench step``: the training step that users get, measured whole, and what of the device it uses.
+"""``frugalvit bench step``: measure a full training step, and how much of the device it uses.
 
-Input, forward, losses, backward, clipping, optimiser and moving average, exactly as ``train`` and ``pretrain`` take
-them, but for the signs of health that pre-training computes now and then for its log. ``--against`` times, in the same
-run, the paper's algorithm as written: eager, PyTorch as it comes, in pre-training a loop over pairs of crops with full
-softmax; once with our input, once with the usual one, a DataLoader with torchvision's transforms.
+A step is input, forward, losses, backward, clipping, optimiser and EMA, as in ``train`` and ``pretrain``, without the
+health metrics of pre-training's log. ``--against`` also times the paper's algorithm as written: eager PyTorch, in
+pre-training a loop over pairs of crops with full softmax; once with our input, once with a DataLoader and torchvision.
+These baselines are in the repository's ``benchmarks/``, not in the wheel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from lightning_fabric import Fabric
 from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit.backbones.architectures.swin import plain_attention
-from frugalvit.benchmarking.esvit_reference import ReferencePretrainingTask
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
@@ -42,14 +41,18 @@ from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console
+from frugalvit.utils.checkout import import_benchmark
 from frugalvit.utils.tables import CommandResult, Table
 
 _IMAGES, _CLASSES = 2048, 100
-_WARM_UP, _GROUP = 6, MOST_TOGETHER  # the input of so many steps may be made in one go
+_WARM_UP, _GROUP = 6, MOST_TOGETHER  # the loader may augment this many steps in one call
+_BASELINE = "'bench step --against'"
 
 
 def bench_step(config: BenchStepConfig) -> CommandResult:
-    """Measure our step, a supervised one without Drloc too, and the one as written if asked; one row each."""
+    """Measure our step, the supervised one without Drloc, and with --against the baselines; one row each."""
+    if config.against:
+        import_benchmark("torchvision_input", _BASELINE)  # fail before the work
     device = pick_device(config.device)
     fabric = Fabric(accelerator=device, devices=1, plugins=make_precision(config.precision, device))
     if device == "cuda":
@@ -64,9 +67,9 @@ def bench_step(config: BenchStepConfig) -> CommandResult:
     if config.against:
         with plain_attention(), default_onednn():
             rows.append({"step": "as written"} | measure(config, batches, classes, fabric, as_written=True))
-            usual = _usual_batches(config, batches, store, examples, fabric.device)
+            baseline = _torchvision_batches(config, batches, store, examples, fabric.device)
             name = "as written, usual input"
-            rows.append({"step": name} | measure(config, usual, classes, fabric, as_written=True, steps=_GROUP))
+            rows.append({"step": name} | measure(config, baseline, classes, fabric, as_written=True, steps=_GROUP))
         for row in rows[ours:]:
             row["ratio"] = round(rows[0]["images_per_second"] / row["images_per_second"], 2)
     hardware = torch.cuda.get_device_name() if device == "cuda" else "CPU"
@@ -77,11 +80,11 @@ def bench_step(config: BenchStepConfig) -> CommandResult:
     table = Table(columns, [[row.get(name, "") for name in columns] for row in rows])
     notes = []
     if device == "cuda":
-        notes.append("matrix rate: floating-point operations of the step over those of a large bf16 product, measured")
+        notes.append("matrix rate: operations per second of the step, relative to a large bf16 matrix product")
     if "drloc_percent" in rows[0]:
         notes.append(
-            "drloc_percent: from steps with and without the loss taken in turns; the rows were measured one after the "
-            "other, while the machine's speed drifts"
+            "drloc_percent: steps with and without the loss alternate; the rows are measured one after the other, so "
+            "that the drift of the machine's speed changes their ratio"
         )
     return CommandResult(facts | {"rows": rows}, [table], notes)
 
@@ -89,21 +92,21 @@ def bench_step(config: BenchStepConfig) -> CommandResult:
 def measure(
     config: BenchStepConfig, batches: Any, classes: int, fabric: Fabric, *, as_written: bool = False, steps: int = 0
 ) -> dict[str, Any]:
-    """Images/s of whole steps and of their input alone, host time, peak memory, operations."""
-    stepper = _stepper(config, batches, classes, fabric, as_written)
-    task: Any = stepper.task
+    """Measure images/s of full steps and of the input alone, host time, peak memory and operations."""
+    train_step = _make_train_step(config, batches, classes, fabric, as_written)
+    task: Any = train_step.task
     device = fabric.device
 
     def step(number: int) -> None:
-        stepper.step = number
-        stepper.one_step()
+        train_step.step = number
+        train_step.one_step()
 
-    operations = _operations(stepper)
+    operations = _operations(train_step)
     if config.compile and not as_written and device.type == "cuda":
-        by_itself = config.compile == "auto" and replays_by_itself(stepper.task, fabric)
-        graphs = config.compile == "graphs" or by_itself
-        prepare_compiler(stepper.task)
-        stepper.task.compile_with(graphs)
+        auto_graphs = config.compile == "auto" and replays_by_itself(train_step.task, fabric)
+        graphs = config.compile == "graphs" or auto_graphs
+        prepare_compiler(train_step.task)
+        train_step.task.compile_with(graphs)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     began = time.perf_counter()
@@ -115,12 +118,12 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     seconds = timed(step, steps or config.steps, device)
     memory = {}
-    if device.type == "cuda":  # graphs keep their memory reserved, where the allocator does not count it as used
+    if device.type == "cuda":  # the memory of CUDA graphs is reserved, but the allocator does not count it as used
         memory["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         memory["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
-    turns = config.kind == "train" and config.localization and not as_written
-    if turns:
-        _warm_up_without(stepper, step)
+    alternate = config.kind == "train" and config.localization and not as_written
+    if alternate:
+        _warm_up_without_drloc(train_step, step)
     inputs = timed(batches.batch_at, steps or config.steps, device)
     host = _host_seconds(step, device)
     row: dict[str, Any] = {
@@ -132,16 +135,16 @@ def measure(
     if device.type == "cuda":
         row |= {"host_ms": round(1000 * host, 2), **memory, "warm_up_s": round(warm, 1)}
         row["matrix_rate_percent"] = round(100 * operations / seconds / _matrix_rate(device), 1)
-    if turns:
+    if alternate:
         row["drloc"] = task.settings.variant
-        row["drloc_percent"] = round(100 * _cost_of_drloc(stepper, step, config.steps, device), 2)
+        row["drloc_percent"] = round(100 * _cost_of_drloc(train_step, step, config.steps, device), 2)
     if config.profile and not as_written:
         _profile(step, device, Path(config.profile))
     return row
 
 
 def timed(action: Callable[[int], object], count: int, device: torch.device, group: int | None = None) -> float:
-    """Median seconds a call, over groups of calls with the device idle before and after."""
+    """Return the median seconds per call over groups of calls, with the device idle before and after."""
     groups, each = [], group or _GROUP
     for start in range(0, count, each):
         _wait(device)
@@ -154,7 +157,7 @@ def timed(action: Callable[[int], object], count: int, device: torch.device, gro
 
 
 def _host_seconds(step: Callable[[int], None], device: torch.device) -> float:
-    """Seconds until all of a step is queued, the device idle before. Below the step's time the device is the limit."""
+    """Return the seconds to queue a step on an idle device. If below the step's time, the device is the limit."""
     seconds = 0.0
     for number in range(_GROUP):
         _wait(device)
@@ -165,30 +168,30 @@ def _host_seconds(step: Callable[[int], None], device: torch.device) -> float:
     return seconds / _GROUP
 
 
-def _cost_of_drloc(stepper: TrainStep, step: Callable[[int], None], count: int, device: torch.device) -> float:
-    """How much longer a step with the loss takes, as a share.
+def _cost_of_drloc(train_step: TrainStep, step: Callable[[int], None], count: int, device: torch.device) -> float:
+    """Return the cost of the localization loss as a share of a step.
 
-    Steps with and without it are taken in turns: a machine's speed drifts by more than the difference.
+    Steps with and without it alternate, because a machine's speed drifts by more than the difference.
     """
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(0, 2 * count, _GROUP):
         with_it = number // _GROUP % 2 == 0
-        with nullcontext() if with_it else _no_drloc(stepper):
+        with nullcontext() if with_it else _no_drloc(train_step):
             seconds[with_it].append(timed(step, _GROUP, device))
     return statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
 
 
-def _warm_up_without(stepper: TrainStep, step: Callable[[int], None]) -> None:
-    """Steps without the loss are compiled, and recorded as graphs, before any of them is timed."""
-    with _no_drloc(stepper):
+def _warm_up_without_drloc(train_step: TrainStep, step: Callable[[int], None]) -> None:
+    """Compile steps without the loss, and capture their graphs, before they are timed."""
+    with _no_drloc(train_step):
         for number in range(_WARM_UP):
             step(number)
 
 
 @contextmanager
-def _no_drloc(stepper: TrainStep) -> Iterator[None]:
-    """Steps taken inside leave the localization loss out."""
-    task: Any = stepper.task
+def _no_drloc(train_step: TrainStep) -> Iterator[None]:
+    """Inside, steps have no localization loss."""
+    task: Any = train_step.task
     head, task.localization = task.localization, None
     try:
         yield
@@ -196,11 +199,11 @@ def _no_drloc(stepper: TrainStep) -> Iterator[None]:
         task.localization = head
 
 
-# -- what is measured
+# The data, the task and the step
 
 
 def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int, ImageDataset | None]:
-    """Images on the device, their number of classes, and the files they come from."""
+    """Return the images on the device, the number of classes, and the dataset of the files."""
     if config.data is None:
         side = round(config.img_size * 256 / 224)
         generator = torch.Generator().manual_seed(0)
@@ -208,17 +211,17 @@ def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int, Ima
         return ImageStore.from_arrays(pixels, torch.arange(_IMAGES) % _CLASSES, device), _CLASSES, None
     source = open_data(config.data)
     if config.kind == "train" and not source.classes:
-        raise UserError(f"{config.data} has no labels, which a supervised step needs; measure 'bench step pretrain'.")
+        raise UserError(f"{config.data} has no labels, which a supervised step needs: use 'bench step pretrain'.")
     examples, size = source.splits["train"], (config.img_size, config.img_size)
     return build_store(examples, size, device=device), len(source.classes or ()), examples
 
 
 def _settings(config: BenchStepConfig, as_written: bool = False) -> TrainConfig | PretrainConfig:
-    """The options of an endless run that takes such steps; as written, Drloc in the paper's form."""
+    """Return the options of a long run with such steps; ``as_written`` uses the paper's form of Drloc."""
     values: dict[str, Any] = {"backbone": config.backbone, "img_size": config.img_size, "batch": config.batch}
     values |= {"steps": 10**6, "device": config.device, "precision": config.precision}
     if config.kind == "pretrain":
-        # In the first epoch the prototypes do not learn; what is measured is a step of those that follow.
+        # The prototypes are frozen in the first epoch; a later step is measured.
         return PretrainConfig.parse(values | {"matching": {"prototypes": config.prototypes, "hold_last": 0}})
     form = {"variant": "l1"} if as_written else {}
     return TrainConfig.parse(values | {"localization": {"weight": config.localization} | form})
@@ -232,20 +235,23 @@ def _batches(config: BenchStepConfig, store: Any, classes: int) -> Batches:
     return Batches(store, config.batch, seed=0, augment=augment, mixing=Mixing(settings.mixing, classes))
 
 
-def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, as_written: bool) -> TrainStep:
-    """What the loop of a run would take its steps with."""
+def _make_train_step(
+    config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, as_written: bool
+) -> TrainStep:
+    """Make the step of a run's training loop."""
     torch.manual_seed(0)
     settings, decisions = _settings(config, as_written), AutoValues()
     facts = Facts(_IMAGES, classes, config.img_size, fabric.device.type)
     if isinstance(settings, PretrainConfig):
         decide_pretraining(settings, facts, decisions)
         plan = pretrain.make_plan(settings, facts.images, 1)
-        plan = replace(plan, log_every=plan.steps)  # the signs of health belong to the log
-        with console.quiet():  # every row would say the same
+        plan = replace(plan, log_every=plan.steps)  # the health metrics belong to the log
+        with console.quiet():  # every row would log the same
             student = pretrain.make_network(settings)
-        task: Any = pretrain.make_task(
-            settings, student, plan, ReferencePretrainingTask if as_written else PretrainingTask
-        )
+        kind = PretrainingTask
+        if as_written:
+            kind = import_benchmark("esvit_reference", _BASELINE).ReferencePretrainingTask
+        task: Any = pretrain.make_task(settings, student, plan, kind)
     else:
         with console.quiet():
             backbone = train.make_network(settings, classes)
@@ -257,16 +263,16 @@ def _stepper(config: BenchStepConfig, batches: Batches, classes: int, fabric: Fa
     return TrainStep(task, module, optimizer, plan, fabric)
 
 
-def _operations(stepper: TrainStep) -> int:
-    """Floating-point operations of the step's matrix products, counted in one step that is not compiled."""
+def _operations(train_step: TrainStep) -> int:
+    """Count the floating-point operations of the matrix products in an uncompiled step."""
     with FlopCounterMode(
         display=False, custom_mapping={torch.ops.aten.mm: _mm, torch.ops.aten.addmm: _addmm}
     ) as counter:
-        stepper.one_step()
+        train_step.one_step()
     return counter.get_total_flops()
 
 
-# PyTorch's own formulas (2.11) stumble over products that accumulate in another precision.
+# PyTorch's own formulas (2.11) fail on products that accumulate in another precision.
 def _mm(left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
     return 2 * left[0] * left[1] * right[1]
 
@@ -276,38 +282,31 @@ def _addmm(added: torch.Size, left: torch.Size, right: torch.Size, *_: Any, **__
 
 
 def _matrix_rate(device: torch.device) -> float:
-    """Operations a second of a large bf16 product: what this device gives in practice."""
+    """Measure the operations per second of a large bf16 matrix product."""
     side = 8192
     left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     torch.mm(left, right)
     return 2 * side**3 / timed(lambda _: left @ right, 20, device)
 
 
-def _usual_batches(
+def _torchvision_batches(
     config: BenchStepConfig, batches: Batches, store: Any, examples: ImageDataset | None, device: torch.device
 ) -> Any:
-    """A DataLoader that makes the same batches with torchvision: from files, or random images from memory."""
-    from frugalvit.benchmarking.torchvision_input import (
-        Decoded,
-        Files,
-        TorchvisionBatches,
-        TorchvisionCrops,
-        supervised_transform,
-        usual_loader,
-    )
-
+    """Make the same batches with a DataLoader and torchvision: from files, or random images in memory."""
+    torchvision = import_benchmark("torchvision_input", _BASELINE)
     size, settings = config.img_size, _settings(config)
-    pretraining = isinstance(settings, PretrainConfig)
-    transform = TorchvisionCrops(settings.crops, size) if pretraining else supervised_transform(size)
+    if isinstance(settings, PretrainConfig):
+        transform = torchvision.TorchvisionCrops(settings.crops, size)
+    else:
+        transform = torchvision.supervised_transform(size)
     if examples is None:
         images, _, index = store.fetcher(lambda _: torch.arange(len(store))).at(0)
-        dataset: Any = Decoded(images.cpu(), store.labels[index], transform)
+        dataset: Any = torchvision.InMemoryDataset(images.cpu(), store.labels[index], transform)
     else:
-        dataset = Files(examples, transform)
-    console.info(f"the usual input: {len(dataset):,} images, {config.workers} workers")
-    return TorchvisionBatches(
-        usual_loader(dataset, config.batch, config.workers), batches.augment, batches.mixing, device
-    )
+        dataset = torchvision.FileDataset(examples, transform)
+    console.info(f"the baseline's DataLoader: {len(dataset):,} images, {config.workers} workers")
+    loader = torchvision.make_loader(dataset, config.batch, config.workers)
+    return torchvision.TorchvisionBatches(loader, batches.augment, batches.mixing, device)
 
 
 def _wait(device: torch.device) -> None:
@@ -319,12 +318,12 @@ def _profile(step: Callable[[int], None], device: torch.device, path: Path) -> N
     from torch.profiler import ProfilerActivity, profile
 
     cuda = device.type == "cuda"
-    if not cuda:  # else the profiler reports as an error that there is no GPU
+    if not cuda:  # the profiler reports a missing GPU as an error
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
         for number in range(3):
             step(number)
         _wait(device)
     by = "self_cuda_time_total" if cuda else "self_cpu_time_total"
-    path.write_text(seen.key_averages().table(sort_by=by, row_limit=80, max_name_column_width=90))
-    console.info(f"where the time goes: {path}")
+    path.write_text(profiler.key_averages().table(sort_by=by, row_limit=80, max_name_column_width=90))
+    console.info(f"profile: {path}")

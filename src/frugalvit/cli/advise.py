@@ -1,6 +1,6 @@
-"""``frugalvit advise DATA``: look at the data and the machine, try a few steps, and propose commands with reasons.
+"""``frugalvit advise DATA``: propose commands for a dataset on this machine, with reasons and expected times.
 
-What a run would use is decided by ``experiment/auto_values.py``, as in the run itself; here it is only asked and timed.
+``experiment/auto_values.py`` decides the values, as in a run; a few steps of each training are timed here.
 """
 
 from __future__ import annotations
@@ -37,16 +37,35 @@ from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
 
-# A network with published weights that fits the machine: the papers' Swin, or on a CPU the smallest ViT of timm.
+# A network with published weights that fits the machine: the papers' Swin, or on a CPU timm's smallest ViT.
 PUBLISHED = {"cpu": "vit_tiny_patch16_224", "gpu": "swin_tiny_patch4_window7_224"}
-FEW = 50  # images a class; below this, learning from the images alone comes first
-LITTLE = 200  # training images; below this a single score says little
-LOOK = 300.0  # seconds of a first look at a run that takes long
+FEW_PER_CLASS = 50  # with fewer images per class, pre-training comes before training from scratch
+FEW_IMAGES = 200  # with fewer training images a single score says little
+TRIAL_SECONDS = 300.0  # length of the trial that is proposed before a long run
+
+REASONS = {
+    "scratch": "the shortest way to a classifier and a report: from random weights, with Drloc",
+    "published": "with a network connection: published weights. In the Drloc paper fine-tuning (Table 5) scores higher "
+    "than training from scratch (Table 4) on all ten datasets",
+    "pretrain": "without published weights: pre-train on these images first, without labels (--images all adds val and "
+    "test). On all images of Flowers-102 this raised the accuracy after 320 epochs from 72 % to 80 %",
+    "init": "then start from its folder (RUN) instead of random weights",
+    "compare": "does Drloc help on these images? Three seeds of each setting, with a paired test",
+    "trial": "a few minutes of it first: does everything work, does the loss fall?",
+    "unlabelled": "there are no labels: learn features from views and regions of the images",
+    "embed": "then write the features of the run (RUN is its folder)",
+    "some labels": "or, with some images sorted into class folders, train a classifier",
+    "dense": "from random weights, the shortest way to a first score",
+    "dense published": "with a network connection: published weights",
+    "dense pretrain": "without published weights: pre-train on the training images first, not on those that are scored",
+    "other images": "without published weights: pre-train on other images of the kind, or on a folder of the training "
+    "images alone (here they share a folder with those that are scored)",
+}
 
 
 @dataclass
 class Proposal:
-    """A command, the reason for it, and what it is expected to take."""
+    """A command, the reason for it, and its expected length."""
 
     command: str
     why: str
@@ -58,251 +77,222 @@ class Proposal:
 
 
 def advise(config: AdviseConfig) -> CommandResult:
-    """Commands for this data on this machine, best first."""
+    """Propose commands for this data on this machine, best first."""
     device = pick_device(config.device)
     source = open_data(config.data)
     examples = source.splits.get("train")
     if examples is None or len(examples) < 2:
-        raise UserError(f"{source.location} has no training images to advise on.")
-    looked = inspect(source, decode="headers", duplicates=False).data
+        raise UserError(f"{source.location} has no training images.")
+    inspected = inspect(source, decode="headers", duplicates=False).data
     facts = Facts(len(examples), len(source.classes or ()), builders.median_side(examples), device)
-    drawn = find_annotation_kind(source.location, source.classes)
-    if drawn is not None:
-        facts = replace(facts, images=drawn.splits.get("train", facts.images), classes=0)
-        looked |= {"splits": {}, "notes": [drawn.masks] if drawn.masks else []}
-        proposals = _drawn(config, drawn, facts)
+    annotations = find_annotation_kind(source.location, source.classes)
+    if annotations is not None:
+        facts = replace(facts, images=annotations.splits.get("train", facts.images), classes=0)
+        inspected |= {"splits": {}, "notes": [annotations.masks] if annotations.masks else []}
+        proposals = _propose_for_annotations(config, annotations, facts)
     else:
-        proposals = _labelled(config, source, facts) if source.classes else _unlabelled(config, source, facts)
-    notes = _warnings(looked, facts)
+        propose = _propose_for_labels if source.classes else _propose_without_labels
+        proposals = propose(config, source, facts)
+    notes = _warnings(inspected, facts)
     splits = {name: len(part) for name, part in source.splits.items()}
     data = {
         "data": source.location,
-        "images": looked["images"] if drawn is None else sum(drawn.splits.values()),
-        "classes": looked["classes"] if drawn is None else None,
-        "drawn": None if drawn is None else drawn.words,
-        "splits": splits if drawn is None else drawn.splits,
+        "images": inspected["images"] if annotations is None else sum(annotations.splits.values()),
+        "classes": inspected["classes"] if annotations is None else None,
+        "drawn": None if annotations is None else annotations.words,
+        "splits": splits if annotations is None else annotations.splits,
         "side": facts.side,
         "device": device,
         "proposals": [vars(p) | {"decisions": [vars(d) for d in p.decisions]} for p in proposals],
         "notes": notes,
     }
-    return CommandResult(data, _tables(data, proposals), [*notes, *_reasons(proposals)])
+    return CommandResult(data, _tables(data, proposals), [*notes, *_explanations(proposals)])
 
 
-# -- what to do
+# -- proposals
 
 
-def _labelled(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
-    place = shlex.quote(config.data)
-    scratch = _train(config, source, facts, {})
-    scratch.why = "the shortest way to a classifier and a report: from random weights, with Drloc"
-    backbone = PUBLISHED["cpu" if facts.device == "cpu" else "gpu"]
-    published = _train(config, source, facts, {"backbone": backbone, "pretrained": True})
-    published.why = (
-        "where a network can be reached: published weights. In the Drloc paper fine-tuning (Table 5) ends above "
-        "training from scratch (Table 4) on all ten datasets"
+def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
+    data = shlex.quote(config.data)
+    scratch = _plan_training(config, source, facts, "scratch", {})
+    published = _plan_training(
+        config, source, facts, "published", {"backbone": _published_backbone(facts), "pretrained": True}
     )
-    learned = _pretrain(config, source, facts)
-    learned.why = (
-        "without other people's weights: learn from these images alone first, labels not used (add --images all where "
-        "more lie beside them). On Flowers-102, with all its images, a classifier that began so reached 80 % instead "
-        "of 72 % in 320 epochs"
-    )
+    features = _plan_pretraining(config, source, facts, "pretrain")
     untimed = config.model_copy(update={"trial": 0})
-    start = _train(untimed, source, facts, {"recipe": "scratch"})
-    start.command, start.why = (
-        f"frugalvit train {place} --init RUN",
-        "then start from its folder (RUN) instead of chance",
-    )
-    if scratch.seconds is not None and scratch.steps and start.steps:  # the same network, the same pace
+    start = _plan_training(untimed, source, facts, "init", {"recipe": "scratch"})
+    start.command = f"frugalvit train {data} --init RUN"
+    if scratch.seconds is not None and scratch.steps and start.steps:  # the same network at the same speed
         start.seconds, start.seconds_per_step = scratch.seconds * start.steps / scratch.steps, scratch.seconds_per_step
     weight = next((d.value for d in scratch.decisions if d.name == "localization.weight"), 0.1)
-    compared = Proposal(
-        f"frugalvit compare {place} --with localization.weight={weight:g} --without localization.weight=0 --seeds 3",
-        "does the loss help on these images? Three seeds of each, with a paired interval",
-        None if scratch.seconds is None else 6 * scratch.seconds,
-    )
-    if facts.device == "cpu":  # time is what is scarce: the quickest first
-        return [*_first_look(scratch), scratch, learned, start, published, compared]
-    if facts.images / max(1, facts.classes) < FEW:
-        # With few labels a class, what can be learned without them comes before training from nothing.
-        return [published, learned, start, scratch, compared]
-    return [published, scratch, learned, start, compared]
+    settings = f"--with localization.weight={weight:g} --without localization.weight=0 --seeds 3"
+    seconds = None if scratch.seconds is None else 6 * scratch.seconds
+    comparison = Proposal(f"frugalvit compare {data} {settings}", REASONS["compare"], seconds)
+    if facts.device == "cpu":  # the fastest first
+        return [*_propose_trial(scratch), scratch, features, start, published, comparison]
+    if facts.images / max(1, facts.classes) < FEW_PER_CLASS:
+        return [published, features, start, scratch, comparison]
+    return [published, scratch, features, start, comparison]
 
 
-def _first_look(whole: Proposal) -> list[Proposal]:
-    """A few minutes of a run that takes long: does everything work, is anything learned?"""
-    if whole.seconds is None or whole.seconds_per_step is None or whole.seconds < 3 * LOOK:
+def _propose_trial(full: Proposal) -> list[Proposal]:
+    """Propose a few minutes of a run that takes long."""
+    if full.seconds is None or full.seconds_per_step is None or full.seconds < 3 * TRIAL_SECONDS:
         return []
-    steps = max(1, round(LOOK / whole.seconds_per_step))
-    command = f"{whole.command} --steps {steps}"
+    steps = max(1, round(TRIAL_SECONDS / full.seconds_per_step))
+    command = f"{full.command} --steps {steps}"
+    return [Proposal(command, REASONS["trial"], TRIAL_SECONDS, steps, full.seconds_per_step)]
+
+
+def _propose_without_labels(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
+    data = shlex.quote(config.data)
     return [
-        Proposal(
-            command,
-            "a few minutes of it first: does everything work, is anything learned?",
-            LOOK,
-            steps,
-            whole.seconds_per_step,
-        )
+        _plan_pretraining(config, source, facts, "unlabelled"),
+        Proposal(f"frugalvit embed RUN {data} --out features.npz", REASONS["embed"]),
+        Proposal("frugalvit train LABELLED/ --init RUN", REASONS["some labels"]),
     ]
 
 
-def _unlabelled(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
-    place = shlex.quote(config.data)
-    learned = _pretrain(config, source, facts)
-    learned.why = "there are no labels: learn features from views and regions of the images"
-    return [
-        learned,
-        Proposal(f"frugalvit embed RUN {place} --out features.npz", "then use the run's features (RUN is its folder)"),
-        Proposal(
-            "frugalvit train LABELLED/ --init RUN", "or, with some images sorted into class folders, a classifier"
-        ),
-    ]
-
-
-def _drawn(config: AdviseConfig, drawn: AnnotationInfo, facts: Facts) -> list[Proposal]:
-    """Boxes and masks are labels of another kind. Features are learned first from images that nothing is scored on."""
-    command = f"frugalvit {drawn.verb} train {shlex.quote(config.data)}"
-    backbone = PUBLISHED["cpu" if facts.device == "cpu" else "gpu"]
-    proposals = [
-        Proposal(command, f"there are {drawn.words}: from random weights, the shortest way to a first score"),
-        Proposal(f"{command} --backbone {backbone} --pretrained", "where a network can be reached: published weights"),
-    ]
-    if drawn.place is not None:
-        asked = config.model_copy(update={"data": str(drawn.place)})
-        learned = _pretrain(asked, open_data(asked.data, split="given", labels="ignore"), facts)
-        learned.why = (
-            "without other people's weights: learn from the training images first (not from those that are scored on; "
-            "more of the kind beside them help)"
-        )
+def _propose_for_annotations(config: AdviseConfig, annotations: AnnotationInfo, facts: Facts) -> list[Proposal]:
+    """Propose detection or segmentation; pre-training must not use images that are scored."""
+    command = f"frugalvit {annotations.verb} train {shlex.quote(config.data)}"
+    if annotations.place is not None:
+        on_training_images = config.model_copy(update={"data": str(annotations.place)})
+        images = open_data(on_training_images.data, split="given", labels="ignore")
+        features = _plan_pretraining(on_training_images, images, facts, "dense pretrain")
     else:
-        learned = Proposal(
-            "frugalvit pretrain MORE_IMAGES/",
-            "without other people's weights: learn from other images of the kind first, or from a folder of the "
-            "training images alone (here they lie among those that are scored on)",
-        )
-    start = Proposal(f"{command} --init RUN", "then start from its folder (RUN) instead of chance")
-    return [*proposals, learned, start]
+        features = Proposal("frugalvit pretrain MORE_IMAGES/", REASONS["other images"])
+    published = f"{command} --backbone {_published_backbone(facts)} --pretrained"
+    return [
+        Proposal(command, f"there are {annotations.words}: {REASONS['dense']}"),
+        Proposal(published, REASONS["dense published"]),
+        features,
+        Proposal(f"{command} --init RUN", REASONS["init"]),
+    ]
 
 
-def _train(config: AdviseConfig, source: DatasetSplits, facts: Facts, extra: dict[str, Any]) -> Proposal:
+def _published_backbone(facts: Facts) -> str:
+    return PUBLISHED["cpu" if facts.device == "cpu" else "gpu"]
+
+
+def _plan_training(
+    config: AdviseConfig, source: DatasetSplits, facts: Facts, reason: str, options: dict[str, Any]
+) -> Proposal:
     assert source.classes is not None
-    flags = "".join(f" --{k}" if v is True else f" --{k} {v}" for k, v in extra.items())
-    settings = TrainConfig.parse({"data": config.data, "device": config.device, **extra})
+    flags = "".join(f" --{k}" if v is True else f" --{k} {v}" for k, v in options.items())
+    settings = TrainConfig.parse({"data": config.data, "device": config.device, **options})
     decisions = AutoValues()
     decide_common(settings, facts, decisions)
-    with console.quiet():  # what it has to say stands with the reasons
+    with console.quiet():
         backbone = train.make_network(settings, source.classes)
     decide_training(settings, facts.with_backbone(backbone), decisions)
-    watched = len(source.splits.get("val") or source.splits.get("test") or ())
-    plan = train.make_plan(settings, facts.images, watched, 1)
-    proposal = Proposal(f"frugalvit train {shlex.quote(config.data)}{flags}", "", steps=plan.steps, decisions=decisions)
-    proposal.notes = backbone.notes
+    validation_images = len(source.splits.get("val") or source.splits.get("test") or ())
+    plan = train.make_plan(settings, facts.images, validation_images, 1)
+    command = f"frugalvit train {shlex.quote(config.data)}{flags}"
+    proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions, notes=backbone.notes)
     if config.trial:
         fabric = builders.make_fabric(settings)
         task = train.make_task(settings, backbone, plan)
-        store, decoding = _store(source.splits["train"], plan, backbone.img_size, settings, fabric)
+        store, decoding = _load_sample(source.splits["train"], plan, backbone.img_size, settings, fabric)
         augment = TrainAugment(settings.augment, backbone.img_size, backbone.mean, backbone.std)
         mixing = Mixing(settings.mixing, len(source.classes))
         batches = Batches(store, plan.images_per_step, seed=0, augment=augment, mixing=mixing)
         task.set_data(batches, None, "val", fabric)
-        pace = _pace(task, plan, fabric, config.trial, settings.backbone)
-        seen = sum(len(source.splits[name]) for name in ("val", "test") if name in source.splits)
-        looks = plan.steps / plan.evaluate_every * watched
-        # A forward pass alone is about a third of a training step.
-        evaluation = (looks + seen) * pace / plan.images_per_step / 3
+        pace = _time_step(task, plan, fabric, config.trial, settings.backbone)
+        held_out = sum(len(source.splits[name]) for name in ("val", "test") if name in source.splits)
+        evaluated = plan.steps / plan.evaluate_every * validation_images + held_out
+        # A forward pass takes about a third of a training step.
+        evaluation = evaluated * pace / plan.images_per_step / 3
         proposal.seconds_per_step = pace
-        proposal.seconds = plan.steps * pace + evaluation + decoding * (facts.images + seen)
+        proposal.seconds = plan.steps * pace + evaluation + decoding * (facts.images + held_out)
     return proposal
 
 
-def _pretrain(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> Proposal:
+def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts, reason: str) -> Proposal:
     settings = PretrainConfig.parse({"data": config.data, "device": config.device})
     decisions = AutoValues()
     decide_common(settings, facts, decisions)
     decide_pretraining(settings, facts, decisions)
     plan = pretrain.make_plan(settings, facts.images, 1)
-    proposal = Proposal(f"frugalvit pretrain {shlex.quote(config.data)}", "", steps=plan.steps, decisions=decisions)
+    command = f"frugalvit pretrain {shlex.quote(config.data)}"
+    proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions)
     if config.trial:
         fabric = builders.make_fabric(settings)
         with console.quiet():
             student = pretrain.make_network(settings)
         proposal.notes = student.notes
         task = pretrain.make_task(settings, student, plan)
-        store, decoding = _store(source.splits["train"], plan, student.img_size, settings, fabric)
+        store, decoding = _load_sample(source.splits["train"], plan, student.img_size, settings, fabric)
         augment = MultiCrop(settings.crops, student.img_size, student.mean, student.std)
         batches = Batches(store, plan.images_per_step, seed=0, augment=augment)
         assert isinstance(settings.matching.prototypes, int)
         task.set_data(batches, None, Health(settings.matching.prototypes, plan.steps, plan.steps), fabric)
-        pace = _pace(task, plan, fabric, config.trial, "pretraining")
-        # A look at the features embeds up to nine times health.images; one embedding is about a twelfth of the work
-        # that ten crops, their gradients and the teacher are.
-        looked = min(facts.images, 9 * settings.health.images) * plan.steps / plan.evaluate_every
+        pace = _time_step(task, plan, fabric, config.trial, "pretraining")
+        # The health metrics embed up to nine times health.images; one embedding takes about a twelfth of an image's
+        # share of a step (ten crops, gradients, teacher).
+        embedded = min(facts.images, 9 * settings.health.images) * plan.steps / plan.evaluate_every
         proposal.seconds_per_step = pace
-        proposal.seconds = plan.steps * pace + looked * pace / plan.images_per_step / 12 + decoding * facts.images
+        proposal.seconds = plan.steps * pace + embedded * pace / plan.images_per_step / 12 + decoding * facts.images
     return proposal
 
 
-# -- how long
+# -- times
 
 
-def _store(
+def _load_sample(
     examples: ImageDataset, plan: TrainPlan, img_size: tuple[int, int], settings: RunConfig, fabric: Fabric
 ) -> tuple[Any, float]:
-    """A sample of the images in memory, and the seconds that decoding one of them took."""
+    """Return a sample of the images in memory, and the seconds to decode one of them."""
     count = min(len(examples), max(64, plan.images_per_step))
     sample = examples.subset(np.linspace(0, len(examples) - 1, count).astype(np.int64))
-    kept = settings.model_copy(deep=True)
-    kept.cache.where = "ram"
-    began = time.monotonic()
-    store = builders.get_image_store(sample, img_size, kept, fabric.device)
-    return store, (time.monotonic() - began) / count
+    in_memory = settings.model_copy(deep=True)
+    in_memory.cache.where = "ram"
+    start = time.monotonic()
+    store = builders.get_image_store(sample, img_size, in_memory, fabric.device)
+    return store, (time.monotonic() - start) / count
 
 
-def _pace(task: Any, plan: TrainPlan, fabric: Fabric, steps: int, label: str) -> float:
-    """Median seconds of a step as the run would take it; the first one only warms up."""
+def _time_step(task: Any, plan: TrainPlan, fabric: Fabric, steps: int, label: str) -> float:
+    """Return the median seconds of a training step; the first step warms up."""
     module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
     stepper = TrainStep(task, module, optimizer, plan, fabric)
-    taken = []
-    for stepper.step in console.progress(range(steps + 1), label=f"trying {label}"):
-        taken.append(timed(lambda _: stepper.one_step(), 1, fabric.device, group=1))
-    return statistics.median(taken[1:])
+    times = []
+    for stepper.step in console.progress(range(steps + 1), label=f"timing {label}"):
+        times.append(timed(lambda _: stepper.one_step(), 1, fabric.device, group=1))
+    return statistics.median(times[1:])
 
 
-# -- what to say
+# -- output
 
 
-def _warnings(looked: dict[str, Any], facts: Facts) -> list[str]:
-    notes = list(looked["notes"])
-    if looked["bad"]:
+def _warnings(inspected: dict[str, Any], facts: Facts) -> list[str]:
+    notes = list(inspected["notes"])
+    if inspected["bad"]:
+        files = pluralize(len(inspected["bad"]), "file")
+        notes.append(f"{files} cannot be read and will be skipped: see 'frugalvit data'.")
+    per_class = inspected["splits"].get("train", {}).get("per_class")
+    if per_class and per_class["max"] >= 5 * max(1, per_class["min"]):
         notes.append(
-            f"{pluralize(len(looked['bad']), 'file')} cannot be read and will be left out: see 'frugalvit data'."
+            f"Classes have between {per_class['min']} and {per_class['max']} training images: consider --balance, and "
+            "read the mean per class beside the accuracy."
         )
-    spread = looked["splits"].get("train", {}).get("per_class")
-    if spread and spread["max"] >= 5 * max(1, spread["min"]):
+    if facts.images < FEW_IMAGES:
         notes.append(
-            f"Classes have between {spread['min']} and {spread['max']} training images: consider --balance, and read "
-            "the mean per class beside the accuracy."
-        )
-    if facts.images < LITTLE:
-        notes.append(
-            f"{facts.images:,} training images are very few: scores will change with the seed, so compare over several "
-            "seeds. Published weights (--pretrained), or more images, will help more than any setting."
+            f"{facts.images:,} training images are very few: compare over several seeds. Published weights "
+            "(--pretrained) or more images help more than any option."
         )
     if facts.side <= 64:
-        notes.append(
-            f"The images are about {facts.side} px: networks get a finer stem, so that a grid is left to localise."
-        )
+        notes.append(f"The images are about {facts.side} px: networks get a finer stem to keep a grid of tokens.")
     if facts.device == "cpu":
-        notes.append("No GPU here: small networks, small images. The same commands on a GPU choose larger ones.")
+        notes.append("There is no GPU: networks and images are small. On a GPU the same commands choose larger ones.")
     return notes
 
 
 def _tables(data: dict[str, Any], proposals: list[Proposal]) -> list[Table]:
     labels = data["drawn"] or (f"{data['classes']:,} classes" if data["classes"] else "no labels")
-    parts = ", ".join(f"{name} {count:,}" for name, count in data["splits"].items())
+    splits = ", ".join(f"{name} {count:,}" for name, count in data["splits"].items())
     title = (
-        f"{data['data']}: {data['images']:,} images ({parts}), {labels}, about {data['side']} px, on {data['device']}"
+        f"{data['data']}: {data['images']:,} images ({splits}), {labels}, about {data['side']} px, on {data['device']}"
     )
     rows: list[list[object]] = [
         [p.command, None if p.seconds is None else console.clock(p.seconds), p.steps] for p in proposals
@@ -310,16 +300,16 @@ def _tables(data: dict[str, Any], proposals: list[Proposal]) -> list[Table]:
     return [Table(["try", "takes about", "steps"], rows, title)]
 
 
-def _reasons(proposals: list[Proposal]) -> list[str]:
-    """Each command with its reason and what it would use; what an earlier one has said is not said again."""
+def _explanations(proposals: list[Proposal]) -> list[str]:
+    """List each command with its reason and its values; values that an earlier command shows are not repeated."""
     lines: list[str] = []
-    said: set[str] = set()
+    shown: set[str] = set()
     for proposal in proposals:
         values = [*map(str, proposal.decisions), *proposal.notes]
-        new = [value for value in values if value not in said]
-        said.update(values)
+        new = [value for value in values if value not in shown]
+        shown.update(values)
         end = "" if proposal.why.endswith("?") else "."
         lines += ["", proposal.command, f"    {proposal.why}{end}", *(f"    {value}" for value in new)]
         if values and len(new) < len(values):
-            lines.append("    the rest as above" if new else "    all values as above")
+            lines.append("    other values as above" if new else "    all values as above")
     return lines

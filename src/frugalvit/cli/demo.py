@@ -1,4 +1,4 @@
-"""``frugalvit demo``: the main job on real images that come with a dependency; no network, minutes on two cores."""
+"""``frugalvit demo``: compare with and without Drloc on scikit-learn's digits, in minutes on two cores."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from frugalvit.utils import console
 from frugalvit.utils.files import make_folder
 from frugalvit.utils.tables import CommandResult, Table
 
-# Two stages are enough for 16 pixels, and quick on a CPU.
+# Two stages are enough for 16 pixels, and fast on a CPU.
 BACKBONE = {"patch_size": 2, "window_size": 4, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4]}
 
 
 def demo(config: DemoConfig) -> CommandResult:
-    """Few labelled digits, a small transformer, with and without the loss; then predictions on unseen images."""
+    """Train a small transformer on few labelled digits with and without Drloc, then predict unseen digits."""
     folder = make_folder(Path(config.out))
     console.info(
         f"1/3  Writing scikit-learn's 1,797 handwritten digits (8 × 8 pixels) as folders to {folder}/digits: "
@@ -43,7 +43,7 @@ def demo(config: DemoConfig) -> CommandResult:
             "lr": 2e-3,
             "augment": {"operations": 0, "flip": 0.0, "erasing": 0.0, "crop": "resized", "scale": [0.6, 1.0]},
             "mixing": {"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.1},
-            # The test digits are watched twice only: evaluating 1,597 images takes as long as training on 500.
+            # Two evaluations only: evaluating 1,597 images takes as long as training on 500.
             "evaluate_every": max(1, config.epochs * 10 * config.labels // 32 // 2),
             "seeds": config.seeds,
             "with_settings": ["localization.weight=0.5"],
@@ -54,55 +54,54 @@ def demo(config: DemoConfig) -> CommandResult:
     result = compare(settings)
     first = folder / "compare" / "with" / "seed_0"
     unseen = sorted((digits / "test").glob("*/*.png"))[:: max(1, len(list((digits / "test").glob("*/*.png"))) // 6)][:6]
-    console.info("3/3  Predicting six digits the model has never seen.")
+    console.info("3/3  Predicting six unseen digits.")
     predictions = predict(PredictConfig(model=str(first), images=[str(path) for path in unseen], top=2))
     difference = result.data["differences"]["with"]
     notes = [
         _verdict(difference),
         "",
-        f"Look at     {first}/report.html",
+        f"See         {first}/report.html",
         f"            {folder}/compare/comparison.png",
         "Try next    frugalvit train YOUR_PHOTOS/          a folder with one folder per class",
         "            frugalvit pretrain YOUR_IMAGES/       no labels needed",
         f"            frugalvit predict {console.shell_quote(first)} IMAGE",
     ]
-    named = [
+    tables = [
         Table(["setting", "top-1 on the test digits", *t.columns[2:]], t.rows, "Accuracy, mean ± deviation")
         for t in result.tables
     ]
     data = result.data | {"predictions": predictions.data["predictions"]}
-    return CommandResult(data, [*named, *predictions.tables], notes)
+    return CommandResult(data, [*tables, *predictions.tables], notes)
 
 
 def write_digits(folder: Path, labels: int) -> Path:
-    """scikit-learn's digits as ``train/3/0001.png`` and ``test/3/0002.png``; the first ``labels`` of each train.
+    """Write scikit-learn's digits as ``train/3/0001.png`` and ``test/3/0002.png``; ``labels`` of each digit train.
 
-    In a folder of their own: digits that another demonstration trained on may be tested on in this one.
+    Each number of labels has its own folder, so that no training digit is among the test digits.
     """
     from sklearn.datasets import load_digits
 
     folder = folder / f"{labels}_of_each"
     images, targets = load_digits(return_X_y=True)
-    seen = [0] * 10
+    counts = [0] * 10
     for number, (pixels, digit) in enumerate(zip(images, targets, strict=True)):
-        split = "train" if seen[digit] < labels else "test"
-        seen[digit] += 1
-        place = folder / split / str(digit)
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / f"{number:04d}.png"
+        split = "train" if counts[digit] < labels else "test"
+        counts[digit] += 1
+        path = folder / split / str(digit) / f"{number:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             Image.fromarray(np.uint8(pixels.reshape(8, 8) * (255 / 16))).save(path)
     return folder
 
 
 def _verdict(difference: dict[str, float]) -> str:
-    """What was measured, and no more."""
+    """Describe the measured difference."""
     mean, low, high = difference["mean"], difference["low"], difference["high"]
     if difference["count"] < 2:
-        return f"Here the difference is {mean:+.2f} points with one seed: that says little."
+        return f"Here the difference is {mean:+.2f} points with one seed, which says little."
     interval = f"{mean:+.2f} points (95 % interval {low:+.2f} to {high:+.2f})"
     if low > 0:
         return f"Here the loss helps: {interval}."
     if high < 0:
         return f"Here the loss hurts: {interval}."
-    return f"Here the difference is {interval}: these seeds cannot tell whether the loss helps."
+    return f"Here the difference is {interval}: more seeds are needed to tell whether the loss helps."

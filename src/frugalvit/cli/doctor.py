@@ -1,4 +1,4 @@
-"""``frugalvit doctor``: what is installed, what it runs on, what is missing and the line that installs it."""
+"""``frugalvit doctor``: check packages, devices, extras and caches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
 
-# Extras that people who use frugalvit want; "dev" and "docs" are for those who build it.
-USEFUL = {
+# Extras for users; "dev" and "docs" are for contributors.
+EXTRAS = {
     "streams": "Hugging Face datasets, Parquet, s3:// and the like",
     "tracking": "W&B, MLflow, Trackio",
     "export": "ONNX",
@@ -28,12 +28,12 @@ USEFUL = {
 
 
 def doctor(config: DoctorConfig) -> CommandResult:
-    """Look at the installation and the machine; status 1 when something that is needed is missing or too old."""
+    """Check the installation and the machine; status 1 if a required package is missing or too old."""
     packages, extras = _packages()
     devices = _devices()
     caches = _caches() if config.cache else []
-    problems = [f"{p['name']} {p['found'] or 'is missing'}: {p['wanted']} is needed" for p in packages if not p["ok"]]
-    wanting = [extra["name"] for extra in extras if extra["missing"]]
+    problems = [f"{p['name']} {p['found'] or 'is missing'}: needs {p['wanted']}" for p in packages if not p["ok"]]
+    incomplete = [extra["name"] for extra in extras if extra["missing"]]
     data: dict[str, Any] = {
         "frugalvit": __version__,
         "python": platform.python_version(),
@@ -46,46 +46,44 @@ def doctor(config: DoctorConfig) -> CommandResult:
         "exit": 1 if problems else 0,
     }
     notes = list(problems)
-    if wanting:
-        notes.append(f'to add what is missing:  pip install "frugalvit[{",".join(wanting)}]"')
-    notes.append(
-        "Something needs mending first." if problems else "Ready: frugalvit demo, or frugalvit advise YOUR_IMAGES/"
-    )
+    if incomplete:
+        notes.append(f'to install missing extras:  pip install "frugalvit[{",".join(incomplete)}]"')
+    notes.append("Fix these problems first." if problems else "Ready: frugalvit demo, or frugalvit advise YOUR_IMAGES/")
     return CommandResult(data, _tables(data), notes)
 
 
 def _packages() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What the installed package says it needs, against what is there."""
-    needed: list[dict[str, Any]] = []
+    """Compare the requirements of the package with the installed versions: required packages, extras."""
+    required: list[dict[str, Any]] = []
     optional: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for text in metadata.requires("frugalvit") or []:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            needed.append(_state(requirement))
+            required.append(_check(requirement))
             continue
-        for name in USEFUL:
+        for name in EXTRAS:
             if requirement.marker.evaluate({"extra": name}):
-                optional[name].append(_state(requirement))
+                optional[name].append(_check(requirement))
     extras = [
         {
             "name": name,
-            "for": what,
+            "for": purpose,
             "missing": [package["name"] for package in optional[name] if not package["ok"]],
             "install": f'pip install "frugalvit[{name}]"',
         }
-        for name, what in USEFUL.items()
+        for name, purpose in EXTRAS.items()
     ]
-    return needed, extras
+    return required, extras
 
 
-def _state(requirement: Requirement) -> dict[str, Any]:
+def _check(requirement: Requirement) -> dict[str, Any]:
     name = canonicalize_name(requirement.name)
     try:
-        found = metadata.version(name)
+        version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        found = None
-    ok = found is not None and requirement.specifier.contains(found, prereleases=True)
-    return {"name": name, "wanted": str(requirement.specifier), "found": found, "ok": ok}
+        version = None
+    ok = version is not None and requirement.specifier.contains(version, prereleases=True)
+    return {"name": name, "wanted": str(requirement.specifier), "found": version, "ok": ok}
 
 
 def _devices() -> list[dict[str, Any]]:
@@ -93,50 +91,34 @@ def _devices() -> list[dict[str, Any]]:
 
     from frugalvit.utils.system import available_memory, cores
 
-    found: list[dict[str, Any]] = [
-        {
-            "device": "cpu",
-            "name": platform.processor() or platform.machine(),
-            "units": f"{pluralize(cores(), 'core')}, {pluralize(torch.get_num_threads(), 'thread')}",
-            "memory_gib": round(available_memory() / 2**30, 1),
-            "memory": "free now",
-            "bf16": False,
-        }
-    ]
+    units = f"{pluralize(cores(), 'core')}, {pluralize(torch.get_num_threads(), 'thread')}"
+    memory = round(available_memory() / 2**30, 1)
+    rows: list[tuple[object, ...]] = [("cpu", platform.processor() or platform.machine(), units, memory, "free", False)]
     for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        found.append(
-            {
-                "device": f"cuda:{index}",
-                "name": facts.name,
-                "units": f"{facts.multi_processor_count} multiprocessors",
-                "memory_gib": round(facts.total_memory / 2**30, 1),
-                "memory": "in all",
-                "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
-            }
-        )
+        gpu = torch.cuda.get_device_properties(index)
+        units, memory = f"{gpu.multi_processor_count} multiprocessors", round(gpu.total_memory / 2**30, 1)
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        rows.append((f"cuda:{index}", gpu.name, units, memory, "total", has_bf16))
     if torch.backends.mps.is_available():
-        found.append(
-            {"device": "mps", "name": "Apple GPU", "units": "", "memory_gib": None, "memory": "", "bf16": False}
-        )
-    return found
+        rows.append(("mps", "Apple GPU", "", None, "", False))
+    return [dict(zip(("device", "name", "units", "memory_gib", "memory", "bf16"), row, strict=True)) for row in rows]
 
 
 def _caches() -> list[dict[str, Any]]:
-    """Each folder of the cache with its files and bytes; all of them can be deleted."""
+    """Measure each cache folder; all of them can be deleted."""
     root = cache_root()
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     if datasets_root() not in folders and datasets_root().is_dir():
         folders.append(datasets_root())
-    found = []
-    for folder in console.progress(folders, label="adding up the cache"):
+    caches = []
+    for folder in console.progress(folders, label="measuring the cache"):
         sizes = [size for size in map(_size, folder.rglob("*")) if size is not None]
-        found.append({"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)})
-    return found
+        caches.append({"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)})
+    return caches
 
 
 def _size(path: Path) -> int | None:
-    """Bytes of a file; None for folders, links and what vanished meanwhile."""
+    """Return the bytes of a file; None for folders, links and files that were just deleted."""
     try:
         return path.stat().st_size if path.is_file() and not path.is_symlink() else None
     except OSError:
@@ -145,7 +127,7 @@ def _size(path: Path) -> int | None:
 
 def _tables(data: dict[str, Any]) -> list[Table]:
     head = f"frugalvit {data['frugalvit']}, Python {data['python']}, {data['platform']}"
-    packages = [[p["name"], p["found"], p["wanted"] or "any", "ok" if p["ok"] else "mend"] for p in data["packages"]]
+    packages = [[p["name"], p["found"], p["wanted"] or "any", "ok" if p["ok"] else "fix"] for p in data["packages"]]
     devices = [
         [d["device"], d["name"], d["units"], f"{d['memory_gib']} {d['memory']}" if d["memory"] else None, d["bf16"]]
         for d in data["devices"]
@@ -153,8 +135,8 @@ def _tables(data: dict[str, Any]) -> list[Table]:
     extras = [[e["name"], e["for"], ", ".join(e["missing"]) or "nothing"] for e in data["extras"]]
     caches = [[c["folder"], c["files"], f"{c['bytes'] / 2**20:,.1f} MiB"] for c in data["caches"]]
     tables = [
-        Table(["package", "installed", "needed", ""], packages, head),
-        Table(["device", "name", "what", "GiB of memory", "bf16"], devices),
+        Table(["package", "installed", "required", ""], packages, head),
+        Table(["device", "name", "units", "GiB of memory", "bf16"], devices),
         Table(["extra", "for", "missing"], extras),
     ]
     return [*tables, Table(["cache folder", "files", "size"], caches)] if caches else tables

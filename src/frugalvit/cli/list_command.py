@@ -1,4 +1,4 @@
-"""``frugalvit list models|datasets|recipes``: what there is to choose from."""
+"""``frugalvit list models|datasets|recipes``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from frugalvit.utils.tables import CommandResult, Table
 
 def models(config: ModelsConfig) -> CommandResult:
     from frugalvit.backbones import list_models
-    from frugalvit.backbones.factory import close_names
+    from frugalvit.backbones.registry import suggest_names
 
-    found = list_models(config.pattern)
-    if not found:
-        raise UserError(f"No network is called {config.pattern}.{close_names(config.pattern)} '*' stands for anything.")
+    infos = list_models(config.pattern)
+    if not infos:
+        raise UserError(f"No network matches {config.pattern}.{suggest_names(config.pattern)} Use * as a wildcard.")
     rows: list[list[object]] = [
         [
             info.name,
@@ -26,26 +26,25 @@ def models(config: ModelsConfig) -> CommandResult:
             "×".join(map(str, info.img_size)),
             info.source,
         ]
-        for info in found
+        for info in infos
     ]
-    data = {"models": [vars(info) | {"grid": list(info.grid or ())} for info in found]}
-    notes = (
-        [] if config.pattern else ["Any timm model with a final grid works too: 'frugalvit list models \"convnext*\"'."]
-    )
+    data = {"models": [vars(info) | {"grid": list(info.grid or ())} for info in infos]}
+    hint = "Any timm model with a final grid works too: 'frugalvit list models \"convnext*\"'."
+    notes = [] if config.pattern else [hint]
     return CommandResult(data, [Table(["name", "family", "parameters", "grid", "pixels", "from"], rows)], notes)
 
 
 def datasets(config: DatasetsConfig) -> CommandResult:
     from frugalvit.data.formats.named_catalog import list_datasets
 
-    found = list_datasets(config.pattern, config.root)
-    if not found:
-        raise UserError(_none("dataset", config.pattern, [d.name for d in list_datasets(root=config.root)]))
-    if config.root is not None:  # the command that fetches one has to be told too
-        told = f" --root {console.shell_quote(config.root)}'"
-        found = [replace(d, instruction=d.instruction.replace(f" {d.name}'", f" {d.name}{told}")) for d in found]
-    rows: list[list[object]] = [[d.name, d.classes, d.train, d.test, d.metric, d.status] for d in found]
-    data = {"datasets": [vars(d) for d in found]}
+    infos = list_datasets(config.pattern, config.root)
+    if not infos:
+        raise UserError(_no_match("dataset", config.pattern, [d.name for d in list_datasets(root=config.root)]))
+    if config.root is not None:  # the command that downloads one needs it too
+        root = f" --root {console.shell_quote(config.root)}'"
+        infos = [replace(d, instruction=d.instruction.replace(f" {d.name}'", f" {d.name}{root}")) for d in infos]
+    rows: list[list[object]] = [[d.name, d.classes, d.train, d.test, d.metric, d.status] for d in infos]
+    data = {"datasets": [vars(d) for d in infos]}
     return CommandResult(data, [Table(["name", "classes", "train", "test", "metric", "status"], rows)])
 
 
@@ -54,12 +53,12 @@ def recipes(config: RecipesConfig) -> CommandResult:
 
     from frugalvit.config.recipes import all_recipes
 
-    found = [r for r in all_recipes() if not config.pattern or fnmatch(r.name, f"*{config.pattern}*")]
-    if not found:
-        raise UserError(_none("recipe", config.pattern, [r.name for r in all_recipes()]))
-    rows: list[list[object]] = [[r.name, r.task, r.summary, r.command] for r in found]
-    return CommandResult({"recipes": [vars(r) for r in found]}, [Table(["name", "for", "what it is", "command"], rows)])
+    matches = [r for r in all_recipes() if not config.pattern or fnmatch(r.name, f"*{config.pattern}*")]
+    if not matches:
+        raise UserError(_no_match("recipe", config.pattern, [r.name for r in all_recipes()]))
+    rows: list[list[object]] = [[r.name, r.task, r.summary, r.command] for r in matches]
+    return CommandResult({"recipes": [vars(r) for r in matches]}, [Table(["name", "for", "summary", "command"], rows)])
 
 
-def _none(what: str, pattern: str, names: list[str]) -> str:
-    return f"No {what} is called {pattern}.{did_you_mean(pattern, names)} '*' stands for anything."
+def _no_match(kind: str, pattern: str, names: list[str]) -> str:
+    return f"No {kind} matches {pattern}.{did_you_mean(pattern, names)} Use * as a wildcard."

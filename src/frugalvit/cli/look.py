@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.config.tools import AttendConfig, CorrespondConfig, ExploreConfig, ReportConfig
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import decode
@@ -30,26 +31,23 @@ from frugalvit.visualization.explorer_data import Picture, gather
 from frugalvit.visualization.grid import Regions
 from frugalvit.visualization.model_views import (
     SecondView,
-    at_rest,
-    kept_share,
+    crop_share,
+    input_batches,
     model_input,
-    shown,
-    shown_batches,
+    model_view,
     spread_evenly,
 )
 
-_LONGEST_NAME, _LONGEST_STEM = 230, 160
-"""Bytes of a file's name, and of what we take of an image's: most systems allow 255, a temporary name is longer."""
+_MAX_NAME, _MAX_STEM = 230, 160
+"""Largest file name, and largest part of it from an image's name, in bytes: most systems allow 255."""
 
 
 def correspond(config: CorrespondConfig) -> CommandResult:
-    """Draw the best pairs between two views, score them over a dataset, or both."""
+    """Draw the best matches between two views, score them on a dataset, or both."""
     if not config.images and config.data is None:
-        raise UserError("Give one image or two to draw matches between, or --data to score them over a dataset.")
+        raise UserError("Pass one or two images to draw matches, or --data to score them on a dataset.")
     if len(config.images) > 2:
-        raise UserError(
-            f"Matches are drawn between two images, not {len(config.images)}; try 'frugalvit look explore'."
-        )
+        raise UserError(f"Matches need two images, not {len(config.images)}. Try 'frugalvit look explore'.")
     pictures = [read_picture(path) for path in config.images]
     examples = _examples(config) if config.data else None
     models = _models(config, [config.model, *config.against])
@@ -66,11 +64,13 @@ def _draw_matches(
 ) -> None:
     rows = []
     for model in models:
-        views = (shown(model.backbone, picture.pixels, config.fit, _kept(model)) for picture in (pictures * 2)[:2])
+        views = (
+            model_view(model.backbone, picture.pixels, config.fit, _crop_share(model)) for picture in (pictures * 2)[:2]
+        )
         first, second = (view for view, _ in views)
         if len(pictures) == 1:
             second = SecondView()(second[None], torch.Generator().manual_seed(config.seed))[0]
-        with at_rest(model.backbone):
+        with eval_no_grad(model.backbone):
             features = [model.backbone(model_input(model.backbone, view[None])) for view in (first, second)]
         seen = lens.correspond(*features, top=config.top)
         regions = [Regions.of(model.backbone, (view.shape[1], view.shape[2])) for view in (first, second)]
@@ -80,17 +80,17 @@ def _draw_matches(
     seen = [
         {
             "model": row.title,
-            "grids": row.seen.grids,
-            "pairs": [vars(pair) for pair in row.seen.pairs],
-            "nearest_own": row.seen.own,
-            "nearest_other": row.seen.other,
+            "grids": row.matches.grids,
+            "pairs": [vars(pair) for pair in row.matches.pairs],
+            "nearest_own": row.matches.own,
+            "nearest_other": row.matches.other,
         }
         for row in rows
     ]
     result.data |= {"figure": str(path), "matches": seen}
     for row in rows:
         lines: list[list[object]] = [
-            [p.rank, *(f"{r + 1},{c + 1}" for r, c in (p.first, p.second)), p.similarity] for p in row.seen.pairs
+            [p.rank, *(f"{r + 1},{c + 1}" for r, c in (p.first, p.second)), p.similarity] for p in row.matches.pairs
         ]
         result.tables.append(Table(["rank", "row,column", "matches", "similarity"], lines, row.title))
     result.notes += ["rows and columns of regions count from 1 here, from 0 in --json", f"figure  {path}"]
@@ -101,30 +101,30 @@ def _score_matches(
 ) -> None:
     scores = {}
     for model in models:
-        batches = shown_batches(examples, model.backbone, config.batch, model.name, _kept(model))
+        batches = input_batches(examples, model.backbone, config.batch, model.name, _crop_share(model))
         scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
-    beside = config.out
-    if config.out and config.images and not Path(config.out).is_dir():  # that file is the drawing
-        beside = str(Path(config.out).with_stem(f"{Path(config.out).stem}_scores"))
-    path = _new_file(beside, "correspond_scores", config.format)
+    out = config.out
+    if config.out and config.images and not Path(config.out).is_dir():  # the drawing has this name
+        out = str(Path(config.out).with_stem(f"{Path(config.out).stem}_scores"))
+    path = _new_file(out, "correspond_scores", config.format)
     save(figures.score_figure(scores), path)
     result.data |= {"chart": str(path), "scores": {name: score.as_dict() for name, score in scores.items()}}
     rows: list[list[object]] = [
         [name, s.accuracy, s.error, s.error_cells, s.chance_accuracy, s.chance_error, s.images]
         for name, s in scores.items()
     ]
-    columns = ["model", "accuracy", "error (pixels)", "error (cells)", "by guessing", "error by guessing", "images"]
-    tops = sorted({score.top for score in scores.values()})  # a grid may have fewer regions than were asked for
+    columns = ["model", "accuracy", "error (pixels)", "error (cells)", "by chance", "error by chance", "images"]
+    tops = sorted({score.top for score in scores.values()})  # a grid may have fewer regions than --top
     count = " or ".join(map(str, tops))
     result.tables.append(Table(columns, rows, f"The {count} most similar pairs, image against mirrored grey image"))
     result.notes.append(f"chart   {path}")
 
 
 def attend(config: AttendConfig) -> CommandResult:
-    """Draw every head's attention from one place."""
+    """Draw the attention of every head from one point."""
     picture = read_picture(config.image)
     model = _models(config, [config.model])[0]
-    image, box = shown(model.backbone, picture.pixels, config.fit, _kept(model))
+    image, box = model_view(model.backbone, picture.pixels, config.fit, _crop_share(model))
     regions = Regions.of(model.backbone, (image.shape[1], image.shape[2]))
     size = (picture.pixels.shape[0], picture.pixels.shape[1])
     query = attention_lens.parse_query(config.query, size, box, regions)
@@ -142,23 +142,21 @@ def attend(config: AttendConfig) -> CommandResult:
     ]
     data = {"figure": str(path), "model": model.name, "grid": regions.grid, "query": query, "heads": heads}
     rows: list[list[object]] = [list(head.values()) for head in heads]
-    columns = ["head", "entropy (bits)", f"regions that hold {100 * config.mass:.0f} %"]
+    columns = ["head", "entropy (bits)", f"regions with {100 * config.mass:.0f} %"]
     columns += ["on class token"] if view.extra else []
-    title = (
-        f"Heads of the last block, most focused first; {figures.most_bits(view):.3g} bits: all regions in sight alike"
-    )
+    title = f"Heads of the last block, most focused first; uniform attention has {figures.most_bits(view):.3g} bits"
     return CommandResult(data, [Table(columns, rows, title)], [f"figure  {path}"])
 
 
 def explore(config: ExploreConfig) -> CommandResult:
-    """Write the explorer's page."""
+    """Write the page of the explorer."""
     pictures = [read_picture(path) for path in config.images]
     models = _models(config, [config.model, *config.against])
     second = len(pictures) == 1 if config.second_views == "auto" else config.second_views
-    keep = _kept(models[0])
+    keep = _crop_share(models[0])
     for model in models[1:]:
-        if abs(_kept(model) - keep) > 0.01:
-            console.warning(f"{model.name} is evaluated on another crop; here it looks at that of {models[0].name}")
+        if abs(_crop_share(model) - keep) > 0.01:
+            console.warning(f"{model.name} is evaluated on another crop; here it gets that of {models[0].name}")
     data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed, keep=keep)
     path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
     write_text(
@@ -169,89 +167,84 @@ def explore(config: ExploreConfig) -> CommandResult:
 
 
 def report(config: ReportConfig) -> CommandResult:
-    """Write the page of one or several runs; it is made anew from the runs' files each time."""
+    """Write the page of one or several runs from their files."""
     folders = find_runs([Path(run) for run in config.runs])
     if config.out is None and len(config.runs) > 1:
-        raise UserError("A page of several runs belongs to none of their folders: name a file for it with --out.")
+        raise UserError("A page of several runs needs --out.")
     out = Path(config.out) if config.out else Path(config.runs[0]) / "report.html"
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file in it, for instance {out / 'report.html'}.")
-    _may_replace(out, [Path(run) for run in config.runs])
+    _check_replaceable(out, [Path(run) for run in config.runs])
     pictures = [read_picture(path) for path in config.images]
     make_folder(out.parent)
-    seen: dict[Path, dict[str, Any]] = {}
-    for folder in console.progress(folders if pictures else [], label="looking"):
+    explored: dict[Path, dict[str, Any]] = {}
+    for folder in console.progress(folders if pictures else [], label="exploring"):
         model = load_model(str(folder), pick_device(config.device))
         named = [(console.sanitize(model.name), model.backbone)]
-        seen[folder] = gather(named, pictures, second_views=len(pictures) == 1, keep=_kept(model))
-    page.write_report([Path(run) for run in config.runs], out, seen=seen)
+        explored[folder] = gather(named, pictures, second_views=len(pictures) == 1, keep=_crop_share(model))
+    page.write_report([Path(run) for run in config.runs], out, seen=explored)
     data = {"page": str(out), "runs": [str(folder) for folder in folders], "bytes": out.stat().st_size}
     return CommandResult(data, [], [f"report  {out}"])
 
 
-def _may_replace(out: Path, runs: list[Path]) -> None:
-    """A page takes the place of an earlier one about the same runs only, never of another run's own."""
-    own = len(runs) == 1 and out.resolve() == runs[0].resolve() / "report.html"
-    if out.name == "report.html" and not own and is_run(out.parent):
+def _check_replaceable(out: Path, runs: list[Path]) -> None:
+    """Allow a page to replace an earlier page about the same runs only."""
+    is_own = len(runs) == 1 and out.resolve() == runs[0].resolve() / "report.html"
+    if out.name == "report.html" and not is_own and is_run(out.parent):
         raise UserError(f"{out} is the page of the run in that folder; choose another --out.")
     if not out.exists():
         return
     head = out.read_text(encoding="utf-8", errors="replace")[:4000]
     if page.GENERATOR not in head:
-        raise UserError(f"{out} exists already and is not a report of frugalvit; choose another --out.")
-    found = page.mark_of(head)
-    if found is None and not own:
-        raise UserError(
-            f"{out} does not say of which runs it is: an earlier version's. Remove it or choose another --out."
-        )
-    if found is not None and found != page.mark(runs, out):
-        raise UserError(f"{out} exists already and is not a report of these runs; choose another --out.")
+        raise UserError(f"{out} exists and is not a report of frugalvit; choose another --out.")
+    if page.read_page_tag(head) != page.page_tag(runs, out):
+        raise UserError(f"{out} exists and is not a report of these runs; choose another --out.")
 
 
 def read_picture(path: str) -> Picture:
-    """An image file, upright and in RGB; one that is no image is a mistake that is said in one line."""
+    """Read an image file, upright and in RGB."""
     return Picture.of(path, decode(Path(path)))
 
 
-def _models(config: Any, places: list[str]) -> list[Model]:
+def _models(config: Any, paths: list[str]) -> list[Model]:
     device = pick_device(config.device)
-    models = [load_model(place, device, img_size=config.img_size, architecture=config.backbone) for place in places]
+    models = [load_model(path, device, img_size=config.img_size, architecture=config.backbone) for path in paths]
     names = [model.name for model in models]
     for number, model in enumerate(models):
-        name = f"{model.name} ({places[number]})" if names.count(model.name) > 1 else model.name
+        name = f"{model.name} ({paths[number]})" if names.count(model.name) > 1 else model.name
         model.name = console.sanitize(name)
     return models
 
 
-def _kept(model: Model) -> float:
-    return kept_share(model.backbone.img_size, model.transform)
+def _crop_share(model: Model) -> float:
+    return crop_share(model.backbone.img_size, model.transform)
 
 
 def _examples(config: CorrespondConfig) -> ImageDataset:
     assert config.data is not None
-    source = open_data(config.data, split="given")  # matching needs no labels: a split is never made
+    source = open_data(config.data, split="given")  # matching needs no labels: do not make a split
     if config.split == "auto":
         name = next(split for split in ("val", "test", "train") if split in source.splits)
     elif config.split in source.splits:
         name = config.split
     else:
-        raise UserError(f"{config.data} has no split '{config.split}', only {', '.join(source.splits)}.")
+        raise UserError(f"{config.data} has no split '{config.split}'. Use one of {', '.join(source.splits)}.")
     return spread_evenly(source.splits[name], config.limit)
 
 
-def _new_file(wanted: str | None, stem: str, kind: str) -> Path:
-    """A file that is not there yet: the one asked for, or a free name in the folder asked for, or in this one."""
-    if wanted is None or Path(wanted).is_dir():
-        stem = re.sub(r"[^\w.-]+", "-", stem).encode()[:_LONGEST_STEM].decode("utf-8", "ignore")
-        numbered = (f"{stem}{f'_{n}' if n > 1 else ''}.{kind}" for n in range(1, 100_000))
-        return next(path for name in numbered if not (path := Path(wanted or "") / name).exists())
-    path = Path(wanted) if Path(wanted).suffix else Path(f"{wanted}.{kind}")
-    if path.suffix != f".{kind}":
-        way = "choose another name" if kind == "html" else "give --format or another name"
-        raise UserError(f"--out {wanted} does not end with .{kind}; {way}.")
-    if len(os.fsencode(path.name)) > _LONGEST_NAME:
-        raise UserError(f"--out {wanted} is too long a name for a file; choose a shorter one.")
+def _new_file(out: str | None, stem: str, suffix: str) -> Path:
+    """Return the path of a new file: ``out``, or a free name in the folder ``out``."""
+    if out is None or Path(out).is_dir():
+        stem = re.sub(r"[^\w.-]+", "-", stem).encode()[:_MAX_STEM].decode("utf-8", "ignore")
+        numbered = (f"{stem}{f'_{n}' if n > 1 else ''}.{suffix}" for n in range(1, 100_000))
+        return next(path for name in numbered if not (path := Path(out or "") / name).exists())
+    path = Path(out) if Path(out).suffix else Path(f"{out}.{suffix}")
+    if path.suffix != f".{suffix}":
+        hint = "choose another name" if suffix == "html" else "use --format or another name"
+        raise UserError(f"--out {out} does not end with .{suffix}; {hint}.")
+    if len(os.fsencode(path.name)) > _MAX_NAME:
+        raise UserError(f"--out {out} is too long for a file name.")
     if path.exists():
-        raise UserError(f"{path} exists already; choose another --out.")
+        raise UserError(f"{path} exists; choose another --out.")
     make_folder(path.parent)
     return path

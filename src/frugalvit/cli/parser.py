@@ -1,7 +1,7 @@
-"""From typed configuration to command-line flags and back.
+"""Typed configuration to command-line flags, and back.
 
-Every leaf of a configuration becomes one flag (``localization.weight`` -> ``--localization.weight``). Flags are read
-as text and validated by the configuration itself, so that Python, YAML and the command line share one set of rules.
+Every option becomes one flag (``localization.weight`` -> ``--localization.weight``). Flags are read as text and
+validated by the configuration, so that Python, YAML and the command line share one set of rules.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import types
 import typing
 from typing import Any, NoReturn
 
-from frugalvit.config.base import Config, flat_fields, flatten, merge, read_yaml, read_yaml_text, set_dotted, with_file
+from frugalvit.config.base import Config, flat_fields, flatten, merge, set_dotted, with_file
+from frugalvit.config.yaml import read_yaml, read_yaml_text
 from frugalvit.errors import UserError, did_you_mean
 
-# What other programs call our options.
+# Names of the same options in other programs.
 SYNONYMS = {
     "learning-rate": "lr",
     "batch-size": "batch",
@@ -47,50 +48,51 @@ SYNONYMS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose mistakes are one line with the nearest right word."""
+    """An argument parser that raises ``UserError`` instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}. See '{self.prog} --help'.")
 
 
 def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[Config, argparse.Namespace]:
-    """The configuration that ``argv`` (and a ``--config`` file beneath it) describes, and the common flags."""
+    """Return the configuration of ``argv``, over that of a ``--config`` file, and the common flags."""
     parser = make_parser(model, prog, about)
     parsed, unknown = parser.parse_known_intermixed_args([_dashed(word) for word in argv])
     if unknown:
-        raise UserError(_unknown(parser, unknown[0], prog))
-    given: dict[str, Any] = {}
+        raise UserError(_unknown_message(parser, unknown[0], prog))
+    values: dict[str, Any] = {}
     flags: list[str] = []
     for name, field in flat_fields(model).items():
         value = getattr(parsed, name, None)
         if value is not None:
-            set_dotted(given, name, _value(value, field.annotation))
+            set_dotted(values, name, _value(value, field.annotation))
             flags += [name] if f"--{_dashes(name)}" in parser._option_string_actions else []
-    written = read_yaml(parsed.config) if parsed.config else {}
+    from_file = read_yaml(parsed.config) if parsed.config else {}
     try:
-        return model.parse(merge(written, given)), parsed
+        return model.parse(merge(from_file, values)), parsed
     except UserError as error:
-        raise UserError(_with_place(str(error), flags, parsed.config, written)) from None
+        raise UserError(_add_source(str(error), flags, parsed.config, from_file)) from None
 
 
-def _with_place(message: str, flags: list[str], file: str | None, written: dict[str, Any]) -> str:
-    """A mistake with the flag it was made in, or the file; the configuration itself knows names of options only."""
-    found = re.match(r"(?:There is no option ')?([\w.]+)", message)
-    name = found[1] if found else ""
+def _add_source(message: str, flags: list[str], file: str | None, from_file: dict[str, Any]) -> str:
+    """Name the flag or the file of a wrong option; the configuration itself knows option names only."""
+    match = re.match(r"(?:There is no option ')?([\w.]+)", message)
+    name = match[1] if match else ""
     if name in flags:
         return f"--{_dashes(name)}{message.removeprefix(name)}"
-    return with_file(message, file, written) if file else message
+    return with_file(message, file, from_file) if file else message
 
 
 def make_parser(model: type[Config], prog: str, about: str) -> Parser:
+    """Build the parser of one command from its configuration."""
     parser = Parser(
         prog, description=about, allow_abbrev=False, argument_default=None, formatter_class=_Formatter, add_help=False
     )
-    parser._negative_number_matcher = re.compile(r"-\.?\d")  # --query -1,0 has a value, too
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # so that --query -1,0 has a value
     arguments = parser.add_argument_group("arguments")
     groups: dict[str, Any] = {}
-    places: list[str] = []
-    unused = getattr(model, "unused", {})  # options of a shared ground that this command would refuse
+    positionals: list[str] = []
+    unused = getattr(model, "unused", {})  # inherited options that this command refuses
     recipes = {recipe: flatten(values) for recipe, values in model.default_recipes().items()}
     for name, field in flat_fields(model).items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
@@ -99,14 +101,14 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
             groups[group] = parser.add_argument_group(group or "options")
         add = groups[group].add_argument
         default = field.get_default(call_default_factory=True) if not field.is_required() else None
-        usual = {recipe: values.get(name, default) for recipe, values in recipes.items()} or {"": default}
-        text = argparse.SUPPRESS if extra.get("hidden") or name in unused else _help(field, usual)
+        defaults = {recipe: values.get(name, default) for recipe, values in recipes.items()} or {"": default}
+        text = argparse.SUPPRESS if extra.get("hidden") or name in unused else _help(field, defaults)
         many = typing.get_origin(_plain(field.annotation)) in (list, tuple)
         if extra.get("positional"):
             nargs = ("+" if field.is_required() else "*") if many else (None if field.is_required() else "?")
             action = arguments.add_argument(name, nargs=nargs, help=text, metavar=name.upper().replace("_", "-"))
             if text is not argparse.SUPPRESS:
-                places.append(_place(action))
+                positionals.append(_usage(action))
             continue
         flags = [f"--{_dashes(name)}"]
         if extra.get("short"):
@@ -115,15 +117,13 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
             add(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text)
         else:
             add(*flags, dest=name, nargs="+" if many else None, metavar=_metavar(field.annotation), help=text)
-    # Said now: argparse hides how many values arguments take while it reads flags among them, --help for one.
-    parser.usage = " ".join([prog, *places, "[options]"])
+    # Set now: argparse changes nargs of the positionals while it parses intermixed flags such as --help.
+    parser.usage = " ".join([prog, *positionals, "[options]"])
     common = parser.add_argument_group("everywhere")
-    common.add_argument("-h", "--help", action="help", help="this text")
-    common.add_argument("--config", metavar="FILE", help="read options from a YAML file; flags win over it")
-    common.add_argument(
-        "--json", action="store_true", default=False, help="print the result, or a mistake, as one JSON object"
-    )
-    common.add_argument("--quiet", action="store_true", default=False, help="no progress, no messages but warnings")
+    common.add_argument("-h", "--help", action="help", help="show this help")
+    common.add_argument("--config", metavar="FILE", help="read options from a YAML file; flags override it")
+    common.add_argument("--json", action="store_true", default=False, help="print the result or error as JSON")
+    common.add_argument("--quiet", action="store_true", default=False, help="print warnings and errors only")
     return parser
 
 
@@ -137,37 +137,37 @@ class _Formatter(argparse.HelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return str(action.metavar or action.dest)
-        off = "(default: yes)" in (action.help or "")  # what is on can be turned off
-        flags = [flag for flag in action.option_strings if off or not flag.startswith("--no-")]
+        is_on = "(default: yes)" in (action.help or "")  # only then --no-X is useful
+        flags = [flag for flag in action.option_strings if is_on or not flag.startswith("--no-")]
         return ", ".join(flags) + (f" {action.metavar}" if action.metavar else "")
 
 
-def _place(action: argparse.Action) -> str:
-    """An argument in the line of usage: ``NAME``, ``[NAME]`` where it may be left out, ``NAME …`` for several."""
+def _usage(action: argparse.Action) -> str:
+    """Format a positional for the usage line: ``NAME``, ``[NAME]`` if optional, ``NAME …`` for several."""
     word = f"{action.metavar or action.dest}{' …' if action.nargs in ('+', '*') else ''}"
     return f"[{word}]" if action.nargs in ("?", "*") else word
 
 
-def _help(field: Any, usual: dict[str, Any]) -> str:
-    """usual: what an option is where nothing is said, with each recipe that a command takes by itself."""
-    (_, first), *others = usual.items()
+def _help(field: Any, defaults: dict[str, Any]) -> str:
+    """Format the help text of an option with its default for each default recipe."""
+    (_, first), *others = defaults.items()
     text = field.description or ""
     if first not in (None, "", [], (), {}):
-        shown = [f"default: {_shown(first)}", *(f"{name}: {_shown(one)}" for name, one in others if one != first)]
-        text = f"{text} ({'; '.join(shown)})"
-    return text.replace("%", "%%")  # argparse takes a single one for a place to fill in
+        values = [f"default: {_format(first)}", *(f"{name}: {_format(one)}" for name, one in others if one != first)]
+        text = f"{text} ({'; '.join(values)})"
+    return text.replace("%", "%%")  # argparse formats help texts with %
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(_format, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _metavar(annotation: Any) -> str:
-    """What may stand behind a flag: the choices of a Literal, or the kind of value."""
+    """Describe the values of a flag: the choices of a Literal, or the type."""
     options = [part for part in _parts(annotation) if part is not type(None)]
     words: list[str] = []
     for part in options:
@@ -179,7 +179,7 @@ def _metavar(annotation: Any) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """``N`` for whole numbers, ``X`` for others, ``X,X`` for a pair of them, ``TEXT …`` for several texts."""
+    """``N`` for integers, ``X`` for other numbers, ``X,X`` for a pair, ``TEXT …`` for a list of texts."""
     (plain,) = _parts(annotation) if typing.get_origin(annotation) is typing.Annotated else (annotation,)
     arguments = typing.get_args(plain)
     if typing.get_origin(plain) is list:
@@ -200,13 +200,13 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
 
 
 def _plain(annotation: Any) -> Any:
-    """The annotation without ``None``: ``list[str] | None`` -> ``list[str]``; a real union stays as it is."""
+    """Remove ``None`` from an annotation: ``list[str] | None`` -> ``list[str]``. Other unions stay."""
     parts = [part for part in _parts(annotation) if part is not type(None)]
     return parts[0] if len(parts) == 1 else annotation
 
 
 def _value(value: Any, annotation: Any) -> Any:
-    """Text as the validator wants it: ``1,2`` for a pair, ``none`` for nothing; names of files keep their commas."""
+    """Convert text for the validator: ``1,2`` to a pair, ``none`` to None. File names keep their commas."""
     if isinstance(value, str) and typing.get_origin(annotation) is dict:
         return read_yaml_text(value)
     pairs = [part for part in _parts(annotation) if typing.get_origin(part) is tuple]
@@ -224,14 +224,14 @@ def _dashes(name: str) -> str:
 
 
 def _dashed(word: str) -> str:
-    """``--img_size=3`` and ``--img-size=3`` are the same flag."""
+    """``--img_size=3`` -> ``--img-size=3``."""
     if not word.startswith("--"):
         return word
     flag, equals, value = word.partition("=")
     return _dashes(flag) + equals + value
 
 
-def _unknown(parser: Parser, word: str, prog: str) -> str:
+def _unknown_message(parser: Parser, word: str, prog: str) -> str:
     if not word.startswith("-"):
         return f"'{word}' is one argument too many. See '{prog} --help'."
     flags = [flag for action in parser._actions for flag in action.option_strings]

@@ -1,4 +1,4 @@
-"""``frugalvit replay``: run a step that went wrong again, from what it left behind, and name the first bad tensor."""
+"""``frugalvit replay``: repeat a failed step from its dump and name the first non-finite tensor."""
 
 from __future__ import annotations
 
@@ -27,37 +27,36 @@ from frugalvit.utils.tables import CommandResult, Table
 
 
 def replay(config: ReplayConfig) -> CommandResult:
-    """Inputs, weights, every module's output, losses and gradients: which of them are not finite, in that order.
+    """Report the non-finite inputs, weights, outputs, losses and gradients of a step, in this order.
 
-    Of a step in parts (``--accumulate``) the first part with such a tensor is told.
+    With ``--accumulate`` the first part of the step with a non-finite tensor is reported.
     """
-    path = _evidence(Path(config.evidence))
-    evidence = read_checkpoint(path)
-    if not {"task", "step", "kind", "steps", "classes"} <= evidence.keys() or not {"parts", "batch"} & evidence.keys():
-        raise UserError(f"{path} holds no failed step; give a file of RUN/fault/.")
-    if evidence["kind"] not in REPLAYABLE_TASKS:
+    path = _find_dump(Path(config.evidence))
+    dump = read_checkpoint(path)
+    if not {"task", "step", "kind", "steps", "classes", "parts", "number", "world"} <= dump.keys():
+        raise UserError(f"{path} is not a failed step. Pass a file of RUN/fault/.")
+    if dump["kind"] not in REPLAYABLE_TASKS:
         raise UserError(
-            f"{path} is of a run that replay cannot build again: only those of 'frugalvit train' and 'frugalvit "
-            "pretrain'. The file holds the batch and the state: torch.load reads it."
+            f"{path}: replay supports runs of 'frugalvit train' and 'frugalvit pretrain' only. "
+            "Read the batch and the state with torch.load."
         )
-    task, stored = _rebuild(find_run(path.parent.parent), evidence)
-    task.load_state_dict(evidence["task"])
+    task, stored = _rebuild(find_run(path.parent.parent), dump)
+    task.load_state_dict(dump["task"])
     fabric = builders.make_fabric(stored.model_copy(update={"device": config.device, "devices": 1, "nodes": 1}))
     fabric.to_device(task)
 
-    # Earlier evidence has a single part, and lacks its number and how many processes there were.
-    parts, number = evidence.get("parts") or [evidence["batch"]], evidence.get("number", evidence["step"])
-    seed_step(evidence["seed"], evidence["step"], evidence["process"])
+    parts = dump["parts"]
+    seed_step(dump["seed"], dump["step"], dump["process"])
     part, bad, losses = 0, [], {}
     for part, tensors in enumerate(parts):
-        batch = _batch({name: tensor.to(fabric.device) for name, tensor in tensors.items()}, number + part)
-        losses, bad = _take(task, batch, evidence["step"], fabric, len(parts))
+        batch = _batch({name: tensor.to(fabric.device) for name, tensor in tensors.items()}, dump["number"] + part)
+        losses, bad = _run_part(task, batch, dump["step"], fabric, len(parts))
         bad = [("input", name) for name in nonfinite_names(tensors.items())] + bad
         if bad:
             break
 
     first = f"{bad[0][0]} {bad[0][1]}" if bad else None
-    note = f"first bad tensor: {first}" if first else "everything is finite here: the fault needs the other device"
+    note = f"first non-finite tensor: {first}" if first else "all tensors are finite here: use the device of the run"
     if len(parts) > 1:
         note += f" (part {part + 1} of {len(parts)})" if first else f" (all {len(parts)} parts of the step)"
     rows: list[list[object]] = []
@@ -66,19 +65,18 @@ def replay(config: ReplayConfig) -> CommandResult:
         more = [f"and {len(names) - config.top} more"] if len(names) > config.top else []
         for name in names[: config.top] + more:
             rows.append([stage, name])
-    shown = {name: value.item() for name, value in losses.items()}
-    data = {"step": evidence["step"], "part": part, "first_bad": first, "bad": [list(pair) for pair in bad]}
-    table = Table(["what", "name"], rows, f"step {evidence['step']}: {len(bad)} tensors are not finite")
-    tables = [Table(["loss", "value"], [[name, str(value)] for name, value in shown.items()])]
+    data = {"step": dump["step"], "part": part, "first_bad": first, "bad": [list(pair) for pair in bad]}
+    table = Table(["kind", "name"], rows, f"step {dump['step']}: {len(bad)} non-finite tensors")
+    tables = [Table(["loss", "value"], [[name, str(value.item())] for name, value in losses.items()])]
     return CommandResult(data, [*tables, table] if bad else tables, [note])
 
 
-def _take(
+def _run_part(
     task: Any, batch: Batch, step: int, fabric: Fabric, parts: int
 ) -> tuple[dict[str, Tensor], list[tuple[str, str]]]:
-    """One part of a step as the run took it, gradients added to those before: its losses, and what is not finite."""
+    """Run one part of a step; return its losses and its non-finite tensors. Gradients accumulate."""
     outputs: list[str] = []
-    hooks = [module.register_forward_hook(_look(name, outputs)) for name, module in task.named_modules() if name]
+    hooks = [module.register_forward_hook(_make_hook(name, outputs)) for name, module in task.named_modules() if name]
     with fabric.autocast():
         losses = task(batch, step)
     for hook in hooks:
@@ -87,34 +85,34 @@ def _take(
     bad = [("weight", name) for name in nonfinite_names(task.named_parameters())]
     bad += [("output", name) for name in outputs]
     bad += [("loss", name) for name in nonfinite_names(losses.items())]
-    bad += [("gradient", n) for n in nonfinite_names((n, p.grad) for n, p in task.named_parameters() if p.grad is not None)]
+    bad += [
+        ("gradient", n) for n in nonfinite_names((n, p.grad) for n, p in task.named_parameters() if p.grad is not None)
+    ]
     return losses, bad
 
 
-def _evidence(path: Path) -> Path:
-    """The file itself, or the newest one of a run."""
+def _find_dump(path: Path) -> Path:
+    """Return the file itself, or the newest dump of a run."""
     if path.is_dir():
-        found = sorted((path / "fault").glob("*.pt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
-        if not found:
-            raise UserError(f"{path} holds no failed step (no fault/*.pt in it).")
-        return found[-1]
+        dumps = sorted((path / "fault").glob("*.pt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+        if not dumps:
+            raise UserError(f"{path} has no failed step (no fault/*.pt).")
+        return dumps[-1]
     return path
 
 
-def _rebuild(run: Path, evidence: dict[str, Any]) -> tuple[Any, Any]:
-    """The task as the run had it, without its data."""
-    plan = TrainPlan(evidence["steps"], evidence["steps_per_epoch"], Constant(0.0), log_every=evidence["log_every"])
-    kind = PretrainConfig if evidence["kind"] == "PretrainingTask" else TrainConfig
-    # As if it went on: with the network that it was begun with.
+def _rebuild(run: Path, dump: dict[str, Any]) -> tuple[Any, Any]:
+    """Build the task of the run without its data; return it with the run's configuration."""
+    plan = TrainPlan(dump["steps"], dump["steps_per_epoch"], Constant(0.0), log_every=dump["log_every"])
+    kind = PretrainConfig if dump["kind"] == "PretrainingTask" else TrainConfig
+    # "resume" keeps the network that the run started with.
     stored: Any = kind.from_run(run / "config.yaml").model_copy(update={"init": None, "resume": str(run)})
     if isinstance(stored, PretrainConfig):
         task: Any = pretrain.make_task(stored, pretrain.make_network(stored), plan)
         task.batches = SimpleNamespace(augment=SimpleNamespace(config=stored.crops))
     else:
-        task = train.make_task(stored, train.make_network(stored, evidence["classes"]), plan)
-    task.share = BatchShard(
-        evidence["seed"], evidence["process"], evidence.get("world", 1)
-    )  # Drloc's pairs follow from it
+        task = train.make_task(stored, train.make_network(stored, dump["classes"]), plan)
+    task.share = BatchShard(dump["seed"], dump["process"], dump["world"])  # decides Drloc's pairs
     return task, stored
 
 
@@ -125,11 +123,11 @@ def _batch(tensors: dict[str, Tensor], number: int) -> Batch:
     return Batch(images if images is not None else views, **one, number=number)  # type: ignore[arg-type]
 
 
-def _look(name: str, found: list[str]) -> Any:
+def _make_hook(name: str, nonfinite: list[str]) -> Any:
     def hook(module: nn.Module, inputs: Any, output: Any) -> None:
         parts = output if isinstance(output, list | tuple) else [output]
         tensors = [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
         if any(not bool(torch.isfinite(part).all()) for part in tensors):
-            found.append(f"{name} ({type(module).__name__})")
+            nonfinite.append(f"{name} ({type(module).__name__})")
 
     return hook

@@ -1,8 +1,7 @@
-"""A command in a process of its own, for a program that asks for several processes in Python.
+"""Run a command in a child process: for ``devices > 1`` from Python.
 
-The processes of a run are the same command started several times. Were the program itself that command, all of it would
-run as often; a notebook could not be started again at all. So
-``python -m frugalvit.cli.subprocess_run`` is, and the program waits.
+A run starts its other processes by starting the same program again. A notebook or a user's script must not be started
+again, so the child ``python -m frugalvit.cli.subprocess_run`` is that program, and the caller waits for its JSON.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import yaml
@@ -28,261 +24,178 @@ from frugalvit.cli import main as cli
 from frugalvit.config.base import Config
 from frugalvit.errors import Interrupted, UserError
 from frugalvit.utils import console
-from frugalvit.utils.signals import stop_signals
 
 _CALLER = "FRUGALVIT_CALLER"
-_PRESSES = 3
-"""Ctrl-C once stops and saves, twice leaves at once; from here on a run that does not is killed."""
+_KILL_AT = 3
+"""The first Ctrl-C stops the run and saves, the second ends it at once, the third kills it."""
 
 
-def run_in_subprocess(words: str, values: dict[str, Any], config: Config, *, quiet: bool) -> dict[str, Any]:
-    """What ``frugalvit WORDS --json`` prints, run in a process of its own; its mistakes are raised here.
+def run_in_subprocess(command: str, values: dict[str, Any], config: Config, *, quiet: bool) -> dict[str, Any]:
+    """Return what ``frugalvit COMMAND --json`` prints in a child process; its errors are raised here.
 
-    values: the options as they were given, of which ``config`` is made
+    values: the options that the caller passed; ``config`` is made of them
     """
     devices = getattr(config, "devices", 1)
-    _check_machines(config, devices)
-    _check_networks(config, devices)
+    _check_runs_elsewhere(config, devices)
     with tempfile.TemporaryDirectory(prefix="frugalvit_") as folder:
-        options, answers = Path(folder, "options.yaml"), Path(folder, "answer.json")
-        options.write_text(_as_yaml(values, config, devices), encoding="utf-8")
-        command = [sys.executable, "-m", __name__, *words.split(), "--config", str(options), "--json"]
-        status, pressed = _waited_for([*command, *(["--quiet"] if quiet else [])], answers)
-        answer = _answer_in(answers)
-    return _outcome(f"frugalvit {words}", answer, status, pressed, devices)
+        options, output = Path(folder, "options.yaml"), Path(folder, "output.json")
+        options.write_text(_to_yaml(values, devices), encoding="utf-8")
+        arguments = [*command.split(), "--config", str(options), "--json", *(["--quiet"] if quiet else [])]
+        status, interrupts = _run_child([sys.executable, "-m", __name__, *arguments], output)
+        result = _read_result(output)
+    return _check_result(f"frugalvit {command}", result, status, interrupts)
 
 
-# -- what the other process cannot know
+# -- what a child process cannot run
 
 
-def _with_torchrun(devices: int) -> str:
-    return f"start the script with 'torchrun --nproc-per-node {devices} {_script()}'"
+def _torchrun_hint(devices: int) -> str:
+    return f"Start the script with 'torchrun --nproc-per-node {devices} SCRIPT'"
 
 
-def _script() -> str:
-    name = getattr(sys.modules.get("__main__"), "__file__", None)
-    return console.shell_quote(Path(name).name) if isinstance(name, str) else "script.py"
-
-
-def _check_machines(config: Config, devices: int) -> None:
-    """Only the first machine's process answers, and the others' programs would wait for a result in vain."""
+def _check_runs_elsewhere(config: Config, devices: int) -> None:
+    """Reject several machines, and networks that only the calling program has registered."""
     if getattr(config, "nodes", 1) > 1:
         raise UserError(
-            "Several processes on each of several machines are not started from Python: on every machine "
-            f"{_with_torchrun(devices)}, and torchrun's --nnodes, --rdzv-backend and --rdzv-endpoint before the script."
+            f"--nodes needs torchrun when called from Python. {_torchrun_hint(devices)} on every machine, "
+            "with --nnodes, --rdzv-backend and --rdzv-endpoint before the script."
         )
-
-
-def _check_networks(config: Config, devices: int) -> None:
-    """A network that the program itself has registered is not there in another process."""
     settings = config.named_settings().values() if hasattr(config, "named_settings") else ()  # type: ignore[attr-defined]
     for name in [getattr(config, "backbone", None), *(setting.get("backbone") for setting in settings)]:
-        if isinstance(name, str) and _is_own(name):
-            raise UserError(
-                f"'{name}' is a network of this program, which the processes that devices={devices} starts do not "
-                f"have: {_with_torchrun(devices)}."
-            )
+        if isinstance(name, str) and _is_registered_by_caller(name):
+            raise UserError(f"'{name}' is registered in this program only. {_torchrun_hint(devices)}.")
 
 
-def _is_own(name: str) -> bool:
+def _is_registered_by_caller(name: str) -> bool:
     if "timm" not in sys.modules:
-        return False  # nobody can have registered anything
+        return False
     from timm.models import is_model, model_entrypoint
 
     name = name.partition(".")[0]
     return is_model(name) and model_entrypoint(name).__module__.partition(".")[0] not in ("timm", "frugalvit")
 
 
-def _as_yaml(values: dict[str, Any], config: Config, devices: int) -> str:
-    """The options as they were given, so that what was not is decided there; of what is no plain value, what it means.
+def _to_yaml(values: dict[str, Any], devices: int) -> str:
+    """Write the options as the caller passed them, so that the child resolves the others."""
 
-    A ``torch.device`` or a number of numpy's is a word or a number once it is checked; a class stays one.
-    """
-    checked = config.model_dump()
+    class Dumper(yaml.SafeDumper):
+        pass
 
-    def plain(value: Any, known: Any, name: str) -> Any:
+    def represent(dumper: yaml.SafeDumper, value: Any) -> yaml.Node:
+        """Write a path, a number of numpy or a ``torch.device`` as YAML has it."""
         if isinstance(value, os.PathLike):
-            return os.fspath(value)
-        if value is None or type(value) in (str, int, float, bool):
-            return value
-        if isinstance(value, dict):
-            inner = known if isinstance(known, dict) else {}
-            return {str(key): plain(part, inner.get(key), f"{name}.{key}") for key, part in value.items()}
-        if isinstance(value, list | tuple):
-            parts = known if isinstance(known, list | tuple) and len(known) == len(value) else [None] * len(value)
-            return [plain(part, other, name) for part, other in zip(value, parts, strict=True)]
-        if known is not None and known is not value:
-            return plain(known, None, name)
+            return dumper.represent_data(os.fspath(value))
+        if hasattr(value, "item"):
+            return dumper.represent_data(value.item())
+        if type(value).__name__ == "device":
+            return dumper.represent_data(value.type)
         raise UserError(
-            f"{name} holds a {type(value).__name__}, which cannot be given to the processes that devices={devices} "
-            f"starts: {_with_torchrun(devices)}."
+            f"{value!r} ({type(value).__name__}) cannot be passed to the processes of devices={devices}. "
+            f"{_torchrun_hint(devices)}."
         )
 
-    given = {name: plain(value, checked.get(name), name) for name, value in values.items()}
-    return yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+    Dumper.add_multi_representer(object, represent)
+    return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
-# -- the other process
+# -- the child process
 
 
-def _waited_for(command: list[str], answers: Path) -> tuple[int, int]:
-    """Its exit status, and how often somebody has pressed Ctrl-C meanwhile."""
-    if not sys.executable:
-        raise UserError("There is no Python to start other processes with: sys.executable is empty.")
-    with SignalForwarder() as forwarding, answers.open("wb") as output, _standard_error() as error:
+def _run_child(command: list[str], output: Path) -> tuple[int, int]:
+    """Run the child; return its exit status and the number of Ctrl-C meanwhile."""
+    paths = [path or str(Path.cwd()) for path in sys.path if isinstance(path, str) and os.pathsep not in path]
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", _CALLER: str(os.getpid())}
+    interrupts = 0
+    with output.open("wb") as file:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=output,  # a file: a pipe would stay open as long as anybody whom the command has started
-            stderr=error,
-            env=_environment(),
-            process_group=0
-            if hasattr(os, "killpg")
-            else None,  # so that Ctrl-C comes once, from here, however it came here
+            stdout=file,  # a pipe would stay open as long as any grandchild
+            stderr=None if _has_standard_error() else subprocess.PIPE,
+            env=os.environ | variables,
+            process_group=0 if hasattr(os, "killpg") else None,  # Ctrl-C reaches it once, from here
         )
+        copier = threading.Thread(target=_copy_lines, args=(child.stderr or (),), daemon=True)
+        copier.start()
         try:
-            forwarding.to(child)
-            return child.wait(), forwarding.pressed
+            while True:
+                try:
+                    status = child.wait()
+                    break
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    if hasattr(os, "killpg"):  # Windows sends Ctrl-C to all that share a console
+                        os.killpg(child.pid, signal.SIGINT if interrupts < _KILL_AT else signal.SIGKILL)
+            copier.join(5)  # a grandchild may keep the pipe open
+            return status, interrupts
         finally:
             if child.poll() is None:
-                _send(child, signal.SIGTERM)
+                child.terminate()
 
 
-def _environment() -> dict[str, str]:
-    """Ours; modules are found where they are here, and nowhere else."""
-    places = [place or str(Path.cwd()) for place in sys.path if isinstance(place, str) and os.pathsep not in place]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1", _CALLER: str(os.getpid())}
-
-
-@contextlib.contextmanager
-def _standard_error() -> Iterator[int | None]:
-    """Where the command talks: to our standard error, which in a notebook is no file of the system."""
+def _has_standard_error() -> bool:
+    """True if the child can inherit standard error; a notebook's is not a file of the system."""
     try:
-        itself = sys.stderr.fileno() == 2
+        return sys.stderr.fileno() == 2
     except (AttributeError, OSError, ValueError):
-        itself = False
-    if itself:
-        sys.stderr.flush()
-        yield None
-        return
-    reading, writing = os.pipe()
-    thread = threading.Thread(target=_pass_on, args=(reading,), daemon=True)
-    thread.start()
-    try:
-        yield writing
-    finally:
-        os.close(writing)
-        thread.join(5)  # whoever the command has started and left may have more to say, but nobody waits for it
+        return False
 
 
-def _pass_on(reading: int) -> None:
-    with open(reading, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            with contextlib.suppress(Exception):  # words are not worth a run
-                sys.stderr.write(line)
-                sys.stderr.flush()
+def _copy_lines(stream: Any) -> None:
+    for line in stream:
+        with contextlib.suppress(Exception):  # a closed notebook must not end the run
+            sys.stderr.write(line.decode("utf-8", "replace"))
+            sys.stderr.flush()
 
 
-class SignalForwarder:
-    """Signals that ask a run to stop go to the process that it is in, from the main thread, where alone they come."""
-
-    def __init__(self) -> None:
-        self.pressed = 0
-        self._child: subprocess.Popen[bytes] | None = None
-        self._early: list[int] = []
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> SignalForwarder:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def to(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
-        for number in self._early:
-            _send(child, number)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.pressed += number == signal.SIGINT
-        if self._child is None:
-            self._early.append(number)
-        elif self.pressed >= _PRESSES:
-            _send(self._child, getattr(signal, "SIGKILL", signal.SIGTERM), everybody=True)
-        else:
-            _send(self._child, number)
+# -- its result
 
 
-def _send(child: subprocess.Popen[bytes], number: int, *, everybody: bool = False) -> None:
-    """As a terminal does: Ctrl-C, and that it was closed, to all processes; the others to the first."""
-    groups = hasattr(os, "killpg")
-    with contextlib.suppress(OSError):
-        if groups and (everybody or number in (signal.SIGINT, getattr(signal, "SIGHUP", None))):
-            os.killpg(child.pid, number)
-        elif groups or number != signal.SIGINT:  # Windows sends Ctrl-C to all that share a console
-            child.send_signal(number)
-
-
-# -- its answer
-
-
-def _answer_in(path: Path) -> dict[str, Any] | None:
-    """The last line that is a JSON object; a library of somebody else's may have printed lines of its own."""
+def _read_result(path: Path) -> dict[str, Any] | None:
+    """Return the last line that is a JSON object; a library may print lines of its own."""
     for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict):
-            return found
+        if isinstance(value, dict):
+            return value
     return None
 
 
-def _outcome(command: str, answer: dict[str, Any] | None, status: int, pressed: int, devices: int) -> dict[str, Any]:
-    if answer is not None and status == answer.get("exit", 0):
-        if "stopped" in answer:  # why the status is not 0, which is said to shells alone
-            answer = {name: value for name, value in answer.items() if name not in ("error", "status")}
-        return answer
-    message = "" if answer is None else str(answer.get("error", ""))
+def _check_result(command: str, result: dict[str, Any] | None, status: int, interrupts: int) -> dict[str, Any]:
+    """Return the result, or raise the error of the child process."""
+    if result is not None and status == result.get("exit", 0):
+        if "stopped" in result:  # these two explain the exit status to shells
+            result = {name: value for name, value in result.items() if name not in ("error", "status")}
+        return result
+    message = "" if result is None else str(result.get("error", ""))
     if status == 2 and message:
-        # A run that it begins from, or goes on with, may have a network that only this program knows.
-        own = next((word for word in re.findall(r"\w+", message) if _is_own(word)), None)
-        more = "" if own is None else f" '{own}' is a network of this program: {_with_torchrun(devices)}."
-        raise UserError(message + more)
+        raise UserError(message)
     if status == 3 and message:
         raise Interrupted
-    if pressed and (status == 130 or status < 0):
+    if interrupts and (status == 130 or status < 0):
         raise KeyboardInterrupt
-    how = f"was ended by {_signal_name(-status)}" if status < 0 else f"ended with status {status}"
-    raise RuntimeError(f"'{command}', in a process of its own, {how}{': ' + message if message else ''}.")
+    reason = f"signal {-status}" if status < 0 else f"status {status}"
+    raise RuntimeError(f"'{command}' ended with {reason} in a child process{': ' + message if message else ''}.")
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-# -- there
+# -- inside the child process
 
 
 def _main() -> int:
-    caller = int(os.environ.pop(_CALLER, None) or 0)  # not for the processes that this one starts: it is theirs
+    caller = int(os.environ.pop(_CALLER, None) or 0)  # removed: the processes that this one starts have another caller
     if caller:
         console.suppress_final_error()
-        threading.Thread(target=_mind, args=(caller,), daemon=True, name="mind the caller").start()
+        threading.Thread(target=_stop_without_caller, args=(caller,), daemon=True).start()
     return cli.main()
 
 
-def _mind(caller: int) -> None:
-    """A program that is killed must not leave a run behind that holds the devices: it stops, saved."""
+def _stop_without_caller(caller: int) -> None:
+    """Stop and save the run if the calling program is gone: the run would block the devices."""
     while os.getppid() == caller:
         time.sleep(1)
-    console.warning("the program that asked for this run is gone")
+    console.warning("the program that started this run is gone")
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from frugalvit.report.run_record import Curve, mean_curve
-from frugalvit.report.svg_charts import chapter, is_percentage
+from frugalvit.report.svg_charts import heading_of, is_percentage
 from frugalvit.utils import palette
 from frugalvit.utils.plotting import drawing, save
 
@@ -95,7 +95,7 @@ def comparison_figure(
             label.set_horizontalalignment("right")
             label.set_rotation_mode("anchor")
     right.set_ylabel(value_label)
-    if is_percentage(chapter(metric)):
+    if is_percentage(heading_of(metric)):
         _end_at_a_hundred(left)
         _end_at_a_hundred(right)
     return figure

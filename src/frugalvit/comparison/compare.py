@@ -126,8 +126,7 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     if summary is not None:
         return summary | {"run": str(folder)}  # where it lies now: a comparison may have been moved since
     begun = contains_run(folder)
-    if is_rank_zero(config.devices, config.nodes):
-        console.info(f"{'continuing' if begun else 'starting'} {folder}")
+    console.info(f"{'continuing' if begun else 'starting'} {folder}")
     try:
         result = train(_resumed(config) if begun else config)
     except UserError as error:

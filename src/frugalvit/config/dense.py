@@ -1,4 +1,4 @@
-"""What can be set for detection and segmentation on a backbone of ours."""
+"""Options of detection and segmentation."""
 
 from __future__ import annotations
 
@@ -7,68 +7,80 @@ from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import Config, option, split_commas
+from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.run import RunConfig
-from frugalvit.config.types import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
+from frugalvit.config.types import (
+    Auto,
+    Count,
+    Device,
+    Label,
+    LabelCount,
+    Positive,
+    Rate,
+    Share,
+    Span,
+    Whole,
+    split_commas,
+)
 from frugalvit.errors import UserError
 
 
 class TransferOptimizerConfig(Config):
-    """AdamW, as Swin's detection and segmentation protocols have it."""
+    """AdamW, as in Swin's detection and segmentation protocols."""
 
-    weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
-    betas: tuple[Rate, Rate] = option((0.9, 0.999), "AdamW's averaging rates")
+    weight_decay: float = option(0.05, "weight decay of matrices, not of biases, norms and position tables", ge=0)
+    betas: tuple[Rate, Rate] = option((0.9, 0.999), "AdamW's betas")
     warmup: int = option(500, "linear warm-up in steps, at most a fifth of the run", ge=0)
     clip: float = option(0.0, "gradient norm limit; 0 for none", ge=0)
-    clip_per: Literal["global", "tensor"] = option("global", "one norm over all gradients, or one per tensor")
-    layer_decay: float = option(
-        1.0, "learning rate factor from each block of the backbone to the one before", gt=0, le=1
+    clip_per: Literal["global", "tensor"] = option(
+        "global", "clip by one norm over all gradients, or by one per tensor"
     )
+    layer_decay: float = option(1.0, "learning-rate factor from each block to the one before it", gt=0, le=1)
 
 
 class DetectOptimizerConfig(TransferOptimizerConfig):
-    """The learning rate falls at steps."""
+    """The learning rate drops at milestones."""
 
-    milestones: tuple[Share, ...] = option((8 / 12, 11 / 12), "shares of the run at which the learning rate falls")
-    factor: float = option(0.1, "what it is multiplied with there", gt=0, le=1)
+    milestones: tuple[Share, ...] = option((8 / 12, 11 / 12), "shares of the run at which the learning rate drops")
+    factor: float = option(0.1, "factor of each drop", gt=0, le=1)
 
 
 class SegmentOptimizerConfig(TransferOptimizerConfig):
-    """The learning rate falls along a line."""
+    """The learning rate falls polynomially."""
 
     warmup: int = option(1500, "linear warm-up in steps, at most a fifth of the run", ge=0)
-    weight_decay: float = option(0.01, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
-    power: float = option(1.0, "(1 - done)^power: 1 is a straight line", gt=0)
-    min_lr: float = option(0.0, "the last learning rate as a share of the highest", ge=0, le=1)
+    weight_decay: float = option(0.01, "weight decay of matrices, not of biases, norms and position tables", ge=0)
+    power: float = option(1.0, "power of the decay; 1 is linear", gt=0)
+    min_lr: float = option(0.0, "final learning rate as a share of the highest", ge=0, le=1)
 
 
 class PicturesConfig(CacheConfig):
-    """Where decoded images are kept; these tasks keep whole pictures, in memory."""
+    """Cache of decoded images: full images, in memory."""
 
     where: Literal["auto", "device", "ram", "off"] = option(  # type: ignore[assignment]
-        "auto", "keep decoded images on the device, in RAM, or not at all; auto: in RAM where they fit"
+        "auto", "cache decoded images on the device, in RAM, or not at all; auto: in RAM if they fit"
     )
 
 
 class TransferConfig(RunConfig):
-    """What detection and segmentation share beside every run's options."""
+    """Options that detection and segmentation share."""
 
     unused: ClassVar[dict[str, str]] = {
-        "root": "Give the folder itself",
-        "classes": "The data name them",
+        "root": "Pass the folder itself",
+        "classes": "The data names them",
         "auto_batch": "Lower --batch, or raise --accumulate",
         "stream": "Its images are files",
-        "cache.size": "Whole pictures are kept",
-        "cache.folder": "Pictures are kept in memory",
+        "cache.size": "Full images are cached",
+        "cache.folder": "Images are cached in memory",
     }
-    """Every run's options that these do not use, and why: not in --help, and refused rather than ignored."""
+    """Inherited options that are refused, with the reason; --help hides them."""
 
     img_size: int | Auto = option("auto", "input size in pixels")  # type: ignore[assignment]
-    pretrained: bool = option(False, "start from timm's published weights (needs a network)")
+    pretrained: bool = option(False, "start from timm's published weights (needs a network connection)")
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
-    compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, since sizes change from step to step")
+    compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, because sizes change between steps")
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
 
     cache: PicturesConfig = option(default_factory=PicturesConfig)  # type: ignore[assignment]
@@ -79,21 +91,21 @@ class TransferConfig(RunConfig):
     @pydantic.field_validator("img_size", mode="before")
     @classmethod
     def _height_and_width(cls, value: Any) -> Any:
-        """Both are for classifiers: here images keep their shape. Two that are alike are one number."""
+        """Accept two equal sides; images keep their shape here, so different sides are an error."""
         sides = split_commas(value) if isinstance(value, str) and "," in value else value
         if not isinstance(sides, list | tuple):
             return value
         if len(sides) != 2 or str(sides[0]) != str(sides[1]):
-            what = str(cls.model_fields["img_size"].description).partition(",")[0]
-            raise ValueError(f"{cls.recipe_task()} takes one number: the {what}")
+            meaning = str(cls.model_fields["img_size"].description).partition(",")[0]
+            raise ValueError(f"{cls.recipe_task()} takes one number: the {meaning}")
         return sides[0]
 
     @pydantic.model_validator(mode="after")
-    def _only_what_is_used(self) -> Self:
+    def _check_unused(self) -> Self:
         for name, reason in self.unused.items():
             if operator.attrgetter(name)(self) not in (None, False, "", "auto"):
                 flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} is not for {self.recipe_task()}; leave it out. {reason}")
+                raise ValueError(f"--{flag} is not an option of {self.recipe_task()}. {reason}")
         return self
 
     @classmethod
@@ -102,41 +114,37 @@ class TransferConfig(RunConfig):
 
 
 class DetectorConfig(Config):
-    """Sizes of the detector on top of the backbone."""
+    """Sizes of the detector heads."""
 
     channels: Count | Auto = option(
         "auto", "channels of the feature pyramid; auto: a third of the backbone's, at most 256"
     )
     hidden: Count | Auto = option("auto", "width of the box heads; auto: four times the channels")
     anchors: Positive | Auto = option(
-        "auto", "smallest anchor in strides of its level; auto: 8 at 800 px, smaller with the input and coarse strides"
+        "auto", "smallest anchor in strides of its level; auto: 8 at 800 px, less for smaller inputs"
     )
     octaves: Count | Auto = option(
-        "auto", "anchor sizes on a level, doubling; auto: until they reach large objects; 1 where anchors is given"
+        "auto", "anchor sizes per level, doubling; auto: up to large objects, or 1 if --detector.anchors is set"
     )
-    proposals: int = option(1000, "regions proposed per image", ge=1)
-    samples: int = option(512, "regions per image the box heads learn from", ge=4)
-    detections: int = option(100, "detections per image at most", ge=1)
+    proposals: int = option(1000, "proposed regions per image", ge=1)
+    samples: int = option(512, "regions per image that train the box heads", ge=4)
+    detections: int = option(100, "largest number of detections per image", ge=1)
 
 
 class DetectConfig(TransferConfig):
     """Mask R-CNN or Cascade Mask R-CNN on COCO-format data."""
 
-    data: str | None = option(
-        None, "a folder with COCO-format JSON files and images, or one JSON file", positional=True
-    )
+    data: str | None = option(None, "folder with COCO-format JSON files and images, or one JSON file", positional=True)
     img_size: int | Auto = option(  # type: ignore[assignment]
-        "auto", "short side of the images at test, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
+        "auto", "short side of test images, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
-    head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three that refine each other's boxes")
-    masks: bool | Auto = option(
-        "auto", "predict masks; auto: where 10 training objects have one, or half of them; others teach boxes alone"
-    )
+    head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three in a cascade")
+    masks: bool | Auto = option("auto", "predict masks; auto: if 10 training objects or half of them have one")
     categories: Literal["own", "super", "one"] = option(
-        "own", "learn the data's categories, their supercategories, or one, object: few images teach few names"
+        "own", "own: the data's categories; super: their supercategories; one: a single category, object"
     )
-    scales: Span = option((0.6, 1.0), "smallest and largest short side in training, relative to img-size")
-    longest: float = option(5 / 3, "the long side's limit, relative to img-size", gt=0)
+    scales: Span = option((0.6, 1.0), "range of the short side in training, relative to img-size")
+    longest: float = option(5 / 3, "limit of the long side, relative to img-size", gt=0)
     detector: DetectorConfig = option(default_factory=DetectorConfig)
     optimizer: DetectOptimizerConfig = option(default_factory=DetectOptimizerConfig)  # type: ignore[assignment]
 
@@ -146,52 +154,48 @@ class DetectConfig(TransferConfig):
 
 
 class DecoderConfig(Config):
-    """UperNet's sizes."""
+    """Sizes of UperNet."""
 
     channels: Count | Auto = option("auto", "channels; auto: two thirds of the backbone's, at most the paper's 512")
     dropout: float = option(0.1, "dropout before the classifier", ge=0, lt=1)
-    auxiliary: float = option(0.4, "weight of the auxiliary head's loss; 0 for none", ge=0)
+    auxiliary: float = option(0.4, "weight of the auxiliary loss; 0: none", ge=0)
 
 
 class TestConfig(Config):
-    """How images are looked at when they are scored."""
+    """Views of an image at evaluation."""
 
-    __test__ = False  # not a test, whatever pytest thinks of its name
+    __test__ = False  # pytest takes the name for a test
 
     multi_scale: bool = option(False, "average over several scales and flips", short="--multi-scale")
     scales: list[Positive] = option(
-        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75), "the scales, relative to img-size, separated by spaces (with multi-scale)"
+        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75), "scales relative to img-size, separated by spaces (with --multi-scale)"
     )
-    flip: bool = option(True, "and each mirrored (with multi-scale)")
-    window: Whole | Auto = option("auto", "side of a sliding window; auto: img-size with multi-scale; 0: whole images")
+    flip: bool = option(True, "also mirror each (with --multi-scale)")
+    window: Whole | Auto = option("auto", "side of a sliding window; auto: img-size with --multi-scale; 0: full images")
 
     def check_typed(self) -> None:
-        """What is asked of several scales would do nothing where images are looked at once; not for stored values."""
-        usual = type(self).model_fields["scales"].default
-        changed = {"--test.scales": self.scales != list(usual), "--no-test.flip": not self.flip}
-        named = [flag for flag, given in changed.items() if given]
-        if named and not self.multi_scale:
-            raise UserError(f"{' and '.join(named)} alone would do nothing; add --multi-scale.")
+        """Reject multi-scale options without --multi-scale. Not called for stored values."""
+        default = type(self).model_fields["scales"].default
+        changed = {"--test.scales": self.scales != list(default), "--no-test.flip": not self.flip}
+        flags = [flag for flag, is_changed in changed.items() if is_changed]
+        if flags and not self.multi_scale:
+            raise UserError(f"{' and '.join(flags)} has no effect without --multi-scale. Add it.")
 
 
 class SegmentConfig(TransferConfig):
     """UperNet on images with a label for every pixel."""
 
-    data: str | None = option(None, "a folder of images and masks (also ADE20K, VOC and CamVid)", positional=True)
+    data: str | None = option(None, "folder of images and masks (also ADE20K, VOC and CamVid)", positional=True)
     img_size: int | Auto = option(  # type: ignore[assignment]
         "auto", "side of the training crops, in pixels; auto: the data's short side, at most 512 (128 on a CPU)"
     )
     ignore_index: Label | Auto = option(
-        "auto",
-        "label that counts nowhere (255 never does); auto: a class called void, 0 in ADE20K, 11 in CamVid (where the "
-        "folder is called so, or has <split>annot/)",
+        "auto", "label to ignore, besides 255; auto: a class named void, 0 in ADE20K, 11 in CamVid"
     )
-    label_count: LabelCount | Auto = option("auto", "how many labels there are; auto: as many as occur or are named")
-    scales: Span = option((0.5, 2.0), "smallest and largest scale in training, relative to img-size")
+    label_count: LabelCount | Auto = option("auto", "number of labels; auto: those that occur or have a name")
+    scales: Span = option((0.5, 2.0), "range of scales in training, relative to img-size")
     photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
-    largest_share: float = option(
-        0.75, "crops that one class fills further than this are drawn anew; 1: none", gt=0, le=1
-    )
+    largest_share: float = option(0.75, "redraw a crop if one class covers more than this share", gt=0, le=1)
     decoder: DecoderConfig = option(default_factory=DecoderConfig)
     test: TestConfig = option(default_factory=TestConfig)
     optimizer: SegmentOptimizerConfig = option(default_factory=SegmentOptimizerConfig)  # type: ignore[assignment]
@@ -202,16 +206,16 @@ class SegmentConfig(TransferConfig):
 
 
 class _UseConfig(Config):
-    model: str = option(help="the folder of a run of 'train'", positional=True)
-    batch: int = option(8, "images at once", ge=1)
-    device: Device = option("auto", "where to compute")
+    model: str = option(help="run folder of 'train'", positional=True)
+    batch: int = option(8, "images per batch", ge=1)
+    device: Device = option("auto", "device to compute on")
 
 
 class DetectEvalConfig(_UseConfig):
     """COCO AP of a trained detector on another dataset, or another split."""
 
-    data: str = option(help="a folder with COCO-format JSON files and images, or one JSON file", positional=True)
-    split: Literal["train", "val", "test"] = option("val", "which part of a folder; one file is scored as a whole")
+    data: str = option(help="folder with COCO-format JSON files and images, or one JSON file", positional=True)
+    split: Literal["train", "val", "test"] = option("val", "split of a folder; a single file is evaluated in full")
     out: str | None = option(None, "folder for pictures and transfer_report.json", short="-o")
 
 
@@ -219,22 +223,22 @@ class DetectPredictConfig(_UseConfig):
     """Objects in images: pictures with boxes and masks, and COCO-format JSON."""
 
     images: list[str] = option(help="image files or folders", positional=True)
-    threshold: float = option(0.5, "objects less certain than this are left out", ge=0, le=1)
+    threshold: float = option(0.5, "smallest score of an object", ge=0, le=1)
     out: str = option("predictions", "folder for pictures and detections.json", short="-o")
 
 
 class SegmentEvalConfig(_UseConfig):
     """mIoU and mean accuracy of a trained segmenter on another dataset, or another split."""
 
-    data: str = option(help="a folder of images and masks", positional=True)
-    split: Literal["train", "val", "test"] = option("val", "which part of the data")
-    ignore_index: Label | Auto = option("auto", "label that counts nowhere; auto: as in training")
+    data: str = option(help="folder of images and masks", positional=True)
+    split: Literal["train", "val", "test"] = option("val", "split to evaluate")
+    ignore_index: Label | Auto = option("auto", "label to ignore; auto: as in training")
     test: TestConfig = option(default_factory=TestConfig)
     out: str | None = option(None, "folder for pictures", short="-o")
 
 
 class SegmentPredictConfig(_UseConfig):
-    """A label for every pixel of images: masks as PNG files, and pictures of them over the images."""
+    """A label for every pixel: masks as PNG files, and pictures of them over the images."""
 
     images: list[str] = option(help="image files or folders", positional=True)
     test: TestConfig = option(default_factory=TestConfig)
@@ -244,12 +248,12 @@ class SegmentPredictConfig(_UseConfig):
 class DetectCompareConfig(DetectConfig, Compared):
     """Detectors under two or more settings over several seeds, with a paired test."""
 
-    metric: str = option("box_ap", "what is compared")
+    metric: str = option("box_ap", "metric to compare")
     resume: str | None = option(None, hidden=True)
 
 
 class SegmentCompareConfig(SegmentConfig, Compared):
     """Segmenters under two or more settings over several seeds, with a paired test."""
 
-    metric: str = option("miou", "what is compared")
+    metric: str = option("miou", "metric to compare")
     resume: str | None = option(None, hidden=True)

@@ -1,4 +1,4 @@
-"""Recipes: named sets of values with what they cost and what to expect. YAML files beside the code, and the user's."""
+"""Load recipes: named sets of values with their cost and expected results, ours (recipes/*.yaml) and the user's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from frugalvit.config.base import read_yaml
+from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What its file says; of the user's own, ``task`` and ``values`` are enough."""
+    """The content of a recipe file; a user's recipe needs ``task`` and ``values`` only."""
 
     name: str
     task: str
@@ -27,44 +27,44 @@ class RecipeFile:
     expect: str = ""
 
 
-@cache  # every configuration asks
+@cache
 def all_recipes() -> tuple[RecipeFile, ...]:
-    """The recipes that come with the package."""
+    """Load the recipes of the package."""
     folder = resources.files("frugalvit") / "recipes"
     files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".yaml"))
-    return tuple(_read(Path(str(folder / name))) for name in files)
+    return tuple(_load_recipe(Path(str(folder / name))) for name in files)
 
 
 def recipe_values(name: str, task: str) -> dict[str, Any]:
-    """The values of a recipe for ``task`` by its name, or of a YAML file of the user's in the same form."""
+    """Return the values of a recipe for ``task``, by its name or from a user's YAML file."""
     if is_file(name):
-        recipe = _read(Path(name))
+        recipe = _load_recipe(Path(name))
         if recipe.task != task:
             raise UserError(f"{name} is a recipe for {recipe.task}, not for {task}.")
         return recipe.values
     known = {recipe.name: recipe.values for recipe in all_recipes() if recipe.task == task}
     if name not in known:
         raise UserError(
-            f"There is no recipe '{name}' for {task}; there are {', '.join(known)}.{did_you_mean(name, known)}"
+            f"There is no recipe '{name}' for {task}. Use one of {', '.join(known)}.{did_you_mean(name, known)}"
         )
     return deepcopy(known[name])
 
 
 def is_file(name: str) -> bool:
-    """Whether a recipe's name is that of a file of the user's."""
+    """True if a recipe's name is that of a user's file."""
     return name.endswith((".yaml", ".yml"))
 
 
-def _read(path: Path) -> RecipeFile:
-    said = read_yaml(path)
+def _load_recipe(path: Path) -> RecipeFile:
+    content = read_yaml(path)
     known = [field.name for field in fields(RecipeFile) if field.name != "name"]
-    for key in said:
+    for key in content:
         if key not in known:
             raise UserError(
-                f"{path}: a recipe has no '{key}', and options stand below 'values'.{did_you_mean(key, known)}"
+                f"{path}: '{key}' is not a recipe entry; options go below 'values'.{did_you_mean(key, known)}"
             )
-    if missing := [name for name in ("task", "values") if name not in said]:
-        raise UserError(f"{path} is no recipe: it lacks {' and '.join(missing)}.")
-    if not isinstance(said["values"], dict):
-        raise UserError(f"{path}: 'values' must hold options and their values, e.g. {{optimizer: {{warmup: 5}}}}.")
-    return RecipeFile(path.stem, **said)
+    if missing := [name for name in ("task", "values") if name not in content]:
+        raise UserError(f"{path} is not a recipe: {' and '.join(missing)} missing.")
+    if not isinstance(content["values"], dict):
+        raise UserError(f"{path}: 'values' must map options to values, e.g. {{optimizer: {{warmup: 5}}}}.")
+    return RecipeFile(path.stem, **content)

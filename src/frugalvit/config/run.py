@@ -1,4 +1,4 @@
-"""What every training command can be told, whatever it trains."""
+"""Options that every training command shares."""
 
 from __future__ import annotations
 
@@ -9,97 +9,94 @@ from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
-from frugalvit.config.base import (
-    Config,
-    check_max_side,
-    flatten,
-    merge,
-    option,
-    positive,
-    read_yaml,
-    read_yaml_text,
-    split_commas,
-    with_file,
-)
+from frugalvit.config.base import Config, flatten, merge, option, with_file
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.recipes import is_file, recipe_values
-from frugalvit.config.types import ROOT, Auto, Device, Precision, Rate, Seed, Splitting, Whole
+from frugalvit.config.types import (
+    DATA,
+    PRECISION,
+    ROOT,
+    VAL_FRACTION,
+    Auto,
+    Device,
+    Precision,
+    Rate,
+    Seed,
+    Splitting,
+    Whole,
+    check_max_side,
+    positive,
+    split_commas,
+)
+from frugalvit.config.yaml import read_yaml, read_yaml_text
 from frugalvit.errors import UserError
 from frugalvit.utils.files import is_part, read_json
 
 
 class OptimizerConfig(Config):
-    """AdamW and its schedules."""
+    """AdamW and its learning-rate schedule."""
 
-    weight_decay: float = option(0.05, "weight decay of matrices (not of biases, norms and position tables)", ge=0)
-    betas: Annotated[tuple[Rate, Rate], pydantic.BeforeValidator(split_commas)] = option(
-        (0.9, 0.999), "AdamW's averaging rates"
-    )
+    weight_decay: float = option(0.05, "weight decay of matrices, not of biases, norms and position tables", ge=0)
+    betas: Annotated[tuple[Rate, Rate], pydantic.BeforeValidator(split_commas)] = option((0.9, 0.999), "AdamW's betas")
     warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
-    whole_cosine: bool = option(False, "the learning rate's cosine begins at the first step, under the warm-up")
-    min_lr: float = option(0.005, "the last learning rate as a share of the highest", ge=0, le=1)
+    whole_cosine: bool = option(False, "start the cosine at the first step instead of after the warm-up")
+    min_lr: float = option(0.005, "final learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
-    clip_per: Literal["global", "tensor"] = option("global", "one norm over all gradients, or one per tensor")
-    layer_decay: float = option(1.0, "learning rate factor from each block to the one before it", gt=0, le=1)
+    clip_per: Literal["global", "tensor"] = option(
+        "global", "clip by one norm over all gradients, or by one per tensor"
+    )
+    layer_decay: float = option(1.0, "learning-rate factor from each block to the one before it", gt=0, le=1)
 
 
-_NO_KEYWORDS = {"name": "use --backbone", "img_size": "use --img-size", "num_classes": "the data say it"}
-"""What every network is made with that is no keyword of the model, and where it comes from."""
+_RESERVED_KWARGS = {"name": "use --backbone", "img_size": "use --img-size", "num_classes": "the data sets it"}
+"""Arguments of every network that are not options of --backbone-args, and where they come from."""
 
 
 class RunConfig(Config):
-    """What every training command shares: data, hardware, length, and where results go."""
+    """Data, hardware, length and output of a training command."""
 
-    data: str | None = option(None, "folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards", positional=True)
+    data: str | None = option(None, DATA, positional=True)
     recipe: str = option("auto", "a named set of values; see 'frugalvit list recipes'")
     backbone: str = option("auto", "a name of 'frugalvit list models' or any timm model")
-    backbone_args: dict[str, Any] = option(
-        default_factory=dict, help="further keywords of the model, e.g. '{window_size: 8}'"
-    )
+    backbone_args: dict[str, Any] = option({}, "more arguments of the model, e.g. '{window_size: 8}'")
     img_size: int | Auto | tuple[int, int] = option("auto", "input size in pixels, or height,width")
     epochs: float | Auto = option("auto", "passes over the training images")
-    steps: int | None = option(None, "length in optimiser steps instead of epochs", ge=1)
-    batch: int | Auto = option("auto", "images a step, over all devices")
+    steps: int | None = option(None, "length in optimizer steps instead of epochs", ge=1)
+    batch: int | Auto = option("auto", "images per step, over all devices")
     accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
     lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch")
-    seed: Seed = option(0, "everything random follows from it but a made val, which is always the same")
-    out: str | None = option(None, "run folder (default: runs/DATE_BACKBONE_DATA, or DATE_COMMAND_DATA)", short="-o")
-    init: str | None = option(None, "start from these weights: a run, a checkpoint, an exported folder")
+    seed: Seed = option(0, "seed of all random numbers; a val that is made always uses 0")
+    out: str | None = option(
+        None, "run folder (default: runs/DATE_BACKBONE_DATA or runs/DATE_COMMAND_DATA)", short="-o"
+    )
+    init: str | None = option(None, "start from the weights of a run, a checkpoint or an exported folder")
     resume: str | None = option(
-        None,
-        "continue this run to its end, to the bit; DATA only if it lies elsewhere now; auto: continue the run in --out "
-        "if there is one, else begin it",
+        None, "continue this run exactly; DATA only if it has moved; auto: the run in --out if it exists, else start it"
     )
-    device: Device = option("auto", "where to compute")
-    devices: int = option(1, "processes on this machine, one per device", ge=1)
+    device: Device = option("auto", "device to compute on")
+    devices: int = option(1, "processes per machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
-    peer_timeout: float = option(300.0, "seconds a process waits for another in a step, then gives the run up", gt=0)
-    auto_batch: bool = option(
-        False, "before a run on a GPU: split the batch (accumulate) until a step fits into its memory"
-    )
-    precision: Precision = option("auto", "auto: bf16 where the hardware has it")
+    peer_timeout: float = option(300.0, "seconds to wait for another rank in a step before the run fails", gt=0)
+    auto_batch: bool = option(False, "on a GPU, raise --accumulate until a step fits into memory")
+    precision: Precision = option("auto", PRECISION)
     compile: bool | Literal["auto", "graphs"] = option(
-        "auto",
-        "torch.compile; auto: on a GPU, for runs long enough to gain from it, supervised Swins of ours (not timm's) "
-        "with graphs; graphs: replay as CUDA graphs, faster for small batches and images on one GPU, with more memory",
+        "auto", "torch.compile; graphs: replay as CUDA graphs (one GPU); auto: for long runs on a GPU"
     )
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
     split: Splitting = option(
-        "auto", "auto makes a missing val from train; given: none is made; train+val trains on both; remake splits anew"
+        "auto", "auto: make a missing val from train; given: never; train+val: train on both; remake: split anew"
     )
     stream: bool | Auto = option(
-        "auto",
-        "read shards in passing, not kept; auto: where they lie elsewhere or are larger than a terabyte; "
-        "false fetches and keeps them",
+        "auto", "stream shards without storing them; auto: if they are remote or over a terabyte; false: download first"
     )
     root: str | None = option(None, ROOT)
-    classes: str | None = option(None, "a file with the names of the classes to keep, one a line (ImageNet-100's list)")
-    val_fraction: float = option(0.1, "share of train held out where there is no validation split", gt=0, lt=1)
+    classes: str | None = option(None, "file with the classes to use, one name per line (e.g. ImageNet-100's list)")
+    val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
     log_every: int = option(10, "steps between two lines of metrics", ge=1)
     save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
     track: list[Literal["wandb", "mlflow", "trackio"]] = option(
-        default_factory=list, help="log to these services too (TensorBoard files are always written)"
+        [], "log to these services too; TensorBoard files are always written"
     )
     report: bool = option(True, "write report.html at the end")
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
@@ -107,64 +104,64 @@ class RunConfig(Config):
 
     _positive = pydantic.field_validator("epochs", "batch", "lr", "img_size")(positive)
     _pixels = pydantic.field_validator("img_size")(check_max_side)
-    _given: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
+    _requested: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @pydantic.field_validator("backbone_args")
     @classmethod
-    def _as_yaml(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """A model's keyword has no type here: the 4 of ``backbone_args.window_size=4`` came as text."""
-        keywords = {name: read_yaml_text(given) if isinstance(given, str) else given for name, given in value.items()}
-        for name, way in _NO_KEYWORDS.items():
-            if name in keywords:
-                raise ValueError(f"'{name}' is not for these: {way}")
-        if keywords.get("in_chans", 3) not in (1, 3):
-            raise ValueError("images have 3 channels, or 1 in grey: leave in_chans out, or give 1")
-        return keywords
+    def _check_backbone_args(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Read texts as YAML: these arguments have no types, and flags pass ``window_size=4`` as text."""
+        arguments = {name: read_yaml_text(text) if isinstance(text, str) else text for name, text in value.items()}
+        for name, hint in _RESERVED_KWARGS.items():
+            if name in arguments:
+                raise ValueError(f"'{name}' cannot be set here: {hint}")
+        if arguments.get("in_chans", 3) not in (1, 3):
+            raise ValueError("in_chans must be 3, or 1 for grey images")
+        return arguments
 
     @pydantic.field_validator("img_size", mode="before")
     @classmethod
     def _height_and_width(cls, value: Any) -> Any:
-        """Both in one word, as in the settings of a comparison; one number stays one."""
+        """Split ``40,56``, as the settings of a comparison write it; one number stays one."""
         return split_commas(value) if isinstance(value, str) and "," in value else value
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
-        """The values over those of their recipe."""
+        """Validate the values on top of those of their recipe."""
         name = values.get("recipe", "auto")
         if name == "auto":
             name = cls.default_recipe(values)
-        usual = recipe_values(str(name), cls.recipe_task())
+        recipe = recipe_values(str(name), cls.recipe_task())
         try:
-            made = super().parse(merge(usual, values | {"recipe": name}))
+            config = super().parse(merge(recipe, values | {"recipe": name}))
         except UserError as error:
             if not is_file(str(name)):
                 raise
-            own = {option: value for option, value in flatten(usual).items() if option not in flatten(values)}
-            raise UserError(with_file(str(error), str(name), own)) from None
-        made._given = values
-        return made
+            from_recipe = {option: value for option, value in flatten(recipe).items() if option not in flatten(values)}
+            raise UserError(with_file(str(error), str(name), from_recipe)) from None
+        config._requested = values
+        return config
 
     @classmethod
     def from_run(cls, path: str | Path) -> Self:
-        """What a run wrote down of itself. All values are there: the recipe, which may be gone, is not read again."""
+        """Read the config.yaml of a run. It holds all values, so the recipe is not read again."""
         values = read_yaml(path)
-        made = super().parse(values)
-        made._given = values
-        return made
+        config = super().parse(values)
+        config._requested = values
+        return config
 
     def with_values(self, values: dict[str, Any]) -> Self:
-        """The same with other values, all that there are; what was asked for stays what it was."""
-        made = super().parse(values)
-        made._given = self._given
-        return made
+        """A copy with all values replaced; the record of what the user set is kept."""
+        config = super().parse(values)
+        config._requested = self._requested
+        return config
 
     def requested(self, name: str, default: Any) -> Any:
-        """What an option, by its plain name, was asked to be; ``default`` where it was not."""
-        return self._given.get(name, default)
+        """Return the value that the user set for a top-level option, or ``default``."""
+        return self._requested.get(name, default)
 
     def is_set(self, name: str) -> bool:
-        """Whether an option, by its dotted name, was asked for, and not left to defaults and recipes."""
-        values: Any = self._given
+        """True if the user set the option with this dotted name."""
+        values: Any = self._requested
         for part in name.split("."):
             if not isinstance(values, dict) or part not in values:
                 return False
@@ -172,39 +169,36 @@ class RunConfig(Config):
         return True
 
     def set_options(self) -> set[str]:
-        """The dotted names of all that was asked for: itself, or with a recipe that was; in Python, by being set."""
-        if not self._given:
+        """Return the dotted names of all options that the user set, directly or by naming a recipe."""
+        if not self._requested:
             return set(flatten(self.model_dump(exclude_unset=True)))
-        recipe = str(self._given.get("recipe", "auto"))
-        with_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task())
-        return {*flatten(self._given), *flatten(with_recipe)}
+        recipe = str(self._requested.get("recipe", "auto"))
+        from_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task())
+        return {*flatten(self._requested), *flatten(from_recipe)}
 
     @pydantic.model_validator(mode="after")
-    def _resume_or_begin(self) -> Self:
-        """``--resume auto`` becomes the folder to go on in, or nothing: a queue gives the same words every time.
+    def _resolve_auto_resume(self) -> Self:
+        """Resolve ``--resume auto``, with which a job queue repeats the same command.
 
-        Looked up here, before any process begins to write, so all processes of a job find the same.
+        Resolved here, before any rank writes, so that all ranks agree.
         """
         if self.resume == "auto":
             if not self.out:
-                raise ValueError("--resume auto goes on with the run in --out, if there is one: give --out a folder")
+                raise ValueError("--resume auto needs --out: it continues the run in that folder, or starts it")
             self.resume = self.out if contains_run(Path(self.out)) else None
         return self
 
     @pydantic.model_validator(mode="after")
-    def _go_together(self) -> Self:
-        """Options that contradict each other."""
-        named = [flag for flag, value in self.weight_sources().items() if value]
-        if len(named) > 1:
-            raise ValueError(f"{' and '.join(named)} both say which weights to start from; leave one of them out")
+    def _check_contradictions(self) -> Self:
+        sources = [flag for flag, value in self.weight_sources().items() if value]
+        if len(sources) > 1:
+            raise ValueError(f"{' and '.join(sources)} both set the initial weights; drop one of them")
         if isinstance(self.batch, int) and self.accumulate > self.batch:
-            raise ValueError(
-                f"a batch of {self.batch} images has no {self.accumulate} parts; lower --accumulate or raise --batch"
-            )
+            raise ValueError(f"--accumulate {self.accumulate} is larger than --batch {self.batch}")
         return self
 
     def weight_sources(self) -> dict[str, object]:
-        """What can say which weights to start from: every such flag, and its value."""
+        """Return every flag that sets the initial weights, with its value."""
         return {"--init": self.init}
 
     @classmethod
@@ -213,72 +207,73 @@ class RunConfig(Config):
 
     @classmethod
     def default_recipes(cls) -> dict[str, dict[str, Any]]:
-        """With the usual one first; published weights make it another, where a command has one for them."""
+        """Return the default recipe first, then the one for published weights if it differs."""
         names = dict.fromkeys(cls.default_recipe(values) for values in ({}, {"pretrained": True}))
         return {name: recipe_values(name, cls.recipe_task()) for name in names}
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:
-        """Published weights want to be moved gently; features learned here did better at the full rate (RESULTS.md)."""
+        """Use finetune for published weights; our own pre-training scores higher with scratch (RESULTS.md)."""
         init = values.get("init")
-        named = isinstance(init, str | os.PathLike) and bool(init)  # anything else is refused when it is checked
-        return "finetune" if values.get("pretrained") or (named and not _learned_here(str(init))) else "scratch"
+        has_init = isinstance(init, str | os.PathLike) and bool(init)  # another type fails validation later
+        return (
+            "finetune" if values.get("pretrained") or (has_init and not _is_own_pretraining(str(init))) else "scratch"
+        )
 
 
 FREE_ON_RESUME = (
     *("device", "devices", "nodes", "peer_timeout", "workers", "cache.where", "cache.folder", "cache.max_bad"),
     *("log_every", "save_every", "track", "report"),
 )
-"""Options that no score follows from, by their dotted names: a run, or a comparison, may go on with others."""
+"""Options that do not affect the scores: they may change when a run or a comparison is resumed."""
 
-_PLACES = ("data", "init", "continue_from", "recipe", "classes", "root")
-"""Options that may say where something lies."""
+_PATH_OPTIONS = ("data", "init", "continue_from", "recipe", "classes", "root")
 
 
 def same_value(name: str, one: Any, other: Any) -> bool:
-    """Whether two values of an option mean the same: ``photos/`` and the full path of ``photos`` are one place."""
-    local = all(isinstance(value, str) and not _ADDRESS.match(value) for value in (one, other))
-    if name in _PLACES and local:
+    """True if two values of an option are equal; paths are equal if they lead to the same file."""
+    are_paths = all(isinstance(value, str) and not _URL.match(value) for value in (one, other))
+    if name in _PATH_OPTIONS and are_paths:
         return os.path.realpath(one) == os.path.realpath(other)
     return one == other
 
 
-_ADDRESS = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; one letter is a drive
+_URL = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; one letter is a drive of Windows
 
 AT_START = ("config.yaml", "data.json", "decisions.json")
-"""What a run writes before its first step."""
+"""Files that a run writes before its first step."""
 
 
 def contains_run(folder: Path) -> bool:
-    """Whether there is a run to keep: one that failed its checks wrote only what it was asked, and goes for nothing."""
+    """True if the folder holds a run worth keeping. A run that failed validation before its first step is not."""
     if not (folder / "config.yaml").exists():
         return False
     if not all((folder / name).exists() for name in AT_START):
-        return True  # somebody else's config.yaml, or one whose neighbours were lost
-    done = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
-    return done or not all(map(is_part, (folder / "checkpoints").glob("*")))
+        return True  # another program's config.yaml, or a damaged run
+    has_results = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
+    return has_results or not all(map(is_part, (folder / "checkpoints").glob("*")))
 
 
 def write_error_hint(folder: Path) -> str:
-    """What to do where a folder cannot be written to: the run in it, which is resumed, takes no other ``--out``."""
+    """Return what to do if a folder is not writable: a resumed run cannot use another ``--out``."""
     if contains_run(folder):
         return "Make it writable, or copy the run and resume the copy."
     return "Choose another folder with --out."
 
 
-def _learned_here(where: str) -> bool:
-    """Whether weights are those of a pre-training of ours, as the nearest folder with a word on it says.
+def _is_own_pretraining(init: str) -> bool:
+    """True if the weights come from ``frugalvit pretrain``, judged by the nearest config file.
 
-    That is RUN of RUN, RUN/model and RUN/checkpoints/last.pt; an exported folder, of it and of its file.
+    ``init`` is a run, its model folder, one of its checkpoints, or an exported folder.
     """
-    place = Path(where).expanduser().resolve()
-    for folder in (place, *place.parents[:2]):
+    path = Path(init).expanduser().resolve()
+    for folder in (path, *path.parents[:2]):
         try:
             if (folder / "config.yaml").is_file():
                 return "matching" in read_yaml(folder / "config.yaml")
-            ours = (read_json(folder / "config.json", dict) or {}).get("frugalvit")
-        except UserError:  # somebody else's file of that name
+            exported = (read_json(folder / "config.json", dict) or {}).get("frugalvit")
+        except UserError:  # another program's file
             return False
-        if isinstance(ours, dict) and isinstance(ours.get("meta"), dict):
-            return ours["meta"].get("task") == "pretrain"
+        if isinstance(exported, dict) and isinstance(exported.get("meta"), dict):
+            return exported["meta"].get("task") == "pretrain"
     return False

@@ -1,4 +1,4 @@
-"""Kinds of values that several groups of options take."""
+"""Annotated types and help texts that several configurations share."""
 
 from __future__ import annotations
 
@@ -6,17 +6,55 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from frugalvit.config.base import Config, check_max_side, check_ordered, option, split_commas
+from frugalvit.config.base import Config, option
+
+_MAX_SIDE = 8192
 
 
-def _word(device: Any) -> Any:
-    """A ``torch.device`` as its word, found by its looks: torch is not imported here."""
-    first = type(device).__name__ == "device" and getattr(device, "index", None) in (None, 0)
-    return device.type if first else device
+def positive(value: Any) -> Any:
+    """Reject numbers up to 0; "auto" passes."""
+    if any(isinstance(part, int | float) and part <= 0 for part in _as_tuple(value)):
+        raise ValueError("it must be more than 0")
+    return value
+
+
+def check_max_side(value: Any) -> Any:
+    """Reject an image size that would fill the memory; "auto" passes."""
+    if any(isinstance(side, int) and side > _MAX_SIDE for side in _as_tuple(value)):
+        raise ValueError(f"it must be at most {_MAX_SIDE:,} pixels")
+    return value
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def split_commas(value: object) -> object:
+    """Split several values in one text, as in the settings of a comparison: ``0.1,2``."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+def check_ordered(value: tuple[float, float]) -> tuple[float, float]:
+    """Reject a range whose first value is larger than the second."""
+    if value[0] > value[1]:
+        raise ValueError("the smaller value must come first")
+    return value
+
+
+def _device_name(device: Any) -> Any:
+    """Convert a ``torch.device`` to its name, without importing torch."""
+    is_default = type(device).__name__ == "device" and getattr(device, "index", None) in (None, 0)
+    return device.type if is_default else device
+
+
+def _check_label_part(labels: float) -> float:
+    if labels > 1 and labels != int(labels):
+        raise ValueError("use a share of at most 1, or a whole number of images per class")
+    return labels
 
 
 Auto = Literal["auto"]
-Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], BeforeValidator(_word)]
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], BeforeValidator(_device_name)]
 Precision = Literal["auto", "32", "bf16", "fp16"]
 Splitting = Literal["auto", "given", "train+val", "remake"]
 Labelling = Literal["auto", "folders", "ignore"]
@@ -27,47 +65,34 @@ Positive = Annotated[float, Field(gt=0)]
 Strength = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
-SEEDS = 2**63  # torch takes no more
+SEEDS = 2**63  # torch's limit
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 Side = Annotated[int, Field(ge=1), AfterValidator(check_max_side)]
 Range = Annotated[tuple[Share, Share], BeforeValidator(split_commas), AfterValidator(check_ordered)]
 Span = Annotated[tuple[Positive, Positive], BeforeValidator(split_commas), AfterValidator(check_ordered)]
 Hue = Annotated[float, Field(ge=0, le=0.5)]
 Jitter = Annotated[tuple[Strength, Strength, Strength, Hue], BeforeValidator(split_commas)]
-
-
-def _share_or_number(labels: float) -> float:
-    if labels > 1 and labels != int(labels):
-        raise ValueError("a share of each class is at most 1, a number of images of each class is whole")
-    return labels
-
-
-# Of the labels of every class: a share, or from 2 on a number.
-LabelPart = Annotated[float, Field(gt=0), AfterValidator(_share_or_number)]
-
-# Masks hold one byte a pixel.
-Label = Annotated[int, Field(ge=0, le=255)]
+LabelPart = Annotated[float, Field(gt=0), AfterValidator(_check_label_part)]
+Label = Annotated[int, Field(ge=0, le=255)]  # masks hold one byte per pixel
 LabelCount = Annotated[int, Field(ge=2, le=256)]
 
-
-ROOT = "where datasets with a name lie (default: FRUGALVIT_DATASETS, or datasets in the cache, ~/.cache/frugalvit)"
-"""What every command says of ``--root``; ``data/paths.py`` has the rule."""
+DATA = "folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards"
+MODEL = "run folder, checkpoint, exported folder or model name"
+LABELS = "auto: read labels; folders: folder names are classes; ignore: no labels"
+LABEL_PART = "share of each class's training labels to use, or from 2 on the number of images per class"
+MIRROR = "average over each image and its mirror image; takes twice as long"
+PRECISION = "auto: bf16 if the hardware supports it"
+ROOT = "folder of named datasets (default: FRUGALVIT_DATASETS, or datasets in ~/.cache/frugalvit)"
+VAL_FRACTION = "share of train held out if there is no validation split"
 
 
 class DataViewConfig(Config):
-    """How data are opened by the commands that look at them rather than learn from them."""
+    """Data options of commands that read a dataset without training on it."""
 
-    data: str = option(help="a folder, a table, shards, or the name of a dataset", positional=True)
-    split: Splitting = option("auto", "as in train: auto makes a missing val; given shows only what is there")
-    val_fraction: float = option(0.1, "share of train held out where a val is made", gt=0, lt=1)
-    seed: Seed = option(0, "decides which images a made val holds; train always uses 0")
-    labels: Labelling = option("auto", "folders: folder names are classes; ignore: no labels")
-    classes: str | None = option(None, "file with the classes to keep, one name per line")
+    data: str = option(help=DATA, positional=True)
+    split: Splitting = option("auto", "as in train: auto makes a missing val; given uses the existing splits")
+    val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
+    seed: Seed = option(0, "seed of a val that is made; train always uses 0")
+    labels: Labelling = option("auto", LABELS)
+    classes: str | None = option(None, "file with the classes to use, one name per line")
     root: str | None = option(None, ROOT)
-
-
-LABEL_PART = "share of each class's training labels to use (at least one image), or from 2 on how many of each class"
-"""What ``train`` and the probes say of ``--labels``."""
-
-MIRROR = "answers are the means over an image and its mirror image, which takes twice as long"
-"""What two commands say of ``--mirror``."""

@@ -22,7 +22,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
 from frugalvit.config.run import write_error_hint
-from frugalvit.errors import UserError
+from frugalvit.errors import LostRankError, UserError
 from frugalvit.utils import console, launch_env
 from frugalvit.utils.launch_env import devices_and_nodes as devices_and_nodes
 
@@ -74,13 +74,13 @@ def launch(fabric: Fabric, here: int = 1) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = str(here)  # one as well: an earlier run of this process may have had more
     for name in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    launch_env.mark_first()
+    launch_env.mark_rank_zero()
     _say_where_they_meet(fabric)
     fabric.launch()
     if fabric.world_size > 1:
         fabric.barrier()  # NCCL connects at the first collective, and waits for that only as long as for the launch
         _wait_at_most(SETUP_TIMEOUT)
-    console.set_secondary(fabric.global_rank > 0)
+    console.set_rank(fabric.global_rank)
     children = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
     if children:
         threading.Thread(target=_mind, args=(children,), daemon=True, name="mind the processes").start()
@@ -119,7 +119,7 @@ def run_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:
     value: Any
     value, mistake = fabric.broadcast(answer)
     if mistake is not None:
-        raise UserError(mistake) if fabric.global_rank == 0 else launch_env.SaidByTheFirst(mistake)
+        raise UserError(mistake)
     return value
 
 
@@ -225,7 +225,7 @@ def fail_on_lost_rank(fabric: Fabric, folder: Path | None, patience: float) -> I
             + console.shell_quote(folder)
             + "."
         )
-        raise launch_env.PeerLost(
+        raise LostRankError(
             f"Another process of this run has ended, or has not answered for {patience:.0f} s ({text[:160]}). {way}"
         ) from error
 

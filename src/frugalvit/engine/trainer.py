@@ -10,8 +10,6 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,12 +18,12 @@ from torch import Tensor, nn
 
 from frugalvit.engine.distributed import all_ranks_equal, collective_timeout, convert_sync_batchnorm, fail_on_lost_rank
 from frugalvit.engine.failure_dump import dump_failed_step, is_out_of_memory, out_of_memory_message
+from frugalvit.engine.signals import GracefulStop
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder, Stopwatch
 from frugalvit.utils import console
-from frugalvit.utils.signals import STOP_NOW_SIGNALS, stop_signals
 
 
 class RunInterrupted(Exception):
@@ -75,8 +73,8 @@ class Trainer(TrainStep):
         self.paces: list[float] = []  # seconds per step, one value per logged window
         self.earlier_paces: list[float] = []  # from before the resume
         self.window_began = (time.monotonic(), 0)
-        self.stop_signal = self.shared_signal = 0  # received by this rank, and by any rank
-        self.writing = self.impatient = False
+        self.stop = GracefulStop()
+        self.shared_signal = 0  # a stop signal that any rank received
         self.hopeless = False  # the task wants the run to end: more steps cannot help
 
     # -- the run
@@ -84,13 +82,13 @@ class Trainer(TrainStep):
     def train(self) -> None:
         plan, progress = self.plan, console.ProgressBar(self.plan.steps, "training", start=self.step)
         self.window_began = (time.monotonic(), self.step)
-        with self._stop_on_signals():
+        with self.stop.installed():
             while self.step < plan.steps and not self.hopeless:
                 self.one_step()
                 self.step += 1
                 if self.step % plan.log_every == 0 or self.step == plan.steps:
                     text = self.log()
-                    progress.show(self.step, text if self.fabric.is_global_zero else "")
+                    progress.show(self.step, text)
                 last = self.step == plan.steps or self.hopeless
                 if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
                     self.evaluate(last)
@@ -114,7 +112,7 @@ class Trainer(TrainStep):
         epoch = self.step / self.plan.steps_per_epoch
         lr = self.plan.lr.at(self.step - 1)  # the schedule's value; parameter groups scale it
         pace = self._pace()
-        with self._finish_deferred():
+        with self.stop.deferred():
             self.run.log(
                 self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace
             )
@@ -168,11 +166,10 @@ class Trainer(TrainStep):
         if not scores:
             return
         epoch = self.step / self.plan.steps_per_epoch
-        with self._finish_deferred():
+        with self.stop.deferred():
             self.run.log(self.step, split=self.task.eval_split, epoch=round(epoch, 4), **_finite(scores))
         words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        if self.fabric.is_global_zero:
-            console.info(f"epoch {epoch:.4g} (step {self.step}): {words}")
+        console.info(f"epoch {epoch:.4g} (step {self.step}): {words}")
         self.hopeless |= self.task.on_metrics(self.step, scores)
         score = scores.get(self.task.best_metric)
         # With few validation images scores often tie; the later checkpoint has trained longer.
@@ -187,11 +184,11 @@ class Trainer(TrainStep):
     def _share_signal(self) -> None:
         """Agree on the stop signal when logging: all ranks must stop at the same step."""
         if self.fabric.world_size > 1:
-            sent = torch.tensor(self.stop_signal, device=self.fabric.device)
+            sent = torch.tensor(self.stop.received, device=self.fabric.device)
             self.shared_signal = int(self.fabric.all_reduce(sent, reduce_op="max"))  # type: ignore[arg-type]
 
     def agreed_stop(self) -> int:
-        return self.shared_signal if self.fabric.world_size > 1 else self.stop_signal
+        return self.shared_signal if self.fabric.world_size > 1 else self.stop.received
 
     def time_to_save(self) -> bool:
         plan = self.plan
@@ -224,7 +221,7 @@ class Trainer(TrainStep):
         )
 
     def _write(self, state: dict[str, Any], *, best: bool = False) -> None:
-        with self._finish_deferred():
+        with self.stop.deferred():
             self.run.save_checkpoint(state, best=best)
 
     def resume(self) -> None:
@@ -306,48 +303,6 @@ class Trainer(TrainStep):
         facts |= {"log_every": plan.log_every, "kind": type(self.task).__name__}
         facts |= {"number": number, "world": self.fabric.world_size}
         return dump_failed_step(self.run.folder, self.task, parts, self.fabric.global_rank, facts)
-
-    def _handle_signal(self, number: int, frame: object) -> None:
-        # SLURM sends SIGUSR1 before SIGTERM, and a closed terminal sends SIGHUP with others: neither counts as a
-        # second, impatient signal.
-        if self.stop_signal in STOP_NOW_SIGNALS and number in STOP_NOW_SIGNALS:
-            if self.writing and not self.impatient:  # the third signal does not wait for the disk
-                self.impatient = True
-                return
-            raise KeyboardInterrupt
-        if not self.stop_signal:
-            console.warning("stopping after this step; press again to stop at once")
-        if self.stop_signal not in STOP_NOW_SIGNALS:
-            self.stop_signal = number
-
-    @contextmanager
-    def _finish_deferred(self) -> Iterator[None]:
-        """Finish writing before a second signal takes effect.
-
-        An exception inside ``torch.save`` could be swallowed or look like a disk error, and one inside TensorBoard's
-        queue makes its thread sleep for half a minute.
-        """
-        self.writing = True
-        try:
-            yield
-        finally:
-            self.writing = False
-        if self.impatient:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
-        """The first signal finishes the step, saves and leaves; a second Ctrl-C or SIGTERM leaves at once."""
-        try:
-            before = {number: signal.signal(number, self._handle_signal) for number in stop_signals()}
-        except ValueError:  # not the main thread: its owner handles signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:

@@ -282,8 +282,7 @@ def check_resumed_batch_size(config: RunConfig, plan: TrainPlan, run: RunFolder,
             f"{run.folder} takes {config.batch} images a step, which {shared} cannot share equally: resume it with as "
             "many --devices and --nodes as it was begun with."
         )
-    if fabric.is_global_zero:
-        console.info(f"batch {config.batch} becomes {plan.images_per_step}: {shared} share it equally")
+    console.info(f"batch {config.batch} becomes {plan.images_per_step}: {shared} share it equally")
 
 
 def eval_set(examples: ImageDataset, backbone: Backbone, config: RunConfig, fabric: Fabric) -> EvalSet:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from lightning_fabric import Fabric
 
-from frugalvit.backbones.factory import architecture_of
+from frugalvit.backbones.registry import get_architecture
 from frugalvit.backbones.weights.model_config import find_model_folder
 from frugalvit.backbones.weights.model_folder import load_model_folder
 from frugalvit.config.train import RunConfig
@@ -39,13 +39,12 @@ def run_experiment(
     """Run ``body`` in a new folder, or in the one to resume; a finished run is shown, a stopped one can go on."""
     check_trackers(config.track)
     config = config.model_copy(deep=True)  # what is decided for this run is nothing that its caller has asked for
-    with launch_env.said_once():
-        if config.resume:
-            resume.check_resume(config)
-        elif config.init and not Path(config.init).exists():
-            raise UserError(f"--init {config.init}: there is no such run, exported folder or checkpoint file.")
-        else:
-            _look_before_launch(config, command, open_source)
+    if config.resume:
+        resume.check_resume(config)
+    elif config.init and not Path(config.init).exists():
+        raise UserError(f"--init {config.init}: there is no such run, exported folder or checkpoint file.")
+    else:
+        _look_before_launch(config, command, open_source)
     fabric = builders.make_fabric(resume.load_resumed_config(config))  # in the precision that the run was begun in
     resume.check_ranks_agree(config, fabric)
     if config.resume:
@@ -53,14 +52,13 @@ def run_experiment(
         if done:
             return shown(done)
     with fail_on_lost_rank(fabric, Path(config.resume) if config.resume else None, SETUP_TIMEOUT):
-        with launch_env.said_once():
-            source = _opened(config, command, open_source, fabric)
+        source = _opened(config, command, open_source, fabric)
         label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
         made = missing_parents(Path(config.out)) if config.out and not config.resume else []
         config, run = builders.open_run(config, fabric, label, source.name)
         made = [run.folder] if not config.out and not config.resume else made
     try:
-        with fail_on_lost_rank(fabric, run.folder, SETUP_TIMEOUT), launch_env.said_once():
+        with fail_on_lost_rank(fabric, run.folder, SETUP_TIMEOUT):
             check_shared_filesystem(fabric, run.folder)
             result = body(config, source, run, fabric)
             result.asked_to_stop = run.asked_to_stop
@@ -70,8 +68,7 @@ def run_experiment(
             f" --{name} {count}" for name in ("devices", "nodes") if (count := getattr(config, name)) not in (1, "auto")
         )
         way = f"frugalvit {command} --resume {console.shell_quote(run.folder)}{more}"
-        if fabric.is_global_zero:
-            console.warning(f"{stop}: saved; continue with '{way}'")
+        console.warning(f"{stop}: saved; continue with '{way}'")
         return CommandResult({"run": str(run.folder), "stopped": str(stop), "resume": way, "exit": 3})
     except UserError as error:
         run.close()
@@ -119,7 +116,7 @@ def adopt_init_architecture(config: RunConfig, decisions: AutoValues, *, with_si
         return  # somebody else's folder, whose network the user names: its weights will show whether they fit
     decisions.resolve(config, "backbone", found.name, f"what {config.init} holds")
     theirs = {key: found.keywords[key] for key in ("mean", "std") if key in found.keywords}
-    asked, held = (architecture_of(name).partition(".")[0] for name in (config.backbone, found.name))
+    asked, held = (get_architecture(name).partition(".")[0] for name in (config.backbone, found.name))
     if asked == held:
         theirs = found.architecture_kwargs() | ({} if found.in_chans == 3 else {"in_chans": found.in_chans})
         if with_size:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights.model_config import find_model_folder, weights_in
-from frugalvit.config.base import read_yaml
+from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.experiment.resume import read_facts, verb_of
 from frugalvit.runs.run_folder import read_state

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.factory import close_names, is_name
+from frugalvit.backbones.registry import is_model_name, suggest_names
 from frugalvit.backbones.weights.checkpoint_formats import classifier_part
 from frugalvit.backbones.weights.load import LoadReport, load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
@@ -86,8 +86,8 @@ def load_model(
             beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
             hint = did_you_mean(path.name, beside) or f" {_MODELS[0].upper()}{_MODELS[1:]}."
             raise UserError(f"There is no model at {where}.{hint}")
-        if not is_name(where):
-            raise UserError(f"There is no folder, file or network '{where}'.{close_names(where)} {_HOW}")
+        if not is_model_name(where):
+            raise UserError(f"There is no folder, file or network '{where}'.{suggest_names(where)} {_HOW}")
         if not random:
             _weights_by_chance(where)
         backbone = create_backbone(where, img_size=img_size or 224)

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from lightning_fabric import Fabric
 
-from frugalvit.config.base import flat_fields, read_yaml, set_dotted
+from frugalvit.config.base import flat_fields, set_dotted
 from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.run import FREE_ON_RESUME, same_value
 from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.engine import distributed
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import find_run

@@ -24,7 +24,7 @@ from frugalvit.tasks.classification.predict import nonfinite_message
 
 
 class ReadyModel(nn.Module):
-    """A network with all that is needed to use it: preprocessing, class names, and what is known of its training."""
+    """A network with its preprocessing, class names, and a record of its training."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -34,50 +34,49 @@ class ReadyModel(nn.Module):
         self._transform = model.transform
 
     def transform(self, pictures: Any) -> Tensor:
-        """A path, a PIL image, a uint8 array (H, W) or (H, W, C), a tensor (C, H, W), or a list of them, as evaluated.
+        """Preprocess images as in evaluation: one image or a list of them -> (B, C, h, w).
 
-        Bytes are those of a file; a column of a table and a generator are lists too.
-
-        -> (B, C, h, w)
+        An image is a path, the bytes of a file, a PIL image, a uint8 array (H, W) or (H, W, C), or a tensor (C, H, W).
+        A list may be a column of a table or a generator too.
         """
-        given = as_list(pictures)
-        if not given:
-            raise UserError("there are no pictures in the list; give at least one.")
+        inputs = as_list(pictures)
+        if not inputs:
+            raise UserError("The list of images is empty: give at least one.")
         weight = next(self.parameters())
-        return torch.cat([self._transform.image(picture, weight.device) for picture in given]).to(weight.dtype)
+        return torch.cat([self._transform.image(image, weight.device) for image in inputs]).to(weight.dtype)
 
     def features(self, images: Tensor) -> Features:
-        """(B, C, h, w) -> grid (B, D, h', w') and pooled (B, D)."""
+        """Compute the features of (B, C, h, w): grid (B, D, h', w') and pooled (B, D)."""
         with cpu_settings(next(self.parameters()).device):
             return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, classes); the pooled features (B, D) where there is no classifier."""
+        """Compute logits (B, classes), or pooled features (B, D) if there is no classifier."""
         with cpu_settings(next(self.parameters()).device):
             pooled = self.backbone(images).pooled
             return self.backbone.classify(pooled) if self.backbone.num_classes else pooled
 
     @torch.inference_mode()
     def predict(self, pictures: Any, top: int = 5, batch: int = 64) -> list[list[tuple[str, float]]]:
-        """The most probable classes of each picture, with their probabilities, ``batch`` pictures at a time.
+        """Return the ``top`` classes of each image with their probabilities.
 
-        In eval mode, whatever the model's own mode is.
+        The model predicts in eval mode, ``batch`` images at a time.
         """
         if not self.backbone.num_classes:
-            raise UserError(f"{self.name} has no classifier; it gives features only.")
-        top, batch = _whole("top", top), _whole("batch", batch)
-        given = as_list(pictures)
+            raise UserError(f"{self.name} has no classifier; use features() instead.")
+        top, batch = _as_count("top", top), _as_count("batch", batch)
+        inputs = as_list(pictures)
         names = self.classes or tuple(str(index) for index in range(self.backbone.num_classes))
-        answers: list[list[tuple[str, float]]] = []
+        predictions: list[list[tuple[str, float]]] = []
         with eval_no_grad(self):
-            for first in range(0, len(given), batch):
-                logits = self(self.transform(given[first : first + batch])).float()
+            for first in range(0, len(inputs), batch):
+                logits = self(self.transform(inputs[first : first + batch])).float()
                 if not bool(logits.isfinite().all()):
                     raise UserError(nonfinite_message(self.name))
-                chances, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
-                for row in zip(best.tolist(), chances.tolist(), strict=True):
-                    answers.append([(names[index], chance) for index, chance in zip(*row, strict=True)])
-        return answers
+                probabilities, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
+                for row in zip(best.tolist(), probabilities.tolist(), strict=True):
+                    predictions.append([(names[index], probability) for index, probability in zip(*row, strict=True)])
+        return predictions
 
     def extra_repr(self) -> str:
         return f"name={self.name!r}, img_size={self.backbone.img_size}, num_classes={self.backbone.num_classes}"
@@ -90,10 +89,13 @@ def load(
     img_size: int | Sequence[int] | None = None,
     backbone: str | None = None,
 ) -> ReadyModel:
-    """The model that ``model`` names (a run, a checkpoint, an exported folder, a name), in eval mode.
+    """Load a model in eval mode from a run, a checkpoint, an exported folder, or by a name.
 
-    ``device`` "auto" is the best there is. ``backbone`` says what a bare checkpoint belongs to; ``img_size`` is another
-    input size than the model's own. The caller's random numbers and settings of torch stay as they are.
+    device:   "auto" chooses the best one
+    img_size: another input size than the model's own
+    backbone: the architecture of a bare checkpoint
+
+    torch's random state and settings do not change.
     """
     from frugalvit.engine.hardware import numbered_device
     from frugalvit.experiment.load_model import load_model
@@ -101,13 +103,13 @@ def load(
     size = None if img_size is None else to_size(img_size)
     with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
         kind, number = numbered_device(device)
-        place = f"{kind}:{number}" if number else kind
-        return ReadyModel(load_model(str(model), place, img_size=size, architecture=backbone)).eval()
+        target = f"{kind}:{number}" if number else kind
+        return ReadyModel(load_model(str(model), target, img_size=size, architecture=backbone)).eval()
 
 
-def _whole(name: str, number: Any) -> int:
-    """A whole number from 1 on, of Python's or anybody's kind."""
+def _as_count(name: str, number: Any) -> int:
+    """Convert an integer of any type; an error if it is below 1."""
     with contextlib.suppress(TypeError):
         if not isinstance(number, bool) and operator.index(number) >= 1:
             return operator.index(number)
-    raise UserError(f"{name}={number!r}: give a whole number, at least 1.")
+    raise UserError(f"{name}={number!r} must be an integer of at least 1.")

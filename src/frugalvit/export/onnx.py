@@ -1,25 +1,26 @@
-"""A network as a program of its own, for runtimes that know nothing of us: an ONNX file, or one of torch.export."""
+"""Export to a program that runs without frugalvit: ONNX, or torch.export."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from frugalvit.backbones import Backbone
-    from frugalvit.export.inference_model import ReadyModel
-
-Run = Callable[[Tensor], Sequence[Tensor]]
-"""What was written, as its own library runs it."""
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.weights.model_config import model_config
+from frugalvit.config.tools import ExportConfig
+from frugalvit.errors import UserError
+from frugalvit.export.format import ExportFormat, ExportJob, Run
+from frugalvit.export.inference_model import ReadyModel
+from frugalvit.utils.files import write_text
 
 
 class Program(nn.Module):
@@ -36,54 +37,86 @@ class Program(nn.Module):
         return features.pooled, features.grid
 
 
-def _captured(network: Program, model: ReadyModel) -> torch.export.ExportedProgram:
-    """The program with a free batch size. Three images: sizes 1 and 2 are special cases in too many kernels."""
+class TorchExportFormat(ExportFormat):
+    """--to pt2: a program of torch.export, model.pt2."""
+
+    options = frozenset({"output"})
+
+    def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
+        program = _make_program(job)
+        path = job.folder / "model.pt2"
+        torch.export.save(_capture(program, job.model), path)
+        loaded = torch.export.load(path).module()
+        return program, lambda images: [loaded(images)] if program.names == ["logits"] else loaded(images)
+
+
+class OnnxFormat(ExportFormat):
+    """--to onnx: an ONNX graph, model.onnx."""
+
+    options = frozenset({"output"})
+
+    def check_options(self, config: ExportConfig) -> None:
+        super().check_options(config)
+        missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise UserError(f'ONNX export needs {" and ".join(missing)}: pip install "frugalvit[export]"')
+
+    def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
+        import onnx
+        import onnxruntime
+
+        program, model, path = _make_program(job), job.model, job.folder / "model.onnx"
+        with _plain_attention(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = torch.onnx.export(
+                _capture(program, model),
+                (),
+                input_names=["images"],
+                output_names=program.names,
+                dynamo=True,
+                verbose=False,
+                # Its optimiser rounds the 1e-8 in T2T's attention to zero, and so divides by zero. onnxruntime
+                # optimises the graph when it loads it.
+                optimize=False,
+            )
+        assert exported is not None
+        graph = exported.model_proto
+        _name_batch(graph)
+        _drop_weight_shapes(graph)
+        _replace_cast_like(graph)
+        facts = {"classes": list(model.classes or ()), "mean": model.backbone.mean, "std": model.backbone.std}
+        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
+        onnx.helper.set_model_props(graph, texts)
+        onnx.checker.check_model(graph)
+        onnx.save(graph, path)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors only; warnings are about constants that it does not fold
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return program, lambda images: [torch.from_numpy(one) for one in session.run(None, {"images": images.numpy()})]
+
+
+def _make_program(job: ExportJob) -> Program:
+    """Choose the output, and write config.json beside the program."""
+    backbone, output = job.model.backbone, job.config.output
+    if output == "logits" and not backbone.num_classes:
+        raise UserError(f"--output logits: {job.config.model} has no classifier. Use --output features.")
+    if output == "auto":
+        output = "logits" if backbone.num_classes else "features"
+    text = json.dumps(model_config(backbone, job.model.classes, job.meta), indent=2, ensure_ascii=False)
+    write_text(job.folder / "config.json", text)
+    return Program(backbone, output)
+
+
+def _capture(program: Program, model: ReadyModel) -> torch.export.ExportedProgram:
+    """Trace the program with a dynamic batch size, on three images: sizes 1 and 2 are special cases in kernels."""
     example = torch.zeros(3, model.backbone.in_chans, *model.backbone.img_size)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.export.export(network.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-
-
-def write_pt2(network: Program, path: Path, model: ReadyModel) -> Run:
-    torch.export.save(_captured(network, model), path)
-    program = torch.export.load(path).module()
-    return lambda images: [program(images)] if network.names == ["logits"] else program(images)
-
-
-def write_onnx(network: Program, path: Path, model: ReadyModel) -> Run:
-    import onnx
-    import onnxruntime
-
-    with _plain_attention(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            _captured(network, model),
-            (),
-            input_names=["images"],
-            output_names=network.names,
-            dynamo=True,
-            verbose=False,
-            # Its optimiser takes the 1e-8 that keeps T2T's attention from dividing by nothing for a zero, and drops it.
-            # onnxruntime optimises what it loads by itself.
-            optimize=False,
-        )
-    assert program is not None
-    graph = program.model_proto
-    _name_batch(graph)
-    _forget_weights_shapes(graph)
-    _name_types(graph)
-    facts = {"classes": list(model.classes or ()), "mean": model.backbone.mean, "std": model.backbone.std}
-    onnx.helper.set_model_props(graph, {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()})
-    onnx.checker.check_model(graph)
-    onnx.save(graph, path)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors: what it could not fold beforehand it computes
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda images: [torch.from_numpy(array) for array in session.run(None, {"images": images.numpy()})]
+        return torch.export.export(program.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
 
 
 def _name_batch(graph: Any) -> None:
-    """The free first dimension is called "batch" wherever it appears, instead of by a number of torch's."""
+    """Call the dynamic first dimension "batch" in all shapes; torch gives it a number."""
     symbol = graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*graph.graph.input, *graph.graph.output, *graph.graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:
@@ -91,17 +124,19 @@ def _name_batch(graph: Any) -> None:
                 dimension.dim_param = "batch"
 
 
-def _forget_weights_shapes(graph: Any) -> None:
-    """A weight says its shape itself. Said again beside it, it stays when a tool changes the weight: onnxruntime's
-    quantisation transposes the classifier's, and then refuses the contradiction."""
+def _drop_weight_shapes(graph: Any) -> None:
+    """Remove the second record of every weight's shape.
+
+    onnxruntime's quantisation transposes the classifier's weight, and then fails because the record differs.
+    """
     weights = {weight.name for weight in graph.graph.initializer}
-    kept = [value for value in graph.graph.value_info if value.name not in weights]
+    others = [value for value in graph.graph.value_info if value.name not in weights]
     del graph.graph.value_info[:]
-    graph.graph.value_info.extend(kept)
+    graph.graph.value_info.extend(others)
 
 
-def _name_types(graph: Any) -> None:
-    """A cast says the type it casts to: onnxruntime has no kernel for "like that one", and warns of each."""
+def _replace_cast_like(graph: Any) -> None:
+    """Replace CastLike by Cast: onnxruntime has no kernel for it, and warns about each."""
     import onnx
 
     if not any(node.op_type == "CastLike" for node in graph.graph.node):
@@ -119,7 +154,7 @@ def _name_types(graph: Any) -> None:
 
 @contextlib.contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Attention as two products and a softmax: fused kernels promise memory layouts that ONNX's do not keep."""
+    """Compute attention as two products and a softmax: fused kernels promise memory layouts that ONNX breaks."""
     fused = functional.scaled_dot_product_attention
 
     def plain(
@@ -136,8 +171,8 @@ def _plain_attention() -> Iterator[None]:
             return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if attn_mask is not None:
-            forbids = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, float("-inf")) if forbids else scores + attn_mask
+            is_boolean = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, float("-inf")) if is_boolean else scores + attn_mask
         return scores.softmax(-1) @ value
 
     functional.scaled_dot_product_attention = plain

@@ -11,6 +11,13 @@ from frugalvit.objectives.localization import (
 from frugalvit.objectives.matching import update_center
 from frugalvit.objectives.projection_head import ProjectionHead, update_average
 from frugalvit.objectives.regions import RegionMatching, match_regions, region_loss
+from frugalvit.objectives.registry import (
+    Objective,
+    ObjectiveContext,
+    get_objective,
+    list_objectives,
+    register_objective,
+)
 from frugalvit.objectives.views import ViewMatching, view_loss
 
 __all__ = [
@@ -29,4 +36,9 @@ __all__ = [
     "match_regions",
     "assigned_cross_entropy",
     "should_chunk",
+    "Objective",
+    "ObjectiveContext",
+    "register_objective",
+    "get_objective",
+    "list_objectives",
 ]

@@ -1,1 +1,1 @@
-"""How good is a representation? Probes of frozen features (EsViT §4.1, §4.2, B.3)."""
+"""Probes: score frozen features (EsViT §4.1, §4.2, B.3)."""

@@ -1,8 +1,8 @@
-"""Features once: what a frozen model makes of images, kept on disk under the content they were made of.
+"""Extract the features of images with a frozen model, and cache them on disk.
 
-The key of the cache is a hash of the weights, of the images (their names, sizes and times), of the preprocessing and of
-the kind of features. So another model, a changed file or another input size never finds wrong features, and equal
-content finds them whatever the model is called. They are written in chunks: an interrupted call goes on where it was.
+The key of the cache is a hash of the weights, the images (names, sizes and times), the preprocessing and the kind of
+features. So another model, a changed file or another input size never gets wrong features. The cache is written in
+chunks: an interrupted call resumes.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from frugalvit.utils.files import write_atomically
 from frugalvit.utils.system import cores
 
 Kind = Literal["pooled", "last_blocks", "grid"]
-Prepare = Callable[[Tensor, Tensor], Tensor]  # stored images and their sizes -> what the network takes
+Prepare = Callable[[Tensor, Tensor], Tensor]  # decoded images and their sizes -> network inputs
 CHUNK = 1024  # images between two writes
-_VERSION = 3  # of the files: raise it when equal keys would no longer mean equal features
+_VERSION = 3  # of the files; raise it when equal keys stop meaning equal features
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_IN_SHORT = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
+_SHORT_NAMES = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
 
 @dataclass
 class FeatureSet:
-    """Features of a split in the order of its images; unreadable images are left out and listed.
+    """Features of a split in the order of its images, without the unreadable ones.
 
-    features: float32 on the CPU, (N, D), or (N, D, h, w) for the grid.
-    labels:   (N,) or None. targets: (N, C) for several labels an image, or None.
-    positions: where each row's image stands in the split; names may occur twice.
+    features:  float32 on the CPU, (N, D), or (N, D, h, w) for the grid
+    labels:    (N,) or None
+    targets:   (N, C) for several labels per image, or None
+    positions: the index of each row's image in the split; names may occur twice
     """
 
     features: Tensor
@@ -68,7 +69,7 @@ class FeatureSet:
 
 
 class FeatureExtractor:
-    """Takes features from one model."""
+    """Extracts features with one model."""
 
     def __init__(
         self,
@@ -98,44 +99,45 @@ class FeatureExtractor:
         seed: int = 0,
         mirrored: bool = False,
     ) -> FeatureSet:
-        """Features of all images, or of their mirror images.
+        """Extract the features of all images.
 
-        ``view`` takes the seed's v-th random resized crop and flip instead of the centre crop.
+        view:     the number of a random resized crop and flip, drawn from ``seed``, instead of the centre crop
+        mirrored: flip the inputs horizontally
         """
         if len(examples) == 0:
-            raise UserError(f"{label}: there are no images.")
+            raise UserError(f"{label} has no images.")
         transform = self.model.transform
-        # The views of one chunk are cut in one go; a centre crop must not depend on what other images there are.
+        # Views are cropped from images of one size; a centre crop must not depend on the other images.
         rectangle = None if view is None else probe_images(examples, transform.out_size)[0]
         folder = None if self.folder is None else self._folder(examples, rectangle, view, seed, mirrored)
         starts = range(0, len(examples), CHUNK)
         parts: dict[int, _Part] = {}
         for number in range(len(starts)):
-            found = _load(folder, number) if folder is not None else None
-            if found is not None:
-                parts[number] = found
-        todo = [number for number in range(len(starts)) if number not in parts]
+            part = _load(folder, number) if folder is not None else None
+            if part is not None:
+                parts[number] = part
+        missing = [number for number in range(len(starts)) if number not in parts]
         limit = max(1, int(self.max_bad * len(examples)))
         bad = sum(len(part.bad) for part in parts.values())
         reader = _Reader(examples, rectangle, transform.min_size, self.threads)
-        meter = console.ProgressBar(len(examples), label, sum(len(p.positions) for p in parts.values()))
-        for number, decoded in reader.chunks(todo):
+        progress = console.ProgressBar(len(examples), label, sum(len(p.positions) for p in parts.values()))
+        for number, decoded in reader.chunks(missing):
             bad += len(decoded.bad)
             if bad > limit:
-                shown = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
-                raise UserError(f"{bad} of {len(examples)} images cannot be read: {shown}. Mend or remove them.")
+                first = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
+                raise UserError(f"{bad} of {len(examples)} images are unreadable: {first}. Fix or remove them.")
             prepare = self._prepare(view, seed, number, mirrored)
-            features = self._features(decoded, prepare, meter, starts[number])
+            features = self._features(decoded, prepare, progress, starts[number])
             require_finite(features, f"features of {self.model.name}")
             parts[number] = _Part(features.numpy(), decoded.positions.numpy(), decoded.bad)
             if folder is not None:
                 _save(folder, number, parts[number])
-        meter.close()
-        return self._assemble(examples, [parts[number] for number in range(len(starts))], not todo)
+        progress.close()
+        return self._assemble(examples, [parts[number] for number in range(len(starts))], not missing)
 
     @torch.inference_mode()
     def images(self, images: Tensor) -> Tensor:
-        """Features (B, …) of prepared images, float32."""
+        """Compute the features (B, …) of network inputs, float32."""
         backbone, dtype = self.model.backbone, _DTYPES[self.precision]
         with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
             if self.kind == "last_blocks":
@@ -145,23 +147,23 @@ class FeatureExtractor:
                 features = output.grid if self.kind == "grid" else output.pooled
         return features.float()
 
-    def _features(self, decoded: _Decoded, prepare: Prepare, meter: console.ProgressBar, done: int) -> Tensor:
-        # By shape: a GPU takes as long to prepare one image as to prepare a batch of equal ones.
+    def _features(self, decoded: _Decoded, prepare: Prepare, progress: console.ProgressBar, done: int) -> Tensor:
+        # Sorted by shape: a GPU prepares a batch of equal shapes as fast as one image.
         order = sorted(range(len(decoded.images)), key=lambda row: decoded.images[row].shape)
-        found = []
+        features = []
         for start in range(0, len(order), self.batch):
             rows = order[start : start + self.batch]
-            found.append(self.images(self._prepared(decoded, rows, prepare)).cpu())
-            meter.show(done + start + len(rows))
-        return torch.cat(found)[torch.tensor(order).argsort()] if found else torch.zeros(0, 1)
+            features.append(self.images(self._network_inputs(decoded, rows, prepare)).cpu())
+            progress.show(done + start + len(rows))
+        return torch.cat(features)[torch.tensor(order).argsort()] if features else torch.zeros(0, 1)
 
-    def _prepared(self, decoded: _Decoded, rows: list[int], prepare: Prepare) -> Tensor:
-        """What the network takes, (B, …), of rows in the order of their shapes."""
-        alike = [list(group) for _, group in groupby(rows, lambda row: decoded.images[row].shape)]
+    def _network_inputs(self, decoded: _Decoded, rows: list[int], prepare: Prepare) -> Tensor:
+        """Prepare rows that are sorted by shape: (B, …)."""
+        groups = [list(group) for _, group in groupby(rows, lambda row: decoded.images[row].shape)]
         return torch.cat(
             [
                 prepare(torch.stack([decoded.images[row] for row in group]).to(self.device), decoded.sizes[group])
-                for group in alike
+                for group in groups
             ]
         )
 
@@ -201,23 +203,23 @@ class FeatureExtractor:
         positions = np.concatenate([part.positions for part in parts])
         bad = [entry for part in parts for entry in part.bad]
         if not len(positions):
-            raise UserError(f"None of the {len(examples)} images can be read; the first: {bad[0][0]}: {bad[0][1]}.")
+            raise UserError(f"All {len(examples)} images are unreadable; the first: {bad[0][0]}: {bad[0][1]}.")
         for name, reason in bad:
             console.warning(f"left out: {name}: {reason}")
         labels = None if examples.labels is None else torch.from_numpy(examples.labels[positions])
         targets = None if examples.targets is None else torch.from_numpy(examples.targets[positions])
         features = np.concatenate([part.features for part in parts if len(part.positions)])
-        names, keys = ([words[i] for i in positions] for words in (examples.names, examples.keys))
+        names, keys = ([texts[i] for i in positions] for texts in (examples.names, examples.keys))
         return FeatureSet(torch.from_numpy(features), labels, targets, names, keys, bad, from_cache, positions.tolist())
 
 
-def resolve_precision(wanted: str, device: torch.device) -> str:
-    """What "auto" means is decided where runs decide it: the half precision that the hardware has, on a CPU none."""
-    return _IN_SHORT[precision_name(wanted, device.type)]
+def resolve_precision(precision: str, device: torch.device) -> str:
+    """Resolve "auto" as training does: half precision if the hardware has it, 32 on a CPU."""
+    return _SHORT_NAMES[precision_name(precision, device.type)]
 
 
 def model_hash(model: Model) -> str:
-    """A hash of all that decides a model's features: its weights and how it is built."""
+    """Hash the weights and the architecture of a model, which decide its features."""
     spec = {key: value for key, value in model.backbone.spec().items() if key != "num_classes"}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.backbone.state_dict().items()):
@@ -227,7 +229,7 @@ def model_hash(model: Model) -> str:
 
 
 def _view_config() -> AugmentConfig:
-    """The released linear probe's training views: random resized crop and flip, nothing else."""
+    """The training views of the released linear probe: random resized crop and flip."""
     return AugmentConfig(crop="resized", operations=0, erasing=0.0, flip=0.5)
 
 
@@ -243,10 +245,11 @@ class _Decoded:
 
 
 class _Reader:
-    """Decodes chunk after chunk in threads, one chunk ahead of its use; without a rectangle each image for itself.
+    """Decodes chunks in threads, one chunk ahead.
 
-    ``enough`` is what an image is decoded with at least. It is not the rectangle, which depends on the dataset: a file
-    has the same features in every dataset, and by its name.
+    rectangle: the size that all images are resized to; None: each image has its own
+    enough:    the smallest size to decode an image at; it does not depend on the dataset, so that a file has the same
+               features in every dataset
     """
 
     def __init__(
@@ -257,25 +260,25 @@ class _Reader:
     def chunks(self, numbers: list[int]) -> Iterator[tuple[int, _Decoded]]:
         with ThreadPoolExecutor(self.threads) as decoders, ThreadPoolExecutor(1) as ahead:
             waiting = ahead.submit(self._read, numbers[0], decoders) if numbers else None
-            for place, number in enumerate(numbers):
+            for index, number in enumerate(numbers):
                 assert waiting is not None
                 decoded = waiting.result()
-                following = numbers[place + 1 : place + 2]
+                following = numbers[index + 1 : index + 2]
                 waiting = ahead.submit(self._read, following[0], decoders) if following else None
                 yield number, decoded
 
     def _read(self, number: int, decoders: ThreadPoolExecutor) -> _Decoded:
         positions = range(number * CHUNK, min((number + 1) * CHUNK, len(self.examples)))
-        images, sizes, kept, bad = [], [], [], []
+        images, sizes, readable, bad = [], [], [], []
         for position, result in zip(positions, decoders.map(self._one, positions), strict=True):
             if isinstance(result, UnreadableImage):
                 bad.append((result.name, result.reason))
                 continue
             pixels, size = result
             images.append(torch.from_numpy(pixels).permute(2, 0, 1))
-            kept.append(position)
+            readable.append(position)
             sizes.append(size)
-        return _Decoded(images, torch.tensor(sizes).view(-1, 2), torch.tensor(kept, dtype=torch.long), bad)
+        return _Decoded(images, torch.tensor(sizes).view(-1, 2), torch.tensor(readable, dtype=torch.long), bad)
 
     def _one(self, position: int) -> tuple[np.ndarray, tuple[int, int]] | UnreadableImage:
         try:
@@ -306,7 +309,7 @@ def _save(folder: Path, number: int, part: _Part) -> None:
 
 
 def _load(folder: Path, number: int) -> _Part | None:
-    """A chunk of an earlier call, or None where it is missing or damaged (then it is computed again)."""
+    """Load a chunk of an earlier call; None if it is missing or damaged, so that it is computed again."""
     path = folder / f"{number:06d}.npz"
     if not path.exists():
         return None
@@ -318,6 +321,6 @@ def _load(folder: Path, number: int) -> _Part | None:
         console.warning(f"{path} is damaged ({error}); computing it again")
         return None
     if len(features) != len(positions) or not np.isfinite(features).all():
-        console.warning(f"{path} does not hold what it should; computing it again")
+        console.warning(f"{path} holds invalid features; computing it again")
         return None
     return _Part(features, positions, bad)

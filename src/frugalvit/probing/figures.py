@@ -1,4 +1,4 @@
-"""Pictures of the probes: nearest neighbours, the suite (EsViT, Fig. 5), accuracy against throughput (Fig. 1)."""
+"""Figures of the probes: nearest neighbours, the suite (EsViT, Fig. 5), accuracy against throughput (Fig. 1)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ AHEAD, BEHIND = palette.BLUE, palette.RED
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def check_picture(path: Path) -> None:
-    """Refuse, before anything expensive, a picture that cannot be written or that would overwrite something."""
+def check_figure_path(path: Path) -> None:
+    """Raise an error if a figure cannot be written to a path, or would overwrite a file."""
     if path.suffix.lower() not in FORMATS:
-        raise UserError(f"{path}: a picture's name ends with {', '.join(FORMATS)}.")
+        raise UserError(f"{path} must end with {', '.join(FORMATS)}.")
     if path.exists():
-        raise UserError(f"{path} is already there and is not overwritten; choose another name.")
+        raise UserError(f"{path} already exists: choose another name.")
     make_folder(path.parent)
 
 
 def neighbours_figure(query: np.ndarray, neighbours: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:
-    """The image asked about, then its neighbours from near to far, up to five a row. Images are uint8 (H, W, 3)."""
+    """Draw the query image, then its neighbours, the nearest first; images are uint8 (H, W, 3)."""
     columns = max(1, min(5, len(neighbours)))
     rows = -(-len(neighbours) // columns)
     with drawing():
@@ -38,16 +38,16 @@ def neighbours_figure(query: np.ndarray, neighbours: Sequence[np.ndarray], capti
         for axis in axes.flat:
             axis.axis("off")
         axes[0, 0].imshow(query)
-        axes[0, 0].set_title("asked", fontsize=8, color=AHEAD, fontweight="bold")
-        for place, (image, caption) in enumerate(zip(neighbours, captions, strict=True)):
-            axis = axes[place // columns, place % columns + 1]
+        axes[0, 0].set_title("query", fontsize=8, color=AHEAD, fontweight="bold")
+        for number, (image, caption) in enumerate(zip(neighbours, captions, strict=True)):
+            axis = axes[number // columns, number % columns + 1]
             axis.imshow(image)
             axis.set_title(caption, fontsize=7)
     return figure
 
 
 def suite_figure(names: Sequence[str], scores: Sequence[float], others: Sequence[float] | None, title: str) -> Figure:
-    """One bar a dataset: the score, or with another model the difference to it, sorted (EsViT, Fig. 5)."""
+    """Draw one bar per dataset, sorted: the score, or the difference from another model (EsViT, Fig. 5)."""
     values = list(scores) if others is None else [a - b for a, b in zip(scores, others, strict=True)]
     order = sorted(range(len(values)), key=lambda i: values[i])
     values = [values[i] for i in order]
@@ -56,8 +56,8 @@ def suite_figure(names: Sequence[str], scores: Sequence[float], others: Sequence
         axis = figure.subplots()
         colours = [AHEAD if value >= 0 else BEHIND for value in values]
         bars = axis.barh(range(len(values)), values, color=colours, height=0.7)
-        form = "{:.1f}" if others is None else "{:+.1f}"
-        axis.bar_label(bars, [form.format(value) for value in values], padding=3, fontsize=7)
+        number = "{:.1f}" if others is None else "{:+.1f}"
+        axis.bar_label(bars, [number.format(value) for value in values], padding=3, fontsize=7)
         axis.set_yticks(range(len(values)), [names[i] for i in order])
         axis.axvline(0, color="black", linewidth=0.8)
         axis.margins(x=0.15)
@@ -68,16 +68,16 @@ def suite_figure(names: Sequence[str], scores: Sequence[float], others: Sequence
 
 @dataclass(frozen=True)
 class Contender:
-    """A point of Fig. 1."""
+    """A model in Fig. 1."""
 
     name: str
-    throughput: float  # images a second
+    throughput: float  # images per second
     accuracy: float  # percent
     parameters: int
 
 
 def tradeoff_figure(contenders: Sequence[Contender], accuracy: str, hardware: str) -> Figure:
-    """Accuracy against throughput on a logarithmic axis; the area of a circle is the number of parameters."""
+    """Draw accuracy against throughput; the area of a circle is the number of parameters."""
     with drawing():
         figure = Figure(figsize=(5.4, 3.6), layout="constrained")
         axis = figure.subplots()

@@ -1,24 +1,77 @@
 """Weighted k-nearest-neighbour classification of frozen features (EsViT §4.1; the protocol of DINO).
 
-Plain torch on any device, nothing on disk: the monitor of pre-training calls it as well as `frugalvit probe knn`.
+``frugalvit probe knn`` and the online k-NN of pre-training call it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frugalvit.config.probe import KS, TEMPERATURE
+from frugalvit.config.probe import KS, TEMPERATURE, KnnConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.metrics import classification_scores, rank_classes, require_finite
+from frugalvit.probing.metrics import NO_TEST_IMAGES, classification_scores, rank_classes, require_finite
+from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
+from frugalvit.probing.splits import concat, draw_labels, to_probe_split
 from frugalvit.probing.validation import as_labels, as_tensors, require_features
+from frugalvit.utils.tables import CommandResult, Table
 
-# Similarities held at a time: 64 Mi float32 are 256 MiB, small on any GPU and large enough to keep it busy.
+HEADLINE_K = 20  # "top1" is that of this k, if it is among the ks, as DINO and EsViT report it
+# Similarities in memory at a time: 64 Mi float32 are 256 MiB, small on any GPU and large enough to keep it busy.
 CELLS = {"cuda": 1 << 26, "cpu": 1 << 22}
 TRAIN_CHUNK = {"cuda": 1 << 16, "cpu": 1 << 13}
+
+
+def knn(config: KnnConfig) -> CommandResult:
+    """Score the test split, else the val split, else every image against all others (leave one out)."""
+
+    def score(inputs: ProbeInputs) -> ProbeScores:
+        features = dict(inputs.features)
+        tested = next((features.pop(name) for name in ("test", "val") if name in features), None)
+        queries = None if tested is None else to_probe_split(tested)
+        gallery = concat(*map(to_probe_split, features.values()))
+        notes = ["there is no test split: every image is scored against all others"] if queries is None else []
+        if config.labels != 1:
+            labelled = draw_labels(gallery, np.ones(len(gallery), dtype=bool), config.labels, config.seed)
+            if queries is None and not labelled.all():
+                queries = gallery.subset(~labelled)
+                notes = ["there is no test split: the images without a label are scored"]
+            notes.append(f"{labelled.sum():,} of {len(gallery):,} labels are used")
+            gallery = gallery.subset(labelled)
+        scores = knn_accuracy(
+            gallery.features,
+            gallery.targets,
+            None if queries is None else queries.features,
+            None if queries is None else queries.targets,
+            config.ks,
+            config.temperature,
+            inputs.classes,
+            device=inputs.device,
+        )
+        headline = HEADLINE_K if HEADLINE_K in scores else min(scores)
+        train_images, test_images = len(gallery), len(gallery if queries is None else queries)
+        data = {
+            **scores[headline],
+            "k": headline,
+            "knn": {str(k): values["top1"] for k, values in scores.items()},
+            "leave_one_out": queries is None,
+            "train_images": train_images,
+            "test_images": test_images,
+        }
+        largest = train_images - (queries is None)  # a larger k means all images, so that its row would repeat
+        once = {min(k, largest): values for k, values in scores.items()}
+        table = Table(
+            ["k", "top1", "top5", "mean_per_class"],
+            [[k, values["top1"], values["top5"], values["mean_per_class"]] for k, values in once.items()],
+            f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,}",
+        )
+        return ProbeScores(data, notes=notes, table=table)
+
+    return run_probe("knn", config, score)
 
 
 def nearest(
@@ -30,11 +83,11 @@ def nearest(
     test_chunk: int | None = None,
     train_chunk: int | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """The k most similar training rows of every test row by cosine, chunk by chunk over the test rows.
+    """Yield the k most similar training rows of every test row by cosine, one chunk of test rows at a time.
 
-    train: (N, D), test: (M, D), or None for leave-one-out (every training row asks all the others).
-    Yields (rows, similarity, index) with (m, k') tensors sorted from near to far; k' = min(k, N), N - 1 left out.
-    The best k so far are merged with the best k of each block of training rows, so that only
+    train: (N, D), test: (M, D), or None for leave-one-out (every training row against all others).
+    Yields (rows, similarity, index) with (m, k') tensors, the nearest first; k' = min(k, N), for leave-one-out N - 1.
+    The best k so far are merged with the best k of each block of training rows. So only
     test_chunk x train_chunk similarities exist at a time: 1.28 M x 50 k fits on any device.
     """
     leave_one_out = test is None
@@ -42,18 +95,18 @@ def nearest(
     require_features("k-NN", train, queries)
     available = len(train) - leave_one_out
     if available < 1:
-        raise UserError(f"k-NN needs other training images to vote; there are {len(train)}.")
+        raise UserError(f"k-NN needs at least 2 images to leave one out and 1 otherwise, not {len(train)}.")
     device = train.device if device is None else torch.device(device)
     k = min(k, available)
     train_chunk = train_chunk or TRAIN_CHUNK.get(device.type, TRAIN_CHUNK["cpu"])
     test_chunk = test_chunk or max(1, CELLS.get(device.type, CELLS["cpu"]) // min(train_chunk, len(train)))
     for start in range(0, len(queries), test_chunk):
         rows = slice(start, min(start + test_chunk, len(queries)))
-        asked = _unit(queries[rows], device)
-        similarity = asked.new_empty(len(asked), 0)
-        index = torch.empty(len(asked), 0, dtype=torch.long, device=device)
+        query = _unit(queries[rows], device)
+        similarity = query.new_empty(len(query), 0)
+        index = torch.empty(len(query), 0, dtype=torch.long, device=device)
         for first in range(0, len(train), train_chunk):
-            block = asked @ _unit(train[first : first + train_chunk], device).T
+            block = query @ _unit(train[first : first + train_chunk], device).T
             if leave_one_out:  # an image must not vote for itself
                 own = torch.arange(rows.start, rows.stop, device=device) - first
                 inside = ((own >= 0) & (own < block.shape[1])).nonzero().squeeze(1)
@@ -80,22 +133,22 @@ def knn_predict(
     test_chunk: int | None = None,
     train_chunk: int | None = None,
 ) -> dict[int, Tensor]:
-    """Ranked classes of every test image for each k: {k: (M, min(top, k, classes))}, best first, all k from one pass.
+    """Rank the classes of every test image for each k: {k: (M, min(top, k, classes))}, best first.
 
-    Each of the k nearest training images votes for its class with weight exp(cosine / temperature). As many votes name
-    at most as many classes, so no more are ranked. Where the votes agree on fewer, those without any follow in order of
-    their numbers, as they do in the released code: top5 of a k not far above 5 holds a few right by chance.
-    test=None leaves one out. A k beyond the data uses all the data. Features are L2-normalised here.
+    Each of the k nearest training images votes for its class with weight exp(cosine / temperature). At most k classes
+    are ranked. Classes without a vote follow in the order of their numbers, as in the released code: top5 of a small k
+    holds a few right by chance. test=None leaves one out. A k beyond the data uses all of it. Features are
+    L2-normalised here.
     """
     train, test = as_tensors(train, test)
     ks = sorted({ks} if isinstance(ks, int) else set(ks))
     if not ks or ks[0] < 1 or any(k != int(k) for k in ks):
-        raise UserError(f"k must be a whole number of at least 1, not {list(ks)}.")
+        raise UserError(f"k must be an integer of at least 1, not {list(ks)}.")
     ks = [int(k) for k in ks]
     require_features("k-NN", train, train if test is None else test)
     labels = as_labels(train_labels, train, "training features", classes or None)
     if temperature <= 0:
-        raise UserError(f"the temperature of k-NN must be above 0, not {temperature}.")
+        raise UserError(f"The temperature of k-NN must be above 0, not {temperature}.")
     require_finite(train, "training features")
     if test is not None:
         require_finite(test, "test features")
@@ -131,18 +184,17 @@ def knn_accuracy(
     test_chunk: int | None = None,
     train_chunk: int | None = None,
 ) -> dict[int, dict[str, float]]:
-    """{k: {"top1", "top5", "mean_per_class"}} in percent. test=None leaves one out and scores the training images.
+    """Return {k: {"top1", "top5", "mean_per_class"}} in percent; test=None leaves one out.
 
-    Labels are whole numbers from 0 on, (N,) or a column (N, 1), of any type.
-    Fewer than five neighbours give as many answers: with k = 1, top5 is top1.
+    Labels are integers from 0, (N,) or (N, 1), of any type. With k below 5, top5 counts k classes.
     """
     train, test = as_tensors(train, test)
-    asked = train if test is None else test
-    require_features("k-NN", train, asked)
+    queries = train if test is None else test
+    require_features("k-NN", train, queries)
     if test is not None and test_labels is None:
-        raise UserError("k-NN accuracy needs labels of the test images.")
-    if len(asked) == 0:
-        raise UserError("there are no test images to score; give a test split with at least one labelled image.")
+        raise UserError("k-NN accuracy needs the labels of the test images.")
+    if len(queries) == 0:
+        raise UserError(NO_TEST_IMAGES)
     train_labels = as_labels(train_labels, train, "training features", classes or None)
     labels = train_labels if test is None else as_labels(test_labels, test, "test features", classes or None)
     classes = classes or 1 + max(int(train_labels.max()), int(labels.max()))

@@ -1,10 +1,10 @@
 """The linear probe of EsViT §4.1: a linear classifier on frozen features, by SGD, several learning rates at once.
 
-Every pair of learning rate and weight decay is a column block of one weight matrix (D, R, C): a step of all R
-classifiers is the same two matrix products a single one needs, over the same batch. The protocol is the paper's
-(SGD with momentum 0.9, cosine to 0 by the epoch, lr scaled by batch / 256, weights from N(0, 0.01)), but the rate is
-chosen on validation images and the test images are looked at once. Validation images that were taken from the training
-images are given back: the chosen classifier is trained again with them.
+Every pair of learning rate and weight decay is a column block of one weight matrix (D, R, C). A step of all R
+classifiers takes the same two matrix products as a step of one. The protocol is the paper's (SGD with momentum 0.9,
+cosine to 0 by the epoch, lr scaled by batch / 256, weights from N(0, 0.01)), but the rate is chosen on validation
+images and the test images are scored once. If the validation images come from the training images, the chosen
+classifier is trained again with them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,82 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS
+from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS, LinearConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.metrics import SINGLE_LABEL, Metric, require_finite, require_metric, score
+from frugalvit.probing.metrics import (
+    SINGLE_LABEL,
+    Metric,
+    classification_scores,
+    rank_classes,
+    require_finite,
+    require_metric,
+    score,
+)
+from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
+from frugalvit.probing.splits import labelled_splits, make_probe_splits
 from frugalvit.probing.validation import as_labels, as_tensors, require_features
 from frugalvit.utils import console
+from frugalvit.utils.tables import CommandResult
 
 MOMENTUM = 0.9
 
 
+def linear(config: LinearConfig) -> CommandResult:
+    """Train classifiers on the last blocks by SGD and score the one with the best validation accuracy."""
+
+    def score_features(inputs: ProbeInputs) -> ProbeScores:
+        splits = make_probe_splits(
+            inputs.features,
+            inputs.classes,
+            config.val_fraction,
+            config.seed,
+            _extract_views(config, inputs) if config.views else None,
+            config.labels,
+        )
+        result = linear_probe(
+            splits.train.features,
+            splits.train.targets,
+            splits.val.features,
+            splits.val.targets,
+            splits.test.features,
+            classes=splits.classes,
+            lrs=config.lrs,
+            weight_decays=config.weight_decays,
+            epochs=config.epochs,
+            batch=config.probe_batch,
+            seed=config.seed,
+            device=inputs.device,
+            held_out=None if splits.held_out is None else splits.held_out.features,
+        )
+        data = classification_scores(rank_classes(result.scores), splits.test.targets) | {
+            "val_top1": result.validation,
+            "lr": result.learning_rate,
+            "weight_decay": result.weight_decay,
+            "tried": result.tried,
+            "train_images": len(splits.train) + (0 if splits.held_out is None else len(splits.held_out)),
+            "test_images": len(splits.test),
+        }
+        return ProbeScores(data, ("lr", "weight_decay"), splits.notes)
+
+    return run_probe("linear", config, score_features)
+
+
+def _extract_views(config: LinearConfig, inputs: ProbeInputs) -> Tensor:
+    """Extract the features of augmented training images: (V, N, D)."""
+    names = ["train"] if config.labels == 1 else labelled_splits(inputs.features)
+    source, views = inputs.source, []
+    for view in range(config.views):
+        label = f"view {view + 1}"
+        parts = [
+            inputs.extractor(source.splits[name], f"{source.name} {name}, {label}", view, config.seed) for name in names
+        ]
+        views.append(torch.cat([part.features for part in parts]))
+    return torch.stack(views)
+
+
 @dataclass
 class LinearFit:
-    """R trained classifiers: weight (D, R, C), bias (R, C), and the settings of each."""
+    """R trained classifiers: weight (D, R, C), bias (R, C), and the learning rate and weight decay of each."""
 
     weight: Tensor
     bias: Tensor
@@ -56,14 +120,14 @@ def fit_linear(
 ) -> LinearFit:
     """Train one classifier per pair of learning rate and weight decay.
 
-    features: (N, D), or (V, N, D) with V augmented views of every image, of which each epoch takes one at random.
+    features: (N, D), or (V, N, D) with V augmented views of every image; each epoch takes one at random.
     """
     (features,) = as_tensors(features)
     require_features("the linear probe", features, views=True)
     labels = as_labels(labels, features, "training features", classes)
     views = features[None] if features.ndim == 2 else features
     if min(lrs, default=0) <= 0 or min(weight_decays, default=-1) < 0:
-        raise UserError("the linear probe needs learning rates above 0 and weight decays of at least 0.")
+        raise UserError("The linear probe needs learning rates above 0 and weight decays of at least 0.")
     device = features.device if device is None else torch.device(device)
     views, labels = views.to(device).float(), labels.to(device)
     settings = [(lr, decay) for lr in lrs for decay in weight_decays]
@@ -92,7 +156,7 @@ def fit_linear(
 
 
 def _residual(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-    """(softmax - one-hot) / B of the batch for every classifier, the gradient of the mean cross-entropy: (B, R, C)."""
+    """The gradient of the mean cross-entropy of every classifier, (softmax - one-hot) / B: (B, R, C)."""
     width, runs, classes = weight.shape
     logits = (features @ weight.view(width, runs * classes)).view(-1, runs, classes) + bias
     residual = logits.softmax(dim=2)
@@ -103,7 +167,7 @@ def _residual(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) ->
 
 @dataclass
 class LinearResult:
-    """Scores (N_test, C) of the chosen classifier, what was chosen, and every setting's validation score."""
+    """Scores (N_test, C) of the chosen classifier, its settings, and the validation score of every setting."""
 
     scores: Tensor
     learning_rate: float
@@ -129,48 +193,48 @@ def linear_probe(
     device: torch.device | str | None = None,
     held_out: Tensor | None = None,
 ) -> LinearResult:
-    """Train all settings, take the best on the validation images, and score the test images with it once.
+    """Train all settings, choose the best on the validation images, and score the test images with it.
 
     train: (N, D), or (V, N, D) with V views of every image; val and test: (N, D).
-    train_labels, val_labels: whole numbers from 0 on, (N,) or a column (N, 1), of any type.
-    held_out: the validation images as ``train`` has its own (with views), where they were a part of these: the best is
-        trained again with them before that.
+    train_labels, val_labels: integers from 0, (N,) or (N, 1), of any type.
+    held_out: the validation images in the shape of ``train`` (with views), if they come from the training images; the
+        best classifier is then trained again with them.
     """
     train, val, test, held_out = as_tensors(train, val, test, held_out)
     require_metric(metric, SINGLE_LABEL)
     if len(val) == 0:
-        raise UserError("choosing a learning rate needs validation images; give a val split or more training images.")
+        raise UserError("Choosing a learning rate needs validation images: give a val split or more training images.")
     require_features("the linear probe", train, val, test, views=True)
     if held_out is not None and held_out.shape != (as_train := (*train.shape[:-2], *val.shape)):
-        raise UserError(f"held_out must be {list(as_train)}, as train has its images, not {list(held_out.shape)}.")
+        raise UserError(f"held_out must have the shape {list(as_train)}, as train has, not {list(held_out.shape)}.")
     for features, what in ((train.flatten(0, -2), "training"), (val, "validation"), (test, "test")):
         require_finite(features, f"{what} features")
     device = train.device if device is None else torch.device(device)
     train_labels = as_labels(train_labels, train, "training features", classes or None)
     val_labels = as_labels(val_labels, val, "validation features", classes or None)
     classes = classes or 1 + max(int(train_labels.max()), int(val_labels.max()))
-    fitted = functools.partial(fit_linear, classes=classes, epochs=epochs, batch=batch, seed=seed, device=device)
-    fit = fitted(train, train_labels, lrs=lrs, weight_decays=weight_decays)
+    fit_all = functools.partial(fit_linear, classes=classes, epochs=epochs, batch=batch, seed=seed, device=device)
+    fit = fit_all(train, train_labels, lrs=lrs, weight_decays=weight_decays)
     best = -1
     tried: list[dict[str, float]] = []
-    reached = _validate(metric, fit.scores(val.to(device)), val_labels)
-    for i, ((lr, decay), value) in enumerate(zip(fit.settings, reached, strict=True)):
+    validation = _validate(metric, fit.scores(val.to(device)), val_labels)
+    for i, ((lr, decay), value) in enumerate(zip(fit.settings, validation, strict=True)):
         tried.append({"lr": lr, "weight_decay": decay, "validation": value})
         if not math.isnan(value) and (best < 0 or value > tried[best]["validation"]):
             best = i
     if best < 0:
-        raise UserError("every learning rate of the linear probe diverged; give smaller ones with --lrs.")
+        raise UserError("Every learning rate of the linear probe diverged: give smaller ones with --lrs.")
     chosen = tried[best]
     if held_out is not None:
         labels, setting = torch.cat([train_labels, val_labels]), fit.settings[best]
         both = torch.cat([train, held_out.to(train)], dim=-2)
-        fit, best = fitted(both, labels, lrs=setting[:1], weight_decays=setting[1:]), 0
+        fit, best = fit_all(both, labels, lrs=setting[:1], weight_decays=setting[1:]), 0
     scores = fit.scores(test.to(device))[best]
     if not bool(torch.isfinite(scores).all()):
-        raise UserError("the linear probe diverged with all training images; give smaller learning rates with --lrs.")
+        raise UserError("The linear probe diverged with all training images: give smaller learning rates with --lrs.")
     return LinearResult(scores, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried)
 
 
 def _validate(metric: Metric, scores: Iterable[Tensor], labels: Tensor) -> list[float]:
-    """The validation score of every classifier, NaN for one that diverged."""
+    """Score every classifier on validation images; NaN if it diverged."""
     return [score(metric, one, labels) if bool(torch.isfinite(one).all()) else math.nan for one in scores]

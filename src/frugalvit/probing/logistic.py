@@ -1,8 +1,8 @@
 """The logistic-regression probe of EsViT B.3 (after CLIP): L-BFGS to convergence and a search over λ.
 
 The objective is that of scikit-learn's ``LogisticRegression(C=1 / λ)``: the **sum** of the losses over the images
-plus λ/2 |W|², the bias not penalised. Three and more classes: softmax cross-entropy. Two classes: one logistic output,
-as scikit-learn does. Several labels per image (VOC2007): one logistic output per class, all under the same λ.
+plus λ/2 |W|², without a penalty of the bias. Three and more classes: softmax cross-entropy. Two classes: one logistic
+output, as in scikit-learn. Several labels per image (VOC2007): one logistic output per class, all with the same λ.
 """
 
 from __future__ import annotations
@@ -10,22 +10,58 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frugalvit.config.probe import MAX_ITERATIONS
+from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
-from frugalvit.probing.metrics import Metric, require_finite, require_metric, score
+from frugalvit.probing.metrics import (
+    Metric,
+    classification_scores,
+    rank_classes,
+    require_finite,
+    require_metric,
+    score,
+)
+from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
+from frugalvit.probing.splits import ProbeData, make_probe_splits
 from frugalvit.probing.validation import as_labels, as_targets, as_tensors, require_features
+from frugalvit.utils import console
+from frugalvit.utils.tables import CommandResult
 
-# |gradient| <= 1 % of λ|W|: then f lies above its minimum by at most 1e-4 of the penalty λ/2 |W|², by strong convexity.
+# |gradient| <= 1 % of λ|W|: by strong convexity f is above its minimum by at most 1e-4 of the penalty λ/2 |W|².
 TOLERANCE = 1e-2
 STEPS_PER_DECADE = 8
 DECADES = 6  # λ from 1e-6 to 1e6
-STRIDE = 100.0  # from one λ to the next on the way to a weak one
+STRIDE = 100.0  # the ratio of successive λ on the path to a weak one
+
+
+def logistic(config: LogisticConfig) -> CommandResult:
+    """Search λ on validation images, fit on train + val, and score the test images."""
+
+    def score_features(inputs: ProbeInputs) -> ProbeScores:
+        splits = make_probe_splits(
+            inputs.features, inputs.classes, config.val_fraction, config.seed, labels=config.labels
+        )
+        scored = fit_and_score(splits, "accuracy", inputs.device, config.max_iterations)
+        result = scored.result
+        data: dict[str, Any] = {**scored.by_class, "val_top1": result.validation}
+        if scored.metric == "map11":
+            data = {"map11": scored.score, "val_map11": result.validation}
+        data |= {
+            "lambda": result.strength,
+            "iterations": result.iterations,
+            "tried": {f"{strength:.6g}": value for strength, value in result.tried.items()},
+            "train_images": len(splits.train) + len(splits.val),
+            "test_images": len(splits.test),
+        }
+        return ProbeScores(data, ("lambda", "iterations"), splits.notes)
+
+    return run_probe("logistic", config, score_features, multi_label=True)
 
 
 @dataclass
@@ -35,14 +71,14 @@ class LogisticFit:
     weight: Tensor
     bias: Tensor
     strengths: list[float]
-    present: Tensor  # the classes that occurred in training, (P,)
+    present: Tensor  # the classes with a training image, (P,)
     classes: int
     several_labels: bool
     iterations: list[int]
     converged: list[bool]
 
     def scores(self, features: Tensor) -> Tensor:
-        """Class scores (R, N, classes); a class without a training image is never chosen (-inf)."""
+        """Class scores (R, N, classes); -inf for a class without a training image."""
         logits = features.to(self.weight) @ self.weight + self.bias[:, None]
         if self.several_labels:
             return logits
@@ -53,30 +89,30 @@ class LogisticFit:
         return full
 
     def extrapolate(self, strength: float) -> tuple[Tensor, Tensor]:
-        """Weight (1, D, K) and bias (1, K) for another strength, on the line through the two nearest over log λ.
+        """Weight (1, D, K) and bias (1, K) for another λ, on the line through the two nearest over log λ.
 
-        Images that are told apart without a mistake have weights that grow with log 1/λ in one direction (Soudry et
-        al. 2018): the line leads on to the next. It is followed as far again as those two lie apart, no further.
+        The weights of separable classes grow with log 1/λ in one direction (Soudry et al. 2018), so the line leads to
+        the next λ. It is followed for at most the distance between those two.
         """
         away = [abs(math.log(other / strength)) for other in self.strengths]
         near, *others = sorted(range(len(away)), key=away.__getitem__)
         weight, bias = self.weight[near : near + 1], self.bias[near : near + 1]
-        apart = [i for i in others if self.strengths[i] != self.strengths[near]]
-        if not apart or away[near] == 0:
+        different = [i for i in others if self.strengths[i] != self.strengths[near]]
+        if not different or away[near] == 0:
             return weight, bias
-        next_to_it = apart[0]
-        gap = math.log(self.strengths[next_to_it] / self.strengths[near])
+        second = different[0]
+        gap = math.log(self.strengths[second] / self.strengths[near])
         share = max(-1.0, min(1.0, math.log(strength / self.strengths[near]) / gap))
-        return weight + share * (self.weight[next_to_it] - weight), bias + share * (self.bias[next_to_it] - bias)
+        return weight + share * (self.weight[second] - weight), bias + share * (self.bias[second] - bias)
 
 
 class LogisticRegression:
-    """The problem for one set of training images: its principal axes are found once and serve every strength."""
+    """The problem for one set of training images; its principal axes serve every λ."""
 
     def __init__(
         self, features: Tensor, targets: Tensor, classes: int | None = None, device: torch.device | str | None = None
     ) -> None:
-        """features (N, D); targets (N,) classes, or (N, C) of 0, 1 and -1 = unknown for several labels an image."""
+        """features (N, D); targets (N,) classes, or (N, C) of 0, 1 and -1 = unknown for several labels per image."""
         features, targets = as_tensors(features, targets)
         require_features("logistic regression", features)
         self.several_labels = targets.ndim == 2
@@ -98,7 +134,7 @@ class LogisticRegression:
             self.present, compact = targets.unique(return_inverse=True)
             self.classes = classes or int(targets.max()) + 1
             if len(self.present) < 2:
-                raise UserError("logistic regression needs training images of at least two classes; there is one.")
+                raise UserError("Logistic regression needs training images of at least two classes; there is one.")
             self.targets = compact[:, None] if len(self.present) == 2 else F.one_hot(compact, len(self.present))
         self.axes: Axes = principal_axes(features)
 
@@ -110,40 +146,41 @@ class LogisticRegression:
         max_iterations: int = MAX_ITERATIONS,
         tolerance: float = TOLERANCE,
     ) -> LogisticFit:
-        """Fit every strength, from strong to weak, each from where the ones before it and those of ``start`` lead to.
+        """Fit every strength, from strong to weak; each starts from the extrapolation of the ones before.
 
-        Few images can be told apart without a mistake. From zero the first step to a weak λ then overshoots to where no
-        curvature is left to go by, and the way back is long; the line through two stronger ones ends near the minimum.
+        A few images are separable. The first step from zero to a weak λ then overshoots to a region without curvature,
+        and the way back is long. The line through two stronger λ ends near the minimum.
         """
         if start is not None and not torch.equal(start.present, self.present):
-            start = None  # other classes: nothing to start from
-        found: dict[float, LogisticFit] = {}
-        known = start
+            start = None  # other classes
+        fits: dict[float, LogisticFit] = {}
+        earlier = start
         for strength in sorted(set(strengths), reverse=True):
-            for between in self._path_to(known, strength):
+            for between in self._path_to(earlier, strength):
                 loose = max(tolerance, TOLERANCE)
-                known = _after(known, self._fit_one(between, known, max_iterations, loose))
-            found[strength] = self._fit_one(strength, known, max_iterations, tolerance)
-            known = _after(known, found[strength])
-        return _joined([found[strength] for strength in strengths])
+                earlier = _append(earlier, self._fit_one(between, earlier, max_iterations, loose))
+            fits[strength] = self._fit_one(strength, earlier, max_iterations, tolerance)
+            earlier = _append(earlier, fits[strength])
+        return _concat([fits[strength] for strength in strengths])
 
-    def _path_to(self, known: LogisticFit | None, strength: float) -> Iterator[float]:
-        """Strengths to fit first, where the next stronger one known is far; from the loss's own curvature on, if none.
+    def _path_to(self, earlier: LogisticFit | None, strength: float) -> Iterator[float]:
+        """Yield the strengths to fit first if the next stronger fit is far away, or if there is none.
 
-        The curvature of the softmax at zero is at most 1/4 of the spectrum: a stronger λ has its minimum next to zero.
+        Without one the path starts at the loss's own curvature, at most 1/4 of the spectrum for the softmax at zero:
+        the minimum of a stronger λ is next to zero.
         """
-        stronger = [other for other in known.strengths if other >= strength] if known is not None else []
+        stronger = [other for other in earlier.strengths if other >= strength] if earlier is not None else []
         last = min(stronger, default=float(self.axes.spectrum.max()) / 4 if len(self.axes.spectrum) else 0.0)
         while last > 1.01 * STRIDE * strength:
             last /= STRIDE
             yield last
 
     def _fit_one(
-        self, strength: float, known: LogisticFit | None, max_iterations: int, tolerance: float
+        self, strength: float, earlier: LogisticFit | None, max_iterations: int, tolerance: float
     ) -> LogisticFit:
-        weight, bias = (None, None) if known is None else self.axes.into(*known.extrapolate(strength))
+        weight, bias = (None, None) if earlier is None else self.axes.into(*earlier.extrapolate(strength))
         outputs = self.targets.shape[1]
-        found = minimise(
+        minimum = minimise(
             self.axes,
             self.targets,
             self.axes.rows.new_tensor([strength]),
@@ -153,20 +190,20 @@ class LogisticRegression:
             max_iterations=max_iterations,
             tolerance=tolerance,
         )
-        weight, bias = self.axes.back(found.weight, found.bias)
+        weight, bias = self.axes.back(minimum.weight, minimum.bias)
         if outputs > 1 and not self.several_labels:
-            bias = bias - bias.mean(dim=1, keepdim=True)  # softmax ignores a common shift: zero mean, as is usual
-        converged = found.converged.tolist()
+            bias = bias - bias.mean(dim=1, keepdim=True)  # softmax ignores a common shift: choose a zero mean
+        converged = minimum.converged.tolist()
         shared = (self.present, self.classes, self.several_labels)
-        return LogisticFit(weight, bias, [strength], *shared, found.iterations.tolist(), converged)
+        return LogisticFit(weight, bias, [strength], *shared, minimum.iterations.tolist(), converged)
 
 
 def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[float, dict[float, float]]:
-    """CLIP's parametric binary search: the best λ on a grid of 8 steps a decade, and the score of every λ tried.
+    """CLIP's binary search: return the best λ on a grid of 8 steps a decade, and the score of every λ tried.
 
-    Starts from {1e-6, 1e-4, 1e-2, 1, 1e2, 1e4, 1e6} and halves the interval around the peak until it is one step wide:
-    15 evaluations instead of 97. Of several equally good λ the middle one counts as the peak: the edges of a plateau,
-    found on a few validation images, are where it may end.
+    The search starts from {1e-6, 1e-4, 1e-2, 1, 1e2, 1e4, 1e6} and halves the interval around the peak until it is one
+    step wide: 15 evaluations instead of 97. Of equally good λ the middle one is the peak: with few validation images
+    the edges of a plateau are uncertain.
     """
     end = DECADES * STEPS_PER_DECADE
     spacing = 2 * STEPS_PER_DECADE
@@ -185,7 +222,7 @@ def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[flo
 
 @dataclass
 class LogisticResult:
-    """What the probe found: ``scores`` (N_test, classes) of the test images and how λ was chosen."""
+    """Scores (N_test, classes) of the test images, and how λ was chosen."""
 
     scores: Tensor
     strength: float
@@ -209,15 +246,15 @@ def logistic_probe(
     max_iterations: int = MAX_ITERATIONS,
     tolerance: float = TOLERANCE,
 ) -> LogisticResult:
-    """Choose λ on the validation images, fit again on training + validation images, and score the test images once.
+    """Choose λ on the validation images, fit on training + validation images, and score the test images.
 
-    train_targets, val_targets: whole numbers from 0 on, (N,) or a column (N, 1), of any type; or, with
-        ``metric="map11"``, several labels an image: (N, C) of 1 = present, 0 = absent and -1 = unknown.
+    train_targets, val_targets: integers from 0, (N,) or (N, 1), of any type; with ``metric="map11"`` several labels per
+        image, (N, C) of 1 = present, 0 = absent and -1 = unknown.
     """
     train, val, test = as_tensors(train, val, test)
     require_metric(metric)
     if len(val) == 0:
-        raise UserError("the search over λ needs validation images; give a val split or more training images.")
+        raise UserError("The search over λ needs validation images: give a val split or more training images.")
     require_features("logistic regression", train, val, test)
     require_finite(val, "validation features")
     require_finite(test, "test features")
@@ -226,7 +263,7 @@ def logistic_probe(
         val_targets = as_targets(val_targets, val, "validation features")
         if train_targets.shape[1] != val_targets.shape[1]:
             widths = f"{train_targets.shape[1]} classes, but validation targets {val_targets.shape[1]}"
-            raise UserError(f"training targets have {widths}: both need a column for every class.")
+            raise UserError(f"Training targets have {widths}: both need a column for every class.")
     else:
         train_targets = as_labels(train_targets, train, "training features", classes or None)
         val_targets = as_labels(val_targets, val, "validation features", classes or None)
@@ -237,12 +274,13 @@ def logistic_probe(
     fits: list[LogisticFit] = []
 
     def evaluate(strengths: list[float]) -> list[float]:
-        fits.append(problem.fit(strengths, _joined(fits) if fits else None, max_iterations, tolerance))
+        fits.append(problem.fit(strengths, _concat(fits) if fits else None, max_iterations, tolerance))
         return [score(metric, scores, val_targets.to(device)) for scores in fits[-1].scores(val)]
 
     strength, tried = search_strength(evaluate)
-    both = LogisticRegression(torch.cat([train.to(device), val]), _cat(train_targets, val_targets), classes, device)
-    # Not from the fit without the validation images: a weak λ is so sure of its answers that mistakes mend slowly.
+    targets = torch.cat([train_targets, val_targets.to(train_targets.device)])
+    both = LogisticRegression(torch.cat([train.to(device), val]), targets, classes, device)
+    # From zero, not from the fit without the validation images: with a weak λ its mistakes are corrected slowly.
     final = both.fit([strength], None, max_iterations, tolerance)
     return LogisticResult(
         final.scores(test.to(device))[0],
@@ -255,8 +293,38 @@ def logistic_probe(
     )
 
 
-def _joined(fits: Sequence[LogisticFit]) -> LogisticFit:
-    """The strengths of all as one."""
+@dataclass
+class LogisticScore:
+    """Logistic regression on a dataset: the score by its metric, and by classes if an image has one label."""
+
+    metric: Metric
+    score: float
+    by_class: dict[str, float]
+    result: LogisticResult
+
+
+def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_iterations: int) -> LogisticScore:
+    """Search λ on the validation images, fit on train + val, score the test images; mAP for several labels."""
+    multi_label = data.train.targets.ndim == 2
+    metric = "map11" if multi_label else metric
+    result = logistic_probe(
+        data.train.features,
+        data.train.targets,
+        data.val.features,
+        data.val.targets,
+        data.test.features,
+        metric=metric,
+        classes=data.classes,
+        device=device,
+        max_iterations=max_iterations,
+    )
+    if not result.converged:
+        console.warning(f"L-BFGS reached its limit of {max_iterations} iterations; raise --max-iterations")
+    by_class = {} if multi_label else classification_scores(rank_classes(result.scores), data.test.targets)
+    return LogisticScore(metric, score(metric, result.scores, data.test.targets), by_class, result)
+
+
+def _concat(fits: Sequence[LogisticFit]) -> LogisticFit:
     return LogisticFit(
         torch.cat([fit.weight for fit in fits]),
         torch.cat([fit.bias for fit in fits]),
@@ -269,12 +337,8 @@ def _joined(fits: Sequence[LogisticFit]) -> LogisticFit:
     )
 
 
-def _after(known: LogisticFit | None, fit: LogisticFit) -> LogisticFit:
-    return fit if known is None else _joined([known, fit])
-
-
-def _cat(first: Tensor, second: Tensor) -> Tensor:
-    return torch.cat([first, second.to(first.device)])
+def _append(earlier: LogisticFit | None, fit: LogisticFit) -> LogisticFit:
+    return fit if earlier is None else _concat([earlier, fit])
 
 
 def _strength(step: int) -> float:

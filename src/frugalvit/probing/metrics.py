@@ -1,6 +1,6 @@
-"""The metrics of EsViT's Table 9, in percent: accuracy, mean per class, 11-point mAP, ROC-AUC.
+"""The metrics of EsViT's Table 9: accuracy, mean per class, 11-point mAP, ROC-AUC.
 
-Everything takes plain tensors on any device and returns a Python float in [0, 100].
+Every metric takes tensors on any device and returns a float in [0, 100].
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
-from frugalvit.probing.validation import as_labels, as_targets, shape_words
+from frugalvit.probing.validation import as_labels, as_targets, shape_text
 
 Metric = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
 METRIC_NAMES: dict[Metric, str] = {
@@ -22,23 +22,22 @@ METRIC_NAMES: dict[Metric, str] = {
     "map11": "11-point mAP",
     "roc_auc": "ROC AUC",
 }
+NO_TEST_IMAGES = "There are no test images to score: give a test split with at least one labelled image."
 SINGLE_LABEL = tuple(metric for metric in METRIC_NAMES if metric != "map11")
 
 
 def score(metric: Metric, scores: Tensor, targets: Tensor) -> float:
-    """One metric of class scores (N, C) against targets: (N,) classes, or (N, C) labels for "map11"."""
+    """Compute one metric of class scores (N, C); targets: (N,) classes, or (N, C) labels for "map11"."""
     require_metric(metric)
     if metric == "map11":
         targets = as_targets(targets, scores, "rows of scores").to(scores.device)
         if targets.shape != scores.shape:
-            raise UserError(
-                f"scores are {shape_words(scores)}, but targets {shape_words(targets)}: one for each class."
-            )
+            raise UserError(f"Scores are {shape_text(scores)}, but targets {shape_text(targets)}: one for each class.")
         return eleven_point_map(scores, targets)
     targets = as_labels(targets, scores, "rows of scores", scores.shape[1]).to(scores.device)
     if metric == "roc_auc":
         if scores.shape[1] != 2:
-            raise UserError(f"ROC-AUC is for two classes; this dataset has {scores.shape[1]}.")
+            raise UserError(f"ROC-AUC needs two classes; this dataset has {scores.shape[1]}.")
         return roc_auc(scores[:, 1] - scores[:, 0], targets)
     ranked = rank_classes(scores, 1)
     if metric == "accuracy":
@@ -47,45 +46,45 @@ def score(metric: Metric, scores: Tensor, targets: Tensor) -> float:
 
 
 def require_metric(metric: str, known: Collection[str] = tuple(METRIC_NAMES)) -> None:
-    """Refuse a word that is none of the known metrics."""
+    """Raise an error if the name is not one of the known metrics."""
     if metric not in known:
         *others, last = (f'"{name}"' for name in known)
-        raise UserError(f'the metric is {", ".join(others)} or {last} here, not "{metric}".')
+        raise UserError(f'The metric must be {", ".join(others)} or {last}, not "{metric}".')
 
 
 def require_finite(values: Tensor, what: str) -> None:
-    """Refuse NaN and infinite values: they would sort anywhere and give a number that means nothing."""
+    """Raise an error if rows hold NaN or infinite values: their order, and so every score, is undefined."""
     bad = ~torch.isfinite(values).flatten(1).all(dim=1)
     if bad.any():
         raise UserError(
             f"{what}: {int(bad.sum())} of {len(values)} rows hold NaN or infinite values; "
-            "the model is broken (or overflowed in low precision: try --precision 32)."
+            "the weights are damaged, or half precision overflowed (try --precision 32)."
         )
 
 
 def top_k_accuracy(ranked: Tensor, labels: Tensor, k: int = 1) -> float:
-    """Share of rows whose label is among the first k ranked classes. ranked: (N, >= 1), best first; labels: (N,).
+    """Share of rows whose label is among the first k ranked classes; ranked: (N, >= 1), labels: (N,).
 
-    With fewer than k classes the k is the number of classes, so top-5 of two classes is 100.
+    With fewer than k classes all of them count, so top-5 of two classes is 100.
     """
     if len(labels) == 0:
-        raise UserError("there are no test images to score; give a test split with at least one labelled image.")
+        raise UserError(NO_TEST_IMAGES)
     hits = (ranked[:, :k] == labels[:, None].to(ranked.device)).any(dim=1)
     return 100.0 * hits.double().mean().item()
 
 
 def rank_classes(scores: Tensor, k: int = 5) -> Tensor:
-    """The k best classes of every row, best first, ties to the smaller index. scores: (N, C) -> (N, min(k, C))."""
+    """The k best classes of every row, ties to the smaller index: (N, C) -> (N, min(k, C))."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
 
 def mean_per_class(predicted: Tensor, labels: Tensor) -> float:
-    """The mean over classes of the share of that class's images that are recognised. predicted, labels: (N,).
+    """Mean over classes of the accuracy on the class's images; predicted, labels: (N,).
 
-    A class without a test image has no accuracy and is left out of the mean.
+    Classes without a test image do not count.
     """
     if len(labels) == 0:
-        raise UserError("there are no test images to score; give a test split with at least one labelled image.")
+        raise UserError(NO_TEST_IMAGES)
     labels = labels.to(predicted.device)
     classes = int(labels.max()) + 1
     total = torch.bincount(labels, minlength=classes).double()
@@ -95,7 +94,7 @@ def mean_per_class(predicted: Tensor, labels: Tensor) -> float:
 
 
 def classification_scores(ranked: Tensor, labels: Tensor) -> dict[str, float]:
-    """The three words every classifier is reported with: top1, top5, mean_per_class."""
+    """Return the scores of every classifier: top1, top5, mean_per_class."""
     return {
         "top1": top_k_accuracy(ranked, labels, 1),
         "top5": top_k_accuracy(ranked, labels, 5),
@@ -104,12 +103,12 @@ def classification_scores(ranked: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:
-    """Where the share of right answers lies with 95 % certainty, by ``count`` images alone, in percent (Wilson 1927).
+    """The 95 % interval of an accuracy measured on ``count`` images, in percent (Wilson 1927).
 
-    It stays between 0 and 100 and means something where all or none are right, as the usual ± does not.
+    It stays within 0 and 100, also if all or none are right.
     """
     if count == 0:
-        raise UserError("there are no test images to score; give a test split with at least one labelled image.")
+        raise UserError(NO_TEST_IMAGES)
     z = 1.959963984540054  # of 95 %
     share, weight = right / count, z * z / count
     middle = (share + weight / 2) / (1 + weight)
@@ -118,33 +117,33 @@ def wilson_interval(right: int, count: int) -> tuple[float, float]:
 
 
 def eleven_point_average_precision(scores: Tensor, targets: Tensor) -> float:
-    """VOC 2007's average precision of one class: AP = 1/11 sum over r in {0, .1 .. 1} of max precision at recall >= r.
+    """VOC 2007's AP of one class: 1/11 sum over r in {0, .1 .. 1} of the max precision at recall >= r.
 
-    scores: (N,); targets: (N,) with 1 = present, 0 = absent, -1 = difficult (left out, as the devkit does).
-    Images of equal score enter together, so the result does not depend on their order.
+    scores: (N,); targets: (N,) with 1 = present, 0 = absent, -1 = difficult (ignored, as in the devkit).
+    Images of equal score count together, so the result does not depend on their order.
     """
-    kept = targets >= 0
-    scores, targets = scores[kept].double(), targets[kept].double()
+    rated = targets >= 0
+    scores, targets = scores[rated].double(), targets[rated].double()
     positives = targets.sum()
     if positives == 0:
-        raise UserError("average precision needs at least one positive test image of the class.")
+        raise UserError("Average precision needs at least one positive test image of the class.")
     order = scores.argsort(descending=True, stable=True)
     scores, targets = scores[order], targets[order]
     last_of_tie = torch.ones_like(scores, dtype=torch.bool)
     last_of_tie[:-1] = scores[1:] != scores[:-1]
-    found = targets.cumsum(0)
-    seen = torch.arange(1, len(targets) + 1, device=targets.device, dtype=torch.float64)
-    precision, recall = (found / seen)[last_of_tie], (found / positives)[last_of_tie]
+    hits = targets.cumsum(0)
+    ranks = torch.arange(1, len(targets) + 1, device=targets.device, dtype=torch.float64)
+    precision, recall = (hits / ranks)[last_of_tie], (hits / positives)[last_of_tie]
     levels = torch.arange(11, device=targets.device, dtype=torch.float64) / 10
     reached = recall[None] >= levels[:, None]
     return 100.0 * (reached * precision).amax(dim=1).mean().item()
 
 
 def eleven_point_map(scores: Tensor, targets: Tensor) -> float:
-    """Mean of the 11-point average precision over the classes with a positive image. scores, targets: (N, C)."""
+    """Mean 11-point average precision of the classes with a positive image; scores, targets: (N, C)."""
     present = [c for c in range(targets.shape[1]) if (targets[:, c] == 1).any()]
     if not present:
-        raise UserError("mean average precision needs at least one positive test image.")
+        raise UserError("Mean average precision needs at least one positive test image.")
     return sum(eleven_point_average_precision(scores[:, c], targets[:, c]) for c in present) / len(present)
 
 
@@ -156,7 +155,7 @@ def roc_auc(scores: Tensor, labels: Tensor) -> float:
     positive = labels.bool().to(scores.device)
     positives, negatives = int(positive.sum()), int((~positive).sum())
     if positives == 0 or negatives == 0:
-        raise UserError("ROC-AUC needs test images of both classes; this test split holds only one.")
+        raise UserError("ROC-AUC needs test images of both classes; this test split has one class.")
     _, tie, count = scores.double().unique(return_inverse=True, return_counts=True)
     count = count.double()
     mean_rank = count.cumsum(0) - (count - 1) / 2

@@ -1,4 +1,4 @@
-"""The suite's results as people and papers want them: a table like EsViT's Table 10, CSV, LaTeX, bars like Fig. 5."""
+"""The suite's results as a table (EsViT, Table 10), CSV, LaTeX and bars (Fig. 5)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Scores = dict[str, dict[str, Any]]  # by dataset
 
 
 def average(results: Iterable[dict[str, Any]]) -> float:
-    """The mean score of the datasets that could be scored; NaN if none."""
+    """The mean score of the datasets with a score; NaN if there are none."""
     values = [result["score"] for result in results if "score" in result]
     return statistics.fmean(values) if values else float("nan")
 
 
 def suite_result(entries: Sequence[Entry], labels: list[str], scores: list[Scores], out: Path) -> CommandResult:
-    """Put the results together, and write suite.csv, suite.tex and suite.png into ``out``."""
+    """Combine the results, and write suite.csv, suite.tex and suite.png into ``out``."""
     complete = [entry for entry in entries if all("score" in model.get(entry.name, {}) for model in scores)]
     averages = [average(model[entry.name] for entry in complete) for model in scores]
     wins = None
@@ -41,7 +41,7 @@ def suite_result(entries: Sequence[Entry], labels: list[str], scores: list[Score
     data: dict[str, Any] = {"average": averages[0] if complete else None, "scored": len(complete), "datasets": datasets}
     if wins is not None:
         data |= {"average_against": averages[1] if complete else None, "wins": wins}
-    notes = [f"{out}/suite.csv, suite.tex, suite.png and one JSON file a dataset and model"]
+    notes = [f"{out}/suite.csv, suite.tex, suite.png and one JSON file per dataset and model"]
     if wins is not None:
         notes.insert(0, f"{labels[0]} wins on {wins} of {len(complete)} datasets against {labels[1]}")
     missing: list[list[object]] = []
@@ -58,7 +58,7 @@ def suite_result(entries: Sequence[Entry], labels: list[str], scores: list[Score
 
 
 def _csv(entries: Sequence[Entry], labels: list[str], scores: list[Scores]) -> str:
-    """One line a dataset, unrounded."""
+    """Write one line per dataset, unrounded."""
     facts = ["metric", "classes", "train_images", "test_images"]
     rows = [
         [
@@ -72,7 +72,7 @@ def _csv(entries: Sequence[Entry], labels: list[str], scores: list[Scores]) -> s
 
 
 def _latex(entries: Sequence[Entry], labels: list[str], scores: list[Scores], averages: list[float]) -> str:
-    """The better of two models in bold."""
+    """Write one line per dataset, the better of two models in bold."""
     rows = [
         [
             entry.title,
@@ -82,7 +82,7 @@ def _latex(entries: Sequence[Entry], labels: list[str], scores: list[Scores], av
         for entry in entries
     ]
     last = [["Average", "", *_bold_best(averages, 2)]] if entries else []
-    return as_latex(["Dataset", "Metric", *labels], rows, last, words=2)
+    return as_latex(["Dataset", "Metric", *labels], rows, last, left_columns=2)
 
 
 def _table(entries: Sequence[Entry], labels: list[str], scores: list[Scores], averages: list[float] | None) -> Table:
@@ -92,7 +92,7 @@ def _table(entries: Sequence[Entry], labels: list[str], scores: list[Scores], av
         if entry.name not in scores[0]:
             continue
         values = [model[entry.name].get("score") for model in scores]
-        measured = scores[0][entry.name].get("metric", entry.metric)  # own data of several labels: found while scoring
+        measured = scores[0][entry.name].get("metric", entry.metric)  # own data may turn out to have several labels
         rows.append([entry.title, METRIC_NAMES[measured], *_with_difference(values)])
     if averages is not None:
         rows.append(["Average", "", *_with_difference(averages)])
@@ -100,25 +100,25 @@ def _table(entries: Sequence[Entry], labels: list[str], scores: list[Scores], av
 
 
 def _with_difference(values: Sequence[float | None]) -> list[object]:
-    shown: list[object] = list(values)
+    cells: list[object] = list(values)
     if len(values) == 2:
         first, second = values
-        shown.append(None if first is None or second is None else f"{first - second:+.2f}")
-    return shown
+        cells.append(None if first is None or second is None else f"{first - second:+.2f}")
+    return cells
 
 
 def _dataset(entry: Entry, scores: list[Scores]) -> dict[str, Any]:
-    """What --json says of one dataset."""
-    shown: dict[str, Any] = {"title": entry.title, "metric": entry.metric, "status": entry.status}
+    """Describe one dataset for --json."""
+    data: dict[str, Any] = {"title": entry.title, "metric": entry.metric, "status": entry.status}
     if entry.name not in scores[0]:
-        return shown | {"what_to_do": entry.instruction}
+        return data | {"what_to_do": entry.instruction}
     first = {key: value for key, value in scores[0][entry.name].items() if key != "identity"}
     if "error" in first:
-        shown["status"] = "failed"
-    shown |= first
+        data["status"] = "failed"
+    data |= first
     if len(scores) == 2:
-        shown["against"] = scores[1][entry.name].get("score")
-    return shown
+        data["against"] = scores[1][entry.name].get("score")
+    return data
 
 
 def _draw(entries: Sequence[Entry], labels: list[str], scores: list[Scores], wins: int | None, path: Path) -> None:
@@ -132,14 +132,14 @@ def _draw(entries: Sequence[Entry], labels: list[str], scores: list[Scores], win
 
 
 def _distinct(labels: list[str]) -> list[str]:
-    """Column names that differ even where two runs' folders are called the same."""
-    return [f"{label} ({place})" if labels.count(label) > 1 else label for place, label in enumerate(labels, 1)]
+    """Number the column names if two runs have the same name."""
+    return [f"{label} ({number})" if labels.count(label) > 1 else label for number, label in enumerate(labels, 1)]
 
 
 def _bold_best(values: Sequence[float], digits: int) -> list[str]:
     best = max(values) if len(values) > 1 else None
-    shown = [f"{value:.{digits}f}" for value in values]
-    return [Bold(text) if value == best else text for value, text in zip(values, shown, strict=True)]
+    texts = [f"{value:.{digits}f}" for value in values]
+    return [Bold(text) if value == best else text for value, text in zip(values, texts, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Features and labels as people have them: tensors, numpy's arrays, lists."""
+"""Check and convert features and labels: tensors, numpy arrays or lists."""
 
 from __future__ import annotations
 
@@ -11,79 +11,79 @@ from frugalvit.errors import UserError
 
 
 def as_tensors(*arrays: Any) -> tuple[Any, ...]:
-    """Every array as a tensor; None stays."""
+    """Convert every array to a tensor; None stays None."""
     return tuple(None if array is None else _as_tensor(array) for array in arrays)
 
 
-def require_features(whose: str, training: Tensor, *others: Tensor, views: bool = False) -> None:
-    """Training features (N, D), with ``views`` also (V, N, D), and others of the same width."""
+def require_features(user: str, training: Tensor, *others: Tensor, views: bool = False) -> None:
+    """Check that training features are (N, D), with ``views`` also (V, N, D), and others as wide."""
     fit = training.ndim in ((2, 3) if views else (2,))
     if not fit or any(other.ndim != 2 or other.shape[1] != training.shape[-1] for other in others):
-        shapes = " and ".join(shape_words(part) for part in (training, *others))
-        raise UserError(f"{whose} needs (N, D) features of one width, not {shapes}.")
+        shapes = " and ".join(shape_text(part) for part in (training, *others))
+        raise UserError(f"{user} needs (N, D) features of one width, not {shapes}.")
 
 
 def as_labels(labels: Any, features: Tensor, what: str, classes: int | None = None) -> Tensor:
-    """One class for every image of ``features`` (..., N, D), as int64 (N,); ``what`` they are goes into the message.
+    """Convert labels to int64 (N,), one class for every image of ``features`` (..., N, D).
 
-    Whole numbers of any type are taken, bool and float too, and a column (N, 1) of them. A negative one would count
-    classes from the end, and one beyond ``classes`` be a class that nothing can answer: both are refused.
+    Integers of any type are accepted, bool and float too, as (N,) or (N, 1). Numbers below 0 and beyond ``classes`` are
+    errors. ``what`` names the features in messages.
     """
     labels = _as_tensor(labels)
     column = labels.ndim == 2 and labels.shape[1] == 1
     if labels.ndim != 1 and not column:
         raise UserError(
-            f"the labels of the {what} are one class an image, (N,), not {shape_words(labels)}: give targets.argmax(1) "
-            'of one-hot targets; several labels an image are for logistic_probe with metric="map11".'
+            f"The labels of the {what} must be (N,), one class per image, not {shape_text(labels)}: give "
+            'targets.argmax(1) of one-hot targets, or use logistic_probe with metric="map11" for several labels.'
         )
-    labels = _as_whole(labels.flatten(), features, what)
+    labels = _as_integers(labels.flatten(), features, what)
     smallest, largest = int(labels.min()), int(labels.max())
     if smallest < 0:
         raise UserError(
-            f"the labels of the {what} hold {smallest}, but classes are numbered from 0: "
-            "number them anew, as numpy.unique(labels, return_inverse=True) does."
+            f"The labels of the {what} hold {smallest}, but classes start at 0: "
+            "renumber them with numpy.unique(labels, return_inverse=True)."
         )
     if classes is not None and largest >= classes:
         raise UserError(
-            f"the labels of the {what} hold {largest}, but of {classes} classes the last is {classes - 1}: "
-            f"there must be at least {largest + 1} classes."
+            f"The labels of the {what} hold {largest}, but the last of {classes} classes is {classes - 1}: "
+            f"give at least {largest + 1} classes."
         )
     return labels
 
 
 def as_targets(targets: Any, features: Tensor, what: str) -> Tensor:
-    """Several labels for every image of ``features`` (N, D), as int64 (N, C): 1 present, 0 absent, -1 unknown."""
+    """Convert several labels per image to int64 (N, C): 1 present, 0 absent, -1 unknown."""
     targets = _as_tensor(targets)
     if targets.ndim != 2:
         raise UserError(
-            f"several labels an image are targets (N, C), not {shape_words(targets)} as of the {what}: "
-            'for one label an image take another metric than "map11".'
+            f"The targets of the {what} must be (N, C), not {shape_text(targets)}: "
+            'for one label per image use another metric than "map11".'
         )
-    targets = _as_whole(targets, features, what)
+    targets = _as_integers(targets, features, what)
     if bool(((targets < -1) | (targets > 1)).any()):
         raise UserError(
-            f"targets (N, C) are 1 = present, 0 = absent or -1 = unknown, but those of the {what} "
-            f"go from {int(targets.min())} to {int(targets.max())}: give a column of 0 and 1 for every class."
+            f"The targets of the {what} go from {int(targets.min())} to {int(targets.max())}, but must be "
+            "1 = present, 0 = absent or -1 = unknown: give a column of 0 and 1 for every class."
         )
     return targets
 
 
-def shape_words(array: Tensor) -> str:
-    """As 300x64; a single number has no shape."""
-    return "x".join(str(size) for size in array.shape) or "a single number"
+def shape_text(array: Tensor) -> str:
+    """Write a shape as 300x64; a scalar has none."""
+    return "x".join(str(size) for size in array.shape) or "a scalar"
 
 
-def _as_whole(numbers: Tensor, features: Tensor, what: str) -> Tensor:
-    """As int64, where all are whole and there are as many as images, at least one."""
+def _as_integers(numbers: Tensor, features: Tensor, what: str) -> Tensor:
+    """Convert to int64; an error if the count differs from that of the images or a number is not whole."""
     images = features.shape[-2]
     if images != len(numbers) or images == 0:
-        raise UserError(f"{images} {what} but {len(numbers)} labels.")
-    if numbers.is_floating_point():  # a table read with gaps has 3.0 for class 3, and NaN for the gaps
-        broken = numbers[~torch.isfinite(numbers) | (numbers != numbers.floor())]
-        if len(broken):
+        raise UserError(f"There are {images} {what} but {len(numbers)} labels.")
+    if numbers.is_floating_point():  # a table with gaps is read as floats: 3.0 for class 3, NaN for a gap
+        invalid = numbers[~torch.isfinite(numbers) | (numbers != numbers.floor())]
+        if len(invalid):
             raise UserError(
-                f"the labels of the {what} hold {broken[0].item():g}, but classes are whole numbers: "
-                "number them from 0, as numpy.unique(labels, return_inverse=True) does."
+                f"The labels of the {what} hold {invalid[0].item():g}, but classes are integers: "
+                "number them with numpy.unique(labels, return_inverse=True)."
             )
     return numbers.detach().to(torch.int64)
 
@@ -94,5 +94,5 @@ def _as_tensor(array: Any) -> Tensor:
     try:
         return torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
-        why = (str(error).splitlines() or [""])[0]
-        raise UserError(f"features and labels are numbers, as tensors or numpy arrays: {why}") from None
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(f"Features and labels must be tensors or numpy arrays of numbers: {reason}") from None

@@ -1,1 +1,1 @@
-"""What is shown to people: figures for papers, and one self-contained page per run."""
+"""The report: one self-contained HTML page per run."""

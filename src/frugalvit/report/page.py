@@ -1,28 +1,28 @@
-"""The report of one or several runs: one HTML file that needs nothing else, and the explorer as such a file.
+"""Write the report of one or several runs, or the explorer, as one HTML file that needs nothing else.
 
-A page is made from files only. What a run folder may hold, every part optional:
+A report is made from the files of a run folder. All are optional:
 
-    metrics.jsonl      one object per line: {"step": 120, "epoch": 1.5, "split": "train", "loss": 2.3, …}; every other
-                       number becomes a curve
+    metrics.jsonl      one object per line: {"step": 120, "epoch": 1.5, "split": "train", "loss": 2.3, …}; all other
+                       numbers become curves
     config.yaml        all options
-    decisions.json     what "auto" chose, for a run that has no summary yet
-    summary.json       {"task": "train", "top1": 0.71, …,                         single values: the table of results
-                        "knn": {"20": 0.6},                                       one level of numbers beneath
-                        "knn_on": "sample",                                       k-NN asked images learned from
-                        "alarms": ["teacher entropy …"],                          signs of a run that goes wrong
-                        "auto": [{"name": …, "value": …, "reason": …}],           what "auto" chose, and why
+    decisions.json     the auto values, for a run without a summary
+    summary.json       {"task": "train", "top1": 0.71, …,                         scalars: the table of results
+                        "knn": {"20": 0.6},                                       scalars, one level deeper
+                        "knn_on": "sample",                                       k-NN was scored on training images
+                        "alarms": ["teacher entropy …"],                          problems of the run
+                        "auto": [{"name": …, "value": …, "reason": …}],           the auto values
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
-    data.json          {"used": {"train": 80}, "notes": ["val is made from train …"],     images of each part, what was
-                        "left_out": {"count": 1, "files": [{"name", "split", "reason"}]}} said of them, unreadable files
+    data.json          {"used": {"train": 80}, "notes": ["val is made from train …"],     images per split, notes,
+                        "left_out": {"count": 1, "files": [{"name", "split", "reason"}]}} unreadable files
     mistakes.json      [{"image": a data URI or a file in the folder, "label": …, "predicted": …, "probability": 0.98,
                         "file": its name in the data}]
     augmentations.jpg  training images after augmentation
-    transfer_report.json  of detection and segmentation: see transfer.py
+    transfer_report.json  of detection and segmentation: see dense_sections.py
     comparison.json    in a folder of runs: {"metric": …, "settings": {name: {"mean", "deviation", "values"}},
                        "differences": {name: {"mean", "low", "high", "p_value", "count"}}}
-    lens.json          what ``visualization.explorer_data.gather`` found: similarities and attention for the explorer
+    lens.json          similarities and attention for the explorer, from ``visualization.explorer_data.gather``
 
-``write_report`` writes lens.json itself when it is given the model and examples.
+``write_report`` writes lens.json if it gets the model and examples.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from frugalvit.errors import UserError
 from frugalvit.report import dense_sections, sections, svg_charts
-from frugalvit.report import sections as dataset
-from frugalvit.report.run_record import RunRecord, find_runs, name_apart, read_comparison, read_run
+from frugalvit.report.run_record import RunRecord, find_runs, make_names_unique, read_comparison, read_run
 from frugalvit.utils import console, palette
 from frugalvit.utils.files import write_text
 from frugalvit.utils.text import truncate_list
@@ -52,9 +51,8 @@ if TYPE_CHECKING:
 
 GENERATOR = '<meta name="generator" content="frugalvit">'
 _EXAMPLES_SHOWN = 2
-_NAMED = 3
-_HEAVIEST_LENS = 6_000_000
-"""Bytes of similarities and attention in one report."""
+_NAMES_SHOWN = 3
+_MAX_LENS_BYTES = 6_000_000  # of similarities and attention in one report
 
 
 def write_report(
@@ -65,59 +63,57 @@ def write_report(
     examples: ImageDataset | None = None,
     seen: Mapping[Path, dict[str, Any]] | None = None,
 ) -> Path:
-    """Write the report of ``runs`` to ``out`` and return it.
+    """Write the report of ``runs`` to ``out`` and return its path.
 
-    model:    looks at a few of the ``examples`` for the explorer; what it saw is saved as lens.json in the first
-              run's folder
-    examples: images to look at, usually the validation split
-    seen:     by run folder, what its model saw already (``visualization.explorer_data.gather``); saved likewise
+    model:    of the first run; the explorer shows its view of a few ``examples``, which is saved as lens.json
+    examples: images for the explorer, usually the validation split
+    seen:     explorer data by run folder (``visualization.explorer_data.gather``), saved as lens.json
     """
     folders = find_runs([Path(run) for run in runs])
     seen = dict(seen or {})
     if model is not None and examples is not None:
-        found = _look(folders[0], model, examples)
-        seen |= {folders[0]: found} if found else {}
+        lens = _explore(folders[0], model, examples)
+        seen |= {folders[0]: lens} if lens else {}
     records = [read_run(folder, seen.get(folder)) for folder in folders]
-    name_apart(records)
-    compared = {str(run): found for run in runs if (found := read_comparison(Path(run)))}
-    text = report(records, compared, mark(runs, out))
-    for folder, lens in seen.items():  # once the page is made: what cannot be shown must not stay in the folder
+    make_names_unique(records)
+    compared = {str(run): result for run in runs if (result := read_comparison(Path(run)))}
+    text = report(records, compared, page_tag(runs, out))
+    for folder, lens in seen.items():  # after the page is made: a lens that cannot be shown must not stay in the folder
         write_text(folder / "lens.json", json.dumps(lens))
     write_text(out, text)
     return out
 
 
-def mark(runs: Sequence[Path], out: Path) -> str:
-    """The line in a page that tells whether another one is about the same runs.
+def page_tag(runs: Sequence[Path], out: Path) -> str:
+    """Return the tag that pages about the same runs have in common.
 
-    It holds no paths, and counts from the page's own folder: one that was moved or copied with its runs stays theirs.
+    It is a hash of the paths relative to the page's folder, so that page and runs can move together.
     """
     home = out.resolve().parent
-    found = [run.resolve() for run in runs]
-    # From one drive to another no way leads.
-    places = sorted(os.path.relpath(run, home) if run.anchor == home.anchor else str(run) for run in found)
-    return _mark(f"report {hashlib.sha256(chr(10).join(places).encode()).hexdigest()[:16]}")
+    # There is no relative path to another drive.
+    paths = (os.path.relpath(run, home) if run.anchor == home.anchor else str(run) for run in map(Path.resolve, runs))
+    return _tag(f"report {hashlib.sha256(chr(10).join(sorted(paths)).encode()).hexdigest()[:16]}")
 
 
-def mark_of(text: str) -> str | None:
-    """The line of a page that was written before; None in one of an earlier version."""
-    found = re.search(_mark('[^"]*'), text)
-    return found[0] if found else None
+def read_page_tag(text: str) -> str | None:
+    """Return the tag of a page; None if it has none."""
+    match = re.search(_tag('[^"]*'), text)
+    return match[0] if match else None
 
 
-def _mark(content: str) -> str:
+def _tag(content: str) -> str:
     return f'<meta name="frugalvit" content="{content}">'
 
 
-def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | None = None, mark: str = "") -> str:
-    """The page of one or several runs, and of what comparisons of them found, each by its name."""
+def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | None = None, tag: str = "") -> str:
+    """Make the page of one or several runs, and of comparisons by name."""
     first = records[0]
     title = first.name if len(records) == 1 else f"{len(records)} runs"
     parts = [
         sections.section("comparison", "Comparison", sections.comparisons(compared or {})),
         sections.section("results", "Results", sections.results(records)),
-        sections.section("alarms", "Alarms", _each(records, sections.alarms), "Signs of a run that goes wrong."),
-        sections.section("data", "Data", _each(records, dataset.data)),
+        sections.section("alarms", "Alarms", _each(records, sections.alarms), "Problems of the run."),
+        sections.section("data", "Data", _each(records, sections.data)),
         sections.section("auto", "What “auto” chose", _each(records, sections.automatic)),
         sections.section("curves", "Curves", sections.curves(records)),
         sections.section(
@@ -142,28 +138,28 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
     notes = [f"{record.name}: {note}" for record in records for note in record.notes]
     tail = "".join(f'<p class="quiet">{escape(note)}</p>' for note in notes)
     head = sections.unfinished(records) + (sections.tiles(first) if len(records) == 1 else "")
-    return render(title, _about(records), head + "".join(parts) + tail, mark)
+    return render(title, _about(records), head + "".join(parts) + tail, tag)
 
 
 def explorer(data: dict[str, Any], title: str) -> str:
-    """A page with the explorer alone."""
+    """Make a page with the explorer alone."""
     about = ", ".join(model["name"] for model in data["models"])
-    return render(title, about, explorer_section(data), _mark("explorer"))
+    return render(title, about, explorer_section(data), _tag("explorer"))
 
 
 def explorer_section(data: dict[str, Any] | None) -> str:
     if not data:
         return ""
     lead = (
-        "Point at a region, tap it, or move with the arrow keys: the other image shows how similar each of its regions "
-        "is, the outlined one most. Below, where each head of the last block looks from there, most focused first, "
-        "with the entropy in bits."
+        "Point at a region, tap it, or move with the arrow keys. The other image shows the similarity of each of its "
+        "regions; the outlined one is the most similar. Below is the attention of each head of the last block from "
+        "that region, the most focused first, with the entropy in bits."
     )
     return sections.section("explorer", "Explorer", f'<div class="explorer">{svg_charts.json_block(data)}</div>', lead)
 
 
-def render(title: str, about: str, content: str, mark: str = "") -> str:
-    """Fill the template. Scripts are named by their hash in the page's policy, so that nothing else can ever run."""
+def render(title: str, about: str, content: str, tag: str = "") -> str:
+    """Fill the template. The page's policy lists the hashes of the scripts, so that no other script runs."""
     style = _template("style.css")
     light, dark = palette.css_variables()
     scripts = [_template(name) for name in ("page.js", "charts.js", "explorer.js")]
@@ -175,30 +171,30 @@ def render(title: str, about: str, content: str, mark: str = "") -> str:
         "title": escape(title),
         "about": escape(about),
         "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}",
-        "generator": GENERATOR + mark,
+        "generator": GENERATOR + tag,
         "style": style.replace("{{light}}", light).replace("{{dark}}", dark),
         "links": "".join(f'<a href="#{identity}">{text}</a>' for identity, text in links) if len(links) > 1 else "",
         "content": content,
         "scripts": "".join(f"<script>{script}</script>" for script in scripts),
     }
-    # One pass: what is filled in is never filled again.
+    # One pass: inserted text is never filled again.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _template("page.html"))
 
 
-def _look(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[str, Any] | None:
-    """What the model sees in a few examples, spread evenly; None where there is nothing to explore."""
+def _explore(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[str, Any] | None:
+    """Make the explorer data of a few evenly spaced examples; None if there is nothing to explore."""
     from frugalvit.visualization.explorer_data import Picture, gather
-    from frugalvit.visualization.model_views import kept_share
+    from frugalvit.visualization.model_views import crop_share
 
     pictures: list[Picture] = []
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES_SHOWN)):
         try:
             pictures.append(Picture.of(examples.names[index], examples.read(index)))
         except UserError:
-            continue  # a bad image was named when the data were read; the next one serves as well
+            continue  # unreadable; take the next one
         if len(pictures) == _EXAMPLES_SHOWN:
             break
-    keep = kept_share(backbone.img_size)
+    keep = crop_share(backbone.img_size)
     try:
         return gather([(folder.resolve().name, backbone)], pictures, second_views=True, keep=keep)
     except UserError as reason:
@@ -207,9 +203,9 @@ def _look(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[str,
 
 
 def _merge_lens(records: list[RunRecord]) -> dict[str, Any] | None:
-    """One explorer for the runs that looked at the same images: one run of each kind, as many as a page can carry.
+    """Combine the explorers of runs with the same images: one run of each kind, up to the size limit.
 
-    The same are those of the same pixels: pictures of two datasets may well have one name.
+    Images are compared by their pixels: two datasets may have pictures of the same name.
     """
     kinds: dict[str, RunRecord] = {}
     for record in records:
@@ -222,17 +218,17 @@ def _merge_lens(records: list[RunRecord]) -> dict[str, Any] | None:
         assert record.lens is not None
         images = images or record.lens["images"]
         if [image["src"] for image in record.lens["images"]] != [image["src"] for image in images]:
-            record.note("Not in the explorer, which shows other pictures than its model looked at (--images).")
+            record.notes.append("Not in the explorer, because its lens.json has other images (use --images).")
             continue
         weight += len(json.dumps(record.lens["models"]))
-        if models and weight > _HEAVIEST_LENS:
+        if models and weight > _MAX_LENS_BYTES:
             break
         models += [{**model, "name": record.name} for model in record.lens["models"]]
     return {"images": images, "models": models} if models else None
 
 
 def _each(records: list[RunRecord], part: Any) -> str:
-    """A part for every run that has it, under the run's name where they differ."""
+    """Make a section for every run, with the runs' names as headings if the sections differ."""
     names: dict[str, list[str]] = {}
     for record in records:
         names.setdefault(part(record), []).append(record.name)
@@ -246,17 +242,17 @@ def _each(records: list[RunRecord], part: Any) -> str:
 
 
 def _about(records: list[RunRecord]) -> str:
-    """One line: what was run on what, as far as all runs have it in common; of differing data, the first few names."""
+    """Describe the runs in one line: task, backbone, data and epochs, if all have them in common."""
     tasks = [record.summary.get("task") for record in records]
     backbones, data, epochs = ([r.setting.get(name) for r in records] for name in ("backbone", "data", "epochs"))
     lengths = [f"{count:g} epochs" if isinstance(count, int | float) else None for count in epochs]
-    words = [values[0] if all(value == values[0] for value in values) else None for values in (tasks, backbones, data)]
-    if words[2] is None:
+    parts = [values[0] if all(value == values[0] for value in values) else None for values in (tasks, backbones, data)]
+    if parts[2] is None:
         names = [name for name in dict.fromkeys(sections.data_names(records)) if name]
-        words[2] = truncate_list(names, _NAMED)
+        parts[2] = truncate_list(names, _NAMES_SHOWN)
     if len(set(lengths)) == 1:
-        words.append(lengths[0])
-    return " · ".join(str(word) for word in words if word)
+        parts.append(lengths[0])
+    return " · ".join(str(part) for part in parts if part)
 
 
 def _template(name: str) -> str:

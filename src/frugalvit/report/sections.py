@@ -1,6 +1,6 @@
-"""The parts of a report, each a function from records to HTML; an empty string where there is nothing to show.
+"""The sections of a report: functions from records to HTML, empty if there is nothing to show.
 
-Every name that comes from outside (classes, files, options) passes through ``escape``.
+All texts from files (classes, names, options) pass through ``escape``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit.report import svg_charts
-from frugalvit.report.run_record import RunRecord, distinct, finite
+from frugalvit.report.run_record import RunRecord, as_finite, drop_copies
 from frugalvit.utils import console, palette
 from frugalvit.utils.statistics import Difference, Spread
 from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize, truncate_list
 
 _LARGEST_TABLE = 30
-"""Above so many classes a confusion matrix is a picture, not a table."""
+"""With more classes a confusion matrix is a picture, not a table."""
 
 _NOT_RESULTS = {"run", "auto", "classes", "confusion", "per_class", "notes", "config"}
 _FIRST = ("task", "backbone", "data", "top1", "top5", "mean_per_class", "knn", "box_ap", "mask_ap", "miou", "loss")
@@ -37,7 +37,7 @@ def section(identity: str, title: str, body: str, lead: str = "") -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", marks: Iterable[str] = ()) -> str:
-    """Cells are escaped; numbers are set to the right. A row's first cell is its heading, after its mark (HTML)."""
+    """Make a table with escaped cells. A row's first cell is its heading, after its mark (HTML)."""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     lines = []
     for (first, *rest), mark in itertools.zip_longest(rows, marks, fillvalue=""):
@@ -54,7 +54,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = 
 
 
 def legend(records: list[RunRecord]) -> str:
-    """Which line is which run, when there are several kinds."""
+    """Make the legend of the lines if there are several kinds of runs."""
     kinds = list(dict.fromkeys(record.kind() for record in records))
     if len(kinds) < 2:
         return ""
@@ -68,38 +68,37 @@ def legend(records: list[RunRecord]) -> str:
 
 
 def data_names(records: list[RunRecord]) -> list[str]:
-    """What each run learned from, as short as tells the places apart; "" where it is not known."""
-    places = [str(record.setting.get("data") or "") for record in records]
-    names = [Path(place).name or place for place in places]
-    return names if len(set(names)) == len(set(places)) else places
+    """Return the data of each run: the folder's name, or paths if names are not unique; "" if unknown."""
+    paths = [str(record.setting.get("data") or "") for record in records]
+    names = [Path(path).name or path for path in paths]
+    return names if len(set(names)) == len(set(paths)) else paths
 
 
 def results(records: list[RunRecord]) -> str:
-    """One row per run with every single value of its summary, and its data where they differ; a row of means where
-    several seeds ran.
+    """Make a table with the scalars of every run's summary, after a row of means for several seeds.
 
-    Words that are the same for all runs stand below, once; so does which of them are the same run.
+    Texts that all runs share, and the list of copies, are below the table.
     """
-    shown = [_scalars(record.summary) for record in records]
-    keys = dict.fromkeys(key for values in shown for key in values)
+    scalars = [_scalars(record.summary) for record in records]
+    keys = dict.fromkeys(key for values in scalars for key in values)
     ordered = sorted(keys, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), list(keys).index(key)))
     if not ordered:
         return ""
     if len(records) == 1:
-        return table(["", ""], [[key.replace("_", " "), as_text(shown[0][key])] for key in ordered])
-    if "best_step" in keys:  # the number says what the sentence about the weights says
+        return table(["", ""], [[key.replace("_", " "), as_text(scalars[0][key])] for key in ordered])
+    if "best_step" in keys:  # the text about the weights repeats the number
         ordered = [key for key in ordered if key != "weights"]
     data = data_names(records)
     if "data" not in keys and len(set(data)) > 1:
         ordered.insert(0, "data")
-        shown = [values | {"data": name or None} for values, name in zip(shown, data, strict=True)]
-    words = {key: [values.get(key) for values in shown] for key in ordered}
-    common = {key: found[0] for key, found in words.items() if isinstance(found[0], str) and len(set(found)) == 1}
+        scalars = [values | {"data": name or None} for values, name in zip(scalars, data, strict=True)]
+    columns = {key: [values.get(key) for values in scalars] for key in ordered}
+    common = {key: cells[0] for key, cells in columns.items() if isinstance(cells[0], str) and len(set(cells)) == 1}
     ordered = [key for key in ordered if key not in common]
-    values = {id(record): found for record, found in zip(records, shown, strict=True)}
+    values = {id(record): row for record, row in zip(records, scalars, strict=True)}
     rows: list[list[Any]] = []
     for kind in dict.fromkeys(record.kind() for record in records):
-        members = distinct([record for record in records if record.kind() == kind])
+        members = drop_copies([record for record in records if record.kind() == kind])
         if len(members) > 1:
             name = f"mean of {len(members)}: {members[0].name} …"
             rows.append([name, *(_mean(key, [values[id(m)].get(key) for m in members]) for key in ordered)])
@@ -110,28 +109,28 @@ def results(records: list[RunRecord]) -> str:
 
 
 def _copies(records: list[RunRecord]) -> str:
-    """Which runs are one and the same."""
-    together: dict[tuple[str, str], list[str]] = {}
+    """List the runs that are copies of each other."""
+    names_of: dict[tuple[str, str], list[str]] = {}
     for record in records:
-        together.setdefault(record.identity(), []).append(record.name)
-    texts = [f"{', '.join(names)}: the same run (settings and seed)" for names in together.values() if len(names) > 1]
+        names_of.setdefault(record.identity(), []).append(record.name)
+    texts = [f"{', '.join(names)}: the same run (settings and seed)" for names in names_of.values() if len(names) > 1]
     return "".join(f'<p class="quiet">{escape(text)}; it counts once.</p>' for text in texts)
 
 
-def comparisons(found: Mapping[str, dict[str, Any]]) -> str:
-    """Each comparison's table, under its name where there are several."""
-    tables = {name: body for name, values in found.items() if (body := _comparison(values))}
+def comparisons(results: Mapping[str, dict[str, Any]]) -> str:
+    """Make the table of each comparison, with headings if there are several."""
+    tables = {name: body for name, result in results.items() if (body := _comparison(result))}
     if len(tables) < 2:
         return "".join(tables.values())
     return "".join(f"<h3>{escape(name)}</h3>{body}" for name, body in tables.items())
 
 
-def _comparison(found: dict[str, Any]) -> str:
-    """Settings over the same seeds: means, and each one's paired difference from the last."""
-    metric = str(found.get("metric", "result"))
-    differences = found.get("differences", {})
+def _comparison(result: dict[str, Any]) -> str:
+    """Make a table of means, and of each setting's paired difference from the last."""
+    metric = str(result.get("metric", "result"))
+    differences = result.get("differences", {})
     rows: list[list[Any]] = []
-    for name, values in found.get("settings", {}).items():
+    for name, values in result.get("settings", {}).items():
         other = differences.get(name)
         against = "-"
         if other:
@@ -143,52 +142,53 @@ def _comparison(found: dict[str, Any]) -> str:
 
 
 def unfinished(records: list[RunRecord]) -> str:
-    """Numbers of a run that was stopped must not be taken for its result."""
+    """Warn that the numbers of an unfinished run are not its result."""
     waiting = [record for record in records if not record.finished]
     if not waiting:
         return ""
     if len(records) == 1:
-        way = f"if it was stopped, --resume {console.shell_quote(waiting[0].folder)} goes on with it"
-        text = f"This run is not finished. What is shown is how far it came; {way}."
+        command = f"--resume {console.shell_quote(waiting[0].folder)}"
+        text = (
+            f"This run is not finished. The page shows its current state. If it was stopped, resume it with {command}."
+        )
     else:
         names = ", ".join(record.name for record in waiting)
-        way = "--resume FOLDER goes on with one that was stopped"
-        text = f"Not finished: {names}. What is shown of them is how far they came; {way}."
+        text = f"Not finished: {names}. The page shows their current state. Resume a stopped run with --resume FOLDER."
     return f'<p class="lead unfinished">{escape(text)}</p>'
 
 
 def tiles(record: RunRecord) -> str:
-    """The few numbers to read first, each with a word on what is good where the number does not say it itself."""
-    found = _signs(record) if record.summary.get("task") == "pretrain" else _scores(record)
+    """Show the main numbers, some with a note on what is good."""
+    numbers = _health(record) if record.summary.get("task") == "pretrain" else _scores(record)
     cells = "".join(
-        f"<div><dt>{label}{f'<span>{escape(word)}</span>' if word else ''}</dt><dd>{escape(as_text(value))}</dd></div>"
-        for label, value, word in found
+        f"<div><dt>{label}{f'<span>{escape(note)}</span>' if note else ''}</dt><dd>{escape(as_text(value))}</dd></div>"
+        for label, value, note in numbers
     )
     return f'<dl class="tiles">{cells}</dl>' if cells else ""
 
 
-def _signs(record: RunRecord) -> list[tuple[str, Any, str]]:
-    """Of a label-free run: its loss falls in a collapse too, so what tells of good features comes first."""
-    summary, found = record.summary, []
+def _health(record: RunRecord) -> list[tuple[str, Any, str]]:
+    """Return the health metrics of pre-training; not the loss, which also falls in a collapse."""
+    summary, numbers = record.summary, []
     verdict, rank, knn = (summary.get(name) for name in ("health", "effective_rank", "knn"))
     if isinstance(verdict, str):
         fine = verdict == "healthy"
-        found.append(("health", verdict, "no sign of collapse or standstill" if fine else "see the alarms below"))
+        numbers.append(("health", verdict, "no sign of collapse or stagnation" if fine else "see the alarms below"))
     if isinstance(knn, int | float):
         classes = len(record.data.get("classes", ()))
-        guess = f"; guessing gives about {100 / classes:.0f}" if classes else ""
-        flatters = "; it flatters, for these images were learned from" if summary.get("knn_on") == "sample" else ""
-        words = f"% right by the labels of the most similar images: more is better{guess}{flatters}"
-        found.append(("k-NN", knn, words))
+        guess = f"; chance is about {100 / classes:.0f}" if classes else ""
+        optimistic = "; optimistic, on training images" if summary.get("knn_on") == "sample" else ""
+        note = f"% correct by the labels of the nearest images: higher is better{guess}{optimistic}"
+        numbers.append(("k-NN", knn, note))
     if isinstance(rank, int | float):
         most = f" of at most {summary['largest_rank']:,}" if isinstance(summary.get("largest_rank"), int) else ""
-        word = f"directions{most} that the features use: more is better; 1 means that all images look alike"
-        found.append(("effective rank", rank, word))
-    return found
+        note = f"dimensions{most} that the features use: higher is better; 1 means that all images look the same"
+        numbers.append(("effective rank", rank, note))
+    return numbers
 
 
 def _scores(record: RunRecord) -> list[tuple[str, Any, str]]:
-    wanted = (
+    names = (
         ("top1", "top-1"),
         ("top5", "top-5"),
         ("mean_per_class", "mean per class"),
@@ -199,13 +199,13 @@ def _scores(record: RunRecord) -> list[tuple[str, Any, str]]:
         ("loss", "loss"),
     )
     summary = record.summary
-    found = [(label, summary[key], "") for key, label in wanted if isinstance(summary.get(key), int | float)]
+    numbers = [(label, summary[key], "") for key, label in names if isinstance(summary.get(key), int | float)]
     knn = summary.get("knn")
     if isinstance(knn, dict):
         best = max((value for value in knn.values() if isinstance(value, int | float)), default=None)
         if best is not None:
-            found.append(("best k-NN", best, ""))
-    return found
+            numbers.append(("best k-NN", best, ""))
+    return numbers
 
 
 def curves(records: list[RunRecord]) -> str:
@@ -214,7 +214,7 @@ def curves(records: list[RunRecord]) -> str:
 
 
 def confusion(record: RunRecord) -> str:
-    """Rows are the true classes, columns the predicted ones; with the pairs confused most."""
+    """Show the confusion matrix, and the pairs that are confused most."""
     matrix = record.summary.get("confusion")
     if not isinstance(matrix, list) or not matrix:
         return ""
@@ -230,7 +230,7 @@ def confusion(record: RunRecord) -> str:
     wrong.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
     if wrong:
         rows = [[truth, guess, count, f"{100 * share:.0f} %"] for count, truth, guess, share in wrong[:12]]
-        body += table(["true class", "taken for", "times", "of the class"], rows, "Confused most often")
+        body += table(["true class", "predicted", "times", "of the class"], rows, "Confused most often")
     return body
 
 
@@ -258,7 +258,7 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
     for row in matrix:
         total = max(sum(row), 1)
         for count in row:
-            level = round(255 * (count / total) ** 0.5)  # the root lifts rare mistakes into sight
+            level = round(255 * (count / total) ** 0.5)  # the root makes rare mistakes visible
             pixels += colours[3 * level : 3 * level + 3]
     side = len(matrix)
     buffer = io.BytesIO()
@@ -273,22 +273,15 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
 
 
 def mistakes(record: RunRecord) -> str:
-    """Pictures with their classes and, where the run has written it down, the file to look at."""
+    """Show pictures with their classes and files."""
     items = "".join(
-        f'<figure><img src="{escape(str(entry["image"]))}" alt=""><figcaption>'
-        f"<b>{escape(str(entry.get('label', '?')))}</b> taken for <b>{escape(str(entry.get('predicted', '?')))}</b>"
-        f"{_probability(entry.get('probability'))}{_file(entry.get('file'))}</figcaption></figure>"
+        f'<figure><img src="{entry["image"]}" alt=""><figcaption>'
+        f"<b>{escape(entry['label'])}</b> predicted as <b>{escape(entry['predicted'])}</b>"
+        f' <span class="quiet">{100 * entry["probability"]:.0f}\u00a0%</span>'
+        f'<br><span class="quiet">{escape(entry.get("file", ""))}</span></figcaption></figure>'
         for entry in record.mistakes
     )
     return f'<div class="gallery">{items}</div>' if items else ""
-
-
-def _probability(value: Any) -> str:
-    return f' <span class="quiet">{100 * value:.0f}\u00a0%</span>' if isinstance(value, int | float) else ""
-
-
-def _file(name: Any) -> str:
-    return f'<br><span class="quiet">{escape(name)}</span>' if isinstance(name, str) else ""
 
 
 def augmentations(record: RunRecord) -> str:
@@ -303,17 +296,13 @@ def alarms(record: RunRecord) -> str:
 
 
 def automatic(record: RunRecord) -> str:
-    """What "auto" chose, and why."""
-    rows = [
-        [entry.get("name", "?"), entry.get("value"), entry.get("reason", "")]
-        for entry in record.summary.get("auto") or []
-        if isinstance(entry, dict)
-    ]
-    return table(["option", "chosen", "because"], rows) if rows else ""
+    """Show the auto values and their reasons."""
+    rows = [[entry["name"], entry["value"], entry["reason"]] for entry in record.summary["auto"]]
+    return table(["option", "chosen", "reason"], rows) if rows else ""
 
 
 def configuration(records: list[RunRecord]) -> str:
-    """Every option; with several runs, those that differ first."""
+    """Show all options; for several runs, those that differ first."""
     names = list(dict.fromkeys(name for record in records for name in record.setting))
     if not names:
         return ""
@@ -327,9 +316,9 @@ def configuration(records: list[RunRecord]) -> str:
     if differing:
         parts.append(table(columns, [row(name) for name in differing], "What differs"))
     same = [name for name in names if name not in differing]
-    shown = table(["option", "value"], [row(name)[:2] for name in same])
+    common = table(["option", "value"], [row(name)[:2] for name in same])
     label = f"{len(same)} options{' in common' if len(records) > 1 else ''}"
-    parts.append(f"<details><summary>{label}</summary>{shown}</details>")
+    parts.append(f"<details><summary>{label}</summary>{common}</details>")
     return "".join(parts)
 
 
@@ -338,7 +327,7 @@ def _value(value: Any) -> Any:
 
 
 def _scalars(summary: dict[str, Any]) -> dict[str, Any]:
-    """The single values of a summary; one level of numbers beneath (k-NN by k) becomes "knn 20"."""
+    """Return the scalars of a summary; those of a dict, as k-NN by k, become "knn 20"."""
     flat: dict[str, Any] = {}
     for key, value in summary.items():
         if key in _NOT_RESULTS or value is None:
@@ -354,31 +343,31 @@ def _mean(key: str, values: list[Any]) -> Any:
     if key == "seed":
         return None
     if isinstance(values[0], int) and all(value == values[0] for value in values):
-        return values[0]  # a count that all share has no deviation to tell
-    numbers = [number for value in values if (number := finite(value)) is not None]
+        return values[0]  # a common count has no deviation
+    numbers = [number for value in values if (number := as_finite(value)) is not None]
     if len(numbers) < 2 or len(numbers) != len(values):
         return values[0] if len(set(map(str, values))) == 1 else "-"
     return f"{as_text(statistics.fmean(numbers))} ± {as_text(statistics.stdev(numbers))}"
 
 
 _OPEN = 10
-"""Up to so many files that were left out are shown at once."""
+"""A longer list of skipped files is folded."""
 
 
 def data(record: RunRecord) -> str:
-    """A line of numbers, the notes of the data, and a table of the files that were left out."""
+    """Show the number of images, the notes on the data, and the skipped files."""
     used, notes = record.data.get("used", {}), record.data.get("notes", [])
-    left_out = record.data.get("left_out", {"count": 0, "files": []})
-    count, files = left_out["count"], left_out["files"]
-    words = [f"{name}: {pluralize(number, 'image')}" for name, number in used.items()]
-    words += [f"{pluralize(count, 'unreadable file')} left out"] if count else []
-    body = f"<p>{escape(' · '.join(words))}</p>" if words else ""
+    skipped = record.data.get("left_out", {"count": 0, "files": []})
+    count, files = skipped["count"], skipped["files"]
+    texts = [f"{name}: {pluralize(number, 'image')}" for name, number in used.items()]
+    texts += [f"{pluralize(count, 'unreadable file')} skipped"] if count else []
+    body = f"<p>{escape(' · '.join(texts))}</p>" if texts else ""
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     body += f"<ul>{items}</ul>" if items else ""
     if not files:
         return body
     rows = [[file["name"], file["split"], file["reason"]] for file in files]
-    shown = table(["left out", "of", "because"], rows)
+    listed = table(["skipped", "split", "reason"], rows)
     if count > len(files):
-        shown += f'<p class="quiet">and {count - len(files):,} more</p>'
-    return body + (shown if len(files) <= _OPEN else f"<details><summary>Which</summary>{shown}</details>")
+        listed += f'<p class="quiet">and {count - len(files):,} more</p>'
+    return body + (listed if len(files) <= _OPEN else f"<details><summary>Files</summary>{listed}</details>")

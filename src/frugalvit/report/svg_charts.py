@@ -1,6 +1,6 @@
-"""Curves as inline SVG, drawn here so that they show without scripts; a small script adds the read-out under the hand.
+"""Draw curves as inline SVG, which needs no script; a small script adds the values under the pointer.
 
-Colours come from the page's CSS, so that one drawing serves light, dark and print.
+Colours come from the page's CSS, for light, dark and print.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from frugalvit.report.run_record import Curve, RunRecord, distinct, mean_curve, thin
+from frugalvit.report.run_record import Curve, RunRecord, drop_copies, mean_curve, thin_curve
 from frugalvit.utils import palette
 
 WIDTH, HEIGHT = 360, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 30  # the left one at least
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 30  # the left one is a minimum
 _LETTER = 6.5  # width of a digit beside the axes
 _GAP = 6  # between a number on the left and the frame
 
@@ -42,7 +42,7 @@ class Panel:
     by_split: bool
 
 
-_CHAPTERS: tuple[tuple[str, str], ...] = (
+_HEADINGS: tuple[tuple[str, str], ...] = (
     ("Loss", "loss cross_entropy"),
     ("k-NN", "knn"),
     ("Accuracy", "top1 top5 accuracy mean_per_class miou _ap auc f1"),
@@ -51,26 +51,26 @@ _CHAPTERS: tuple[tuple[str, str], ...] = (
     ("Loss", "localization view region"),
     ("Schedules", "lr decay momentum temp weight lambda ema"),
 )
-"""Words in a metric's name and the heading they put it under; the first that fits counts."""
+"""Headings, and parts of the names of their metrics; the first match counts."""
 
 _ORDER = ("Loss", "Accuracy", "k-NN", "Localisation error", "Schedules", "Health", "Other")
 
 
-def chapter(metric: str) -> str:
-    """The heading a metric stands under."""
+def heading_of(metric: str) -> str:
+    """Return the heading of a metric."""
     name = metric.lower()
-    return next((title for title, words in _CHAPTERS if any(word in name for word in words.split())), "Other")
+    return next((title for title, parts in _HEADINGS if any(part in name for part in parts.split())), "Other")
 
 
 def is_percentage(heading: str) -> bool:
-    """Whether what stands under a heading ends at 100."""
+    """True if the values under a heading end at 100."""
     return heading in ("Accuracy", "k-NN")
 
 
 def panels(records: list[RunRecord]) -> list[Panel]:
-    """All curves of the runs, one panel per metric, in the order of the headings.
+    """Make one panel per metric from the curves of the runs, in the order of the headings.
 
-    One kind of run: its splits share a panel. Several kinds: a panel per split, so that colour always tells one thing.
+    The splits of one kind of run share a panel. Several kinds have a panel per split: colours stand for kinds then.
     """
     kinds = list(dict.fromkeys(record.kind() for record in records))
     keys = dict.fromkeys(key for record in records for key in record.curves)
@@ -79,9 +79,9 @@ def panels(records: list[RunRecord]) -> list[Panel]:
         both = len({s for s, m in keys if m == metric}) > 1
         title = metric if len(kinds) == 1 or not both else f"{metric} ({split})"
         by_title.setdefault(title, []).append((split, metric))
-    found: dict[str, list[Panel]] = {title: [] for title in _ORDER}
+    by_heading: dict[str, list[Panel]] = {title: [] for title in _ORDER}
     for title, members in by_title.items():
-        for x_label in dict.fromkeys(record.x_label for record in records):  # epochs and steps share no axis
+        for x_label in dict.fromkeys(record.x_label for record in records):  # epochs and steps need separate axes
             here = [record for record in records if record.x_label == x_label]
             series: list[Series] = []
             for number, (split, metric) in enumerate(members):
@@ -89,11 +89,13 @@ def panels(records: list[RunRecord]) -> list[Panel]:
                     style = number if len(kinds) == 1 else index
                     series += _series(here, kind, (split, metric), style, len(kinds), len(members), len(records))
             if series:
-                heading = chapter(members[0][1])
-                found[heading].append(Panel(heading, title.replace("_", " "), x_label, series, len(kinds) == 1))
-    # The sum of the losses before its terms.
+                heading = heading_of(members[0][1])
+                by_heading[heading].append(Panel(heading, title.replace("_", " "), x_label, series, len(kinds) == 1))
+    # The total loss comes before its terms.
     return [
-        panel for panels in found.values() for panel in sorted(panels, key=lambda p: p.title.split()[:1] != ["loss"])
+        panel
+        for panels in by_heading.values()
+        for panel in sorted(panels, key=lambda p: p.title.split()[:1] != ["loss"])
     ]
 
 
@@ -104,7 +106,7 @@ def _series(
     prefix = f"{key[0]} " if kinds == 1 and splits > 1 else ""
     if len(here) == 1:
         return [Series(f"{prefix}{here[0].name if runs > 1 else ''}".strip() or key[0], style, here[0].curves[key])]
-    seeds = distinct(here)
+    seeds = drop_copies(here)
     weight = "faint" if len(seeds) > 1 else "run"
     lines = [Series(f"{prefix}{record.name}", style, record.curves[key], weight) for record in here]
     if len(seeds) > 1:
@@ -114,8 +116,8 @@ def _series(
 
 
 def chart(panel: Panel) -> str:
-    """A panel as an HTML figure: SVG with axes and lines, and its points as JSON for the read-out."""
-    curves = [(series, thin(series.curve)) for series in panel.series]
+    """Draw a panel as an HTML figure: SVG, and its points as JSON for the read-out."""
+    curves = [(series, thin_curve(series.curve)) for series in panel.series]
     xs = [x for _, curve in curves for x, _ in curve]
     ys = [y for _, curve in curves for _, y in curve]
     logarithmic = _wants_log(ys)
@@ -172,7 +174,7 @@ def chart(panel: Panel) -> str:
 
 
 def _key(panel: Panel) -> str:
-    """Which line is which split, where one kind of run shows several in a panel; kinds have the page's legend."""
+    """Draw the key of the splits in a panel; the page's legend has the kinds of runs."""
     lines = [series for series in panel.series if series.weight != "faint"]
     if not panel.by_split or len(lines) < 2:
         return ""
@@ -184,23 +186,23 @@ def _key(panel: Panel) -> str:
 
 
 def swatch(style: int, width: int) -> str:
-    """A short piece of a series' line."""
+    """Draw a short piece of a series' line."""
     colour = f"--line:var(--series-{palette.colour(style)})"
     dashes = palette.dash(style) or "none"
-    place = f'x1="1" x2="{width - 1}" y1="4" y2="4"'
-    return f'<line {place} class="line mean" style="{colour}" stroke-dasharray="{dashes}"/>'
+    ends = f'x1="1" x2="{width - 1}" y1="4" y2="4"'
+    return f'<line {ends} class="line mean" style="{colour}" stroke-dasharray="{dashes}"/>'
 
 
-def _axes(panel: Panel, left: int, places: list[float], across: Any, heights: list[tuple[float, str]]) -> list[str]:
-    """Rules and numbers; ``places`` are the ticks below, ``heights`` where those on the left stand and their texts."""
+def _axes(panel: Panel, left: int, x_ticks: list[float], across: Any, heights: list[tuple[float, str]]) -> list[str]:
+    """Draw rules and numbers; ``heights`` are the positions and texts of the ticks on the left."""
     parts: list[str] = []
     bottom = HEIGHT - _BOTTOM
     for y, text in heights:
         parts.append(f'<line class="rule" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{left - _GAP}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
-    for place, text in zip(places, tick_texts(places), strict=True):
-        x, anchor = across(place), "middle"
-        if x + _LETTER / 2 * len(text) > WIDTH:  # a part of a long number would stick out
+    for tick, text in zip(x_ticks, tick_texts(x_ticks), strict=True):
+        x, anchor = across(tick), "middle"
+        if x + _LETTER / 2 * len(text) > WIDTH:  # a long number would be cut off
             x, anchor = WIDTH - 1, "end"
         parts.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="{anchor}">{text}</text>')
     parts.append(f'<line class="axis" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
@@ -210,7 +212,7 @@ def _axes(panel: Panel, left: int, places: list[float], across: Any, heights: li
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers between ``low`` and ``high``, about ``count`` of them."""
+    """Choose about ``count`` round numbers between ``low`` and ``high``."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
@@ -220,7 +222,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten between ``10**low`` and ``10**high``, with twos and fives where there are few."""
+    """Choose powers of ten between ``10**low`` and ``10**high``, with 2 and 5 if there are few."""
     powers = range(math.floor(low), math.ceil(high) + 1)
     factors = (1, 2, 5) if high - low < 2.5 else (1,)
     values = [float(f"{factor}e{power}") for power in powers for factor in factors]
@@ -228,7 +230,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def json_block(data: Any) -> str:
-    """JSON that no name inside can break out of."""
+    """Write JSON into a script element, escaped so that no text inside can end the element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -236,7 +238,7 @@ def json_block(data: Any) -> str:
 
 
 def _wants_log(values: list[float]) -> bool:
-    """A few large values would press all others flat: decades then read better than units."""
+    """True if a few large values would flatten all others on a linear axis."""
     if min(values) <= 0:
         return False
     ordered = sorted(values)
@@ -257,7 +259,7 @@ def _short(value: float) -> float:
 
 
 def tick_texts(values: list[float]) -> list[str]:
-    """Ticks with as many decimals as tell them apart; very small or large ones as powers of ten."""
+    """Write ticks with as many decimals as they need; very small or large ones as powers of ten."""
     largest = max((abs(value) for value in values), default=0.0)
     if largest >= 1e5 or (0 < largest < 1e-2):
         return ["0" if value == 0 else _power(value) for value in values]

@@ -1,4 +1,1 @@
-"""The tables of docs/RESULTS.md as data, and what reruns them."""
-
-from frugalvit.reproduce.command import reproduce as reproduce
-from frugalvit.reproduce.table_specs import TABLES as TABLES
+"""Rerun the tables of docs/RESULTS.md: frugalvit reproduce."""

@@ -1,216 +1,277 @@
-"""``frugalvit reproduce TABLE``: a table of docs/RESULTS.md run again with one command; what is finished is kept."""
+"""``frugalvit reproduce TABLE``: run a table of docs/RESULTS.md again; finished runs are not repeated."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from frugalvit.config.compare import CompareConfig, assignments
+from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import ReproduceConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError, did_you_mean
-from frugalvit.reproduce.scoring import probe_scores
-from frugalvit.reproduce.table_specs import TABLES, Recipe
+from frugalvit.reproduce.table_spec import TableSpec, list_tables, load_table
 from frugalvit.utils import console
-from frugalvit.utils.files import write_text
+from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.tables import CommandResult, Table, as_markdown
+
+_SCORES_FILE = "reproduced.json"
+_VIEWED_IMAGES = 512
 
 
 def reproduce(config: ReproduceConfig) -> CommandResult:
-    """Run a table, or list them."""
-    if not config.table:
-        rows: list[list[object]] = [[name, recipe.about, recipe.data] for name, recipe in TABLES.items()]
-        return CommandResult({"tables": list(TABLES)}, [Table(["table", "what it shows", "data"], rows)])
-    if config.table not in TABLES:
-        raise UserError(
-            f"There is no table '{config.table}'.{did_you_mean(config.table, TABLES)} See 'frugalvit reproduce'."
+    """Run a table, or list the tables."""
+    if config.table:
+        return Reproduction(config).run()
+    names = list_tables()
+    specs = [load_table(name) for name in names]
+    rows: list[list[object]] = [[name, spec.about, spec.data] for name, spec in zip(names, specs, strict=True)]
+    return CommandResult({"tables": names}, [Table(["table", "what it shows", "data"], rows)])
+
+
+class Reproduction:
+    """A table together with the user's options."""
+
+    def __init__(self, config: ReproduceConfig) -> None:
+        path = Path(config.table)
+        self.config, self.name = config, path.stem
+        self._folder = path.parent if path.suffix else None
+        self.spec = load_table(config.table)
+
+    def run(self) -> CommandResult:
+        """Make the runs that are missing, then the table."""
+        config, spec = self.config, self.spec
+        for needed in (spec, *(self._load(table) for table, _ in spec.starts.values())):
+            folder = Path(config.data) / needed.data
+            if not folder.is_dir():
+                raise UserError(
+                    f"{self.name} needs {folder.name}: there is no folder {folder}. Name its parent: --data."
+                )
+        settings = {name: _drop_length(text, config) for name, text in self._choose_settings().items()}
+        if _used_starts(spec, settings.values()) and len(config.out.split()) != 1:
+            raise UserError(
+                f"--out {config.out!r} has spaces, and {self.name} names runs in it: choose another folder."
+            )
+        self._make_starts(spec, [text for name, text in settings.items() if not self._is_finished(name)])
+        settings = {name: self._insert_starts(spec, text) for name, text in settings.items()}
+        if spec.kind == "pretrain":
+            return self._pretrain(settings)
+        return self._compare(settings) if len(settings) > 1 else self._run_alone(*next(iter(settings.items())))
+
+    def _load(self, table: str) -> TableSpec:
+        return self.spec if table == self.name else load_table(table, self._folder)
+
+    def _choose_settings(self) -> dict[str, str]:
+        """Return the settings of --only, or all."""
+        known, only = self.spec.settings, self.config.only
+        for name in only:
+            if name not in known:
+                raise UserError(
+                    f"--only '{name}' is not a setting.{did_you_mean(name, known)} Choose {', '.join(known)}."
+                )
+        return {name: text for name, text in known.items() if not only or name in only}
+
+    def _runs(self, setting: str) -> Iterator[tuple[str, int, Path]]:
+        """List backbone, seed and folder of every run of a setting."""
+        for backbone in self._backbones():
+            for seed in range(self.config.seeds):
+                yield backbone, seed, self._run_folder(self.name, backbone, setting, seed)
+
+    def _backbones(self) -> tuple[str, ...]:
+        return (self.config.backbone,) if self.config.backbone else self.spec.backbones
+
+    def _is_finished(self, setting: str) -> bool:
+        return all((run / "summary.json").exists() for _, _, run in self._runs(setting))
+
+    def _run_folder(self, table: str, backbone: str, setting: str, seed: int) -> Path:
+        backbone = self.config.backbone or backbone
+        return Path(self.config.out) / table / backbone / folder_name(setting) / f"seed_{seed}"
+
+    # Runs that settings start from
+
+    def _start_folder(self, table: str, setting: str) -> Path:
+        return self._run_folder(table, self._load(table).backbones[0], setting, seed=0)
+
+    def _insert_starts(self, spec: TableSpec, text: str) -> str:
+        """Replace the names of starts in a setting by the folders of their runs."""
+        return text.format(**{name: self._start_folder(*start) for name, start in _used_starts(spec, [text]).items()})
+
+    def _make_starts(self, spec: TableSpec, settings: Iterable[str]) -> None:
+        for start in _used_starts(spec, settings).values():
+            self.make_start(*start)
+
+    def make_start(self, table: str, setting: str) -> None:
+        """Make the run of a table that settings start from (seed 0), unless it is finished."""
+        from frugalvit.comparison.compare import asked_otherwise, run_once
+
+        spec, folder, config = self._load(table), self._start_folder(table, setting), self.config
+        finished, text = (folder / "summary.json").exists(), spec.settings[setting]
+        if not finished:
+            self._make_starts(spec, [text])
+        text = self._insert_starts(spec, text)
+        if table != self.name:  # a row of this table is as long as the other rows
+            # --epochs and --steps shorten a start; they do not make it longer than its own table says.
+            lengths = {"epochs": spec.common.get("epochs"), "steps": self.spec.common.get("steps")}
+            lengths |= {
+                name: float(value) for name, value in parse_assignments(text.split()).items() if name == "epochs"
+            }
+            longer = [name for name, length in lengths.items() if length and (getattr(config, name) or 0) > length]
+            config = config.model_copy(update=dict.fromkeys(longer))
+        run_config, train = self._run_config(
+            spec, _drop_length(text, config), folder, config, spec.backbones[0], seed=0
         )
-    recipe = TABLES[config.table]
-    for name in {config.table, *(table for table, _ in recipe.starts.values())}:
-        folder = Path(config.data) / TABLES[name].data
-        if not folder.is_dir():
-            raise UserError(f"{name} needs {folder.name}: there is no folder {folder}. Say where it is with --data.")
-    settings = {name: _as_long_as(values, config) for name, values in _chosen(recipe, config.only).items()}
-    if _wanted(recipe, *settings.values()) and len(config.out.split()) != 1:
-        raise UserError(f"{config.table} names runs in {config.out!r}, which has spaces; choose an --out without.")
-    _make_starts(recipe, config, *(text for name, text in settings.items() if not _finished(config, recipe, name)))
-    settings = {name: _from_starts(recipe, text, config) for name, text in settings.items()}
-    if recipe.kind == "pretrain":
-        return _pretrained(config.table, settings, config)
-    if len(settings) == 1:
-        return _alone(config.table, *next(iter(settings.items())), config)
-    return _compared(config.table, settings, config)
+        if not finished:
+            console.info(f"making the run to start from: {table}, {setting}")
+            run_once(run_config, train)
+        elif difference := asked_otherwise(folder, run_config):
+            console.warning(f"{difference}: the table starts from the finished run; another --out makes a new one")
 
+    # Configurations
 
-def _chosen(recipe: Recipe, only: list[str]) -> dict[str, str]:
-    """The settings to run: all, or those asked for."""
-    for name in only:
-        if name not in recipe.settings:
-            hint, known = did_you_mean(name, recipe.settings), ", ".join(recipe.settings)
-            raise UserError(f"The table has no setting '{name}'.{hint} It has: {known}.")
-    return {name: values for name, values in recipe.settings.items() if not only or name in only}
+    def _common_options(self, spec: TableSpec, config: ReproduceConfig, backbone: str) -> dict[str, Any]:
+        """Return the options that all runs of a table share, with the user's changes."""
+        options = {name: getattr(config, name) for name in ("epochs", "steps", "img_size")}
+        changes = {name: value for name, value in options.items() if value is not None}
+        if "epochs" in changes:
+            changes.setdefault("steps", None)  # the table's steps would override them
+        data = str(Path(config.data) / spec.data)
+        return spec.common | {"data": data, "device": config.device, "backbone": config.backbone or backbone} | changes
 
+    def _run_config(
+        self, spec: TableSpec, text: str, folder: Path, config: ReproduceConfig, backbone: str, seed: int
+    ) -> tuple[Any, Any]:
+        """Return the configuration of one run, as ``compare`` makes it, and the function that trains it."""
+        options, common = parse_assignments(text.split()), self._common_options(spec, config, backbone)
+        if spec.kind == "pretrain":
+            from frugalvit.tasks.pretraining.train import pretrain
 
-def _as_long_as(values: str, config: ReproduceConfig) -> str:
-    """A setting's options without its own length, where the user wants another."""
-    if config.epochs is None and config.steps is None:
-        return values
-    return " ".join(value for value in values.split() if not value.startswith(("epochs=", "steps=")))
+            return PretrainConfig.parse(common | options | {"seed": seed, "out": str(folder)}), pretrain
+        compare_config, run_config, train, _ = _commands(spec)
+        return run_config.parse(compare_config.parse(common).run_values(options, seed, str(folder))), train
 
+    # Tables
 
-def _wanted(recipe: Recipe, *settings: str) -> dict[str, tuple[str, str]]:
-    """The starts of a table that its settings begin from."""
-    return {name: start for name, start in recipe.starts.items() if any(f"{{{name}}}" in text for text in settings)}
+    def _compare(self, settings: dict[str, str]) -> CommandResult:
+        """Compare the settings, once for each backbone."""
+        compare_config, _, _, compare = _commands(self.spec)
+        named = [f"{folder_name(name)}: {text}" for name, text in settings.items()]
+        folder, data, tables = Path(self.config.out) / self.name, {}, []
+        for backbone in self._backbones():
+            options = self._common_options(self.spec, self.config, backbone)
+            options |= {"settings": named, "seeds": self.config.seeds, "metric": self.spec.metric}
+            result = compare(compare_config.parse(options | {"out": str(folder / backbone), "redraw": True}))
+            data[backbone] = result.data
+            tables += [Table(table.columns, table.rows, backbone) for table in result.tables]
+        return CommandResult({"run": str(folder), "table": data}, tables, [f"{folder}: one folder per backbone"])
 
+    def _run_alone(self, setting: str, text: str) -> CommandResult:
+        """Run a single setting; there is nothing to compare it with."""
+        from frugalvit.comparison.compare import run_once
 
-def _finished(config: ReproduceConfig, recipe: Recipe, setting: str) -> bool:
-    """Whether every run of a setting is there, so that nothing has to be made that it begins from."""
-    backbones = (config.backbone,) if config.backbone else recipe.backbones
-    runs = (
-        _folder(config, str(config.table), name, setting, seed) for name in backbones for seed in range(config.seeds)
-    )
-    return all((run / "summary.json").exists() for run in runs)
+        rows: list[list[object]] = []
+        for backbone, seed, folder in self._runs(setting):
+            summary = run_once(*self._run_config(self.spec, text, folder, self.config, backbone, seed))
+            rows.append([backbone, setting, seed, summary[self.spec.metric]])
+        columns = ["backbone", "setting", "seed", self.spec.metric]
+        note = "'reproduce' without --only writes the comparison"
+        run = str(Path(self.config.out) / self.name)
+        return CommandResult({"run": run, "rows": rows}, [Table(columns, rows)], [note])
 
+    def _pretrain(self, settings: dict[str, str]) -> CommandResult:
+        """Pre-train every backbone, setting and seed, and score each run with every probe."""
+        from frugalvit.comparison.compare import run_once
 
-def _make_starts(recipe: Recipe, config: ReproduceConfig, *settings: str) -> None:
-    """Run what settings begin from, where it is absent."""
-    for start in _wanted(recipe, *settings).values():
-        _make_start(*start, config)
-
-
-def _from_starts(recipe: Recipe, text: str, config: ReproduceConfig) -> str:
-    """A setting's options with the folders of the runs that it begins from."""
-    return text.format(**{name: _start_folder(*start, config) for name, start in _wanted(recipe, text).items()})
-
-
-def _values(recipe: Recipe, config: ReproduceConfig, backbone: str) -> dict[str, Any]:
-    """What all runs of a table share, with what the user wants otherwise."""
-    wanted = {name: getattr(config, name) for name in ("epochs", "steps", "img_size")}
-    changes = {name: value for name, value in wanted.items() if value is not None}
-    if "epochs" in changes:
-        changes.setdefault("steps", None)  # a table's steps would count instead
-    where = str(Path(config.data) / recipe.data)
-    return recipe.common | {"data": where, "device": config.device, "backbone": config.backbone or backbone} | changes
-
-
-def _folder(config: ReproduceConfig, table: str, backbone: str, setting: str, seed: int) -> Path:
-    """The folder of one run. Names of folders go into options, which are parted by spaces."""
-    return Path(config.out) / table / (config.backbone or backbone) / folder_name(setting) / f"seed_{seed}"
-
-
-def _start_folder(table: str, setting: str, config: ReproduceConfig) -> Path:
-    return _folder(config, table, TABLES[table].backbones[0], setting, seed=0)
+        rows: list[dict[str, Any]] = []
+        for backbone in self._backbones():
+            for seed in range(self.config.seeds):
+                for setting, text in settings.items():
+                    run = self._run_folder(self.name, backbone, setting, seed)
+                    run_config, train = self._run_config(self.spec, text, run, self.config, backbone, seed)
+                    summary = run_once(run_config, train)
+                    row = {"backbone": backbone, "objective": setting, "seed": seed}
+                    row |= probe_scores(run, run_config.data, self.config.device)
+                    rows.append(row | {name: summary[name] for name in ("effective_rank", "health", "seconds")})
+        columns = list(rows[0])
+        cells = [[row[column] for column in columns] for row in rows]
+        folder = Path(self.config.out) / self.name
+        write_text(folder / "table.md", as_markdown(columns, cells))
+        return CommandResult({"run": str(folder), "rows": rows}, [Table(columns, cells)], [f"{folder}/table.md"])
 
 
 def folder_name(setting: str) -> str:
-    """``L_V + L_R`` as ``L_V+L_R``, ``paper, raw grid`` as ``paper,_raw_grid``."""
+    """Name a setting's folder without spaces: ``L_V + L_R`` is ``L_V+L_R``, ``raw grid`` is ``raw_grid``."""
     return setting.replace(" + ", "+").replace(" ", "_")
 
 
-def _make_start(table: str, setting: str, config: ReproduceConfig) -> None:
-    """The run of another table that settings begin from: its first seed, made now where it is absent."""
-    from frugalvit.comparison.compare import asked_otherwise, run_once
-
-    recipe, folder = TABLES[table], _start_folder(table, setting, config)
-    backbone, text = recipe.backbones[0], recipe.settings[setting]
-    finished = (folder / "summary.json").exists()
-    if not finished:
-        _make_starts(recipe, config, text)
-    text = _from_starts(recipe, text, config)
-    # A longer run from it is meant, not a longer start.
-    own = {"epochs": recipe.common.get("epochs"), "steps": TABLES[str(config.table)].common.get("steps")}
-    own |= {name: float(value) for name, value in assignments(text.split()).items() if name == "epochs"}
-    longer = [name for name, most in own.items() if most and (getattr(config, name) or 0) > most]
-    if table != config.table:  # where it is a row of the same table, too, it is as long as they are
-        config = config.model_copy(update=dict.fromkeys(longer))
-    # A shorter length, a backbone or a size that the user wants is meant for it too.
-    wanted, train = _one_run(table, setting, _as_long_as(text, config), config, backbone, seed=0)
-    if not finished:
-        console.info(f"first the run to begin from: {table}, {setting}")
-        run_once(wanted, train)
-    elif other := asked_otherwise(folder, wanted):
-        console.warning(f"{other}: the table begins from it as it is, another --out makes it anew")
+def _drop_length(text: str, config: ReproduceConfig) -> str:
+    """Remove a setting's own epochs and steps if the user chose a length."""
+    if config.epochs is None and config.steps is None:
+        return text
+    return " ".join(part for part in text.split() if not part.startswith(("epochs=", "steps=")))
 
 
-def _one_run(table: str, setting: str, text: str, config: ReproduceConfig, backbone: str, seed: int) -> tuple[Any, Any]:
-    """The configuration of one run of a table, as ``compare`` would make it, and what runs it."""
-    recipe = TABLES[table]
-    values, folder = assignments(text.split()), str(_folder(config, table, backbone, setting, seed))
-    if recipe.kind == "pretrain":
-        from frugalvit.tasks.pretraining.train import pretrain
-
-        changes = values | {"seed": seed, "out": folder}
-        return PretrainConfig.parse(_values(recipe, config, backbone) | changes), pretrain
-    compared, one, train, _ = _kind(recipe)
-    common = compared.parse(_values(recipe, config, backbone))
-    return one.parse(common.run_values(values, seed, folder)), train
+def _used_starts(spec: TableSpec, settings: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the starts of a table that occur in its settings."""
+    text = " ".join(settings)
+    return {name: start for name, start in spec.starts.items() if f"{{{name}}}" in text}
 
 
-def _kind(recipe: Recipe) -> tuple[Any, Any, Any, Any]:
-    """The configuration of a comparison and of one of its runs, and what runs each."""
+def _commands(spec: TableSpec) -> tuple[Any, Any, Any, Any]:
+    """Return the configurations of a comparison and of one run, and the functions that run them."""
     from frugalvit.comparison import dense
     from frugalvit.comparison.compare import compare
-    from frugalvit.tasks.classification import train as commands
-    from frugalvit.tasks.detection import commands as detect_commands
-    from frugalvit.tasks.segmentation import commands as segment_commands
+    from frugalvit.tasks.classification import train as classification
+    from frugalvit.tasks.detection import commands as detection
+    from frugalvit.tasks.segmentation import commands as segmentation
 
-    if recipe.kind == "detect":
-        return DetectCompareConfig, DetectConfig, detect_commands.train, dense.detect
-    if recipe.kind == "segment":
-        return SegmentCompareConfig, SegmentConfig, segment_commands.train, dense.segment
-    return CompareConfig, TrainConfig, commands.train, compare
-
-
-def _compared(table: str, settings: dict[str, str], config: ReproduceConfig) -> CommandResult:
-    """One comparison per backbone."""
-    recipe = TABLES[table]
-    compared, _, _, compare = _kind(recipe)
-    data: dict[str, Any] = {}
-    tables: list[Table] = []
-    named = [f"{folder_name(name)}: {values}" for name, values in settings.items()]
-    for backbone in (config.backbone,) if config.backbone else recipe.backbones:
-        folder = Path(config.out) / table / backbone
-        values = _values(recipe, config, backbone) | {"settings": named, "seeds": config.seeds, "metric": recipe.metric}
-        result = compare(compared.parse(values | {"out": str(folder), "redraw": True}))
-        data[backbone] = result.data
-        tables += [Table(shown.columns, shown.rows, backbone) for shown in result.tables]
-    folder = Path(config.out) / table
-    return CommandResult({"run": str(folder), "table": data}, tables, [f"{folder}: one folder per backbone"])
+    if spec.kind == "detect":
+        return DetectCompareConfig, DetectConfig, detection.train, dense.detect
+    if spec.kind == "segment":
+        return SegmentCompareConfig, SegmentConfig, segmentation.train, dense.segment
+    return CompareConfig, TrainConfig, classification.train, compare
 
 
-def _alone(table: str, setting: str, text: str, config: ReproduceConfig) -> CommandResult:
-    """One setting without the others: nothing to compare with yet."""
-    from frugalvit.comparison.compare import run_once
+def probe_scores(run: Path, data: str, device: str) -> dict[str, Any]:
+    """Score a run by k-NN, linear and logistic probes, correspondences (Fig. 8) and attention entropy (Fig. 7).
 
-    recipe = TABLES[table]
-    rows: list[list[object]] = []
-    for backbone in (config.backbone,) if config.backbone else recipe.backbones:
-        for seed in range(config.seeds):
-            found = run_once(*_one_run(table, setting, text, config, backbone, seed))
-            rows.append([backbone, setting, seed, found[recipe.metric]])
-    columns = ["backbone", "setting", "seed", recipe.metric]
-    note = "the comparison is written when 'reproduce' is run without --only"
-    return CommandResult({"run": str(Path(config.out) / table), "rows": rows}, [Table(columns, rows)], [note])
+    The scores are cached in the run's folder.
+    """
+    if cached := read_json(run / _SCORES_FILE, dict):
+        return cached
+    from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
+    from frugalvit.probing.knn import knn
+    from frugalvit.probing.linear import linear
+    from frugalvit.probing.logistic import logistic
+
+    options = {"model": str(run), "data": data, "device": device, "batch": 256}
+    scores: dict[str, Any] = {
+        "knn": knn(KnnConfig.parse(options)).data["top1"],
+        "linear": linear(LinearConfig.parse(options)).data["top1"],
+        "logistic": logistic(LogisticConfig.parse(options)).data["top1"],
+    }
+    scores |= _visual_scores(str(run), data, device)
+    write_text(run / _SCORES_FILE, json.dumps(scores, indent=1))
+    return scores
 
 
-def _pretrained(table: str, settings: dict[str, str], config: ReproduceConfig) -> CommandResult:
-    """One pre-training per backbone, setting and seed, each looked at with every probe."""
-    from frugalvit.comparison.compare import run_once
+def _visual_scores(run: str, data: str, device: str) -> dict[str, float]:
+    """Score correspondences between two views (% right, pixels off) and the last block's attention (bits)."""
+    from frugalvit.data import open_data
+    from frugalvit.engine.hardware import pick_device
+    from frugalvit.experiment.load_model import load_model
+    from frugalvit.visualization.attention import mean_entropy
+    from frugalvit.visualization.correspondence import evaluate_correspondence
+    from frugalvit.visualization.model_views import input_batches, spread_evenly
 
-    recipe = TABLES[table]
-    rows: list[dict[str, Any]] = []
-    for backbone in (config.backbone,) if config.backbone else recipe.backbones:
-        for seed in range(config.seeds):
-            for setting, text in settings.items():
-                wanted, train = _one_run(table, setting, text, config, backbone, seed)
-                run = run_once(wanted, train)
-                facts = {"effective_rank": run["effective_rank"], "health": run["health"], "seconds": run["seconds"]}
-                name = {"backbone": backbone, "objective": setting, "seed": seed}
-                rows.append(name | probe_scores(Path(wanted.out), wanted.data, config.device) | facts)
-    columns = list(rows[0])
-    shown = [[row[column] for column in columns] for row in rows]
-    folder = Path(config.out) / table
-    write_text(folder / "table.md", as_markdown(columns, shown))
-    return CommandResult({"run": str(folder), "rows": rows}, [Table(columns, shown)], [f"{folder}/table.md"])
+    backbone = load_model(run, device=pick_device(device)).backbone
+    dataset = spread_evenly(open_data(data).splits["test"], _VIEWED_IMAGES)
+    images = list(input_batches(dataset, backbone, 64, "correspondences"))
+    matches = evaluate_correspondence(backbone, images)
+    return {
+        "match_accuracy": round(100 * matches.accuracy, 2),
+        "match_error_px": round(matches.error, 2),
+        "attention_bits": round(mean_entropy(backbone, images), 3),
+    }

@@ -28,9 +28,10 @@ from typing import IO, Any
 import torch
 import yaml
 
-from frugalvit.config.base import Config, read_yaml
+from frugalvit.config.base import Config
 from frugalvit.config.run import contains_run as contains_run
 from frugalvit.config.run import write_error_hint
+from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.runs.layout import RUN_FILES, check_free_for_run
 from frugalvit.runs.trackers import TensorBoard, Trackers

@@ -1,107 +1,104 @@
-"""Talking to the person at the terminal: progress and messages on standard error, results on standard output.
+"""Messages and progress on standard error, results on standard output.
 
-A live bar appears on a terminal only; elsewhere (files, CI, SLURM logs) plain lines say the same now and then.
+A terminal gets live bars, colours and tables by rich. Files, CI and SLURM logs get plain lines.
+Only rank 0 logs; another rank prints errors alone, with its rank in front.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shlex
 import sys
-import threading
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from frugalvit.utils.tables import CommandResult, Table, as_text, to_json
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
 T = TypeVar("T")
 
-_quiet = False
-_hushes = 0
-_secondary = False
-_end_unsaid = False
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_FRAMES = 0.1
 _SECONDS_BEFORE_FIRST = 2.0
+
+_quiet = False
+_rank = 0
+_prints_errors = True
+_silencers: set[object] = set()  # one for each open ``quiet``: threads leave it in any order
 
 
 def set_quiet(quiet: bool) -> None:
-    """Silence ``say`` and ``progress`` (warnings and errors still speak)."""
+    """Silence ``info`` and progress; warnings and errors are still printed."""
     global _quiet
     _quiet = quiet
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is said inside (warnings and errors still are). Counted: threads end in another order than they began."""
-    _hush(1)
+    """Silence ``info`` and progress inside the context; warnings and errors are still printed."""
+    silencer = object()
+    _silencers.add(silencer)
     try:
         yield
     finally:
-        _hush(-1)
+        _silencers.discard(silencer)
 
 
-def _hush(more: int) -> None:
-    global _hushes
-    with _terminal:
-        _hushes += more
+def set_rank(rank: int) -> None:
+    """Set the rank of this process: any rank but 0 prints errors only."""
+    global _rank
+    _rank = rank
 
 
-def _silent() -> bool:
-    return _quiet or _hushes > 0
-
-
-def set_secondary(secondary: bool) -> None:
-    """Of several processes of one run only the first talks; warnings and errors of the others still speak."""
-    global _secondary
-    _secondary = secondary
-    if secondary:
-        set_quiet(True)
-
-
-def is_secondary() -> bool:
-    return _secondary
-
-
-def info(message: str) -> None:
-    """One line of information on standard error."""
-    if not _silent():
-        _spoke()
-        _tell(f"{sanitize(message)}\n")
-
-
-def warning(message: str) -> None:
-    """One line on standard error that even ``--quiet`` shows."""
-    _spoke()
-    _tell(f"warning: {sanitize(message)}\n")
-
-
-def error(message: str) -> None:
-    """The one line that says why a command ended."""
-    _spoke()
-    if not _end_unsaid:
-        _tell(f"frugalvit: {sanitize(message)}\n")
+def get_rank() -> int:
+    return _rank
 
 
 def suppress_final_error() -> None:
-    """Whoever asked hears why the command ended from its answer."""
-    global _end_unsaid
-    _end_unsaid = True
+    """Do not print the final error: the caller reads it from the JSON result."""
+    global _prints_errors
+    _prints_errors = False
 
 
-def _tell(text: str) -> None:
-    """On standard error, in letters that it knows. Words are not worth a run: a terminal may have been closed.
+def _is_silent() -> bool:
+    return _quiet or _rank > 0 or bool(_silencers)
 
-    A program without a window has no standard error at all, or one of its own making.
-    """
-    if sys.stderr is None:
-        return
+
+def info(message: str) -> None:
+    """Print one line of information."""
+    if not _is_silent():
+        _write_line(message)
+
+
+def warning(message: str) -> None:
+    """Print one line that ``--quiet`` does not silence."""
+    if _rank == 0:
+        _write_line(f"warning: {message}", style="yellow")
+
+
+def error(message: str) -> None:
+    """Print the line that says why a command ended."""
+    if _prints_errors:
+        rank = f"rank {_rank}: " if _rank else ""
+        _write_line(f"frugalvit: {rank}{message}", style="red")
+
+
+def _write_line(message: str, style: str = "") -> None:
+    """Write to standard error; a missing or closed one is no reason to end a run."""
+    text = sanitize(message)
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(_spelled(text, sys.stderr, "backslashreplace"))
-        sys.stderr.flush()
+        if _is_terminal(sys.stderr):
+            _display.print_line(text, style)
+        elif sys.stderr is not None:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -111,79 +108,147 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def sanitize(text: str) -> str:
-    """Names are somebody else's: an escape sequence in one must not reach the terminal, nor half a letter stop us."""
+    """Replace characters that a terminal obeys or cannot show: names come from other people's files."""
     if text.isprintable():
         return text
-    return "".join(letter if _harmless(letter) else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return "".join(letter if _is_harmless(letter) else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def _harmless(letter: str) -> bool:
-    """Python calls every space but one unprintable, and the joiners that Persian and emoji are written with."""
+def _is_harmless(letter: str) -> bool:
+    """True also for spaces and for the joiners of Persian and emoji, which Python calls unprintable."""
     return letter.isprintable() or letter in "\n\t\u200c\u200d" or unicodedata.category(letter) == "Zs"
 
 
 def shell_quote(path: object) -> str:
-    """A path as a shell reads it, for commands that people copy."""
+    """Quote a path for a command that people copy into a shell."""
     return shlex.quote(str(path))
 
 
+# -- progress
+
+
+class _Display:
+    """The live rows at the bottom of a terminal, drawn by rich."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+
+    def add_row(self, label: str, total: int | None) -> TaskID:
+        if self.progress is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            label_column = TextColumn("{task.description}", markup=False)
+            details_column = TextColumn("{task.fields[details]}", markup=False)
+            progress = Progress(
+                *(SpinnerColumn(), label_column, BarColumn(20), details_column, TimeElapsedColumn()),
+                console=Console(stderr=True),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            progress.start()
+            self.progress = progress
+        return self.progress.add_task(label, total=total, details="")
+
+    def update_row(self, row: TaskID, done: int, details: str) -> None:
+        if self.progress is not None:
+            self.progress.update(row, completed=done, details=details)
+
+    def remove_row(self, row: TaskID) -> None:
+        if self.progress is not None:
+            self.progress.remove_task(row)
+            if not self.progress.tasks:
+                progress, self.progress = self.progress, None
+                progress.stop()
+
+    def print_line(self, text: str, style: str) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(stderr=True) if self.progress is None else self.progress.console
+        console.print(Text(text, style), soft_wrap=True)
+
+    def forget(self) -> None:
+        """Leave the rows to the parent process: its lock may be held in a forked child."""
+        self.progress = None
+
+
+_display = _Display()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_display.forget)
+
+
 def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:
-    """Pass the items through while showing how far along they are, once it takes longer than two seconds."""
+    """Yield the items and show a progress bar if they take longer than two seconds."""
     if total is None and hasattr(iterable, "__len__"):
         total = len(iterable)  # type: ignore[arg-type]
-    meter = ProgressBar(total, label)
+    bar = ProgressBar(total, label)
     try:
         for done, item in enumerate(iterable, 1):
             yield item
-            meter.show(done)
+            bar.show(done)
     finally:
-        meter.close()
+        bar.close()
 
 
 class ProgressBar:
-    """A bar with rate, time left and a few words: live on a terminal, a plain line every ten seconds elsewhere."""
+    """A bar with rate and time left: live on a terminal, a plain line every ten seconds elsewhere."""
 
     def __init__(self, total: int | None, label: str = "", start: int = 0) -> None:
         self.total, self.label, self.start = total, sanitize(label), start
-        self.live = _is_terminal(sys.stderr) and not _silent()
-        self.began = self.shown = time.monotonic()
-        self.open_line = False
+        self.is_live = _is_terminal(sys.stderr) and not _is_silent()
+        self.started = self.shown = time.monotonic()
+        self.row: TaskID | None = None
 
     def show(self, done: int, text: str = "") -> None:
-        if _silent():
-            return
         now = time.monotonic()
-        if now - self.began < _SECONDS_BEFORE_FIRST or now - self.shown < (
-            0.1 if self.live else _SECONDS_BETWEEN_LINES
-        ):
+        interval = _SECONDS_BETWEEN_FRAMES if self.is_live else _SECONDS_BETWEEN_LINES
+        if _is_silent() or now - self.started < _SECONDS_BEFORE_FIRST or now - self.shown < interval:
             return
         self.shown = now
-        line = self.line(done, now, text)
-        if self.live:
-            _spoke(bar=True)
-            _tell(_CLEAR + line[: _terminal_width() - 1])
-            self.open_line = True
-        else:
-            _tell(line + "\n")
+        if not self.is_live:
+            _write_line(self.line(done, now, text))
+            return
+        with contextlib.suppress(OSError, ValueError):  # the terminal was closed
+            if self.row is None:
+                self.row = _display.add_row(self.label, self.total)
+            _display.update_row(self.row, done, sanitize(self.details(done, now, text)))
 
     def line(self, done: int, now: float, text: str) -> str:
-        rate = (done - self.start) / max(now - self.began, 1e-9)
+        percent = f"{100 * done / self.total:.0f} % " if self.total else ""
+        return f"{self.label} {percent}{self.details(done, now, text)}"
+
+    def details(self, done: int, now: float, text: str) -> str:
+        rate = (done - self.start) / max(now - self.started, 1e-9)
         if not self.total:
-            return f"{self.label} {done} ({rate:.3g}/s) {text}"
+            return f"{done} ({rate:.3g}/s) {text}".strip()
         left = clock((self.total - done) / rate) if rate > 0 else "?"
-        filled = round(20 * done / self.total)
-        bar = "━" * filled + "╌" * (20 - filled) if self.live else f"{100 * done / self.total:.0f} %"
-        return f"{self.label} {bar} {done}/{self.total} · {rate:.3g}/s · {left} left {text}".strip()
+        return f"{done}/{self.total} · {rate:.3g}/s · {left} left {text}".strip()
 
     def close(self) -> None:
-        if self.open_line:
-            _spoke()
-            _tell(_CLEAR)
-            self.open_line = False
+        if self.row is not None:
+            with contextlib.suppress(OSError, ValueError):
+                _display.remove_row(self.row)
+            self.row = None
+
+
+@contextlib.contextmanager
+def spinner(label: str) -> Iterator[None]:
+    """Show on a terminal that a command is at work, and for how long: loading PyTorch alone takes seconds."""
+    row = None
+    with contextlib.suppress(OSError, ValueError):
+        row = _display.add_row(label, None) if _is_terminal(sys.stderr) and not _is_silent() else None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            if row is not None:
+                _display.remove_row(row)
 
 
 def clock(seconds: float) -> str:
-    """A duration as people say it: 42 s, 3:07, 1:02:09."""
+    """Format a duration: 42 s, 3:07, 1:02:09."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -191,73 +256,19 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-class Spinner:
-    """On a terminal, while nothing else is shown for two seconds: which command is at work, and for how long.
-
-    Loading PyTorch alone takes seconds; nobody should wonder whether anything happens.
-    """
-
-    def __init__(self, label: str) -> None:
-        self.label, self.began = label, time.monotonic()
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Spinner:
-        if _is_terminal(sys.stderr) and not _silent():
-            _spoke()
-            self._thread = threading.Thread(target=self._wait, daemon=True)
-            self._thread.start()
-        return self
-
-    def _wait(self) -> None:
-        while not self._over.wait(0.5):
-            with _terminal:
-                now = time.monotonic()
-                if not _state.bar and not _silent() and now - _state.spoke > _SECONDS_BEFORE_FIRST:
-                    line = f"{self.label} … {clock(now - self.began)}"
-                    _tell(_CLEAR + line[: _terminal_width() - 1])
-                    _state.waiting = True
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-            _spoke()
-
-
-class _State:
-    """What is on the terminal's last line, and when something was last said."""
-
-    spoke = 0.0
-    bar = False
-    waiting = False
-
-
-_state = _State()
-_terminal = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a child forked while the line was being written must not wait for it forever
-    os.register_at_fork(before=_terminal.acquire, after_in_parent=_terminal.release, after_in_child=_terminal.release)
-_CLEAR = "\r\x1b[2K"
-
-
-def _spoke(bar: bool = False) -> None:
-    """Make room for what comes: the line that said we are waiting goes away."""
-    with _terminal:
-        if _state.waiting:
-            _tell(_CLEAR)
-        _state.spoke, _state.bar, _state.waiting = time.monotonic(), bar, False
+# -- results
 
 
 def print_result(result: CommandResult) -> None:
-    """Tables and notes on standard output: aligned columns, colours only on a terminal."""
+    """Print tables and notes on standard output."""
     for table in result.tables:
         print_table(table)
     for note in result.notes:
-        _print(sanitize(note))
+        print(_encodable(sanitize(note)))
 
 
 def print_json(data: Any) -> None:
-    """One line of JSON on standard output; what a terminal would obey, or cannot show, is written as JSON escapes."""
+    """Print one line of JSON; characters that a terminal obeys or cannot show become JSON escapes."""
     text = to_json(data)
     if not text.isprintable():
         text = "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
@@ -265,75 +276,37 @@ def print_json(data: Any) -> None:
 
 
 def print_table(table: Table) -> None:
-    columns = [_cell(name) for name in table.columns]
-    cells = [[_cell(as_text(value)) for value in row] for row in table.rows]
-    widths = [max(_width(text) for text in column) for column in zip(columns, *cells, strict=True)]
-    numeric = [all(_is_number(row[i]) for row in table.rows) and bool(table.rows) for i in range(len(widths))]
+    """Print a table: in colour and folded to the width on a terminal, as plain text elsewhere."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
-    def line(texts: list[str]) -> str:
-        pairs = zip(texts, widths, numeric, strict=True)
-        gaps = ((text, " " * (width - _width(text)), right) for text, width, right in pairs)
-        return "  ".join(gap + text if right else text + gap for text, gap, right in gaps).rstrip()
-
-    if table.title:
-        _print(_bold(_cell(table.title)))
-    _print(_bold(line(columns)))
-    for row in cells:
-        _print(line(row))
-    _print("")
+    rich_table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, name in enumerate(table.columns):
+        is_numeric = bool(table.rows) and all(_is_number(row[i]) for row in table.rows)
+        rich_table.add_column(Text(_cell(name)), justify="right" if is_numeric else "left", overflow="fold")
+    for row in table.rows:
+        rich_table.add_row(*(Text(_cell(as_text(value))) for value in row))
+    parts = [*([Text(_cell(table.title), "bold")] if table.title else []), rich_table, Text()]
+    if _is_terminal(sys.stdout):
+        Console().print(*parts, sep="\n")
+        return
+    plain = Console(file=io.StringIO(), width=1_000_000, color_system=None)
+    with plain.capture() as capture:
+        plain.print(*parts, sep="\n")
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def _cell(text: str) -> str:
-    """A name with a line's end in it must not tear its row apart."""
+    """A cell's text on one line: a line break in a name must not break the row."""
     return _encodable(sanitize(" ".join(text.splitlines()).replace("\t", " ")))
 
 
-def _width(text: str) -> int:
-    """The columns a text takes in a terminal: two for East Asian letters, none for marks on others and for joiners."""
-    return sum(
-        0
-        if unicodedata.category(letter) in ("Mn", "Me", "Cf")
-        else 1 + (unicodedata.east_asian_width(letter) in ("W", "F"))
-        for letter in unicodedata.normalize("NFC", text)  # parts of a Korean syllable stand in one place
-    )
-
-
-def _print(text: str) -> None:
-    """On standard output, whatever letters it knows: a result is not lost over a name."""
-    print(_encodable(text))
-
-
 def _encodable(text: str) -> str:
-    return _spelled(text, sys.stdout, "replace")
-
-
-def _spelled(text: str, stream: Any, errors: str) -> str:
-    """The text in letters that a stream knows: ours have a spelling without accents, those of names are replaced."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"  # a stream that a program put in its place may have none
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = "".join(_PLAIN.get(letter, letter) if _lacks(encoding, letter) else letter for letter in text)
-    return text.encode(encoding, errors).decode(encoding)
-
-
-def _lacks(encoding: str, letter: str) -> bool:
-    return letter.encode(encoding, "ignore") == b""
-
-
-_PLAIN = {"·": "|", "…": "...", "━": "=", "╌": "-", "×": "x", "→": "->", "±": "+-", "≤": "<=", "≥": ">=", "²": "^2"}
-_PLAIN |= {"–": "-", "—": "-", "−": "-", "λ": "lambda", "σ": "sigma", "τ": "tau", "θ": "theta", "µ": "u", "\ufffd": "?"}
+    """The text with characters that standard output cannot encode replaced."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # a program's own stream may have none
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if _is_terminal(sys.stdout) else text
-
-
-def _terminal_width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size((100, 24)).columns

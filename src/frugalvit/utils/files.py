@@ -1,4 +1,4 @@
-"""Files that survive a kill: atomic writes, locks that vanish with their process, folders that appear when whole."""
+"""Atomic writes, folder locks, and folders that appear only when they are complete."""
 
 from __future__ import annotations
 
@@ -10,51 +10,55 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 from frugalvit.errors import UserError
 
 Read = TypeVar("Read", dict[str, Any], list[Any])
 _PART = ".*.part"
+_PARTIAL = ".partial"
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
-    """Let ``write`` fill a temporary neighbour, flush it to the disk, then rename it over ``path``.
+    """Let ``write`` fill a temporary file, flush it to the disk, then rename it to ``path``.
 
-    A kill at any moment leaves either the old file or the new one, never a part of one. With ``keep`` the old file
-    stays under that name, from the moment the new one is whole.
+    A kill leaves either the old file or the new one, never a part of one.
+    keep: a second name for the old file, which stays there once the new one is complete
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = _part_path(path)
     try:
         with temporary.open("wb") as handle:
             write(handle)
             handle.flush()
             os.fsync(handle.fileno())
         if keep is not None and path.exists():
-            _second_name(path, keep)
+            _link(path, keep)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     _flush_folder(path.parent)
 
 
+def _part_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
 def remove_parts(folder: Path) -> None:
-    """Remove what a killed process left half written below. Only for the one who holds the folder's lock."""
+    """Remove the half-written files of a killed process. Call it with the folder's lock only."""
     for part in folder.rglob(_PART):
         part.unlink(missing_ok=True)
 
 
 def is_part(path: Path) -> bool:
-    """Whether a file is what a killed process left half written: nobody's own, and never read."""
+    """True for a half-written file of a killed process."""
     return path.match(_PART)
 
 
-def _second_name(path: Path, name: Path) -> None:
-    """Let ``name`` mean what ``path`` does, atomically: a second name where the file system has links, else a copy."""
-    temporary = name.with_name(f".{name.name}.{os.getpid()}.part")
+def _link(path: Path, name: Path) -> None:
+    """Make ``name`` a second name of ``path``, atomically; a copy on file systems without links."""
+    temporary = _part_path(name)
     temporary.unlink(missing_ok=True)
     try:
         try:
@@ -65,26 +69,25 @@ def _second_name(path: Path, name: Path) -> None:
                 os.fsync(handle.fileno())
         temporary.replace(name)
     finally:
-        # Renaming one name of a file over another of the same file does nothing (POSIX), so the part is still there
-        # when ``name`` already meant ``path``: after a kill between this and the next rename.
+        # POSIX does not rename a file to another name of itself: after a kill at this point the part is still there.
         temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """``write_atomically`` for a whole text file, in UTF-8; what that cannot hold is written as in ``storable``."""
+    """Write a text file atomically, in UTF-8 (see ``utf8_safe``)."""
     write_atomically(path, lambda handle: handle.write(utf8_safe(text).encode("utf-8")))
 
 
 def utf8_safe(text: str) -> str:
-    """The text in letters that UTF-8 has: a byte of a file's name that means no letter stands there as ``\\udce9``.
+    """Escape what UTF-8 cannot encode: a byte of a file name outside of any encoding becomes ``\\udce9``.
 
-    Different names stay different, and JSON reads this as the very character it stands for.
+    Different names stay different, and JSON reads the escape as the same character.
     """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_json(path: Path, kind: type[Read]) -> Read | None:
-    """What a JSON file holds, an object or a list; None where there is none, and a clear line where it is damaged."""
+    """Read a JSON object or list; None if the file does not exist, ``UserError`` if it is damaged."""
     if not path.is_file():
         return None
     try:
@@ -92,109 +95,99 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
     except OSError as error:
         raise UserError(read_error_message(path, error)) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not readable JSON ({error}): mend or remove it.") from None
+        raise UserError(f"{path} is not readable JSON ({error}): fix or remove it.") from None
     if not isinstance(value, kind):
-        raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}: mend or remove it.")
+        raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}: fix or remove it.")
     return value
 
 
 def read_error_message(path: str | Path, error: OSError) -> str:
-    """The line for a file that the system does not hand out, whatever may be in it."""
-    if isinstance(error, PermissionError):
-        return f"{path} may not be read ({error.strerror}): give yourself the right to, or ask whose it is."
-    return f"{path} cannot be read ({error.strerror or error})."
+    """Return the message for a file that the system refuses to read."""
+    hint = " Check the permissions." if isinstance(error, PermissionError) else ""
+    return f"{path} cannot be read ({error.strerror or error}).{hint}"
 
 
-def make_folder(path: Path, way: str = "Choose another folder with --out.") -> Path:
-    """The folder, made if it was not there; no permission is a mistake said in one line, with the ``way`` on."""
+def make_folder(path: Path, hint: str = "Choose another folder with --out.") -> Path:
+    """Create a folder if needed and check that it is writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".writable.{os.getpid()}.part"
         probe.touch()
-        probe.unlink(missing_ok=True)  # another process that found a part may have removed it
+        probe.unlink(missing_ok=True)  # another process may have removed it as a leftover
     except OSError as error:
-        raise UserError(f"Cannot write to {path} ({error.strerror}). {way}") from None
+        raise UserError(f"Cannot write to {path} ({error.strerror}). {hint}") from None
     return path
 
 
 class CannotLock(UserError):
-    """The lock itself may not be written: it is another person's, or the disk takes no files."""
+    """The lock file itself is not writable."""
 
 
 class FolderLock:
-    """One process at a time in a folder. The operating system frees the lock when the process ends, however it ends.
+    """Allow one process at a time in a folder. The system frees the lock when the process ends.
 
-    way: what to do where the lock cannot be written
+    hint: what to do if the lock file is not writable
     """
 
-    def __init__(self, folder: Path, way: str = "Choose another --out.") -> None:
-        self.path, self.way = folder / ".lock", way
+    def __init__(self, folder: Path, hint: str = "Choose another --out.") -> None:
+        self.path, self.hint = folder / ".lock", hint
         self._handle: IO[str] | None = None
 
     def __enter__(self) -> Self:
         try:
             self._handle = self.path.open("a+")
         except OSError as error:
-            raise CannotLock(
-                f"{self.path} cannot be written ({error.strerror}): is it another person's? {self.way}"
-            ) from None
+            raise CannotLock(f"Cannot write {self.path} ({error.strerror}). {self.hint}") from None
         try:
             _lock(self._handle)
         except OSError:
             self._handle.close()
-            raise UserError(
-                f"Another process is working in {self.path.parent}. Wait for it, or choose another --out."
-            ) from None
+            folder = self.path.parent
+            raise UserError(f"Another process works in {folder}. Wait for it, or choose another --out.") from None
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
 
 
-_PARTIAL = ".partial"
-
-
 @contextmanager
-def working_folder(place: Path, *, inside: bool) -> Iterator[Path]:
-    """An empty folder to write what becomes ``place`` in, which is to be moved there; what is not moved vanishes.
+def working_folder(target: Path, *, inside: bool) -> Iterator[Path]:
+    """Yield an empty folder for content that the caller moves to ``target``; the rest is removed.
 
-    It lies beside ``place``, or inside, where that is there and stays what it is; within a folder that is locked as
-    long as its process lives, so that ``remove_leftovers`` knows what a killed one has left.
+    The folder is locked while its process lives, so that ``remove_leftovers`` recognises those of killed processes.
+    inside: create it inside of ``target``, which exists, instead of beside it
     """
-    parent = place if inside else place.parent
+    parent = target if inside else target.parent
     parent.mkdir(parents=True, exist_ok=True)
-    held = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=_PARTIAL, dir=parent))
+    locked = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=_PARTIAL, dir=parent))
     try:
-        with ExitStack() as alive:
-            with suppress(UserError):  # a file system without locks: nobody else knows this folder's name anyway
-                alive.enter_context(FolderLock(held))
-            folder = held / "new"  # the lock stays behind when it is moved
+        with ExitStack() as stack:
+            with suppress(UserError):  # a file system without locks
+                stack.enter_context(FolderLock(locked))
+            folder = locked / "new"  # the lock file is not moved with it
             folder.mkdir()
             yield folder
     finally:
-        shutil.rmtree(held, ignore_errors=True)
+        shutil.rmtree(locked, ignore_errors=True)
 
 
-def remove_leftovers(place: Path) -> None:
-    """Remove what killed processes have left of their ``working_folder`` for this very place.
-
-    Where locks do not work nothing is removed: it might be somebody's who is still at work.
-    """
-    ours = re.compile(rf"\.{re.escape(place.name)}\.[a-z0-9_]{{8}}{re.escape(_PARTIAL)}")  # as tempfile makes names
-    for parent in (place, place.parent):
+def remove_leftovers(target: Path) -> None:
+    """Remove the ``working_folder`` of killed processes for this target. Without locks nothing is removed."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}{re.escape(_PARTIAL)}")  # as tempfile makes names
+    for parent in (target, target.parent):
         try:
-            left = [path for path in parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
-        except OSError:  # not there yet, or not to be looked into
+            folders = [path for path in parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
+        except OSError:  # missing or not readable
             continue
-        for folder in left:
+        for folder in folders:
             if (folder / ".lock").is_file() and not _is_locked(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether a process works there, or it is another person's."""
+    """True if a process works in the folder, or if its lock is another user's."""
     try:
         with FolderLock(folder):
             return False
@@ -214,7 +207,7 @@ def _lock(handle: IO[str]) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """A rename is only safe against power loss once its folder is on the disk too (not possible on Windows)."""
+    """Flush a rename to the disk, against power loss; Windows cannot."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Do something right after a module is imported by anybody, without importing it ourselves."""
+"""Run a function right after a module is first imported."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def when_imported(name: str, action: Callable[[], object]) -> None:
-    """Call ``action`` now if the module ``name`` is loaded, otherwise once, right after its first import."""
+def run_after_import(name: str, action: Callable[[], object]) -> None:
+    """Call ``action`` now if the module ``name`` is loaded, otherwise right after its first import."""
     if name in sys.modules:
         action()
     else:
@@ -19,7 +19,7 @@ def when_imported(name: str, action: Callable[[], object]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds one module through the ordinary finders and runs an action after its loader has executed it."""
+    """Find one module through the other finders, and run an action after its loader."""
 
     def __init__(self, name: str, action: Callable[[], object]) -> None:
         self.name, self.action = name, action

@@ -1,6 +1,6 @@
-"""Who has started this process, and which of several it is: torchrun, SLURM, a run of ours, or nobody.
+"""Rank and world size from the environment: torchrun, SLURM's srun, or a run that starts its own processes.
 
-Only the environment is asked, so that a command which has nothing to do leaves before it loads anything.
+Nothing here imports torch, so that a command that is not needed on a rank ends at once.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from frugalvit.errors import UserError
@@ -28,176 +26,129 @@ class LaunchInfo(NamedTuple):
     local_rank: int
 
 
-class SaidByTheFirst(UserError):
-    """A mistake that the first process has met: it says it for the others."""
-
-
-class MetByAll(SaidByTheFirst):
-    """A mistake that the first process, of all or of this machine, meets too, as far as another can know."""
-
-
-class PeerLost(UserError):
-    """What is said of another process that has gone: it may have been the first, so everyone who is left says it."""
-
-
 def launch_info() -> LaunchInfo | None:
-    """What torchrun or srun has started this process as, among others; None for a process of its own."""
+    """Read what torchrun or srun started this process as; None for a single process."""
     variables = os.environ
     if "TORCHELASTIC_RUN_ID" in variables:
-        processes, here = (int(variables[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        processes, per_node = (int(variables[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         ranks = (int(variables.get(name) or 0) for name in ("RANK", "LOCAL_RANK"))
-        return LaunchInfo("torchrun", processes, processes // here, *ranks) if processes > 1 else None
-    processes = _tasks_of_step()
+        return LaunchInfo("torchrun", processes, processes // per_node, *ranks) if processes > 1 else None
+    processes = _count_srun_tasks()
     if processes == 1:
         return None
     machines = int(variables.get("SLURM_STEP_NUM_NODES") or variables.get("SLURM_NNODES") or 1)
-    return LaunchInfo("srun", processes, machines, *(int(variables.get(name) or 0) for name in _SLURM_RANKS))
+    ranks = (int(variables.get(name) or 0) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
+    return LaunchInfo("srun", processes, machines, *ranks)
 
 
-_SLURM_RANKS = ("SLURM_PROCID", "SLURM_LOCALID")
-_SHELLS = ("bash", "interactive")  # what SLURM calls a job that somebody sits at
-_SPECIAL_STEPS = 0xFFFFFFF0  # from here on SLURM's numbers mean no srun: the batch script, salloc's shell …
+_SHELLS = ("bash", "interactive")  # SLURM's names for an interactive job
+_SPECIAL_STEPS = 0xFFFFFFF0  # larger step numbers are not srun: the batch script, a shell of salloc …
 
 
-def _tasks_of_step() -> int:
-    """How many tasks srun has started, this process being one of them; 1 where it is not.
+def _count_srun_tasks() -> int:
+    """Count the tasks of the srun step that this process is part of; 1 outside of a step.
 
-    SLURM_NTASKS tells nothing of it: every process of a job has that, the batch script itself too, which is alone.
+    SLURM_NTASKS alone says nothing: the batch script has it too, and is one process.
     """
     variables = os.environ
     step = variables.get("SLURM_STEP_ID", "")
     if not step.isdecimal() or int(step) >= _SPECIAL_STEPS or "SLURM_PROCID" not in variables:
         return 1
     if variables.get("SLURM_JOB_NAME") in _SHELLS and sys.stdin is not None and sys.stdin.isatty():
-        return 1  # a command typed into the shell of 'srun --pty bash'
+        return 1  # typed into the shell of 'srun --pty bash'
     return int(variables.get("SLURM_STEP_NUM_TASKS") or variables.get("SLURM_NTASKS") or 1)
 
 
 def devices_and_nodes(devices: int, nodes: int) -> tuple[int, int]:
-    """Processes per machine and machines: as asked for, or as torchrun and SLURM have already started them."""
-    found, asked = launch_info(), devices * nodes
-    if found is None:
-        _hide_slurm(say=asked == 1)
+    """Return processes per machine and machines: the options, or what torchrun or srun has started."""
+    launch, requested = launch_info(), devices * nodes
+    if launch is None:
+        _hide_slurm(should_warn=requested == 1)
         return devices, nodes
-    here = _equal_share(found)
-    if asked > 1 and (devices, nodes) != (here, found.machines):
+    per_node = _processes_per_node(launch)
+    if requested > 1 and (devices, nodes) != (per_node, launch.machines):
         raise UserError(
-            f"--devices {devices} --nodes {nodes} was asked for, but {found.launcher} has already started "
-            f"{found.processes} processes on {pluralize(found.machines, 'machine')}: leave both options out."
+            f"--devices {devices} --nodes {nodes} does not match {launch.launcher}, which has started "
+            f"{launch.processes} processes on {pluralize(launch.machines, 'machine')}. Drop both options."
         )
-    if found.launcher == "srun":
-        _show_slurm(found, here)
-    return here, found.machines
+    if launch.launcher == "srun":
+        _describe_step_to_fabric(launch, per_node)
+    return per_node, launch.machines
 
 
-def _equal_share(found: LaunchInfo) -> int:
-    """Processes on each machine."""
+def _processes_per_node(launch: LaunchInfo) -> int:
     counts = set(re.findall(r"(?:^|,)(\d+)", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")))  # as "4(x2),3"
-    uneven = found.launcher == "srun" and len(counts) > 1
-    if found.processes % found.machines or uneven:
-        least = max(1, found.processes // found.machines)
+    is_uneven = launch.launcher == "srun" and len(counts) > 1
+    if launch.processes % launch.machines or is_uneven:
+        least = max(1, launch.processes // launch.machines)
         raise UserError(
-            f"{found.launcher} has started {found.processes} processes on {pluralize(found.machines, 'machine')}, not as "
-            f"many on each. Ask for the same number, for instance with --ntasks-per-node={least}."
+            f"{launch.launcher} has started {launch.processes} processes unevenly on "
+            f"{pluralize(launch.machines, 'machine')}. Start equally many on each, e.g. with --ntasks-per-node={least}."
         )
-    return found.processes // found.machines
+    return launch.processes // launch.machines
 
 
-def _show_slurm(found: LaunchInfo, here: int) -> None:
-    """Tell Lightning of the step that this process is part of: it reads what was asked of the whole job, and stops at
-    jobs that asked for --ntasks alone."""
-    counts = {"SLURM_NTASKS": found.processes, "SLURM_NNODES": found.machines, "SLURM_NTASKS_PER_NODE": here}
+def _describe_step_to_fabric(launch: LaunchInfo, per_node: int) -> None:
+    """Set the variables that Fabric reads to those of the srun step: by default they describe the full job."""
+    counts = {"SLURM_NTASKS": launch.processes, "SLURM_NNODES": launch.machines, "SLURM_NTASKS_PER_NODE": per_node}
     os.environ.update({name: str(count) for name, count in counts.items()})
-    if os.environ.get("SLURM_JOB_NAME") in _SHELLS:  # srun from a shell of salloc: Lightning would not count its tasks
+    if os.environ.get("SLURM_JOB_NAME") in _SHELLS:  # srun from a shell of salloc: Fabric would ignore its tasks
         os.environ["SLURM_JOB_NAME"] = "frugalvit"
 
 
-def _hide_slurm(*, say: bool) -> None:
-    """Without srun, SLURM has started no other process, and Lightning must not wait for one."""
+def _hide_slurm(*, should_warn: bool) -> None:
+    """Remove SLURM_NTASKS: without srun there is one process, and Fabric would wait for the others."""
     tasks = int(os.environ.pop("SLURM_NTASKS", None) or 1)
-    if tasks > 1 and say:
-        console.warning(
-            f"this job has {tasks} tasks but was not started by srun: one process does all the work. "
-            "'srun frugalvit …' uses them all"
-        )
+    if tasks > 1 and should_warn:
+        console.warning(f"this job has {tasks} tasks, but only one process runs; start it with 'srun frugalvit …'")
 
 
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
+_OTHER_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
 
 
 def needs_launch() -> bool:
-    """Whether a run of several processes has to start them: nobody has started this one as one of several.
+    """True if a run has to start its other processes itself.
 
-    Lightning takes LOCAL_RANK, whoever has set it, for a launcher's word, and knows those of MPI and LSF.
+    Fabric takes LOCAL_RANK as the sign of a launcher, and also knows those of MPI and LSF.
     """
-    others = any((os.environ.get(name) or "1") != "1" for name in _SIZES)
-    return launch_info() is None and "LOCAL_RANK" not in os.environ and not others
+    has_other_launcher = any((os.environ.get(name) or "1") != "1" for name in _OTHER_LAUNCHERS)
+    return launch_info() is None and "LOCAL_RANK" not in os.environ and not has_other_launcher
 
 
 def clear_launch_env() -> None:
-    """Let this process work as if the others were not there: its command has no use for them."""
+    """Make this a single process, for a command that does not use the others."""
     for name in ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
     for name in ("SLURM_STEP_ID", "SLURM_NTASKS"):
         os.environ.pop(name, None)
 
 
-# -- who speaks
-
-_FIRST = "FRUGALVIT_FIRST_PROCESS"
+_RANK_ZERO_PID = "FRUGALVIT_RANK_ZERO_PID"
 
 
-def mark_first() -> None:
-    """Let the processes that this one is about to start know who speaks for them."""
-    if local_rank() == 0:
-        os.environ[_FIRST] = str(os.getpid())
-
-
-def local_rank() -> int:
-    """Which process of this machine this is. A number that somebody left in the environment is no rank."""
-    found = launch_info()
-    if found is not None:
-        return found.local_rank
-    return int(os.environ.get("LOCAL_RANK") or 0) if os.environ.get(_FIRST) == str(os.getppid()) else 0
+def mark_rank_zero() -> None:
+    """Tell the processes that this one starts that it is their rank 0."""
+    if rank() == 0:
+        os.environ[_RANK_ZERO_PID] = str(os.getpid())
 
 
 def rank() -> int:
-    """Which of all processes this is."""
-    found = launch_info()
-    return local_rank() if found is None else found.rank
+    """Return the rank of this process. A LOCAL_RANK that no launcher has set does not count."""
+    launch = launch_info()
+    if launch is not None:
+        return launch.rank
+    return int(os.environ.get("LOCAL_RANK") or 0) if os.environ.get(_RANK_ZERO_PID) == str(os.getppid()) else 0
 
 
-def is_rank_zero() -> bool:
-    """Whether this process answers for all that were started."""
-    return rank() == 0
+def is_rank_zero_alive(after: float = 5.0) -> bool:
+    """True if rank 0 still runs after some seconds, so it did not hit the error that this rank hit.
 
-
-_PATIENCE = 5.0  # seconds
-
-
-def first_goes_on() -> bool:
-    """Whether the first process is still there after a while: then it has not met the mistake that this one has.
-
-    torchrun and srun end the others of a process that has failed; of one that this program started the number is known.
+    torchrun and srun end the other ranks with rank 0. A process that rank 0 started gets another parent.
     """
-    first = int(os.environ.get(_FIRST) or 0)
-    until = time.monotonic() + _PATIENCE
-    while time.monotonic() < until:
-        if first and os.getppid() != first:
+    rank_zero = int(os.environ.get(_RANK_ZERO_PID) or 0)
+    deadline = time.monotonic() + after
+    while time.monotonic() < deadline:
+        if rank_zero and os.getppid() != rank_zero:
             return False
         time.sleep(0.1)
     return True
-
-
-@contextmanager
-def said_once() -> Iterator[None]:
-    """A mistake inside is met by every process of a machine, since they see the same words and files: one says it."""
-    speaks_here = local_rank() == 0  # asked now: when the first process has left, nobody's parent tells it any more
-    try:
-        yield
-    except (SaidByTheFirst, PeerLost):
-        raise
-    except UserError as error:
-        if not speaks_here:
-            raise MetByAll(str(error)) from None
-        raise

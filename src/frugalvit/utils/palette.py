@@ -1,7 +1,7 @@
-"""Colours, defined once for figures and pages: told apart by colour-blind readers and in grey print.
+"""Colours of figures and pages, distinguishable for colour-blind readers and in grey print.
 
-Series take colours close to Okabe and Ito's, neighbours of different lightness, and each has its own dash.
-Heat maps take viridis, whose lightness rises evenly.
+Series have colours close to Okabe and Ito's, with neighbours of different lightness, and a dash pattern each.
+Heat maps use viridis, whose lightness rises evenly.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ DASHES = ((), (6, 3), (2, 2.5), (8, 3, 2, 3), (4, 2), (1, 2), (10, 4), (6, 2, 1,
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "---", "ooo", "+++")
 
 BLUE, RED, YELLOW = "#0072b2", "#d55e00", "#f0e442"
-"""Marks of the paper's Figure 6: own global feature, other view's global feature, lines."""
+"""Marks of EsViT's Figure 6: own global feature, other view's global feature, lines."""
 
 HEAT = (
     "#440154", "#48186a", "#472d7b", "#424086", "#3b528b", "#33638d", "#2c728e", "#26828e", "#21918c",
     "#1fa088", "#28ae80", "#3fbc73", "#5ec962", "#84d44b", "#addc30", "#d8e219", "#fde725",
 )  # fmt: skip
-"""Viridis at seventeen even steps; between them colours are interpolated."""
+"""Viridis at seventeen even steps; colours between them are interpolated."""
 
 
 def heat_bytes() -> bytes:
-    """The heat colours as 256 RGB triples."""
+    """Return the heat colours as 256 RGB triples."""
     stops = [tuple(bytes.fromhex(colour[1:])) for colour in HEAT]
     table = bytearray()
     for level in range(256):
-        place = level / 255 * (len(stops) - 1)
-        index = min(int(place), len(stops) - 2)
-        share = place - index
+        position = level / 255 * (len(stops) - 1)
+        index = min(int(position), len(stops) - 2)
+        share = position - index
         table += bytes(round(a + (b - a) * share) for a, b in zip(stops[index], stops[index + 1], strict=True))
     return bytes(table)
 
 
 def css_variables() -> tuple[str, str]:
-    """The series' colours as CSS custom properties, for light and for dark pages."""
+    """Return the series' colours as CSS custom properties, for light and for dark pages."""
     light = "".join(f"--series-{i}:{colour};" for i, colour in enumerate(SERIES))
     dark = "".join(f"--series-{i}:{colour};" for i, colour in enumerate(SERIES_ON_DARK))
     return light, dark
 
 
 def colour(index: int) -> int:
-    """Which of the colours a series takes."""
+    """Return the index of a series' colour."""
     return index % len(SERIES)
 
 
 def dashes(index: int) -> tuple[float, ...]:
-    """The dash pattern of a series: with every round of the colours each gets the next one, so that 64 differ."""
+    """Return the dash pattern of a series; colour and dash together distinguish 64 series."""
     return DASHES[(index + index // len(SERIES)) % len(DASHES)]
 
 
 def dash(index: int) -> str:
-    """The same as SVG writes it."""
+    """Return the dash pattern for SVG."""
     return " ".join(f"{length:g}" for length in dashes(index))

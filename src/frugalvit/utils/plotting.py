@@ -1,4 +1,4 @@
-"""How every figure looks, and how it is written."""
+"""Matplotlib style of our figures, and saving them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ STYLE: Any = {
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "svg.hashsalt": "frugalvit",
-    # A name with a dollar sign is a name, not mathematics.
+    # A dollar sign in a name is not mathematics.
     "text.parse_math": False,
 }
 
 
 @contextlib.contextmanager
 def drawing(settings: Any = STYLE) -> Iterator[None]:
-    """Matplotlib's own settings with ours over them, whatever a program or a matplotlibrc has set for its figures.
+    """Use matplotlib's defaults with our settings on top, whatever the program or a matplotlibrc has set.
 
-    Their fonts stay: who names files in Chinese may have chosen one that can write them.
+    The user's fonts stay: they may be needed for file names in other scripts.
     """
     fonts = {"font.sans-serif": matplotlib.rcParams["font.sans-serif"]}
     with style.context(["default", fonts, settings]):
@@ -38,9 +38,9 @@ def drawing(settings: Any = STYLE) -> Iterator[None]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format its name ends with, without a date: the same figure gives the same bytes."""
+    """Write a figure in the format of the file's suffix, without a date: equal figures give equal bytes."""
     metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     path.parent.mkdir(parents=True, exist_ok=True)
     with drawing(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in other letters: boxes say enough
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in another script is drawn as boxes
         figure.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.05, metadata=metadata)

@@ -1,7 +1,7 @@
-"""Ctrl-C, wherever it lands.
+"""Ctrl-C during a command, and the signals that stop a run.
 
-An import that is broken off may end with an error of another name (a module that "has no attribute"), and a second
-Ctrl-C in the midst of leaving with a traceback. Neither is a fault of anybody.
+An import that Ctrl-C interrupts may raise another error ("module has no attribute"), and a second Ctrl-C may arrive
+while the first is handled. Neither should print a traceback.
 """
 
 from __future__ import annotations
@@ -14,39 +14,38 @@ from typing import Self
 
 
 class Interrupts:
-    """Remembers the first Ctrl-C of a command, which ends it as ever; the second ends the process at once.
+    """Record the first Ctrl-C of a command; the second one ends the process at once.
 
-    Where Ctrl-C is somebody else's business (ignored, another handler, not the main thread) it stays so.
-    last: whether the process ends with this command, so that a second Ctrl-C may come as late as it likes
+    Does nothing if another program handles or ignores Ctrl-C, or outside of the main thread.
+    last: True if the process ends with this command
     """
 
     def __init__(self, last: bool) -> None:
-        self.last, self.came = last, False
-        self._ours = threading.current_thread() is threading.main_thread() and (
-            signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        )
+        self.last, self.has_interrupt = last, False
+        is_main = threading.current_thread() is threading.main_thread()
+        self._is_active = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     def __enter__(self) -> Self:
-        if self._ours:
-            signal.signal(signal.SIGINT, self._note)
+        if self._is_active:
+            signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._ours and not (self.last and self.came):
+        if self._is_active and not (self.last and self.has_interrupt):
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.came and self.last:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.has_interrupt and self.last:
             os._exit(130)
-        self.came = True
+        self.has_interrupt = True
         signal.default_int_handler(number, frame)
 
 
 STOP_NOW_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Of those that ask a run to stop: the ones that mean, the second time, at once."""
+"""Signals that stop a run at once the second time they arrive."""
 
 
 def stop_signals() -> list[signal.Signals]:
-    """What asks a run to stop: Ctrl-C, SIGTERM, SLURM's warning and a closed terminal, which nohup has it ignore."""
-    warned = [getattr(signal, name) for name in ("SIGUSR1", "SIGHUP") if hasattr(signal, name)]
-    return [*STOP_NOW_SIGNALS, *(number for number in warned if signal.getsignal(number) is not signal.SIG_IGN)]
+    """Return the signals that stop a run: Ctrl-C, SIGTERM, SLURM's warning, and a closed terminal without nohup."""
+    warnings = [getattr(signal, name) for name in ("SIGUSR1", "SIGHUP") if hasattr(signal, name)]
+    return [*STOP_NOW_SIGNALS, *(number for number in warnings if signal.getsignal(number) is not signal.SIG_IGN)]

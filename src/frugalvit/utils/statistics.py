@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _ROUNDING = 1e-12
-"""Differences that vary by no more than this part of the scores vary by how these were computed: 80.1 - 79.1."""
+"""Differences that vary less than this, relative to the scores, differ by rounding alone: 80.1 - 79.1."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample deviation of some runs."""
+    """Mean and sample deviation over runs."""
 
     mean: float
     deviation: float
@@ -27,7 +27,7 @@ class Spread:
 class Difference:
     """Paired difference of two settings over the same seeds, with its 95 % confidence interval (Student's t).
 
-    The interval and p are no numbers where nothing says how much the difference varies.
+    The interval and p are NaN if the differences do not vary.
     """
 
     mean: float
@@ -45,7 +45,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """True if the interval excludes zero."""
         return self.count > 1 and (self.low > 0 or self.high < 0)
 
 
@@ -54,11 +54,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], resolution: float | None = None) -> Difference:
-    """first - second, seed by seed: what varies from seed to seed for both cancels.
+    """Return first - second, paired by seed, so that variation common to both cancels.
 
-    resolution: the step from one possible score to the next, 100 / n for a percentage of n images. A score stands for
-    all that round to it, within which it may vary unseen by a variance of resolution² / 12; so a difference varies by
-    at least twice that, and one that is the same at every seed is no certainty.
+    resolution: the distance between two possible scores, 100 / n for a percentage of n images. Rounding to it has a
+    variance of resolution² / 12, so a difference has at least twice that, even if it is the same at every seed.
     """
     from scipy import stats
 

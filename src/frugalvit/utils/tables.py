@@ -1,4 +1,4 @@
-"""What a command hands back: one object for machines, tables for people."""
+"""The result of a command: JSON data, tables, and their Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Table:
-    """Rows of cells under named columns."""
+    """A table with named columns."""
 
     columns: list[str]
     rows: list[list[object]]
@@ -22,16 +22,16 @@ class Table:
 
 @dataclass
 class CommandResult:
-    """A command's result: ``data`` is what ``--json`` prints, ``tables`` and ``notes`` are what a person reads."""
+    """The result of a command: ``--json`` prints ``data``, otherwise ``tables`` and ``notes`` are printed."""
 
     data: dict[str, Any]
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    asked_to_stop: bool = False  # by a signal, too late for it: whoever wanted several results wants no more
+    asked_to_stop: bool = False  # a signal came too late to stop this run; a comparison must stop after it
 
 
 def to_json(value: object, *, ensure_ascii: bool = False, **options: Any) -> str:
-    """JSON that every reader takes: numbers that are infinite or undefined, for which it has no word, become null."""
+    """Return valid JSON: infinite and undefined numbers become null."""
     return json.dumps(_finite(value), allow_nan=False, ensure_ascii=ensure_ascii, **options)
 
 
@@ -44,7 +44,7 @@ def _finite(value: Any) -> Any:
 
 
 def as_text(value: object) -> str:
-    """A cell the way a person reads it: four significant decimals for floats, thousands separated for integers."""
+    """Format a cell: four significant digits for small floats, thousands separators for integers."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, float):
@@ -64,15 +64,15 @@ _LATEX = str.maketrans(
 
 
 class Bold(str):
-    """A cell that stands out, where the format can show it."""
+    """A cell in bold, if the format has bold text."""
 
 
 def as_markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of Markdown with a line for the columns' names."""
+    """Format a Markdown table."""
 
     def cell(value: object) -> str:
-        shown = markdown_text(as_text(value))
-        return f"**{shown}**" if isinstance(value, Bold) else shown
+        text = markdown_text(as_text(value))
+        return f"**{text}**" if isinstance(value, Bold) else text
 
     lines = [columns, *rows]
     head, *body = ["| " + " | ".join(map(cell, line)) + " |" for line in lines]
@@ -80,12 +80,12 @@ def as_markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str
 
 
 def markdown_text(text: str) -> str:
-    """Free text on one line, in which nothing acts as Markdown or HTML."""
+    """Escape text for Markdown and HTML, on one line."""
     return " ".join(text.split()).translate(_MARKDOWN)
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Comma-separated values, unrounded, with a line for the columns' names."""
+    """Format comma-separated values, unrounded, with a header."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -93,17 +93,17 @@ def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def as_latex(columns: Sequence[str], *groups: Iterable[Sequence[object]], words: int = 1) -> str:
-    """A tabular that needs no package, a line between groups of rows; the first ``words`` columns are set left."""
+def as_latex(columns: Sequence[str], *groups: Iterable[Sequence[object]], left_columns: int = 1) -> str:
+    """Format a LaTeX tabular without packages, with a rule between groups of rows."""
 
     def cell(value: object) -> str:
-        shown = " ".join(as_text(value).split()).translate(_LATEX)
-        return rf"\textbf{{{shown}}}" if isinstance(value, Bold) else shown
+        text = " ".join(as_text(value).split()).translate(_LATEX)
+        return rf"\textbf{{{text}}}" if isinstance(value, Bold) else text
 
     def line(cells: Sequence[object]) -> str:
         return " & ".join(map(cell, cells)) + r" \\"
 
     blocks = [[line(columns)], *([line(row) for row in group] for group in groups)]
     body = [text for block in blocks if block for text in (*block, r"\hline")]
-    alignment = "l" * words + "r" * (len(columns) - words)
+    alignment = "l" * left_columns + "r" * (len(columns) - left_columns)
     return "\n".join([rf"\begin{{tabular}}{{{alignment}}}", r"\hline", *body, r"\end{tabular}", ""])

@@ -1,4 +1,4 @@
-"""How numbers and lists are put into a sentence."""
+"""Format counts and lists for messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def pluralize(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else _PLURALS.get(noun, noun + 's')}"
 
 
-def truncate_list(names: Sequence[str], shown: int = 5) -> str:
+def truncate_list(names: Sequence[str], count: int = 5) -> str:
     """``a, b, c and 7 more``."""
-    listed = ", ".join(names[:shown])
-    return listed if len(names) <= shown else f"{listed} and {len(names) - shown} more"
+    text = ", ".join(names[:count])
+    return text if len(names) <= count else f"{text} and {len(names) - count} more"
 
 
 def short_message(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Whether a GPU may use our Triton kernels; Triton comes with PyTorch for CUDA on Linux. FRUGALVIT_KERNELS=0: never."""
+"""TRITON_AVAILABLE: PyTorch for CUDA on Linux brings Triton. FRUGALVIT_KERNELS=0 turns our kernels off."""
 
 from __future__ import annotations
 

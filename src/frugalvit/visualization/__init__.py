@@ -1,1 +1,1 @@
-"""Seeing what a model learned: which regions match across views, and where each head looks."""
+"""Show what a model learned: matching regions of two views, and the attention of each head."""

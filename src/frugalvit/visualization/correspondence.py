@@ -1,7 +1,7 @@
-"""Which region of one view matches which region of another, and how often that is right.
+"""Match the regions of two views, and score the matches.
 
 EsViT §4.3, Eq. 2: with final tokens z and z' of two views, region i matches j* = argmax_j cos(z_i, z'_j). Figure 6
-draws the ten most similar pairs; Figure 8 scores them against the known transform (supplement B.5).
+draws the ten most similar pairs. Figure 8 scores them against the known transform (supplement B.5).
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.data.rng import generator_for
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import SecondView, at_rest, model_input
+from frugalvit.visualization.model_views import SecondView, model_input
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
 
 TOP = 10
-"""How many of the most similar pairs the paper draws and scores."""
+"""The number of pairs that the paper draws and scores."""
 
 _SAME = 1e-6
 """Similarities closer than this are ties."""
@@ -38,17 +39,17 @@ class Matches(NamedTuple):
 
 
 def cosines(first: Tensor, second: Tensor) -> Tensor:
-    """Grids (B, D, h, w) and (B, D, h', w') -> cosine of every pair of regions (B, h·w, h'·w')."""
+    """Compute the cosine of every pair of regions of two grids (B, D, h, w): (B, h·w, h'·w')."""
     one = F.normalize(first.flatten(2).float(), dim=1)
     two = F.normalize(second.flatten(2).float(), dim=1)
     return one.transpose(1, 2) @ two
 
 
 def best_matches(first: Tensor, second: Tensor, generator: torch.Generator | None = None) -> Matches:
-    """The most similar region of ``second`` for every region of ``first`` (Eq. 2), and how similar it is.
+    """Find the most similar region of ``second`` for every region of ``first`` (Eq. 2).
 
-    With a generator, ties are broken at random. Always taking the first of equals would favour a corner: a constant
-    embedding would score far above chance.
+    With a generator ties are broken at random. The first of equals would favour a corner: a constant embedding would
+    score far above chance.
     """
     similarity = cosines(first, second)
     if generator is not None:
@@ -58,7 +59,7 @@ def best_matches(first: Tensor, second: Tensor, generator: torch.Generator | Non
 
 
 def top_matches(matches: Matches, count: int = TOP, generator: torch.Generator | None = None) -> Tensor:
-    """The regions of the first view with the most similar matches, best first: flat indices (B, count)."""
+    """Return the regions of the first view with the most similar matches: flat indices (B, count)."""
     count = min(count, matches.similarity.shape[1])
     similarity = matches.similarity
     if generator is not None:
@@ -66,16 +67,15 @@ def top_matches(matches: Matches, count: int = TOP, generator: torch.Generator |
     return similarity.topk(count, dim=1).indices
 
 
-def nearest_region(grid: Tensor, whole: Tensor) -> Tensor:
-    """The region most similar to a global feature: (B, D, h, w), (B, D) -> flat indices (B,)."""
-    return cosines(grid, whole[:, :, None, None]).squeeze(2).argmax(dim=1)
+def nearest_region(grid: Tensor, pooled: Tensor) -> Tensor:
+    """Find the region most similar to a global feature: (B, D, h, w), (B, D) -> flat indices (B,)."""
+    return cosines(grid, pooled[:, :, None, None]).squeeze(2).argmax(dim=1)
 
 
 def global_feature(features: Features) -> Tensor:
-    """What stands for a whole image among its regions, (B, D): the pooled feature.
+    """Return the pooled feature (B, D), or the mean of the regions if its width differs from theirs.
 
-    Where a network makes another width of it (MobileNet's last layer, the two tokens of a distilled DeiT), it cannot be
-    compared with regions, and their mean takes its place.
+    It differs in MobileNet (a last layer after the pooling) and in distilled DeiT (two tokens).
     """
     width = features.grid.shape[1]
     return features.pooled if features.pooled.shape[1] == width else features.grid.mean((2, 3))
@@ -83,12 +83,12 @@ def global_feature(features: Features) -> Tensor:
 
 @dataclass(frozen=True)
 class CorrespondenceScore:
-    """The two numbers of Figure 8, with what guessing would give.
+    """The two numbers of Figure 8, and those of chance.
 
-    accuracy:        share of the top pairs that hit the right region
-    error:           mean distance from the right region, in pixels of the model's input, a stride from one to the next
-    error_cells:     the same in cells of the grid
-    chance_accuracy, chance_error: the same two for a match picked at random
+    accuracy:     share of the top pairs that hit the right region
+    error:        mean distance from the right region, in pixels of the model's input
+    error_cells:  the same in cells of the grid
+    chance_accuracy, chance_error: the same for random matches
     """
 
     accuracy: float
@@ -112,18 +112,20 @@ def score_matches(
     top: int,
     ties: tuple[torch.Generator, torch.Generator],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Hits, pixel distances and cell distances of the top pairs, each (B, top).
+    """Return hits, pixel distances and cell distances of the top pairs, each (B, top).
 
-    first, second: grids (B, D, h, w); off: see :meth:`SecondView.steps_off`; cell: height and width of a region in
-    pixels; ties: break those among a region's matches, and among the pairs.
+    first, second: grids (B, D, h, w)
+    off:           see :meth:`SecondView.steps_off`
+    cell:          height and width of a region in pixels
+    ties:          break ties among a region's matches, and among the pairs
     """
-    _demand_regions(first)
+    _require_regions(first)
     columns = first.shape[3]
     matches = best_matches(first, second, ties[0])
     chosen = top_matches(matches, top, ties[1])
-    found = matches.index.gather(1, chosen)
-    down = off[0][chosen // columns, found // columns].double()
-    across = off[1][chosen % columns, found % columns].double()
+    matched = matches.index.gather(1, chosen)
+    down = off[0][chosen // columns, matched // columns].double()
+    across = off[1][chosen % columns, matched % columns].double()
     pixels = torch.hypot(down * cell[0], across * cell[1])
     return (down == 0) & (across == 0), pixels, torch.hypot(down, across)
 
@@ -136,20 +138,20 @@ def evaluate_correspondence(
     second_view: SecondView | None = None,
     seed: int = 0,
 ) -> CorrespondenceScore:
-    """Accuracy and distance error of the ``top`` most similar pairs between images and their second views (Fig. 8).
+    """Score the ``top`` most similar pairs between images and their second views (Fig. 8).
 
-    images: batches (B, 3, H, W) in [0, 1], as the model sees them but not yet normalised; all of one size.
+    images: batches (B, 3, H, W) in [0, 1], all of one size, as the model sees them, before normalisation
 
-    The n-th image has the same second view for every model and every size of batches.
+    The n-th image has the same second view for every model and batch size.
     """
     second_view = second_view or SecondView()
-    # One for each kind of draw: what one of them takes, by the grid and the batch, must not move the others.
+    # Separate generators: the number of draws for ties depends on the grid and must not change the views.
     generator, matches, pairs = (generator_for(seed, kind) for kind in ("second views", "matches", "pairs"))
     hits, pixels, cells = [], [], []
     regions, off = None, None
     for batch in images:
         views = second_view(batch, generator)
-        with at_rest(backbone):
+        with eval_no_grad(backbone):
             first, second = (backbone(model_input(backbone, view)).grid for view in (batch, views))
         if regions is None or off is None:
             regions = Regions.of(backbone, (batch.shape[2], batch.shape[3]))
@@ -175,7 +177,7 @@ def evaluate_correspondence(
 
 
 def chance(off: tuple[Tensor, Tensor], cell: tuple[float, float]) -> tuple[float, float]:
-    """Accuracy and mean pixel distance when every match is a uniform guess."""
+    """Return accuracy and mean pixel distance of uniform random matches."""
     down, across = (steps.double().flatten() for steps in off)
     accuracy = (down == 0).double().mean() * (across == 0).double().mean()
     return accuracy.item(), torch.hypot(down[:, None] * cell[0], across * cell[1]).mean().item()
@@ -193,7 +195,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Everything Figure 6 shows of two views.
+    """The content of Figure 6 for two views.
 
     own:   for each view, the region nearest its own global feature (blue dot)
     other: for each view, the region nearest the other view's global feature (red triangle)
@@ -206,9 +208,9 @@ class Correspondence:
 
 
 def correspond(first: Features, second: Features, top: int = TOP) -> Correspondence:
-    """The ``top`` best pairs between two single images' features (B = 1), and the regions nearest the global ones."""
-    _demand_regions(first.grid)
-    _demand_regions(second.grid)
+    """Find the ``top`` best pairs between the features of two images (B = 1), and the marked regions."""
+    _require_regions(first.grid)
+    _require_regions(second.grid)
     matches = best_matches(first.grid, second.grid)
     chosen = top_matches(matches, top)[0].tolist()
     grids = (_size(first.grid), _size(second.grid))
@@ -222,8 +224,8 @@ def correspond(first: Features, second: Features, top: int = TOP) -> Corresponde
         for rank, index in enumerate(chosen, 1)
     ]
 
-    def nearest(features: Features, whole: Features, size: tuple[int, int]) -> tuple[int, int]:
-        return divmod(int(nearest_region(features.grid, global_feature(whole))), size[1])
+    def nearest(features: Features, other: Features, size: tuple[int, int]) -> tuple[int, int]:
+        return divmod(int(nearest_region(features.grid, global_feature(other))), size[1])
 
     return Correspondence(
         pairs,
@@ -234,7 +236,7 @@ def correspond(first: Features, second: Features, top: int = TOP) -> Corresponde
 
 
 def _break_ties(similarity: Tensor, generator: torch.Generator) -> Tensor:
-    """Equal values, to a millionth, in random order; all others as they were. (CPU: some devices lack doubles.)"""
+    """Put values that are equal to a millionth into random order (on the CPU: some devices lack float64)."""
     noise = torch.rand(similarity.shape, generator=generator, dtype=torch.float64)
     return (similarity.cpu().double() / _SAME).round() * _SAME + noise * (_SAME / 2)
 
@@ -243,9 +245,9 @@ def _size(grid: Tensor) -> tuple[int, int]:
     return grid.shape[2], grid.shape[3]
 
 
-def _demand_regions(grid: Tensor) -> None:
+def _require_regions(grid: Tensor) -> None:
     if grid.shape[2] * grid.shape[3] < 2:
         raise UserError(
-            "The model ends with a 1x1 grid: a single region has nothing to match. Use larger images (--img-size) or a "
-            "model with a smaller stride."
+            "The model ends with a 1x1 grid, whose single region has nothing to match. Use larger images (--img-size) "
+            "or a model with a smaller stride."
         )

@@ -1,7 +1,7 @@
-"""What the explorer page needs: every region's similarity to every other, its best match, and each head's attention.
+"""The data of the explorer page: similarities of all regions, best matches, and the attention of each head.
 
-Two images at 14x14 with 12 heads are 1.1 million numbers. Each is kept as one byte: similarities between the lowest
-and highest of their pair of images, attention relative to the peak of its row.
+Two images at 14x14 with 12 heads are 1.1 million numbers. Each is stored as one byte: similarities relative to the
+range of their pair of images, attention relative to the peak of its row.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.utils import console
 from frugalvit.visualization import attention as attention_lens
 from frugalvit.visualization.correspondence import correspond, cosines, global_feature, nearest_region
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import SecondView, at_rest, centre_box, cut, kept_share, model_input
+from frugalvit.visualization.model_views import SecondView, centre_box, crop_share, crop_to, model_input
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
 
 MOST_REGIONS = 256
-"""Finer grids are averaged down to at most this many regions: the page holds the square of it per head."""
+"""Finer grids are averaged to at most this many regions: the page holds its square per head."""
 
-_SHOWN = 384
-"""Longer side of the pictures in the page, in pixels."""
+_MAX_PIXELS = 384  # of the longer side of a picture in the page
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Picture:
 
     @classmethod
     def of(cls, path: str, pixels: np.ndarray) -> Picture:
-        """Under its file's name, in letters that figures and pages can show."""
+        """Name a picture by its file, without control characters."""
         return cls(console.sanitize(Path(path).stem), pixels)
 
 
@@ -60,7 +60,7 @@ class _View:
 
     def render(self, shape: tuple[int, int], keep: float, seed: int) -> Tensor:
         height, width = self.picture.pixels.shape[:2]
-        image = cut(self.picture.pixels, centre_box((height, width), shape, keep), shape)
+        image = crop_to(self.picture.pixels, centre_box((height, width), shape, keep), shape)
         if self.second:
             image = SecondView()(image[None], torch.Generator().manual_seed(seed))[0]
         return image
@@ -74,38 +74,40 @@ def gather(
     seed: int = 0,
     keep: float | None = None,
 ) -> dict[str, Any]:
-    """The explorer's data for named models and pictures, ready for JSON.
+    """Compute the explorer's data for named models and pictures, ready for JSON.
 
-    ``second_views`` adds the paper's second view of every picture. Models may differ in size, not in proportions.
-    ``keep`` is the share of the short side that they are shown, by default that of the evaluation's usual crop.
+    second_views: add the paper's second view of every picture
+    keep:         the share of the short side that the crop covers (default: the evaluation's)
+
+    The models may differ in input size, not in its aspect ratio.
     """
     if not pictures:
         raise UserError("The explorer needs at least one image.")
     shapes = [backbone.img_size for _, backbone in models]
-    proportions = {round(shape[0] / shape[1], 3) for shape in shapes}
-    if len(proportions) > 1:
-        raise UserError("These models see images of different proportions; explore them one by one.")
-    keep = kept_share(shapes[0]) if keep is None else keep
+    ratios = {round(shape[0] / shape[1], 3) for shape in shapes}
+    if len(ratios) > 1:
+        raise UserError("These models have inputs of different aspect ratios: explore them one by one.")
+    keep = crop_share(shapes[0]) if keep is None else keep
     flags = (False, True) if second_views else (False,)
     views = [_View(picture, second) for picture in pictures for second in flags]
     return {
-        "images": [_shown(view, shapes[0], keep, seed) for view in views],
-        "models": [_model(name, backbone, views, keep, seed) for name, backbone in models],
+        "images": [_encode_view(view, shapes[0], keep, seed) for view in views],
+        "models": [_encode_model(name, backbone, views, keep, seed) for name, backbone in models],
     }
 
 
-def _shown(view: _View, shape: tuple[int, int], keep: float, seed: int) -> dict[str, Any]:
-    """The picture itself, at the size of the page, as a data URI."""
+def _encode_view(view: _View, shape: tuple[int, int], keep: float, seed: int) -> dict[str, Any]:
+    """Encode a picture at the size of the page, as a data URI."""
     height, width = view.picture.pixels.shape[:2]
     box = centre_box((height, width), shape, keep)
-    scale = min(_SHOWN, max(box.height, box.width)) / max(shape)
+    scale = min(_MAX_PIXELS, max(box.height, box.width)) / max(shape)
     size = (max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale)))
     image = view.render(size, keep, seed)
     return {"name": view.name, "width": size[1], "height": size[0], "src": data_uri(image)}
 
 
 def data_uri(image: Tensor) -> str:
-    """A picture (3, H, W) in [0, 1] as a JPEG data URI; as PNG where it is so small that JPEG would smear it."""
+    """Encode a picture (3, H, W) in [0, 1] as a JPEG data URI; as PNG if JPEG would blur a tiny one."""
     from PIL import Image
 
     pixels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
@@ -115,19 +117,20 @@ def data_uri(image: Tensor) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _model(name: str, backbone: Backbone, views: Sequence[_View], keep: float, seed: int) -> dict[str, Any]:
+def _encode_model(name: str, backbone: Backbone, views: Sequence[_View], keep: float, seed: int) -> dict[str, Any]:
     features: list[Features] = []
     heads: list[dict[str, Any]] = []
     notes: list[str] = []
     for view in views:
         inputs = model_input(backbone, view.render(backbone.img_size, keep, seed)[None])
-        with at_rest(backbone):
-            seen = backbone(inputs)
-            if not torch.isfinite(seen.grid).all():
-                raise UserError(f"{name} gives features that are not finite numbers: its training went wrong.")
-            full = (seen.grid.shape[2], seen.grid.shape[3])
-            grid = _shown_grid(full)
-            features.append(Features(F.adaptive_avg_pool2d(seen.grid.float().cpu(), grid), seen.pooled.float().cpu()))
+        with eval_no_grad(backbone):
+            output = backbone(inputs)
+            if not torch.isfinite(output.grid).all():
+                raise UserError(f"{name} has non-finite features: its training diverged.")
+            full = (output.grid.shape[2], output.grid.shape[3])
+            grid = _page_grid(full)
+            coarse = F.adaptive_avg_pool2d(output.grid.float().cpu(), grid)
+            features.append(Features(coarse, output.pooled.float().cpu()))
             heads.append(_heads(backbone, inputs, full, grid))
     grid = (features[0].grid.shape[2], features[0].grid.shape[3])
     if grid != full:
@@ -140,9 +143,9 @@ def _model(name: str, backbone: Backbone, views: Sequence[_View], keep: float, s
     return {
         "name": name,
         "grid": list(grid),
-        # What the grid spans of the picture's height and width; more than all of it where the network pads.
-        "extent": [whole / side for whole, side in zip(regions.extent, regions.picture, strict=True)],
-        # The other direction is the transpose.
+        # The extent of the grid relative to the picture; above 1 if the network pads.
+        "extent": [length / side for length, side in zip(regions.extent, regions.picture, strict=True)],
+        # The opposite direction is the transpose.
         "similarity": {f"{i}-{j}": _bytes(similarity[i, j]) for i, j in pairs if i <= j},
         "best": {f"{i}-{j}": similarity[i, j].argmax(dim=1).tolist() for i, j in pairs if i != j},
         "top": {f"{i}-{j}": _top(features[i], features[j]) for i, j in pairs if i < j},
@@ -159,7 +162,7 @@ def _top(first: Features, second: Features) -> list[list[int]]:
 
 
 def _heads(backbone: Backbone, inputs: Tensor, full: tuple[int, int], grid: tuple[int, int]) -> dict[str, Any]:
-    """Every head's attention from every region to every other, (heads, T, T) as bytes relative to each row's peak."""
+    """Encode each head's attention between all regions, (heads, T, T), as bytes relative to each row's peak."""
     try:
         attention = backbone.attention(inputs)[0].float().cpu()
     except UserError as error:
@@ -177,7 +180,7 @@ def _heads(backbone: Backbone, inputs: Tensor, full: tuple[int, int], grid: tupl
 
 
 def shrink_attention(attention: Tensor, full: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """(heads, T, T) over a fine grid -> over a coarse one: mean over the askers, sum over the asked."""
+    """Average attention (heads, T, T) to a coarse grid: the mean over queries, the sum over keys."""
     if full == grid:
         return attention
     tokens = attention.shape[-1]
@@ -186,12 +189,12 @@ def shrink_attention(attention: Tensor, full: tuple[int, int], grid: tuple[int, 
     return to_coarse.t() @ attention @ share
 
 
-def _shown_grid(full: tuple[int, int]) -> tuple[int, int]:
+def _page_grid(full: tuple[int, int]) -> tuple[int, int]:
     rows, columns = full
     if rows * columns < 2:
         raise UserError(
-            "The model ends with a 1x1 grid: there is one region and nothing to explore. Use larger images or a model "
-            "with a smaller stride."
+            "The model ends with a 1x1 grid, whose single region cannot be explored. Use larger images or a model with "
+            "a smaller stride."
         )
     step = 1
     while -(-rows // step) * -(-columns // step) > MOST_REGIONS:

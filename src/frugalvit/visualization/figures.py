@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_BAR = 0.5
-"""Inches of the scale of colours below the maps."""
+_BAR = 0.5  # inches of the colour bar below the maps
 
 _OPEN: Any = {"linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 1.8}
 _OWN: Any = _OPEN | {"marker": "o", "markeredgecolor": palette.BLUE, "markersize": 13}
@@ -35,18 +34,20 @@ _OTHER: Any = _OPEN | {"marker": "^", "markeredgecolor": palette.RED, "markersiz
 
 @dataclass(frozen=True)
 class MatchedViews:
-    """One row of Figure 6: two views as pictures (3, H, W) in [0, 1], what was matched, and where its regions lie."""
+    """One row of Figure 6: two views (3, H, W) in [0, 1], their matches, and their regions."""
 
     title: str
     first: Tensor
     second: Tensor
-    seen: Correspondence
+    matches: Correspondence
     regions: tuple[Regions, Regions]
 
 
 def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
-    """Numbered lines between the most similar regions; a ring marks the region nearest its view's global feature, a
-    triangle the one nearest the other view's (EsViT, Fig. 6)."""
+    """Draw numbered lines between the most similar regions (EsViT, Fig. 6).
+
+    A ring marks the region nearest its view's global feature, a triangle the one nearest the other view's.
+    """
     with drawing():
         aspect = rows[0].first.shape[1] / rows[0].first.shape[2]
         figure = Figure(figsize=(6.4, len(rows) * (2.9 * aspect + 0.3) + 0.25), layout="constrained")
@@ -57,9 +58,9 @@ def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
                 _show(axis, image)
             _draw_pairs(left, right, row)
             for side, axis in enumerate((left, right)):
-                for place, mark in ((row.seen.own[side], _OWN), (row.seen.other[side], _OTHER)):
-                    y, x = _centre(place, row.regions[side])
-                    # Of the right axes, as the numbers are, and open: neither hides the other.
+                for region, mark in ((row.matches.own[side], _OWN), (row.matches.other[side], _OTHER)):
+                    y, x = _centre(region, row.regions[side])
+                    # On the right axes, as the numbers are, and open, so that neither hides the other.
                     right.add_artist(
                         _outline(Line2D([x], [y], **mark, transform=axis.transData, zorder=6, clip_on=False))
                     )
@@ -81,23 +82,23 @@ def _outline(line: Line2D) -> Line2D:
 
 
 def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
-    """Lines between matched regions, and at each end its numbers: several regions may match one."""
+    """Draw lines between matched regions, with numbers at the ends: several regions may match one."""
     outline = [Stroke(linewidth=2.4, foreground="black"), Normal()]
     ends: dict[tuple[int, float, float], list[int]] = {}
-    for pair in reversed(row.seen.pairs):
+    for pair in reversed(row.matches.pairs):
         y1, x1 = _centre(pair.first, row.regions[0])
         y2, x2 = _centre(pair.second, row.regions[1])
         line = ConnectionPatch(
             (x1, y1), (x2, y2), "data", "data", axesA=left, axesB=right, color=palette.YELLOW, linewidth=1.1, zorder=3
         )
         line.set_path_effects(outline)
-        # Neither lines nor numbers may push the pictures apart.
+        # Lines and numbers must not change the layout.
         line.set_in_layout(False)
         right.add_artist(line)
         for end in ((0, x1, y1), (1, x2, y2)):
             ends.setdefault(end, []).append(pair.rank)
     for (side, x, y), ranks in ends.items():
-        # Lines belong to the right axes, so numbers of the left one are drawn there too: they stay on top.
+        # Numbers of the left axes are drawn on the right axes too, above the lines.
         number = right.annotate(
             " ".join(map(str, sorted(ranks))),
             (x, y),
@@ -118,10 +119,10 @@ def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
 
 
 def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title: str, mass: float) -> Figure:
-    """Entropy of every head, the masks that hold ``mass`` of the attention, and the full maps, ranked by entropy.
+    """Draw the entropy of every head, the masks that hold ``mass`` of the attention, and the maps.
 
-    All maps share one scale of colours, so that a head that looks everywhere alike is seen to; it rises with the root,
-    for a head that looks at one region only would leave all others dark.
+    All maps share one colour scale, so that uniform heads look uniform. It follows the square root: otherwise one head
+    with a single region would leave all others dark.
     """
     count = len(view.order)
     columns = min(count, 8)
@@ -152,7 +153,7 @@ def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title
 
 
 def most_bits(view: AttentionView) -> float:
-    """The entropy of a head that looks alike at all regions it can see, which are those of a window in a Swin."""
+    """Return the entropy of uniform attention over all visible regions (in a Swin those of a window)."""
     return math.log2(max(2, int((view.maps > 0).any(0).sum())))
 
 
@@ -164,7 +165,7 @@ def _entropy_bars(figure: Any, image: Tensor, view: AttentionView, regions: Regi
     bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
     most = most_bits(view)
     bars.axhline(most, color="black", linestyle=":", linewidth=1)
-    text = f"{most:.3g}: all regions in sight alike"
+    text = f"{most:.3g}: uniform attention"
     bars.annotate(text, (1, most), (0, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=6)
     bars.set_ylim(0, 1.15 * most)
     bars.set_ylabel("entropy (bits)", fontsize=7)
@@ -183,35 +184,35 @@ def _overlay(axis: Any, view: AttentionView, head: int, kind: str, regions: Regi
         layer[..., :3] = tuple(part / 255 for part in bytes.fromhex(palette.RED[1:]))
         layer[..., 3] = 0.65 * view.masks[head].numpy()
         axis.imshow(layer, extent=extent, interpolation="nearest")
-    # What a region shows of the padding lies outside the picture and is not drawn.
+    # The part of a region in the padding is not drawn.
     axis.set(xlim=(-0.5, regions.picture[1] - 0.5), ylim=(regions.picture[0] - 0.5, -0.5))
 
 
 def score_figure(scores: Mapping[str, CorrespondenceScore]) -> Figure:
-    """Accuracy and distance error of the top pairs, one bar per model, guessing as a dotted line (Fig. 8)."""
+    """Draw accuracy and distance error of the top pairs, one bar per model, chance as a dotted line (Fig. 8)."""
     names, values = list(scores), list(scores.values())
     with drawing():
         figure = Figure(figsize=(6.4, 0.8 + 0.34 * len(names)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        for axis, label, lengths, guesses in (
+        for axis, label, lengths, chances in (
             (left, "accuracy", [s.accuracy for s in values], [s.chance_accuracy for s in values]),
             (right, "distance error (pixels)", [s.error for s in values], [s.chance_error for s in values]),
         ):
-            for place, (length, guess) in enumerate(zip(lengths, guesses, strict=True)):
-                style = place % len(palette.SERIES)
+            for row, (length, by_chance) in enumerate(zip(lengths, chances, strict=True)):
+                style = row % len(palette.SERIES)
                 axis.barh(
-                    place, length, 0.7, color=palette.SERIES[style], hatch=palette.HATCHES[style], edgecolor="white"
+                    row, length, 0.7, color=palette.SERIES[style], hatch=palette.HATCHES[style], edgecolor="white"
                 )
-                axis.plot((guess, guess), (place - 0.42, place + 0.42), ":", color="black", linewidth=1.2)
+                axis.plot((by_chance, by_chance), (row - 0.42, row + 0.42), ":", color="black", linewidth=1.2)
                 axis.annotate(
-                    f"{length:.3g}", (length, place), (3, 0), textcoords="offset points", va="center", fontsize=7
+                    f"{length:.3g}", (length, row), (3, 0), textcoords="offset points", va="center", fontsize=7
                 )
             axis.set_xlabel(label)
             axis.margins(x=0.16)
         left.set_xlim(0, 1.15)
         left.set_yticks(range(len(names)), names)
         left.invert_yaxis()
-        right.plot([], [], ":", color="black", linewidth=1.2, label="guessing")
+        right.plot([], [], ":", color="black", linewidth=1.2, label="chance")
         figure.legend(frameon=False, fontsize=7, loc="outside upper right")
         return figure
 
@@ -237,7 +238,7 @@ def _mark_query(axis: Any, view: AttentionView, regions: Regions, size: float = 
     )
 
 
-def _centre(place: tuple[int, int], regions: Regions) -> tuple[float, float]:
-    """The middle of a region in the coordinates of ``imshow``, where pixel 0 spans -0.5 to 0.5."""
-    y, x = regions.centre(place)
+def _centre(region: tuple[int, int], regions: Regions) -> tuple[float, float]:
+    """Return the centre of a region in the coordinates of ``imshow``, where pixel 0 spans -0.5 to 0.5."""
+    y, x = regions.centre(region)
     return y - 0.5, x - 0.5

@@ -1,8 +1,7 @@
-"""Where the regions of a final grid lie in the picture that a network sees.
+"""The regions of a final grid in the image that a network sees.
 
-A network whose stride does not divide the picture pads it at the bottom and at the right, or leaves some of it out: a
-region is a stride wide wherever it lies, and the last row and column show what is left over. They are never
-stretched to share the picture evenly.
+If the stride does not divide the image, a network pads it at the bottom and the right, or ignores a part. Every region
+is one stride wide; the last row and column may be cut at the border. Regions are never stretched.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Regions:
-    """The regions of a grid (rows, columns) over a picture (height, width), each ``cell`` (height, width) in pixels."""
+    """The regions of a grid (rows, columns) over a picture (height, width); ``cell`` is their size in pixels."""
 
     grid: tuple[int, int]
     picture: tuple[int, int]
@@ -27,31 +26,31 @@ class Regions:
 
     @classmethod
     def of(cls, backbone: Backbone, picture: tuple[int, int]) -> Regions:
-        """Those that a network sees in a picture of this size."""
+        """Return the regions of a network for a picture of this size."""
         return cls(backbone.grid_size(picture), picture, backbone.cell_size(picture))
 
     def averaged(self, grid: tuple[int, int]) -> Regions:
-        """The same over a coarser grid that was averaged from this one."""
+        """Return the regions of a coarser grid that is averaged from this one."""
         down, across = (step * fine / coarse for step, fine, coarse in zip(self.cell, self.grid, grid, strict=True))
         return replace(self, grid=grid, cell=(down, across))
 
     @property
     def extent(self) -> tuple[float, float]:
-        """Height and width of all regions together: beyond the picture where it was padded, within where it was cut."""
+        """Height and width of all regions together; larger than a padded picture, smaller than a cut one."""
         return self.grid[0] * self.cell[0], self.grid[1] * self.cell[1]
 
     def span(self, axis: int, index: int) -> tuple[float, float]:
-        """From where to where a row (axis 0) or column (axis 1) reaches, cut at the picture's end."""
+        """Return start and end of a row (axis 0) or column (axis 1), cut at the picture's border."""
         side = self.picture[axis]
         return min(index * self.cell[axis], side), min((index + 1) * self.cell[axis], side)
 
-    def centre(self, place: tuple[int, int]) -> tuple[float, float]:
-        """The middle of what region (row, column) shows of the picture, in pixels from the top and from the left."""
-        (top, bottom), (left, right) = (self.span(axis, index) for axis, index in enumerate(place))
+    def centre(self, region: tuple[int, int]) -> tuple[float, float]:
+        """Return the centre of a region (row, column) in pixels from the top and from the left."""
+        (top, bottom), (left, right) = (self.span(axis, index) for axis, index in enumerate(region))
         return (top + bottom) / 2, (left + right) / 2
 
     def at(self, down: float, across: float) -> tuple[int, int]:
-        """The region (row, column) at a place of the picture, given as shares of its height and width."""
+        """Return the region (row, column) at shares of the picture's height and width."""
         row, column = (
             min(int(share * (side / step)), count - 1)
             for share, side, step, count in zip((down, across), self.picture, self.cell, self.grid, strict=True)
@@ -59,10 +58,10 @@ class Regions:
         return row, column
 
     def steps_off(self, axis: int, mirrored: bool) -> Tensor:
-        """How many rows (axis 0) or columns (axis 1) a match j of i lies off in a second view of the picture: (n, n).
+        """Return how many rows (axis 0) or columns (axis 1) the match j of i is off in a second view: (n, n).
 
-        The right one shows most of what i shows, where ``mirrored`` puts that at side - x; of two that show as much of
-        it, both are right.
+        The right match shares most pixels with i, which ``mirrored`` moves to side - x. If two share the same number of
+        pixels, both are right.
         """
         side, count = self.picture[axis], self.grid[axis]
         first = second = torch.tensor([self.span(axis, index) for index in range(count)], dtype=torch.float64)
@@ -71,5 +70,5 @@ class Regions:
         shared = torch.minimum(first[:, None, 1], second[:, 1]) - torch.maximum(first[:, None, 0], second[:, 0])
         right = shared >= shared.amax(dim=1, keepdim=True) - 1e-6 * self.cell[axis]
         index = torch.arange(count)
-        off = (index[:, None] - index).abs()  # of a match from each that may be right
+        off = (index[:, None] - index).abs()  # the distance of a match from each right one
         return torch.where(right[:, None], off, count).amin(dim=2)

@@ -1,13 +1,12 @@
-"""What a lens looks at: a picture as the model sees it, and the paper's second view of it.
+"""The inputs of the visualizations: an image as the model sees it, and the paper's second view of it.
 
-EsViT (Li et al., ICLR 2022), supplement B.5: the second view of a centre crop is its mirror image with jittered
-colours in grey, so that the true match of every region is known.
+EsViT (Li et al., ICLR 2022), supplement B.5: the second view of a centre crop is mirrored, colour-jittered and grey, so
+that the true match of every region is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of the original picture, in its pixels."""
+    """A rectangle of the original image, in its pixels."""
 
     left: float
     top: float
@@ -37,18 +36,18 @@ class Box:
     height: float
 
 
-def kept_share(img_size: tuple[int, int], transform: EvalTransform | None = None) -> float:
-    """The share of the short side that the evaluation's crop keeps.
+def crop_share(img_size: tuple[int, int], transform: EvalTransform | None = None) -> float:
+    """Return the share of the short side that the evaluation's crop covers.
 
-    As a model's own transform says; without one 224/256 as in the paper, and all of a tiny picture.
+    It is that of the model's transform; without one 224/256 as in the paper, and 1 for tiny images.
     """
     return 1 / (transform or EvalTransform(img_size)).resize_ratio
 
 
 def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0) -> Box:
-    """The centred box of a picture of ``size`` (height, width) with the proportions of ``shape`` (height, width).
+    """Return the centred box of an image of ``size`` (height, width) with the aspect ratio of ``shape``.
 
-    It is ``keep`` times as large as the largest such box.
+    Its side is ``keep`` times that of the largest such box.
     """
     height, width = size
     scale = keep * min(height / shape[0], width / shape[1])
@@ -56,16 +55,16 @@ def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0)
     return Box((width - box_width) / 2, (height - box_height) / 2, box_width, box_height)
 
 
-def whole_shape(size: tuple[int, int], model_size: tuple[int, int], cell: tuple[int, int]) -> tuple[int, int]:
-    """A shape with the proportions of the picture, about the model's area, in whole cells: nothing is cropped."""
+def uncropped_shape(size: tuple[int, int], model_size: tuple[int, int], cell: tuple[int, int]) -> tuple[int, int]:
+    """Return a shape with the aspect ratio of the image and about the model's area, in full cells."""
     height, width = size
     scale = (model_size[0] * model_size[1] / (height * width)) ** 0.5
     rows, columns = (max(1, round(side * scale / step)) for side, step in zip(size, cell, strict=True))
     return rows * cell[0], columns * cell[1]
 
 
-def cut(pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> Tensor:
-    """``box`` of a picture (H, W, 3) uint8, resized to ``shape``: (3, h, w) float in [0, 1]."""
+def crop_to(pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> Tensor:
+    """Crop ``box`` of an image (H, W, 3) uint8 and resize it to ``shape``: (3, h, w) float in [0, 1]."""
     from PIL import Image
 
     corners = (box.left, box.top, box.left + box.width, box.top + box.height)
@@ -75,38 +74,38 @@ def cut(pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> Tensor:
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
 
 
-def shown(backbone: Backbone, pixels: np.ndarray, fit: str, keep: float) -> tuple[Tensor, Box]:
-    """A picture (H, W, 3) as the model is shown it, (3, h, w) in [0, 1], and the part of the original it covers.
+def model_view(backbone: Backbone, pixels: np.ndarray, fit: str, keep: float) -> tuple[Tensor, Box]:
+    """Return an image (H, W, 3) as the model sees it, (3, h, w) in [0, 1], and the box of the original.
 
-    ``fit`` is "crop", the evaluation's centre crop, or "whole", all of the picture in its proportions.
+    ``fit`` is "crop", the evaluation's centre crop, or "whole", the full image with its aspect ratio.
     """
     size, shape = (pixels.shape[0], pixels.shape[1]), backbone.img_size
     if fit == "crop":
         box = centre_box(size, shape, keep)
     else:
         down, across = backbone.cell_size(shape)
-        shape = whole_shape(size, shape, (max(1, round(down)), max(1, round(across))))
+        shape = uncropped_shape(size, shape, (max(1, round(down)), max(1, round(across))))
         box = Box(0, 0, size[1], size[0])
-    return cut(pixels, box, shape), box
+    return crop_to(pixels, box, shape), box
 
 
 def spread_evenly(examples: ImageDataset, limit: int) -> ImageDataset:
-    """At most ``limit`` of the examples, the first and the last among them."""
+    """Choose at most ``limit`` evenly spaced examples, including the first and the last."""
     count = min(limit, len(examples))
     return examples.subset([round(i * (len(examples) - 1) / max(count - 1, 1)) for i in range(count)])
 
 
-def shown_batches(
+def input_batches(
     examples: ImageDataset, backbone: Backbone, size: int, label: str, keep: float | None = None
 ) -> Iterator[Tensor]:
-    """The examples as the model is shown them; images that cannot be read are left out and counted.
+    """Yield batches of examples as the model sees them, without the unreadable ones.
 
-    ``keep`` is the share of the short side that its crop keeps, by default that of the evaluation's usual one.
+    ``keep`` is the share of the short side that the crop covers (default: the evaluation's).
     """
-    keep = kept_share(backbone.img_size) if keep is None else keep
-    # A JPEG need not be decoded finer than twice what the crop shows.
+    keep = crop_share(backbone.img_size) if keep is None else keep
+    # Decode a JPEG at no more than twice the size of the crop.
     enough = (round(2 * backbone.img_size[0] / keep), round(2 * backbone.img_size[1] / keep))
-    waiting: list[Tensor] = []
+    batch: list[Tensor] = []
     bad = 0
     for index in console.progress(range(len(examples)), label=label):
         try:
@@ -114,51 +113,36 @@ def shown_batches(
         except UnreadableImage as error:
             bad += 1
             if bad == 1:
-                console.warning(f"left out: {error}")
+                console.warning(f"skipped: {error}")
             continue
-        waiting.append(shown(backbone, pixels, "crop", keep)[0])
-        if len(waiting) == size:
-            yield torch.stack(waiting)
-            waiting = []
-    if waiting:
-        yield torch.stack(waiting)
+        batch.append(model_view(backbone, pixels, "crop", keep)[0])
+        if len(batch) == size:
+            yield torch.stack(batch)
+            batch = []
+    if batch:
+        yield torch.stack(batch)
     if bad > 1:
-        console.warning(f"{bad} images could not be read and were left out")
+        console.warning(f"skipped {bad} unreadable images")
 
 
 def model_input(backbone: Backbone, images: Tensor) -> Tensor:
-    """Pictures (B, 3, H, W) in [0, 1] -> what the backbone takes: its channels, with its normalisation."""
+    """Convert images (B, 3, H, W) in [0, 1] to the channels and normalisation of the backbone."""
     channels = backbone.in_chans
     if channels == 1:
         images = functional.rgb_to_grayscale(images)
     elif channels != 3:
-        raise UserError(
-            f"{backbone.name} takes {channels} channels; pictures can be shown only to models that take 3 (or 1)."
-        )
+        raise UserError(f"{backbone.name} takes {channels} channels; images need a model with 3 channels, or 1.")
     mean = torch.tensor(backbone.mean).view(1, -1, 1, 1)
     std = torch.tensor(backbone.std).view(1, -1, 1, 1)
     device = next((parameter.device for parameter in backbone.parameters()), images.device)
     return ((images - mean.to(images)) / std.to(images)).to(device)
 
 
-@contextmanager
-def at_rest(backbone: Backbone) -> Iterator[None]:
-    """The backbone in eval mode and without gradients, its mode put back afterwards."""
-    training = backbone.training
-    backbone.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        backbone.train(training)
-
-
 @dataclass(frozen=True)
 class SecondView:
-    """The paper's second view: mirrored, colours jittered with probability ``jitter``, grey with probability ``grey``.
+    """The paper's second view: mirrored, jittered with probability ``jitter``, grey with probability ``grey``.
 
-    The numbers are those of the released evaluation: flip always, jitter 0.8 of strength (0.4, 0.4, 0.2, 0.1), grey
-    always.
+    The defaults are those of the released evaluation.
     """
 
     flip: bool = True
@@ -167,7 +151,7 @@ class SecondView:
     strength: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """(B, 3, H, W) in [0, 1] -> the same; each image draws its own colours from ``generator`` (on the CPU)."""
+        """Transform images (B, 3, H, W) in [0, 1]; each draws its own colours from ``generator`` (on the CPU)."""
         views = [self._one(image, generator) for image in images]
         return torch.stack(views)
 
@@ -191,5 +175,5 @@ class SecondView:
         return image
 
     def steps_off(self, regions: Regions) -> tuple[Tensor, Tensor]:
-        """By how many rows and columns a match is off, (h, h) and (w, w): [i, j] for row or column j as match of i."""
+        """Return the error of a match in rows (h, h) and columns (w, w): [i, j] for j as the match of i."""
         return regions.steps_off(0, mirrored=False), regions.steps_off(1, mirrored=self.flip)

@@ -1,10 +1,9 @@
-"""Every released format, made small from random models, must come back exactly."""
+"""Every released format, made from small random models, loads exactly."""
 
 from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from frugalvit.backbones.weights.load import LoadReport, load_weights, read_heads, read_localization
+from frugalvit import create_backbone
+from frugalvit.backbones.weights.load import load_weights, read_heads, read_localization
 from frugalvit.errors import UserError
 from helpers.released_checkpoints import (
     SWIN,
@@ -75,7 +75,7 @@ def test_safetensors_and_state_dicts(tmp_path: Path):
     source, target = swin(), swin()
     torch.manual_seed(2)
     target = swin()
-    path = tmp_path / "model.pth"  # the name lies; the content counts
+    path = tmp_path / "model.pth"  # the content decides, not the name
     save_file({name: tensor.contiguous() for name, tensor in source.state_dict().items()}, path)
     assert load_weights(target, path).kind == "timm"
     assert same(source, target)
@@ -95,7 +95,7 @@ def test_esvit_checkpoints(prefix: str, wrapper: str, tmp_path: Path):
     torch.manual_seed(2)
     target = swin(num_classes=0)
     report = load_weights(target, path, strict=True)
-    assert same(source, target), "the teacher is preferred"
+    assert same(source, target), "the teacher has priority"
     assert report.kind == "esvit"
     assert report.missing == []
     assert len(report.unexpected) == 16
@@ -112,7 +112,7 @@ def test_esvit_checkpoints(prefix: str, wrapper: str, tmp_path: Path):
 
     del checkpoint["teacher"]
     load_weights(target, checkpoint)
-    assert torch.equal(target.norm.weight, source.norm.weight + 1), "the student where there is no teacher"
+    assert torch.equal(target.norm.weight, source.norm.weight + 1), "the student without a teacher"
 
 
 @pytest.mark.parametrize(("make", "name"), [(vit, "ViT"), (resnet, "ResNet")])
@@ -138,12 +138,12 @@ def test_vit_of_drloc_gives_the_same_features():
     torch.testing.assert_close(target(images), source(images))
     assert report.kind == "vts-drloc"
     assert report.missing == []
-    assert "2 attention biases the file does without set to zero" in report.notes
+    assert "2 attention biases missing in the file set to zero" in report.notes
     assert read_localization(checkpoint).keys() == {f"layers.{i}.{p}" for i in (0, 2, 4) for p in ("weight", "bias")}
     assert read_localization(source.state_dict()) == {}
 
 
-def test_another_class_count_leaves_the_classifier_out():
+def test_classifier_of_other_classes_is_left_out():
     torch.manual_seed(1)
     source = swin(num_classes=1000)
     target = swin(num_classes=7)
@@ -167,14 +167,14 @@ def test_another_class_count_leaves_the_classifier_out():
         (
             lambda: swin(embed_dim=32),
             lambda: microsoft(swin().state_dict()),
-            r"Swin \(Microsoft's names\).*width 24, depths 2-2-2-2",
+            r"Swin \(Microsoft's names\)",
         ),
         (vit, lambda: swin().state_dict(), r"seems to be a Swin"),
         (swin, lambda: {"teacher": resnet().state_dict()}, r"seems to be a ResNet, teacher"),
         (resnet, lambda: {"a.weight": torch.zeros(3)}, r"a network of an unknown kind"),
     ],
 )
-def test_the_wrong_architecture_is_named(target, state, words: str):
+def test_wrong_architecture_is_named(target, state, words: str):
     model = target()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(UserError, match=words) as caught:
@@ -184,7 +184,7 @@ def test_the_wrong_architecture_is_named(target, state, words: str):
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()), "left untouched"
 
 
-def test_a_report_counts_and_names_only_what_is_odd():
+def test_repr_of_a_report_is_short():
     source = vit().state_dict()
     report = load_weights(vit(), source)
     assert repr(report) == f"LoadReport({report.kind!r}, {len(report.matched)} matched, 0 missing, 0 unexpected)"
@@ -194,12 +194,8 @@ def test_a_report_counts_and_names_only_what_is_odd():
     )
 
 
-def test_annotations_can_be_read():
-    assert get_type_hints(load_weights)["return"] is LoadReport
-
-
-def test_a_dictionary_without_a_network():
-    with pytest.raises(UserError, match=r"no network's weights \(its keys: epoch, lr\)"):
+def test_dictionary_without_a_network():
+    with pytest.raises(UserError, match="its keys: epoch, lr"):
         load_weights(swin(), {"epoch": 1, "lr": 0.1})
 
 
@@ -209,15 +205,15 @@ NAME = "layers.0.blocks.0.attn.qkv.weight"
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.to(torch.int8), "holds int8 numbers"),
-        (lambda t: t.to(torch.complex64), "complex"),
-        (lambda t: t.to_sparse(), "sparse"),
-        (lambda t: t.to("meta"), "empty"),
-        (lambda t: t.fill_(float("nan")), "infinite or undefined numbers"),
-        (lambda t: t.index_fill(0, torch.tensor([0]), float("inf")), "infinite or undefined numbers"),
+        (lambda t: t.to(torch.int8), "int8"),
+        (lambda t: t.to(torch.complex64), "real"),
+        (lambda t: t.to_sparse(), "dense"),
+        (lambda t: t.to("meta"), "dense"),
+        (lambda t: t.fill_(float("nan")), "non-finite"),
+        (lambda t: t.index_fill(0, torch.tensor([0]), float("inf")), "non-finite"),
     ],
 )
-def test_numbers_that_are_no_weights_are_refused(change, words: str):
+def test_other_numbers_than_floats_are_refused(change, words: str):
     target, state = swin(), swin().state_dict()
     before = target.norm.weight.clone()
     with pytest.raises(UserError, match=words) as caught:
@@ -226,7 +222,7 @@ def test_numbers_that_are_no_weights_are_refused(change, words: str):
     assert torch.equal(target.norm.weight, before), "left untouched"
 
 
-def test_tensors_of_odd_shapes_are_left_over():
+def test_tensors_of_other_shapes_are_left_over():
     state = swin().state_dict() | {"head.weight": torch.tensor(1.0)}
     report = load_weights(swin(), {name: tensor for name, tensor in state.items() if "head.fc" not in name})
     assert report.unexpected == ["head.weight"] and len(report.missing) == 2
@@ -235,7 +231,7 @@ def test_tensors_of_odd_shapes_are_left_over():
     assert load_weights(vit(), {"model": odd}).missing == ["patch_embed.proj.weight"]
 
 
-def test_a_classifier_may_be_left_out():
+def test_classifier_false_leaves_it_out():
     source, target = swin(), swin()
     before = target.head.fc.weight.data.zero_().clone()
     report = load_weights(target, source.state_dict(), classifier=False)
@@ -244,13 +240,13 @@ def test_a_classifier_may_be_left_out():
     assert "classifier of 10 classes left out" in report.notes
 
 
-def test_a_distilled_network_has_two_classifiers():
+def test_two_classifiers_of_a_distilled_network():
     keywords = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
     source = timm.create_model("deit_tiny_distilled_patch16_224", **keywords)
     target = timm.create_model("deit_tiny_distilled_patch16_224", **keywords)
     before = target.head_dist.weight.clone()
     report = load_weights(target, {"model": source.state_dict()}, classifier=False)
-    assert torch.equal(target.head_dist.weight, before), "with the first, the second is left out"
+    assert torch.equal(target.head_dist.weight, before), "both classifiers are left out"
     assert report.left_over == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
     assert report.notes == ["classifier of 10 classes left out"]
     assert not load_weights(target, {"model": source.state_dict()}).missing
@@ -258,18 +254,16 @@ def test_a_distilled_network_has_two_classifiers():
     assert torch.equal(target.head_dist.weight, source.head_dist.weight)
     single = timm.create_model("deit_tiny_patch16_224", **keywords)
     report = load_weights(single, {"model": source.state_dict()})
-    assert torch.equal(single.head.weight, source.head.weight), "the second takes nobody else's place"
+    assert torch.equal(single.head.weight, source.head.weight), "the second does not replace the first"
     assert {"head_dist.weight", "head_dist.bias"} <= set(report.left_over)
 
 
-def test_released_cvts_have_no_biases_and_get_none(golden):
-    from frugalvit import create_backbone
-
+def test_cvt_without_bias_tables_gets_zeros(golden):
     name, keywords, _ = GOLDEN["d_cvt_norpe"]
     arrays = golden("d_cvt_norpe")
     backbone = create_backbone(name, **keywords | {"relative_bias": True}).eval()
     report = load_weights(backbone, released(arrays))
-    assert report.missing == [] and "8 relative bias tables the file does without set to zero" in report.notes
+    assert report.missing == [] and "8 relative bias tables missing in the file set to zero" in report.notes
     with torch.inference_mode():
         pooled = backbone(torch.from_numpy(arrays["img96"]).float()).pooled
     np.testing.assert_allclose(pooled.numpy(), arrays["img96.view"], atol=1e-4)
@@ -278,7 +272,7 @@ def test_released_cvts_have_no_biases_and_get_none(golden):
 # Ours
 
 
-def test_our_own_run_checkpoints_and_folders(tmp_path: Path):
+def test_checkpoints_and_folders_of_runs(tmp_path: Path):
     torch.manual_seed(1)
     source = swin()
     plain = {f"backbone.model.{name}": tensor + 1 for name, tensor in source.state_dict().items()}
@@ -288,7 +282,7 @@ def test_our_own_run_checkpoints_and_folders(tmp_path: Path):
     torch.manual_seed(2)
     target = swin()
     report = load_weights(target, save(checkpoint, tmp_path), strict=True)
-    assert same(source, target), "the moving average is preferred"
+    assert same(source, target), "the EMA has priority"
     assert (report.kind, report.missing, report.unexpected) == ("frugalvit", [], [])
     load_weights(target, {"step": 3, "task": plain | others})
     assert torch.equal(target.norm.weight, source.norm.weight + 1)
@@ -301,7 +295,7 @@ def test_our_own_run_checkpoints_and_folders(tmp_path: Path):
         assert same(source, target)
 
 
-# The released code's numbers
+# Numbers of the released code
 
 
 def released(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
@@ -331,8 +325,6 @@ GOLDEN = {
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_released_esvit_networks(name: str, golden, tmp_path: Path):
-    from frugalvit import create_backbone
-
     model, keywords, kind = GOLDEN[name]
     backbone = create_backbone(model, **keywords).eval()
     arrays = golden(name)
@@ -359,8 +351,6 @@ def test_released_esvit_networks(name: str, golden, tmp_path: Path):
     ],
 )
 def test_released_drloc_networks(name: str, model: str, keywords: dict, golden):
-    from frugalvit import create_backbone
-
     backbone = create_backbone(model, num_classes=10, **keywords).eval()
     arrays = golden(name)
     checkpoint = {"model": released(arrays), "max_accuracy": 80.0, "epoch": 100}
@@ -373,7 +363,7 @@ def test_released_drloc_networks(name: str, model: str, keywords: dict, golden):
     assert [tensor.shape[0] for tensor in read_localization(checkpoint).values()] == [512, 512, 512, 512, 2, 2]
 
 
-def test_t2t_files_hold_the_average_under_its_own_name():
+def test_ema_of_a_t2t_file_is_found():
     state = {"tokens_to_token.attention1.kqv.weight": torch.zeros(2, 2)}
     with pytest.raises(UserError, match="seems to be a T2T-ViT with"):
         load_weights(swin(), {"state_dict_ema": state})

@@ -1,4 +1,4 @@
-"""A weight file is read, or refused with its own reason; it is never executed."""
+"""A weight file is read, or refused with a reason; code in it never runs."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class Evil:
 
 @pytest.mark.parametrize("old_format", [False, True])
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_pickle_that_would_run_code_is_refused(bare: bool, old_format: bool, tmp_path: Path):
+def test_pickle_with_code_is_refused(bare: bool, old_format: bool, tmp_path: Path):
     proof, path = tmp_path / "proof", tmp_path / "weights.pth"
     content = {"model": {"weight": torch.ones(2)}, "extra": Evil(proof)}
     path.write_bytes(pickle.dumps(content) if bare else torch_bytes(content, old_format))
-    with pytest.raises(UserError, match=r"refused: (it is a bare Python pickle|loading it would run code)") as caught:
+    with pytest.raises(UserError, match=r"refused: (it is a plain Python pickle|loading it would run code)") as caught:
         read_checkpoint(path)
     assert not proof.exists()
     assert "\n" not in str(caught.value)
-    with path.open("rb") as file:  # the same file does harm in other hands
+    with path.open("rb") as file:  # an ordinary unpickler runs it
         if bare:
             pickle.load(file)
         elif old_format:
@@ -67,15 +67,15 @@ def test_a_pickle_that_would_run_code_is_refused(bare: bool, old_format: bool, t
 
 
 @pytest.mark.parametrize("value", [torch.nn.Linear(2, 2), Path("x"), slice(1, 2), np.arange(3)])
-def test_other_classes_are_refused_by_name(value: object, tmp_path: Path):
+def test_unknown_classes_are_refused_by_name(value: object, tmp_path: Path):
     path = tmp_path / "weights.pth"
     path.write_bytes(torch_bytes({"model": value}))
-    with pytest.raises(UserError, match=r"it asks for '[\w.]+'"):
+    with pytest.raises(UserError, match=r"would run code \('[\w.]+'\)"):
         read_checkpoint(path)
 
 
 @pytest.mark.parametrize("old_format", [False, True])
-def test_what_released_checkpoints_carry_is_read(old_format: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_classes_in_released_checkpoints_are_read(old_format: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     yacs = types.ModuleType("yacs.config")
 
     class CfgNode(dict):
@@ -110,31 +110,27 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 FILES = {
     "empty": (b"", r"is empty \(0 bytes\)"),
     "web page": (HTML, "is a web page"),
-    "xml page": (b"<?xml version='1.0'?><Error>AccessDenied</Error>", "is a web page"),
     "lfs pointer": (LFS, "Git LFS pointer"),
     "text": (b"hello there", "is not a checkpoint"),
-    "json": (b'{"architecture": "swin"}', "is a JSON text"),
-    "gzip": (b"\x1f\x8b\x08\x00" + bytes(40), "compressed archive"),
-    "tar": (bytes(257) + b"ustar\x0000" + bytes(200), "compressed archive"),
+    "gzip": (b"\x1f\x8b\x08\x00" + bytes(40), "is not a checkpoint"),
     "truncated zip": (torch_bytes(GOOD)[:-700], "truncated or damaged"),
     "truncated old format": (torch_bytes(GOOD, True)[:-900], "truncated or damaged"),
     "truncated safetensors": (safetensors_bytes({"a": torch.ones(99)})[:-9], "damaged safetensors"),
     "cut safetensors header": (safetensors_bytes({"a": torch.ones(99)})[:30], "damaged safetensors"),
-    "other zip": (zip_bytes(readme=b"hello"), "is a zip archive, not a torch checkpoint"),
-    "numpy archive": (zip_bytes(**{"a.npy": b"x"}), "is a NumPy archive"),
+    "other zip": (zip_bytes(readme=b"hello"), "is a zip archive"),
     "compressed": (
         zip_bytes(zipfile.ZIP_DEFLATED, archive__data_pkl=b"").replace(b"data_pkl", b"data.pkl"),
         "is compressed",
     ),
-    "torchscript": (zip_bytes(m__code__x=b"", **{"m/data.pkl": b""}), "TorchScript program"),
-    "exported program": (zip_bytes(**{"m/archive_format": b"pt2"}), "exported program"),
-    "a list": (torch_bytes([torch.ones(2)]), "holds a list, not a checkpoint"),
-    "a tensor": (torch_bytes(torch.ones(2)), "holds a Tensor, not a checkpoint"),
+    "torchscript": (zip_bytes(m__code__x=b"", **{"m/data.pkl": b""}), "program, not a torch"),
+    "exported program": (zip_bytes(**{"m/archive_format": b"pt2"}), "program, not a torch"),
+    "a list": (torch_bytes([torch.ones(2)]), "contains a list"),
+    "a tensor": (torch_bytes(torch.ones(2)), "contains a Tensor"),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_mistake_has_its_own_line(name: str, tmp_path: Path):
+def test_unreadable_file_raises_one_line(name: str, tmp_path: Path):
     data, words = FILES[name]
     path = tmp_path / "weights.pth"
     path.write_bytes(data)
@@ -145,12 +141,9 @@ def test_each_mistake_has_its_own_line(name: str, tmp_path: Path):
 
 
 def test_missing_files_and_folders(tmp_path: Path):
-    with pytest.raises(UserError, match="There is no checkpoint file"):
+    with pytest.raises(UserError, match=r"nothing\.pth does not exist"):
         read_checkpoint(tmp_path / "nothing.pth")
-    with pytest.raises(UserError, match="is a folder, not a checkpoint file; it holds no weight files"):
-        read_checkpoint(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(UserError, match=r"name a file in it: model\.safetensors"):
+    with pytest.raises(UserError, match="is a folder"):
         read_checkpoint(tmp_path)
 
 
@@ -162,27 +155,26 @@ SEEDS = [torch_bytes(GOOD), torch_bytes(GOOD, True), safetensors_bytes({"a": tor
     cut=st.integers(0, 3000),
     edits=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=8),
 )
-def test_damaged_bytes_never_reach_the_user_as_a_traceback(seed: bytes, cut: int, edits, tmp_path_factory):
+def test_damaged_bytes_raise_only_user_error(seed: bytes, cut: int, edits, tmp_path_factory):
     data = bytearray(seed[: len(seed) - cut] if cut % 2 else seed)
     for position, value in edits:
         if data:
             data[position % len(data)] = value
     path = tmp_path_factory.mktemp("damaged") / "weights.pth"
     path.write_bytes(data)
-    answers: list[object] = []
     try:
-        answers.append(read_checkpoint(path))
+        message = str(type(read_checkpoint(path)))
     except UserError as error:
-        answers.append(str(error))
-    assert isinstance(answers[0], dict) or "\n" not in str(answers[0])
+        message = str(error)
+    assert "\n" not in message
 
 
 @pytest.mark.slow
 def test_thousands_of_damaged_files(tmp_path: Path):
-    """Bytes changed, removed and added, most of them where the structure is."""
+    """Bytes are changed, removed and added, mostly in the headers."""
     chance = random.Random(0)
     path = tmp_path / "weights.pth"
-    answers = {"read": 0, "refused": 0}
+    counts = {"read": 0, "refused": 0}
     for _ in range(5000):
         data = bytearray(chance.choice(SEEDS))
         reach = len(data) if chance.random() < 0.5 else min(len(data), 900)
@@ -193,13 +185,13 @@ def test_thousands_of_damaged_files(tmp_path: Path):
         path.write_bytes(data[: chance.randrange(len(data))] if chance.random() < 0.15 else data)
         try:
             read_checkpoint(path)
-            answers["read"] += 1
+            counts["read"] += 1
         except UserError:
-            answers["refused"] += 1
-    assert answers["read"] > 100 and answers["refused"] > 2000
+            counts["refused"] += 1
+    assert counts["read"] > 100 and counts["refused"] > 2000
 
 
-def test_a_header_that_promises_too_much(tmp_path: Path):
+def test_header_longer_than_the_file(tmp_path: Path):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(struct.pack("<Q", 1 << 31) + b"{" + bytes(20))
     with pytest.raises(UserError, match="damaged safetensors"):

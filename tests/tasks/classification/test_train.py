@@ -17,8 +17,8 @@ from PIL import Image
 
 from frugalvit.backbones import create_backbone
 from frugalvit.cli import main as cli
-from frugalvit.config.base import read_yaml
 from frugalvit.config.train import PredictConfig, TrainConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.data.augment.transforms import EvalTransform
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import Batch

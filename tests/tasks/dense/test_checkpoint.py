@@ -87,7 +87,7 @@ def test_what_holds_no_trained_network_is_said(kind: str, name: str, tmp_path: P
         read_facts(str(tmp_path), kind)
     for damaged in ("{", "[]", '{"kind": '):
         (tmp_path / FACTS).write_text(damaged)
-        with pytest.raises(UserError, match="mend or remove it"):
+        with pytest.raises(UserError, match="fix or remove it"):
             read_facts(str(tmp_path), kind)
 
 

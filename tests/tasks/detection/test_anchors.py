@@ -17,8 +17,8 @@ from torchvision.ops import MultiScaleRoIAlign, box_iou
 
 from frugalvit import create_backbone
 from frugalvit.comparison.compare import asked_otherwise
-from frugalvit.config.base import read_yaml
 from frugalvit.config.dense import DetectConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.runs.layout import REQUEST_FILE
 from frugalvit.tasks.dense.auto_values import decide_detector

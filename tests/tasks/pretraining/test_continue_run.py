@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from frugalvit import RegionMatching, ViewMatching, cli, create_backbone
-from frugalvit.config.base import read_yaml
 from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues

@@ -16,7 +16,7 @@ K = 1024
 
 
 def feed(health: Health, lines: list[dict[str, float]]) -> list[str]:
-    return [alarm.name for step, line in enumerate(lines) for alarm in health.look(10 * step, line)]
+    return [alarm.name for step, line in enumerate(lines) for alarm in health.check(10 * step, line)]
 
 
 def healthy(t: float) -> dict[str, float]:
@@ -159,7 +159,7 @@ def test_a_short_run_has_not_stagnated(steps: int, said: list[str]) -> None:
     """Twenty steps of a loss that does not move are a beginning: nobody should be told that more will not help."""
     health = Health(K, steps=steps, settled=4)
     lines = ((step, SIGNS["stagnation"](step / steps)) for step in range(1, steps + 1))
-    assert [alarm.name for step, line in lines for alarm in health.look(step, line)] == said
+    assert [alarm.name for step, line in lines for alarm in health.check(step, line)] == said
 
 
 def test_four_lines_are_too_few_to_diverge() -> None:
@@ -167,7 +167,7 @@ def test_four_lines_are_too_few_to_diverge() -> None:
     health = Health(K, steps=500, settled=0, patience=1)
     lines = [healthy(0.0) | {"loss": loss} for loss in (6.5, 9.0, 12.0, 15.0)]
     assert feed(health, lines) == []
-    assert [alarm.name for alarm in health.look(50, healthy(0.0) | {"loss": 15.0})] == ["divergence"]
+    assert [alarm.name for alarm in health.check(50, healthy(0.0) | {"loss": 15.0})] == ["divergence"]
 
 
 def test_a_beginning_is_not_a_collapse() -> None:
@@ -196,7 +196,7 @@ def test_a_sample_uses_few_of_many_prototypes(used: float, raised: bool) -> None
     alarms = [
         alarm
         for step in range(10)
-        for alarm in health.look(step, {"teacher_entropy": 0.2, "prototypes_used": used, "loss": 5.0, "view_loss": 5.0})
+        for alarm in health.check(step, {"teacher_entropy": 0.2, "prototypes_used": used, "loss": 5.0, "view_loss": 5.0})
     ]
     assert any(alarm.name.startswith("one-prototype collapse") for alarm in alarms) == raised
 
@@ -212,7 +212,7 @@ def test_twenty_neighbours_vote_while_training(queries: bool) -> None:
     monitor._embed = lambda backbone, images: images
     others = asked if queries else (None, None)
     shares = {k: scores["top1"] for k, scores in knn_accuracy(*bank, *others, ks=(1, 10, 20, 40)).items()}
-    assert monitor.look(None)["knn"] == shares.pop(20) not in shares.values()
+    assert monitor.evaluate(None)["knn"] == shares.pop(20) not in shares.values()
 
 
 @pytest.mark.parametrize(("rank", "deviation", "dead"), [(1.02, 0.001, True), (1.02, 0.5, False), (40.0, 0.001, False)])

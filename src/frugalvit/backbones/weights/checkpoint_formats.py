@@ -1,8 +1,8 @@
-"""What lies in a checkpoint, by looking: whose it is, which network it holds, and that network's tensors by our names.
+"""Recognize a checkpoint by its content: its format, the network in it, and that network's tensors by our names.
 
-First the container is opened (teacher, student, EMA, ``model`` …), then the wrappers' prefixes fall off, then the names
-tell the layout, and the layout's rules rename them. Networks written here keep the released names, Swin, ViT and ResNet
-timm's, so that most layouts need few rules.
+Four steps: open the container (teacher, student, EMA, ``model`` …), remove prefixes of wrappers, recognize the layout
+by the names, rename the tensors by the layout's rules. Our networks keep the released names; Swin, ViT and ResNet keep
+timm's. So most layouts need few rules.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from frugalvit.errors import UserError
 
 State = dict[str, Tensor]
 
-# The networks a training checkpoint may hold, the one to prefer first: an average over training beats its last step.
+# The networks that a training checkpoint may contain, the preferred one first: an EMA is better than the last step.
 _NETWORKS = ("teacher", "state_dict_ema", "model_ema", "ema", "model", "state_dict", "student", "backbone", "task")
-# The same inside one flat dictionary: what a training task calls the network it holds.
+# The same in one flat dictionary: prefixes that training tasks use for their network.
 _WRAPPERS = ("teacher.", "average.", "backbone.", "student.")
 _PROJECTION_HEAD = re.compile(r"^(?:head|head_dense|dino_head|ibot_head)\.(?:mlp|last_layer)\.")
 _LOCALIZATION = re.compile(r"^drloc\.(?:(\d+)\.)?(layers|unshared)\.")
-# Rebuilt by every model, so neither wanted nor left over.
+# The model rebuilds these, so they are neither missing nor left over.
 _DERIVED = re.compile(r"(?:^|\.)(?:relative_position_index|relative_coords_table|attn_mask)$")
 _CLASSIFIER = re.compile(r"^(?:head|head\.fc|fc|classifier|mlp_head\.1)\.(weight|bias)$")
-# The second classifier of a distilled DeiT. It answers to a token of its own, and must never stand in for the first.
+# The second classifier of a distilled DeiT. It reads another token and never replaces the first.
 _SECOND_CLASSIFIER = re.compile(r"^head_(dist\.(?:weight|bias))$")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint, opened. Names are without wrappers' prefixes, not yet renamed."""
+    """An opened checkpoint. Names have no wrapper prefixes and are not renamed yet."""
 
     kind: str
-    """Whose file: "frugalvit", "esvit", "dino", "vts-drloc", "swin" (Microsoft), "t2t-vit", "torchvision", "timm"."""
+    """The format: "frugalvit", "esvit", "dino", "vts-drloc", "swin" (Microsoft), "t2t-vit", "torchvision", "timm"."""
 
     label: str
-    """The network in words for people: "Swin (Microsoft's names), teacher"."""
+    """The network for messages: "Swin (Microsoft's names), teacher"."""
 
     layout: Layout
     network: State
@@ -54,11 +54,11 @@ class Contents:
 
 @dataclass(frozen=True)
 class Layout:
-    """A way of naming a network's tensors: what it is recognised by, and the rules to our names."""
+    """A naming scheme of a network's tensors: a pattern that recognizes it, and rules to our names."""
 
     label: str
     kind: str
-    sign: str
+    pattern: str
     rules: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = ()
     convert: Callable[[str, Tensor], Tensor] = field(default=lambda name, tensor: tensor)
 
@@ -73,11 +73,11 @@ def _next_stage(match: re.Match[str]) -> str:
 
 
 def _patches_to_convolution(name: str, tensor: Tensor) -> Tensor:
-    """VTs-Drloc's ViT embeds flattened patches (p p 3): (D, p p 3) -> (D, 3, p, p)."""
+    """Reshape the patch embedding of VTs-Drloc's ViT: (D, p p 3) -> (D, 3, p, p)."""
     if name != "to_patch_embedding.1.weight" or tensor.ndim != 2:
         return tensor
     side = math.isqrt(tensor.shape[1] // 3)
-    if 3 * side * side != tensor.shape[1]:  # of other channels: it will find no place
+    if 3 * side * side != tensor.shape[1]:  # not 3 channels: it stays unused
         return tensor
     return tensor.reshape(len(tensor), side, side, 3).permute(0, 3, 1, 2).contiguous()
 
@@ -115,7 +115,7 @@ _LAYOUTS = (
         ),
     ),
     Layout("ResNet", "torchvision", r"^layer1\.0\.conv1\.weight$"),
-    # timm puts the merging of patches at the start of the stage it leads to, Microsoft at the end of the one before.
+    # timm puts patch merging at the start of the next stage, Microsoft at the end of the previous one.
     Layout(
         "Swin (Microsoft's names)",
         "swin",
@@ -129,45 +129,43 @@ _UNKNOWN = Layout("network of an unknown kind", "timm", "")
 
 
 def open_contents(raw: Mapping[str, Any], prefer: str | None = None) -> Contents:
-    """Find the network in a checkpoint's dictionary; ``prefer`` names one ("student") before the usual order."""
-    found, state = _find_network(raw, prefer)
+    """Find the network in a checkpoint's dictionary; ``prefer`` names the one to take first ("student")."""
+    key, state = _find_network(raw, prefer)
     for name, tensor in state.items():
-        kinds = {"sparse": tensor.layout != torch.strided, "quantized": tensor.is_quantized}
-        kinds |= {"complex": tensor.is_complex(), "empty (meta)": tensor.is_meta}
-        if odd := next((kind for kind, is_so in kinds.items() if is_so), None):
-            raise UserError(f"the checkpoint holds {name} as a tensor that is {odd}; save ordinary floating numbers.")
-    network, rest = _without_wrappers(state, (f"{prefer}.", *_WRAPPERS) if prefer else _WRAPPERS)
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:
+            raise UserError(
+                f"the checkpoint's {name} is not a dense real tensor; save ordinary floating-point numbers."
+            )
+    network, rest = _remove_wrappers(state, (f"{prefer}.", *_WRAPPERS) if prefer else _WRAPPERS)
     heads = {name: tensor for name, tensor in (network | rest).items() if _PROJECTION_HEAD.match(name)}
     localization = {name: tensor for name, tensor in network.items() if _LOCALIZATION.match(name)}
-    aside = heads.keys() | localization.keys()
-    network = {name: tensor for name, tensor in network.items() if name not in aside and not is_derived(name)}
-    layout = recognise(network)
-    label = layout.label + (f", {found}" if found in ("teacher", "student") else "")
-    return Contents(_whose(raw, layout, heads, localization), label, layout, network, heads, localization)
+    other = heads.keys() | localization.keys()
+    network = {name: tensor for name, tensor in network.items() if name not in other and not is_derived(name)}
+    layout = _find_layout(network)
+    label = layout.label + (f", {key}" if key in ("teacher", "student") else "")
+    return Contents(_find_kind(raw, layout, heads, localization), label, layout, network, heads, localization)
 
 
-def recognise(names: Iterable[str]) -> Layout:
-    """The layout whose sign is among ``names``."""
-    names = list(names)
+def _find_layout(names: Iterable[str]) -> Layout:
     for layout in _LAYOUTS:
-        sign = re.compile(layout.sign)
-        if any(sign.match(name) for name in names):
+        pattern = re.compile(layout.pattern)
+        if any(pattern.match(name) for name in names):
             return layout
     return _UNKNOWN
 
 
 def translate(contents: Contents) -> dict[str, tuple[str, Tensor]]:
-    """Our name -> (the file's name, tensor)."""
+    """Return our name -> (the file's name, tensor)."""
     layout, network = contents.layout, contents.network
     return {
         layout.rename(name): (name, layout.convert(name, tensor))
         for name, tensor in network.items()
-        if not _stored_twice(name, network)
+        if not _is_duplicate(name, network)
     }
 
 
-def _stored_twice(name: str, network: State) -> bool:
-    """Vision Longformer shares the projections of local and global tokens and stores them under both names."""
+def _is_duplicate(name: str, network: State) -> bool:
+    """Whether a Vision Longformer stores a projection shared by local and global tokens a second time."""
     local = network.get(name.replace("_global.", ".")) if "_global." in name else None
     return local is not None and torch.equal(local, network[name])
 
@@ -178,42 +176,28 @@ def is_derived(name: str) -> bool:
 
 
 def is_optional(name: str) -> bool:
-    """Whether a tensor may be absent without loss: a derived one, or the counter of a batch norm."""
+    """Whether a tensor may be missing: a derived one, or the counter of a batch norm."""
     return is_derived(name) or name.endswith("num_batches_tracked")
 
 
-def shape_in_words(contents: Contents) -> str:
-    """ " (width 96, depths 2-2-6-2)" for Swin and ViT, empty for others."""
-    depths: dict[str, set[str]] = {}
-    for name in contents.network:
-        match = re.match(r"(?:layers\.(\d+)\.)?blocks\.(\d+)\.", name)
-        if match:
-            depths.setdefault(match[1] or "0", set()).add(match[2])
-    first = next((t for name, t in contents.network.items() if name.endswith("blocks.0.norm1.weight")), None)
-    if not depths or first is None or not first.ndim:
-        return ""
-    return f" (width {len(first)}, depths {'-'.join(str(len(blocks)) for blocks in depths.values())})"
-
-
 def classifier_part(name: str) -> str | None:
-    """ "weight" or "bias" when the name is a linear classifier's in any layout; None for anything else.
+    """Return "weight" or "bias" if the name is a linear classifier's in any layout, else None.
 
-    Of a distilled network's second classifier "dist.weight" or "dist.bias", which are parts of no first one: it goes to
-    a layer of its own name or nowhere.
+    For the second classifier of a distilled network it is "dist.weight" or "dist.bias", which never match a first one.
     """
     match = _CLASSIFIER.match(name) or _SECOND_CLASSIFIER.match(name)
     return match[1] if match else None
 
 
 def localization_mlp(contents: Contents) -> State:
-    """Drloc's MLP with plain names (``layers.0.weight`` …), of the last scale where there are several."""
+    """Return Drloc's MLP with plain names (``layers.0.weight`` …); of several scales, the last."""
     last = max((int(m[1] or 0) for m in map(_LOCALIZATION.match, contents.localization) if m), default=0)
-    mine = {}
+    state = {}
     for name, tensor in contents.localization.items():
         match = _LOCALIZATION.match(name)
         if match and int(match[1] or 0) == last:
-            mine[match[2] + "." + name[match.end() :]] = tensor
-    return mine
+            state[match[2] + "." + name[match.end() :]] = tensor
+    return state
 
 
 def _find_network(raw: Mapping[str, Any], prefer: str | None) -> tuple[str, State]:
@@ -227,8 +211,8 @@ def _find_network(raw: Mapping[str, Any], prefer: str | None) -> tuple[str, Stat
     return "", {key: value for key, value in raw.items() if isinstance(key, str) and isinstance(value, Tensor)}
 
 
-def _without_wrappers(state: State, wrappers: tuple[str, ...]) -> tuple[State, State]:
-    """The network's tensors by bare names, and those that stood beside it in a wrapper."""
+def _remove_wrappers(state: State, wrappers: tuple[str, ...]) -> tuple[State, State]:
+    """Return the network's tensors by plain names, and the tensors beside it in the wrapper."""
     network, rest = dict(state), {}
     while True:
         network = {re.sub(r"^(?:module\.|_orig_mod\.)+", "", name): tensor for name, tensor in network.items()}
@@ -243,7 +227,7 @@ def _without_wrappers(state: State, wrappers: tuple[str, ...]) -> tuple[State, S
         network = {name[len(inside) :]: tensor for name, tensor in network.items() if name.startswith(inside)}
 
 
-def _whose(raw: Mapping[str, Any], layout: Layout, heads: State, localization: State) -> str:
+def _find_kind(raw: Mapping[str, Any], layout: Layout, heads: State, localization: State) -> str:
     if "frugalvit" in raw or isinstance(raw.get("task"), Mapping):
         return "frugalvit"
     if localization:
@@ -256,22 +240,18 @@ def _whose(raw: Mapping[str, Any], layout: Layout, heads: State, localization: S
 
 
 def heads_of(contents: Contents) -> tuple[State, State]:
-    """The view head and the region head, each with bare names (``mlp.0.weight``, ``last_layer.weight_g`` …)."""
+    """Return the view head and the region head, with plain names (``mlp.0.weight``, ``last_layer.weight_g`` …)."""
     parts: dict[str, State] = {"head": {}, "head_dense": {}}
     for name, tensor in contents.heads.items():
-        which, _, bare = name.partition(".")
-        if which in parts:
-            parts[which][bare] = tensor
+        head, _, plain = name.partition(".")
+        if head in parts:
+            parts[head][plain] = tensor
     return parts["head"], parts["head_dense"]
 
 
-def centres_of(raw: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-    """The centres of the view and of the region level."""
+def centers_of(raw: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+    """Return the centers of the view and of the region level."""
     loss = raw.get("dino_loss")
-    if not isinstance(loss, Mapping):
-        return None, None
-    view, region = loss.get("center"), loss.get("center_grid")
-    for centre in (view, region):
-        if centre is not None and not isinstance(centre, torch.Tensor):
-            raise UserError("the checkpoint's dino_loss holds centres that are no tensors.")
+    centers = [loss.get(key) if isinstance(loss, Mapping) else None for key in ("center", "center_grid")]
+    view, region = (center if isinstance(center, Tensor) else None for center in centers)
     return view, region

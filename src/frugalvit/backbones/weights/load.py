@@ -1,4 +1,4 @@
-"""Loading weights into a backbone: ours and every released format, recognised by content, fitted to its size."""
+"""Load weights into a backbone: our files and every released format, recognized by content, fitted to its size."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Source = str | Path | Mapping[str, Any]
 
 @dataclass
 class LoadReport:
-    """What became of a checkpoint.
+    """Which tensors of a checkpoint were loaded.
 
-    Names are the backbone's in ``matched``, ``missing`` and ``resized`` (those of ``matched`` that had another size),
-    the file's in ``unexpected``, which counts the training heads too; ``left_over`` does not.
+    ``matched``, ``missing`` and ``resized`` (those of ``matched`` that had another size) are names of the backbone;
+    ``unexpected`` and ``left_over`` are names of the file, with and without its training heads.
     """
 
     kind: str
@@ -46,20 +46,18 @@ class LoadReport:
         return "; ".join([f"{self.kind}: {counts}", *self.notes])
 
     def __repr__(self) -> str:
-        odd = [f"{what}: {_some(names)}" for what, names in self._odd().items() if names]
-        counts = [f"{len(self.matched)} matched", *[f"{len(names)} {what}" for what, names in self._odd().items()]]
-        return f"LoadReport({self.kind!r}, {'; '.join([', '.join(counts), *odd])})"
-
-    def _odd(self) -> dict[str, list[str]]:
-        return {"missing": self.missing, "unexpected": self.unexpected}
+        counts = f"{len(self.matched)} matched, {len(self.missing)} missing, {len(self.unexpected)} unexpected"
+        names = {"missing": self.missing, "unexpected": self.unexpected}
+        listed = [f"{kind}: {_shorten(tensors)}" for kind, tensors in names.items() if tensors]
+        return f"LoadReport({self.kind!r}, {'; '.join([counts, *listed])})"
 
 
 @dataclass
 class Heads:
-    """The projection heads of a label-free checkpoint, for continued pre-training.
+    """The projection heads of a self-supervised checkpoint, for continued pretraining.
 
     Head tensors have the released names: ``mlp.{0,2,4}.weight|bias``, ``last_layer.weight_g``, ``last_layer.weight_v``.
-    A level the checkpoint lacks is empty, its centre None.
+    A level that the checkpoint does not have is empty, with center None.
     """
 
     view: dict[str, Tensor]
@@ -74,117 +72,110 @@ def load_weights(
     """Load a checkpoint file, a run's or model's folder, or a state dict into ``backbone``.
 
     Reads frugalvit, timm, EsViT, DINO, Microsoft Swin, T2T-ViT, VTs-Drloc and torchvision ResNet files (``.pth`` or
-    safetensors). Relative-bias tables, position and patch embeddings of another size are resampled; a classifier of
-    another class count is left out, and so is every classifier with ``classifier=False``; ``notes`` say it all. Files
-    are never executed.
+    safetensors). Relative-bias tables, position and patch embeddings of another size are resampled. A classifier with
+    another number of classes is left out; ``classifier=False`` leaves out any. ``notes`` list these changes. Code in a
+    file is never executed.
 
-    Raises UserError when the file is unreadable, when its numbers are no weights (integers, complex or undefined ones),
-    when most of the backbone finds nothing in it (the wrong architecture), and with ``strict`` when anything is missing
-    or left over, heads aside.
+    Raises UserError if the file is unreadable, if its numbers are integer, complex or non-finite, if fewer than half of
+    the backbone's tensors are in it (another architecture), and with ``strict`` if any is missing or left over (except
+    training heads).
     """
     if not isinstance(source, Mapping):
         source = weights_in(Path(source))
-    contents, where = _open(source)
+    contents, origin = _open(source)
     model: nn.Module = getattr(backbone, "model", backbone)  # type: ignore[assignment]
-    made = _saved_from(source, backbone)
-    best = max(_candidates(contents, model, made, classifier), key=lambda fitted: len(fitted.tensors))
-    wanted = [name for name in model.state_dict() if not checkpoint_formats.is_optional(name)]
-    fits = sum(name in best.tensors for name in wanted)
-    if fits * 2 < len(wanted):
-        raise UserError(_wrong_architecture(contents, where, backbone, fits, len(wanted)))
-    missing = [name for name in wanted if name not in best.tensors]
-    aside = [*contents.heads, *contents.localization]
-    if aside:
-        best.notes.append(f"{len(aside)} tensors of training heads left out")
+    saved = _saved_from(source, backbone)
+    best = max(_candidates(contents, model, saved, classifier), key=lambda fitted: len(fitted.tensors))
+    required = [name for name in model.state_dict() if not checkpoint_formats.is_optional(name)]
+    missing = [name for name in required if name not in best.tensors]
+    if 2 * len(missing) > len(required):
+        fits = f"{len(required) - len(missing)} of its {len(required)} tensors fit"
+        raise UserError(_wrong_architecture(contents, origin, backbone, fits))
+    heads = [*contents.heads, *contents.localization]
+    if heads:
+        best.notes.append(f"{len(heads)} tensors of training heads left out")
     if strict and (missing or best.unused):
         raise UserError(
-            f"{where} does not fit {_name(backbone)} exactly: missing {_some(missing)}; left over {_some(best.unused)}."
+            f"{origin} does not fit {_name(backbone)} exactly: missing {_shorten(missing)}; "
+            f"left over {_shorten(best.unused)}."
         )
-    _check_numbers(best.tensors, model, where)
+    _check_numbers(best.tensors, model, origin)
     model.load_state_dict(best.tensors, strict=False)
     matched = [name for name in model.state_dict() if name in best.tensors]
-    unexpected = [*best.unused, *aside]
-    return LoadReport(contents.kind, matched, missing, unexpected, best.notes, best.resized, best.unused)
+    return LoadReport(contents.kind, matched, missing, [*best.unused, *heads], best.notes, best.resized, best.unused)
 
 
 def read_heads(checkpoint: Source, network: str = "teacher") -> Heads:
-    """The projection heads and centres in an EsViT or DINO checkpoint, of its ``teacher`` or ``student``."""
+    """Read the projection heads and centers of an EsViT or DINO checkpoint, of its ``teacher`` or ``student``."""
     raw = checkpoint if isinstance(checkpoint, Mapping) else read_checkpoint(checkpoint)
     view, region = checkpoint_formats.heads_of(checkpoint_formats.open_contents(raw, prefer=network))
-    return Heads(view, region, *checkpoint_formats.centres_of(raw))
+    return Heads(view, region, *checkpoint_formats.centers_of(raw))
 
 
 def read_localization(checkpoint: Source) -> dict[str, Tensor]:
-    """Drloc's MLP in a VTs-Drloc checkpoint: ``layers.{0,2,4}.*`` (and ``unshared.*``); empty where there is none."""
+    """Read Drloc's MLP from a VTs-Drloc checkpoint: ``layers.{0,2,4}.*`` and ``unshared.*``; empty without one."""
     return checkpoint_formats.localization_mlp(_open(checkpoint)[0])
 
 
 def _open(source: Source) -> tuple[checkpoint_formats.Contents, str]:
     if isinstance(source, Mapping):
-        raw, where = source, "the given state dict"
+        raw, origin = source, "the state dict"
     else:
-        source = weights_in(Path(source))
-        raw, metadata = read_with_metadata(source)
-        raw, where = {**raw, **({"frugalvit": metadata["frugalvit"]} if "frugalvit" in metadata else {})}, str(source)
+        path = weights_in(Path(source))
+        tensors, metadata = read_with_metadata(path)
+        raw, origin = tensors | {key: value for key, value in metadata.items() if key == "frugalvit"}, str(path)
     contents = checkpoint_formats.open_contents(raw)
     if not contents.network:
         keys = ", ".join(map(str, list(raw)[:6])) or "nothing"
-        raise UserError(f"{where} holds no network's weights (its keys: {keys}).")
-    return contents, where
+        raise UserError(f"{origin} contains no weights of a network (its keys: {keys}).")
+    return contents, origin
 
 
 def _saved_from(source: Source, backbone: Backbone | nn.Module) -> nn.Module | None:
-    """The network that the weights of a model's folder were saved from; None where nothing beside them says it."""
+    """Return the network that a model folder's weights were saved from, or None if it has no config.json."""
     if isinstance(source, Mapping) or Path(source).name not in WEIGHT_FILES:
         return None
     return saved_network(Path(source).parent, backbone)
 
 
-def _check_numbers(tensors: Mapping[str, Tensor], model: nn.Module, where: str) -> None:
+def _check_numbers(tensors: Mapping[str, Tensor], model: nn.Module, origin: str) -> None:
     target = model.state_dict()
     for name, tensor in tensors.items():
         if not target[name].is_floating_point():
             continue
         if not tensor.is_floating_point():
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{where} holds {kind} numbers ({name}), which no network here computes with; give the weights as they "
-                "were before they were converted."
-            )
+            raise UserError(f"{name} in {origin} has the type {kind}; use the floating-point weights.")
         if not bool(torch.isfinite(tensor.float()).all()):
             raise UserError(
-                f"{where} holds infinite or undefined numbers ({name}): its training has failed; give an earlier "
-                "checkpoint."
+                f"{name} in {origin} has non-finite values: its training failed; use an earlier checkpoint."
             )
 
 
 def _candidates(
-    contents: checkpoint_formats.Contents, model: nn.Module, made: nn.Module | None, classifier: bool
+    contents: checkpoint_formats.Contents, model: nn.Module, saved: nn.Module | None, classifier: bool
 ) -> list[Fitted]:
-    """Our own reading of the names first; timm's, for the many formats it knows, where that finds more."""
-    candidates = [fit(checkpoint_formats.translate(contents), model, made, classifier)]
-    theirs = getattr(sys.modules.get(type(model).__module__), "checkpoint_filter_fn", None)
-    if theirs is not None and candidates[0].unused:
+    """Fit the tensors renamed by our rules, and if some stay unused, also renamed by timm's filter."""
+    candidates = [fit(checkpoint_formats.translate(contents), model, saved, classifier)]
+    timm_filter = getattr(sys.modules.get(type(model).__module__), "checkpoint_filter_fn", None)
+    if timm_filter is not None and candidates[0].unused:
         try:
             with quiet_tables():
-                renamed = theirs(dict(contents.network), model)
-        except Exception:  # a foreign filter meeting names it was not written for; our own reading stands
+                renamed = timm_filter(dict(contents.network), model)
+        except Exception:  # timm's filter fails on names it does not know
             return candidates
         if isinstance(renamed, dict) and all(isinstance(tensor, Tensor) for tensor in renamed.values()):
             offered = {name: (name, tensor) for name, tensor in renamed.items()}
-            candidates.append(fit(offered, model, made, classifier))
+            candidates.append(fit(offered, model, saved, classifier))
     return candidates
 
 
-def _wrong_architecture(
-    contents: checkpoint_formats.Contents, where: str, backbone: nn.Module, fits: int, wanted: int
-) -> str:
+def _wrong_architecture(contents: checkpoint_formats.Contents, origin: str, backbone: nn.Module, fits: str) -> str:
     size = sum(tensor.numel() for tensor in contents.network.values()) / 1e6
-    mine = sum(parameter.numel() for parameter in backbone.parameters()) / 1e6
+    own = sum(parameter.numel() for parameter in backbone.parameters()) / 1e6
     return (
-        f"{where} holds another architecture: it seems to be a {contents.label} with {size:.1f} M values"
-        f"{checkpoint_formats.shape_in_words(contents)}, the backbone is {_name(backbone)} with {mine:.1f} M, "
-        f"and {fits} of its {wanted} tensors fit; create the backbone these weights were made for."
+        f"{origin} contains another architecture: it seems to be a {contents.label} with {size:.1f} M values; "
+        f"the backbone is {_name(backbone)} with {own:.1f} M, and {fits}. Create the backbone of these weights."
     )
 
 
@@ -192,5 +183,5 @@ def _name(backbone: nn.Module) -> str:
     return str(getattr(backbone, "name", type(backbone).__name__))
 
 
-def _some(names: list[str]) -> str:
+def _shorten(names: list[str]) -> str:
     return truncate_list(names, 4) or "nothing"

@@ -1,9 +1,8 @@
-"""config.json of a model folder: write it, check it, and read what network its weights belong to."""
+"""config.json of a model folder: write it, and read the network that the folder's weights belong to."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,36 +11,37 @@ from typing import Any
 from torch import nn
 
 from frugalvit import __version__
-from frugalvit.backbones.base import Backbone
+from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
+from frugalvit.backbones.factory import build_meta, to_size
 from frugalvit.backbones.weights.fit import classifier_name
 from frugalvit.backbones.weights.timm_config import timm_config
 from frugalvit.errors import UserError
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
-"""What the weights in a model's folder may be called, here, by timm and on the hub."""
+"""Names of the weights file in a model folder: ours, timm's and the hub's."""
 
 
 def weights_in(path: Path) -> Path:
-    """The weights of a run's or an exported folder; any other path is itself."""
-    return file_in(path / "model") or file_in(path) or path
+    """Return the weights file of a run or model folder; any other path is returned unchanged."""
+    return weights_file(path / "model") or weights_file(path) or path
 
 
-def file_in(folder: Path) -> Path | None:
-    """The file of weights that lies in a model's folder."""
+def weights_file(folder: Path) -> Path | None:
+    """Return the weights file in a model folder, or None."""
     return next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
 
 
 def model_config(
     backbone: Backbone, classes: Sequence[str] | None = None, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The content of ``config.json``: timm's fields, then ours."""
+    """Return the content of ``config.json``: timm's fields, then ours."""
     config = timm_config(backbone)
     labels = {"label_names": list(classes)} if classes else {}
     ours = {"interpolation": "bicubic", "crop_pct": crop_share(backbone.img_size), "crop_mode": "center"}
-    ours |= {name: value for name, value in (meta or {}).items() if name in ours and value}  # as it was loaded
+    ours |= {name: value for name, value in (meta or {}).items() if name in ours and value}  # of a loaded model
     ours["classifier"] = classifier_name(backbone.model)
     if backbone.in_chans != 3:
-        # Named, timm would convert the stored weights from three channels to ours once more.
+        # With a name here, timm would convert the stored weights from three channels once more.
         ours["first_conv"] = None
     return {
         **config,
@@ -52,121 +52,97 @@ def model_config(
 
 
 def crop_share(img_size: tuple[int, int]) -> float:
-    """The share of the shorter edge that evaluation looks at: 224 of 256, and all of it up to 64 pixels."""
+    """Return the share of the shorter edge that evaluation crops: 224 of 256, and all of it up to 64 pixels."""
     return 1.0 if max(img_size) <= 64 else 0.875
 
 
-def find_model_folder(where: str | Path) -> Path | None:
-    """The folder of a model that ``where`` names: a run's ``model/`` or the folder itself; None where there is none."""
-    places = (Path(where) / "model", Path(where))
-    return next((place for place in places if (place / "config.json").is_file()), None)
+def find_model_folder(path: str | Path) -> Path | None:
+    """Return the model folder at ``path``: a run's ``model/`` or the folder itself; None without config.json."""
+    folders = (Path(path) / "model", Path(path))
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
-def saved_size(where: str | Path) -> tuple[int, int] | None:
-    """The size of the images that the model in a folder was saved for; None where no configuration says it."""
-    from frugalvit.backbones.factory import to_size
-
-    folder = _folder_of(where)
+def saved_size(path: str | Path) -> tuple[int, int] | None:
+    """Return the image size of the model in a folder; None without config.json."""
+    folder = _folder_of(path)
     if folder is None:
         return None
-    _, keywords = _architecture(_read_config(folder / "config.json"), folder)
-    return to_size(keywords["img_size"]) if "img_size" in keywords else None
+    _, keywords = read_architecture(read_config(folder), folder)
+    return to_size(keywords["img_size"])
 
 
-def class_names(where: str | Path) -> list[str] | None:
-    """The names of the classes that the model in a folder tells apart, in order; None where nothing names them."""
-    folder = _folder_of(where)
+def class_names(path: str | Path) -> list[str] | None:
+    """Return the class names of the model in a folder, in order, or None."""
+    folder = _folder_of(path)
     try:
-        return None if folder is None else _labels(_read_config(folder / "config.json"))
-    except UserError:  # somebody else's configuration
+        return None if folder is None else read_labels(read_config(folder))
+    except UserError:  # a config.json of another program
         return None
 
 
-def _folder_of(where: str | Path) -> Path | None:
-    """``find_model_folder``, also by the file of weights that lies in it."""
-    place = Path(where)
-    return find_model_folder(place.parent if place.name in WEIGHT_FILES else place)
+def _folder_of(path: str | Path) -> Path | None:
+    """``find_model_folder``, also for the path of a weights file in the folder."""
+    path = Path(path)
+    return find_model_folder(path.parent if path.name in WEIGHT_FILES else path)
 
 
 def saved_network(folder: Path, backbone: Backbone | nn.Module) -> nn.Module | None:
-    """The network whose weights lie in a folder, by its shapes alone: it says which grid a table belongs to.
+    """Return the network of a folder's weights on the meta device: it has the shapes of their tables.
 
-    That of ``backbone`` itself where it is the same for the same images; None where no configuration of ours or timm's
-    says.
+    This is ``backbone`` itself if it is the same network for the same image size, and None without a config.json of
+    ours or timm's.
     """
-    from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
-    from frugalvit.backbones.factory import build_meta, to_size
-
-    path = folder / "config.json"
-    if not path.is_file():
+    if not (folder / "config.json").is_file():
         return None
     try:
-        name, keywords = _architecture(_read_config(path), folder)
-        size = keywords.pop("img_size", 224)
+        name, keywords = read_architecture(read_config(folder), folder)
+        size = keywords.pop("img_size")
         if isinstance(backbone, Backbone) and (backbone.name, backbone.img_size) == (name, to_size(size)):
             shape = backbone.keywords | {"num_classes": backbone.num_classes, "in_chans": backbone.in_chans}
             if all(shape.get(key) == value for key, value in keywords.items() if key not in BACKBONE_ONLY_KWARGS):
                 return backbone.model
         return build_meta(name, size, **{"num_classes": 0, "in_chans": 3} | keywords)
-    except UserError:  # somebody else's configuration; the weights beside it stand for themselves
+    except UserError:  # a config.json of another program; the weights are loaded without it
         return None
 
 
-def _labels(config: dict[str, Any]) -> list[str] | None:
-    labels = config.get("label_names") or config.get("pretrained_cfg", {}).get("label_names")
-    return [str(label) for label in labels] if isinstance(labels, list) else None
-
-
-def _checked_labels(config: dict[str, Any], classes: int, folder: Path) -> list[str] | None:
-    """The names of the classes, one for each: answers are looked up in them."""
-    labels = _labels(config)
-    if labels is not None and classes and len(labels) != classes:
-        raise UserError(
-            f"{folder / 'config.json'} names {len(labels)} classes (label_names) for a classifier of {classes}: give "
-            "one name for each class, or leave the names out."
-        )
-    return labels
-
-
-def _checked_crop(config: dict[str, Any], folder: Path) -> float | None:
-    crop = config["pretrained_cfg"].get("crop_pct", 0.875)
-    number = isinstance(crop, int | float) and not isinstance(crop, bool)
-    if crop is not None and not (number and 0 < crop < math.inf):
-        raise UserError(f"{folder / 'config.json'} has crop_pct = {crop!r}: it must be a number above 0, e.g. 0.875.")
-    return crop
-
-
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.json of a model folder, ours or timm's."""
+    path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path.parent} holds no model (no config.json).") from None
+        raise UserError(f"{folder} contains no model (no config.json).") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())}).") from None
     if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
-        raise UserError(f"{path} names no architecture; it was not written by frugalvit or timm.")
+        raise UserError(f"{path} has no 'architecture'; it was not written by frugalvit or timm.")
     pretrained = config.get("pretrained_cfg") or {}
     if not isinstance(pretrained, dict) or len(pretrained.get("input_size") or (3, 224, 224)) != 3:
-        raise UserError(f"{path} is damaged: 'pretrained_cfg' is not as timm writes it.")
+        raise UserError(f"{path} has a damaged 'pretrained_cfg'; it was not written by frugalvit or timm.")
     return config | {"pretrained_cfg": pretrained}
 
 
-def _architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
-    """The model's name and the keywords of ``create_backbone``."""
+def read_labels(config: dict[str, Any]) -> list[str] | None:
+    """Return the class names of a config, or None."""
+    labels = config.get("label_names") or config["pretrained_cfg"].get("label_names")
+    return [str(label) for label in labels] if isinstance(labels, list) else None
+
+
+def read_architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return the model's name and the keywords of ``create_backbone``."""
     ours = config.get("frugalvit")
     if isinstance(ours, dict) and "name" in ours:
-        name, keywords = str(ours["name"]), dict(ours.get("keywords") or {})
-        keywords |= {key: ours[key] for key in ("num_classes", "in_chans") if key in ours}
-        if "img_size" in ours:
-            size = ours["img_size"]
-            keywords["img_size"] = tuple(size) if isinstance(size, list) else size
+        name, keywords = str(ours["name"]), dict(ours["keywords"])
+        keywords |= {key: ours[key] for key in ("num_classes", "in_chans")}
+        keywords["img_size"] = to_size(ours["img_size"])
     else:
-        pretrained = config.get("pretrained_cfg") or {}
+        pretrained = config["pretrained_cfg"]
         name, keywords = config["architecture"], dict(config.get("model_args") or {})
         channels, height, width = pretrained.get("input_size") or (3, 224, 224)
         keywords.setdefault("in_chans", channels)
         keywords.setdefault("img_size", (height, width))
         keywords.setdefault("num_classes", config.get("num_classes", pretrained.get("num_classes", 0)))
     if not re.fullmatch(r"[\w.-]+", name):
-        raise UserError(f"{folder / 'config.json'} names an architecture that cannot be one: {name!r}.")
+        raise UserError(f"{folder / 'config.json'} has an impossible architecture: {name!r}.")
     return name, keywords

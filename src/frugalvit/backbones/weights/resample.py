@@ -1,7 +1,7 @@
-"""Fitting weights to another size: relative-bias tables, position embeddings, patch embeddings.
+"""Resample weights to another size: relative-bias tables, position embeddings, patch embeddings.
 
-A table of relative biases holds one value per head for every offset (dy, dx) between two tokens of a window, a position
-embedding one vector per token. Both are pictures, so another window or image size is a resized picture.
+A table of relative biases has one value per head for every offset (dy, dx) between two tokens of a window, a position
+embedding one vector per token. Both are treated as images: another window or image size is a resized image.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from frugalvit.backbones.timm_features import Size
 
 @contextmanager
 def quiet_tables() -> Iterator[None]:
-    """Without the warnings of timm's resizing of bias tables, about how it indexes: nobody who trains can mend that."""
+    """Suppress the warnings of timm's resizing of bias tables about its indexing, which users cannot fix."""
     with warnings.catch_warnings():
         for message in ("Using a non-tuple sequence", r"torch.searchsorted\(\): input value tensor is non-contiguous"):
             warnings.filterwarnings("ignore", message, UserWarning, module=r"timm\.layers\.interpolate")
@@ -31,33 +31,33 @@ def quiet_tables() -> Iterator[None]:
 
 
 def resample_bias_table(table: Tensor, new_sides: Size, old_sides: Size | None = None) -> Tensor:
-    """(rows, heads) with rows = offsets in y times offsets in x -> (new rows, heads), bicubic, every head by itself.
+    """(rows, heads) with rows = offsets in y times offsets in x -> (new rows, heads), bicubic, per head.
 
-    A window of w tokens has 2 w - 1 offsets a side; ``old_sides`` is taken as square when it is not given.
+    A window of w tokens has 2 w - 1 offsets per side; without ``old_sides`` the old table is square.
     """
     rows, heads = table.shape
     height, width = old_sides or square(rows) or (0, 0)
     if height * width != rows:
         raise ValueError(f"a bias table of {rows} rows is not square")
-    pictures = table.float().T.reshape(1, heads, height, width)
-    resized = F.interpolate(pictures, size=new_sides, mode="bicubic", align_corners=False)
+    images = table.float().T.reshape(1, heads, height, width)
+    resized = F.interpolate(images, size=new_sides, mode="bicubic", align_corners=False)
     return resized.reshape(heads, -1).T.to(table.dtype).contiguous()
 
 
 def inner_bias_table(table: Tensor, new_sides: Size, old_sides: Size) -> Tensor:
-    """(rows, heads) -> (new rows, heads): the offsets that a smaller window still has, as they are."""
+    """(rows, heads) -> (new rows, heads): the offsets that a smaller window has, unchanged."""
     top, left = (old_sides[0] - new_sides[0]) // 2, (old_sides[1] - new_sides[1]) // 2
-    whole = table.unflatten(0, old_sides)
-    return whole[top : top + new_sides[0], left : left + new_sides[1]].flatten(0, 1).contiguous()
+    offsets = table.unflatten(0, old_sides)
+    return offsets[top : top + new_sides[0], left : left + new_sides[1]].flatten(0, 1).contiguous()
 
 
 def resample_position_embedding(
     embedding: Tensor, new_grid: Size, prefix: int, old_grid: Size | None = None
 ) -> Tensor | None:
-    """(1, P + N, D) -> (1, prefix + h w, D), bicubic over the grid; None where N is no grid for any P.
+    """(1, P + N, D) -> (1, prefix + h w, D), bicubic over the grid; None if N is not a grid for any P.
 
-    ``prefix`` counts the class and register tokens the model's embedding has a row for. A file with more of them (a
-    distillation token) loses the last, one with fewer gets zeros. ``old_grid`` is taken as square when it is not given.
+    ``prefix`` is the number of class and register tokens in the model's embedding. If the file has more (a distillation
+    token), the last are dropped; if it has fewer, zeros are added. Without ``old_grid`` the old grid is square.
     """
     for tokens in dict.fromkeys((prefix, 1, 0, 2)):
         count = embedding.shape[1] - tokens
@@ -74,7 +74,7 @@ def resample_position_embedding(
 
 
 def fit_first_convolution(weight: Tensor, shape: Sequence[int], patches: bool) -> Tensor | None:
-    """(D, 3, k, k) to another number of channels and, for non-overlapping ``patches``, another patch size."""
+    """Fit (D, 3, k, k) to another number of channels and, for non-overlapping ``patches``, another patch size."""
     if weight.ndim != 4 or len(shape) != 4 or weight.shape[0] != shape[0]:
         return None
     if weight.shape[1] != shape[1]:
@@ -89,6 +89,6 @@ def fit_first_convolution(weight: Tensor, shape: Sequence[int], patches: bool) -
 
 
 def square(count: int) -> Size | None:
-    """(s, s) when ``count`` = s * s with s > 0."""
+    """Return (s, s) if ``count`` = s * s with s > 0, else None."""
     side = math.isqrt(count) if count > 0 else 0
     return (side, side) if side and side * side == count else None

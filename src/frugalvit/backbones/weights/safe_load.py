@@ -1,8 +1,8 @@
-"""Reading weight files without ever running what is in them.
+"""Read weight files without running code in them.
 
-A ``.pth`` file is a pickle, and a pickle may hold any program. Here torch's restricted unpickler reads it; besides
-tensors and plain containers it knows the harmless names that released checkpoints carry: argparse.Namespace, and by
-inert stand-ins yacs' CfgNode and NumPy's scalars with their types. Everything else is refused with its name.
+A ``.pth`` file is a pickle, and a pickle can run any program. torch's restricted unpickler reads it. Besides tensors
+and plain containers it allows the harmless classes in released checkpoints: argparse.Namespace, and inert replacements
+of yacs' CfgNode and of NumPy's scalars and their types. Everything else is refused with its name.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from safetensors import SafetensorError, safe_open
 from frugalvit.errors import UserError
 
 _NUMBER = re.compile(r"[fiu][1248]|b1")
-_TORCH_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"  # opens every file of torch.save before it wrote zip archives
+_TORCH_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"  # start of every file of torch.save before it wrote zip archives
 
 
 class _Mapping:
-    """Stands in for yacs.config.CfgNode (Microsoft Swin, VTs-Drloc): a plain ordered mapping of its values."""
+    """Replaces yacs.config.CfgNode (Microsoft Swin, VTs-Drloc) by a plain ordered mapping."""
 
     def __new__(cls) -> OrderedDict:  # type: ignore[misc]
         return OrderedDict()
 
 
 class _NumberType:
-    """Stands in for numpy.dtype: remembers a number's format ("f8") and byte order, nothing more."""
+    """Replaces numpy.dtype: stores a number's format ("f8") and byte order."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = True) -> None:
         if not _NUMBER.fullmatch(code):
-            raise ValueError(f"a NumPy type that is no plain number: {code}")
+            raise ValueError(f"not the NumPy type of a plain number: {code}")
         self.code, self.order = code, "<"
 
     def __setstate__(self, state: tuple) -> None:
@@ -45,7 +45,7 @@ class _NumberType:
 
 
 def _number(kind: _NumberType, data: bytes | str) -> int | float | bool:
-    """Stands in for NumPy's scalar constructor: the schedules of DINO and EsViT leave float64 in the optimiser."""
+    """Replaces NumPy's scalar constructor: the schedules of DINO and EsViT store float64 in the optimizer."""
     letters = {"f2": "e", "f4": "f", "f8": "d", "b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q"}
     letters |= {f"u{size}": letters[f"i{size}"].upper() for size in (1, 2, 4, 8)}
     packed = data.encode("latin1") if isinstance(data, str) else data
@@ -62,26 +62,25 @@ _ALLOWED: list[Any] = [
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The dictionary in a ``.pth``, ``.pt``, ``.bin`` or ``.safetensors`` file, told apart by content, on the CPU.
+    """Read the dictionary in a ``.pth``, ``.pt``, ``.bin`` or ``.safetensors`` file to the CPU.
 
-    Nothing in the file is executed. Whatever is not a readable checkpoint raises UserError with the reason.
+    The content decides the format, not the file name. Code in the file is not executed. An unreadable file raises
+    UserError with the reason.
     """
     return read_with_metadata(path)[0]
 
 
 def read_with_metadata(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """``read_checkpoint`` and the text metadata a safetensors file may carry."""
+    """``read_checkpoint``, and the text metadata of a safetensors file."""
     path = Path(path)
     if path.is_dir():
-        inside = sorted(p.name for p in path.iterdir() if p.suffix in (".safetensors", ".pth", ".pt", ".bin"))
-        hint = f"name a file in it: {', '.join(inside[:5])}" if inside else "it holds no weight files either"
-        raise UserError(f"{path} is a folder, not a checkpoint file; {hint}.")
+        raise UserError(f"{path} is a folder; use the path of a checkpoint file.")
     try:
         with path.open("rb") as file:
             head = file.read(512)
         size = path.stat().st_size
     except FileNotFoundError:
-        raise UserError(f"There is no checkpoint file {path}.") from None
+        raise UserError(f"The checkpoint file {path} does not exist.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
     if size == 0:
@@ -89,13 +88,13 @@ def read_with_metadata(path: str | Path) -> tuple[dict[str, Any], dict[str, str]
     if _looks_like_safetensors(head):
         return _read_safetensors(path)
     if not head.startswith((b"PK\x03\x04", b"\x80")):
-        raise UserError(f"{path} {_what_else(head)}")
+        raise UserError(f"{path} {_describe(head)}")
     if head.startswith(b"PK"):
         _check_archive(path)
     elif _TORCH_MAGIC not in head[:64]:
         raise UserError(
-            f"{path} was refused: it is a bare Python pickle, which may run code when loaded, and not a file of "
-            "torch.save; ask for a .safetensors file."
+            f"{path} was refused: it is a plain Python pickle, which may run code when loaded, and not a file of "
+            "torch.save; use a .safetensors file."
         )
     return _read_torch(path), {}
 
@@ -113,64 +112,58 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _check_archive(path: Path) -> None:
-    """A zip archive must be one that torch.save wrote: complete, holding data.pkl, nothing compressed."""
-    damaged = f"{path} is truncated or damaged: its end, where the table of contents stands, is missing; copy it again."
+    """Check that torch.save wrote a zip archive: complete, with data.pkl, nothing compressed."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        raise UserError(damaged) from None
+        raise UserError(f"{path} is truncated or damaged: the end of the file is missing; copy it again.") from None
     names = [member.filename for member in members]
-    if any(re.match(r"[^/]+/code/", name) or name.endswith("/constants.pkl") for name in names):
-        raise UserError(f"{path} is a TorchScript program, not a checkpoint; save the model's state_dict() instead.")
-    if any(name.endswith("archive_format") for name in names):
-        raise UserError(f"{path} is an exported program (.pt2), not a checkpoint; give the weights it was made from.")
-    if not any(name.endswith("/data.pkl") for name in names):
-        kind = "a NumPy archive" if names and all(name.endswith(".npy") for name in names) else "a zip archive"
-        raise UserError(f"{path} is {kind}, not a torch checkpoint; unpack it and name the checkpoint inside.")
+    is_program = any(
+        re.match(r"[^/]+/code/", name) or name.endswith(("/constants.pkl", "archive_format")) for name in names
+    )
+    if is_program or not any(name.endswith("/data.pkl") for name in names):
+        kind = "a TorchScript or exported program" if is_program else "a zip archive"
+        raise UserError(f"{path} is {kind}, not a torch checkpoint; use a file with the model's state_dict().")
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         # torch.save never compresses: a compressed member could unpack to any size.
-        raise UserError(f"{path} was not written by torch.save: it is compressed; unpack and save it again.")
+        raise UserError(f"{path} is compressed, so torch.save did not write it; unpack and save it again.")
 
 
 def _read_torch(path: Path) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals(_ALLOWED), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's doubts about the pickle's version: it loads, or we say why not
+            warnings.simplefilter("ignore")  # torch warns about the pickle's version
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # any byte may be damaged, so any error may come; each becomes one clear line
-        raise UserError(_why_not(path, error)) from None
+    except Exception as error:  # a damaged byte can cause any error
+        raise UserError(_explain(path, error)) from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, not a checkpoint (a dictionary of tensors).")
+        raise UserError(f"{path} contains a {type(content).__name__}, not a checkpoint (a dictionary of tensors).")
     return content
 
 
-def _why_not(path: Path, error: Exception) -> str:
+def _explain(path: Path, error: Exception) -> str:
     text = _line(error)
-    asked = re.search(
+    refused = re.search(
         r"GLOBAL ([\w.]+)|reduce for unrecognized function (\S+ \S+)|create new object for .* got (.*)", text
     )
-    if asked:
-        name = next(group for group in asked.groups() if group)
+    if refused:
+        name = next(group for group in refused.groups() if group)
         return (
-            f"{path} was refused: loading it would run code (it asks for '{name}'), and a checkpoint must not. "
-            "Ask for a .safetensors file, or save only state_dict() where you trust the file."
+            f"{path} was refused: loading it would run code ('{name}'). "
+            "Use a .safetensors file, or save only the state_dict()."
         )
     reason = text.rpartition("WeightsUnpickler error: ")[2][:100]
     return f"{path} is truncated or damaged ({reason}); copy or download it again."
 
 
-def _what_else(head: bytes) -> str:
+def _describe(head: bytes) -> str:
     start = head.lstrip()[:64].lower()
     if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
         return "is a web page, not a checkpoint; the download needs a login or another link."
     if start.startswith(b"version https://git-lfs"):
-        return "is a Git LFS pointer, not the weights; run 'git lfs pull' where it came from."
-    if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf")) or head[257:262] == b"ustar":
-        return "is a compressed archive; unpack it and name the checkpoint inside."
-    if start.startswith((b"{", b"[")):
-        return "is a JSON text, not a checkpoint."
-    return "is not a checkpoint: neither safetensors nor written by torch.save."
+        return "is a Git LFS pointer, not the weights; run 'git lfs pull' in its repository."
+    return "is not a checkpoint: neither safetensors nor written by torch.save; unpack an archive first."
 
 
 def _line(error: Exception) -> str:

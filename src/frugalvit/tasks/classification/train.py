@@ -93,8 +93,7 @@ def _train(config: TrainConfig, source: DatasetSplits, run: RunFolder, fabric: F
     source = _warned(source, validation)
     assert source.classes is not None
     builders.write_run_metadata(config, run, decisions, examples, source.classes, backbone)
-    if fabric.is_global_zero:
-        console.info(f"run folder: {run.folder}")
+    console.info(f"run folder: {run.folder}")
 
     builders.check_resumed_batch_size(config, plan, run, fabric)
     task = make_task(config, backbone, plan)

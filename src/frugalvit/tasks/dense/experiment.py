@@ -79,9 +79,8 @@ def _train(job: DenseJob, config: Any, data: Any, run: RunFolder, fabric: Fabric
     job.decide(config, data, backbone, decisions)
     plan = make_plan(config, len(items), fabric.world_size, job)
     decisions.resolve(config, "evaluate_every", plan.evaluate_every, plan.describe_evaluation())
-    if fabric.is_global_zero:
-        for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
-            console.info(note)
+    for note in [*data.notes, *(f"auto: {decision}" for decision in decisions), f"run folder: {run.folder}"]:
+        console.info(note)
     truth = _listed(list(dict.fromkeys(item.truth for item in items))).fingerprint(times=False)
     listed = _listed([item.path for item in items])
     builders.write_run_metadata(config, run, decisions, listed, data.classes, backbone, truth=truth)

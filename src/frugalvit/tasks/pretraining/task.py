@@ -1,6 +1,6 @@
-"""Label-free pre-training as in EsViT: L = ½ L_V + ½ L_R (Algorithm 1; §2.2 prints the plain sum).
+"""PretrainingTask: label-free pre-training with EsViT, L = ½ L_V + ½ L_R (Algorithm 1; §2.2 prints the plain sum).
 
-The student sees every crop, the teacher the global ones. Drloc can be a third objective on the student's global grids.
+The student sees every crop, the teacher only the global crops. Drloc on the student's global grids can be a third loss.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Losses = dict[str, Tensor]
 
 
 class PretrainingTask(Task):
-    """Student, teacher, their heads and what they are compared on."""
+    """Student, EMA teacher, and the losses that compare them."""
 
     best_metric = "knn"
     export_last = True
@@ -61,7 +61,7 @@ class PretrainingTask(Task):
         self.student = student
         self.teacher = teacher.requires_grad_(False)
         self.teacher.load_state_dict(student.state_dict())
-        self.following = EMA(self.teacher, student, buffers=False)
+        self.teacher_update = EMA(self.teacher, student, buffers=False)
         self.views, self.regions, self.localization = views, regions, localization
         self.weights = weights
         self.teacher_temp, self.momentum = teacher_temp, momentum
@@ -73,12 +73,9 @@ class PretrainingTask(Task):
         self.health: Health | None = None
         self.share = BatchShard()
 
-    def set_data(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric, watched: str = "val") -> None:
-        """Where crops come from, what looks at the features, what watches the signs, and which split is asked.
-
-        "val" chooses the best weights, any other does not.
-        """
-        self.eval_split = watched
+    def set_data(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric, eval_split: str = "val") -> None:
+        """Set the training crops, the feature monitor and the health checks; only "val" chooses the best weights."""
+        self.eval_split = eval_split
         self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
         self.share = BatchShard(batches.seed, batches.rank, batches.world)
 
@@ -90,7 +87,7 @@ class PretrainingTask(Task):
 
     @property
     def global_crops(self) -> int:
-        """How many of a batch's crops, the first ones, the teacher sees too."""
+        """The number of global crops. They come first in a batch, and the teacher sees only them."""
         assert self.batches is not None
         return self.batches.augment.config.global_crops  # type: ignore[union-attr]
 
@@ -98,19 +95,16 @@ class PretrainingTask(Task):
         return self.compute_losses(*self.step_inputs(batch, step))
 
     def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
-        """What :meth:`judge` takes."""
+        """Return the arguments of :meth:`compute_losses`."""
         crops: list[Tensor] = batch.images  # type: ignore[assignment]
         temperature = crops[0].new_full((), self.teacher_temp.at(step), dtype=torch.float32)
-        looked = step % self.health_every == 0
-        return temperature, self._pairs(batch.number, crops), step >= self.regions_from, looked, *crops
+        with_health = step % self.health_every == 0
+        return temperature, self._pairs(batch.number, crops), step >= self.regions_from, with_health, *crops
 
     def compute_losses(
-        self, temperature: Tensor, pairs: Pairs, with_regions: bool, looked: bool, *crops: Tensor
+        self, temperature: Tensor, pairs: Pairs, with_regions: bool, with_health: bool, *crops: Tensor
     ) -> Losses:
-        """The losses of the crops, global ones first: all that depends on tensors, and on which level takes part.
-
-        looked: signs of life are computed too
-        """
+        """Compute the losses of the crops (global ones first), and with ``with_health`` the health metrics."""
         count = self.global_crops
         with torch.no_grad():
             teacher = _through(self.teacher, crops[:count])
@@ -126,18 +120,18 @@ class PretrainingTask(Task):
                 losses["region_loss"] = self.regions(student, teacher, temperature, hold_center=True)
                 total = total + region_weight * losses["region_loss"]
             else:
-                # Several processes must agree on which parameters take part: these do, with nothing.
+                # DDP needs the same parameters on every rank and step: these take part with weight zero.
                 total = total + 0.0 * sum(parameter.sum() for parameter in self.regions.student.parameters())
         if self.localization is not None:
             grids = torch.cat([crop.grid for crop in student[:count]])
             losses["localization"], losses["localization_error"] = loss_at(self.localization, grids, pairs)
             total = total + localization_weight * losses["localization"]
-        if looked:
-            losses |= self._signs(student, teacher, temperature, with_regions)
+        if with_health:
+            losses |= self._health_metrics(student, teacher, temperature, with_regions)
         return {"loss": total, **losses}
 
     def _pairs(self, number: int, crops: Sequence[Tensor]) -> Pairs:
-        """The pairs of tokens that are asked about in the global crops."""
+        """Draw the token pairs of the localization loss on the global crops."""
         if self.localization is None:
             return None
         size = self.student.grid_size((crops[0].shape[2], crops[0].shape[3]))
@@ -146,54 +140,53 @@ class PretrainingTask(Task):
         return draw(self.localization, size, count * len(crops[0]), self.share, generator, views=count)
 
     def is_capturable(self, step: int) -> bool:
-        """Past the steps in which the regions or the prototypes rest."""
+        """True after the steps in which the region loss or the last layer is off."""
         return step >= max(self.regions_from, self.hold_last)
 
     def peak_memory_step(self) -> int:
-        """The first with regions that looks for signs of life."""
+        """The first step with the region loss and health metrics."""
         return -(-self.regions_from // self.health_every) * self.health_every
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """Not by itself: graphs take work off the host, and at 224 px the device is the limit."""
+        """False: at 224 px the GPU is the limit, so that graphs gain nothing."""
         return False
 
     def compile_with(self, graphs: bool) -> None:
-        """Compile the networks, once for each size of crop, and the localization head."""
+        """Compile the networks, once per crop size, and the localization head."""
         for part in (self.student, self.teacher, self.localization):
             if part is not None:
                 part.compile(dynamic=False)
         self.use_cuda_graphs = graphs
 
     def _student(self, crops: Sequence[Tensor]) -> list[Features]:
-        """All crops through the student: one pass per size, or few crops at a time, recomputed in the backward pass."""
+        """Run the student on all crops: one pass per size, or few crops at a time with recomputation in backward."""
         if not self.crops_at_once or not torch.is_grad_enabled():
             return _through(self.student, crops)
         features: list[Features] = []
         for group in _same_size(crops, self.crops_at_once):
-            made: Any = checkpoint(self.student, torch.cat(group), use_reentrant=False)
-            features += _split(made, len(group))
+            output: Any = checkpoint(self.student, torch.cat(group), use_reentrant=False)
+            features += _split(output, len(group))
         return features
 
     @torch.no_grad()
-    def _signs(
+    def _health_metrics(
         self, student: list[Features], teacher: list[Features], temperature: Tensor, with_regions: bool
     ) -> Losses:
-        """Signs of life from the heads; the view level's plain, the region level's marked."""
-        signs: Losses = {}
+        """Return the health metrics of the heads: the view level's, then the region level's as ``region_…``.
+
+        Without a view level the region level's metrics also come without the prefix.
+        """
+        metrics: Losses = {}
         if self.views is not None:
-            signs |= self.views.health(student, teacher, temperature)
+            metrics |= self.views.health(student, teacher, temperature)
         if self.regions is not None and with_regions:
-            marked = {
-                f"region_{name}": value for name, value in self.regions.health(student, teacher, temperature).items()
-            }
-            signs |= (
-                marked if self.views is not None else {n.removeprefix("region_"): v for n, v in marked.items()} | marked
-            )
-        return signs
+            regions = self.regions.health(student, teacher, temperature)
+            metrics |= (regions if self.views is None else {}) | {f"region_{n}": value for n, value in regions.items()}
+        return metrics
 
     def before_optimizer(self, step: int) -> None:
-        """The centres move once a step, by all its parts; for the first steps the prototypes rest."""
+        """Update the centres once per step; freeze the last layer or the region head in the first steps."""
         for level in (self.views, self.regions):
             if level is None:
                 continue
@@ -205,20 +198,20 @@ class PretrainingTask(Task):
                 level.drop_last_layer_grads()
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
-        """θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads.
+        """Update the teacher: θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads.
 
-        Parameters only: the teacher's BatchNorm keeps the statistics of its own activations, not the student's.
+        Parameters only: the teacher's BatchNorm keeps the statistics of its own activations.
         """
         momentum = self.momentum.at(step)
-        self.following.update(momentum, skipped)
+        self.teacher_update.update(momentum, skipped)
         for level in (self.views, self.regions):
             if level is not None:
                 level.update_teacher(momentum, skipped)
 
-    # -- what is trained, what is watched
+    # -- parameters and evaluation
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        # The teacher and its heads ask for no gradients, so they are left out.
+        # decay_groups leaves out the teacher and its heads: they require no gradients.
         return decay_groups(self.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self))
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -226,29 +219,29 @@ class PretrainingTask(Task):
             return {}
         was_training = self.training
         self.eval()
-        scores = self.monitor.look(self.teacher)
+        scores = self.monitor.evaluate(self.teacher)
         self.nonfinite_outputs = not math.isfinite(scores.get("effective_rank", 0.0))
         self.train(was_training)
         return scores
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
-        """Say every new alarm; whether the run should end because it has collapsed."""
+        """Log new alarms; return True if the run has collapsed and should end."""
         assert self.health is not None
-        for alarm in self.health.look(step, metrics):
+        for alarm in self.health.check(step, metrics):
             console.warning(str(alarm))
         return self.health.stop and self.health.collapsed
 
 
 def _through(backbone: Any, crops: Sequence[Tensor]) -> list[Features]:
-    """Crops of one size share one pass; the features come back crop by crop."""
+    """Run the network on crops, one pass per size; return the features of each crop."""
     return [features for group in _same_size(crops) for features in _split(backbone(torch.cat(group)), len(group))]
 
 
-def _same_size(crops: Sequence[Tensor], most: int = 0) -> list[list[Tensor]]:
-    """Neighbouring crops of equal shape in groups of at most ``most`` (0: any number)."""
+def _same_size(crops: Sequence[Tensor], limit: int = 0) -> list[list[Tensor]]:
+    """Group neighbouring crops of equal shape, at most ``limit`` per group (0: any number)."""
     groups: list[list[Tensor]] = []
     for crop in crops:
-        if groups and groups[-1][0].shape == crop.shape and (not most or len(groups[-1]) < most):
+        if groups and groups[-1][0].shape == crop.shape and (not limit or len(groups[-1]) < limit):
             groups[-1].append(crop)
         else:
             groups.append([crop])
@@ -263,20 +256,19 @@ def _split(features: Features, parts: int) -> list[Features]:
 
 
 def make_teacher(backbone: Backbone) -> Backbone:
-    """The same network with the same weights, in which nothing is dropped or drawn.
+    """Make the EMA teacher: the student's network and weights without dropout or stochastic depth.
 
-    It works in training mode, where batch norms see the batch that the student sees; dropouts would act there, too, and
-    targets, centres and signs of life would come from a network with holes. A ViL whose student looks at one neighbour
-    window, drawn each step, looks at all of them here, as it does in evaluation.
+    The teacher runs in training mode, so that batch norms use the batch's statistics; dropout would act there too.
+    A ViL student attends to one random neighbour window per step; its teacher attends to all, as in evaluation.
     """
     drops = any(isinstance(module, DropPath) for module in backbone.modules())
-    twin = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
-    twin.load_state_dict(backbone.state_dict())
-    for module in twin.modules():
+    teacher = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
+    teacher.load_state_dict(backbone.state_dict())
+    for module in teacher.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
-        if hasattr(module, "drop_rate"):  # timm's convolutional networks drop out by a function
+        if hasattr(module, "drop_rate"):  # timm's convolutional networks call F.dropout
             cast(Any, module).drop_rate = 0.0
         if isinstance(module, SparseAttention):
             module.neighbours = "all"
-    return twin
+    return teacher

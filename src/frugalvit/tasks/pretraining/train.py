@@ -111,8 +111,7 @@ def _pretrain(
     if config.continue_from and not config.resume and (differing := describe_changes(config)):
         console.info(differing)
     builders.write_run_metadata(config, run, decisions, examples, source.classes or (), student)
-    if fabric.is_global_zero:
-        console.info(f"run folder: {run.folder}")
+    console.info(f"run folder: {run.folder}")
 
     plan = make_plan(config, len(examples), fabric.world_size)
     _check_regions(config, plan)
@@ -311,7 +310,7 @@ def _finish(
         "first_loss": losses[0] if losses else None,
         "loss": losses[-1] if losses else None,
         "effective_rank": last.get("effective_rank"),
-        "largest_rank": min(task.student.pooled_dim, task.monitor.bank.store.readable),
+        "largest_rank": min(task.student.pooled_dim, task.monitor.gallery.store.readable),
         "feature_deviation": last.get("feature_deviation"),
         **run_facts(config, outcome, task.student),
     }

@@ -1,6 +1,6 @@
-"""The usual input: a DataLoader whose workers decode and transform image by image with torchvision.
+"""The baseline input: a DataLoader whose workers decode and transform images one by one with torchvision.
 
-Nothing trains with it. Benchmarks measure ours against it, with the same augmentation from the same decoded images.
+Nothing trains with it. Benchmarks compare our input with it, with the same augmentation of the same images.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.loader import Batch
 
 
-class Decoded(Dataset[Any]):
-    """What a careful user would write: decoded images in memory (B, C, H, W) uint8, transforms per image."""
+class InMemoryDataset(Dataset[Any]):
+    """Decoded images in memory, from (B, C, H, W) uint8, with transforms per image."""
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Any) -> None:
         self.images = [v2.functional.to_pil_image(image) for image in images]
@@ -35,8 +35,8 @@ class Decoded(Dataset[Any]):
         return self.transform(self.images[index]), self.labels[index]
 
 
-class Files(Dataset[Any]):
-    """What most users write: every image is read and decoded anew whenever it is needed."""
+class FileDataset(Dataset[Any]):
+    """Images in files, which are read and decoded in every epoch."""
 
     def __init__(self, examples: ImageDataset, transform: Any) -> None:
         self.examples, self.transform = examples, transform
@@ -50,15 +50,15 @@ class Files(Dataset[Any]):
 
 
 def supervised_transform(size: int) -> Any:
-    """Crop, flip, RandAugment, erasing: what ``TrainAugment`` does, by torchvision."""
+    """Crop, flip, RandAugment and erasing as in ``TrainAugment``, by torchvision."""
     crop: Any = v2.RandomCrop(size, padding=4)
     if default_crop(size) == "resized":
         crop = v2.RandomResizedCrop(size, interpolation=InterpolationMode.BICUBIC)
-    return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.RandAugment(2, 9), *_finish(), v2.RandomErasing(0.25)])
+    return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.RandAugment(2, 9), *_normalize(), v2.RandomErasing(0.25)])
 
 
 class TorchvisionCrops:
-    """DINO's multi-crop, one crop after the other: what ``MultiCrop`` does, by torchvision."""
+    """DINO's multi-crop as in ``MultiCrop``, by torchvision, one crop after the other."""
 
     def __init__(self, config: CropsConfig, size: int) -> None:
         (local, _) = local_crop_size(config, (size, size))
@@ -74,7 +74,7 @@ class TorchvisionCrops:
                     v2.RandomGrayscale(config.grayscale),
                     v2.RandomApply([blur], blurred),
                     v2.RandomSolarize(128, solarized),
-                    *_finish(),
+                    *_normalize(),
                 ]
             )
 
@@ -87,16 +87,16 @@ class TorchvisionCrops:
         return [view(image) for view in self.views]
 
 
-def usual_loader(dataset: Dataset[Any], batch: int, workers: int) -> DataLoader[Any]:
-    """Shuffled, full batches, each worker on one thread."""
-    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": _one_thread}
-    if workers:  # spawned: a forked worker may hang in a convolution whose threads stayed behind in the parent
+def make_loader(dataset: Dataset[Any], batch: int, workers: int) -> DataLoader[Any]:
+    """Make a DataLoader of shuffled, full batches; each worker has one thread."""
+    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": _use_one_thread}
+    if workers:  # spawned: a forked worker may wait forever for threads of its parent
         options |= {"prefetch_factor": 2, "persistent_workers": True, "multiprocessing_context": "spawn"}
     return DataLoader(dataset, batch, shuffle=True, drop_last=True, **options)
 
 
-def forever(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[Any, Tensor]]:
-    """(images or list of crops, labels) on the device, epoch after epoch."""
+def repeat_forever(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[Any, Tensor]]:
+    """Yield (images or list of crops, labels) on the device, epoch after epoch."""
     while True:
         for images, labels in loader:
             moved = [crop.to(device) for crop in images] if isinstance(images, list) else images.to(device)
@@ -104,25 +104,25 @@ def forever(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[Any
 
 
 class TorchvisionBatches:
-    """A loader in the place of ``Batches``: whatever comes next is the step's batch."""
+    """A DataLoader with the interface of ``Batches``; the step number is ignored."""
 
     def __init__(self, loader: DataLoader[Any], augment: Any, mixing: Mixing | None, device: torch.device) -> None:
         self.augment, self.mixing = augment, mixing
-        self.source = forever(loader, device)
-        self.dice = torch.Generator().manual_seed(0)
+        self.source = repeat_forever(loader, device)
+        self.generator = torch.Generator().manual_seed(0)
         self.seed, self.rank, self.world = 0, 0, 1
 
     def batch_at(self, step: int) -> Batch:
         images, labels = next(self.source)
         if self.mixing is None:
             return Batch(images, labels, labels, torch.arange(len(labels)))
-        mixed, targets = self.mixing(images, labels, self.dice)
+        mixed, targets = self.mixing(images, labels, self.generator)
         return Batch(mixed, targets, labels, torch.arange(len(labels)))
 
 
-def _finish() -> list[Any]:
+def _normalize() -> list[Any]:
     return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
 
 
-def _one_thread(_: int) -> None:
+def _use_one_thread(_: int) -> None:
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""Pre-training as EsViT's Algorithm 1 is written: a loop over pairs of crops, every softmax in full.
+"""Pre-training as in EsViT's Algorithm 1: a loop over pairs of crops, with every softmax in full.
 
-The measure for the fast step (``frugalvit bench step --against``), and an oracle for its losses.
+The baseline of ``frugalvit bench step --against``, and an oracle for the fast losses.
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ from frugalvit.tasks.pretraining.task import PretrainingTask
 
 
 class ReferencePretrainingTask(PretrainingTask):
-    """The same student, teacher and heads; only how the losses are computed differs."""
+    """The same student, teacher and heads as ``PretrainingTask``; only the losses are computed differently."""
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
         crops: list[Tensor] = batch.images  # type: ignore[assignment]
         large, small = crops[: self.global_crops], crops[self.global_crops :]
         with torch.no_grad():
-            teacher = _each(self.teacher(torch.cat(large)), large)
-        student = [part for group in (large, small) if group for part in _each(self.student(torch.cat(group)), group)]
+            teacher = _split_by_crop(self.teacher(torch.cat(large)), large)
+        student = [
+            part for group in (large, small) if group for part in _split_by_crop(self.student(torch.cat(group)), group)
+        ]
         temperature = self.teacher_temp.at(step)
         total = crops[0].new_zeros(())
         for level, weight, is_region in ((self.views, self.weights[0], False), (self.regions, self.weights[1], True)):
             if level is not None:
-                total = total + weight * _pairs(level, student, teacher, temperature, is_region)
+                total = total + weight * _pair_loss(level, student, teacher, temperature, is_region)
         return {"loss": total}
 
 
-def _pairs(
+def _pair_loss(
     level: Matching, student: list[Features], teacher: list[Features], temperature: float, is_region: bool
 ) -> Tensor:
     rows = (lambda f: f.grid.flatten(2).mT) if is_region else (lambda f: f.pooled[:, None])
-    answers = [level.student(rows(crop)) for crop in student]
+    logits = [level.student(rows(crop)) for crop in student]
     with torch.no_grad():
         bottlenecks = [level.teacher.project(rows(crop)) for crop in teacher]
-        raw = [F.linear(vectors, level.teacher.weight()) for vectors in bottlenecks]
-        targets = [((logits.float() - level.center) / temperature).softmax(-1) for logits in raw]
+        outputs = [F.linear(vectors, level.teacher.weight()) for vectors in bottlenecks]
+        targets = [((output.float() - level.center) / temperature).softmax(-1) for output in outputs]
         level.accumulate_center(torch.cat(bottlenecks, 1))
     losses = []
     for t, target in enumerate(targets):
-        for s, answer in enumerate(answers):
+        for s, output in enumerate(logits):
             if s == t:
                 continue
-            wanted = target
+            matched = target
             if is_region:
-                here, there = (F.normalize(rows(crop).detach().float(), dim=-1) for crop in (student[s], teacher[t]))
-                best = (here @ there.mT).argmax(-1)  # (B, T)
-                wanted = target.gather(1, best[..., None].expand(-1, -1, target.shape[-1]))
-            losses.append((-wanted * (answer.float() / level.student_temp).log_softmax(-1)).sum(-1).mean())
+                ours, theirs = (F.normalize(rows(crop).detach().float(), dim=-1) for crop in (student[s], teacher[t]))
+                best = (ours @ theirs.mT).argmax(-1)  # (B, T)
+                matched = target.gather(1, best[..., None].expand(-1, -1, target.shape[-1]))
+            losses.append((-matched * (output.float() / level.student_temp).log_softmax(-1)).sum(-1).mean())
     return torch.stack(losses).mean()
 
 
-def _each(features: Features, crops: list[Tensor]) -> list[Features]:
+def _split_by_crop(features: Features, crops: list[Tensor]) -> list[Features]:
     parts = zip(features.grid.chunk(len(crops)), features.pooled.chunk(len(crops)), strict=True)
     return [Features(grid, pooled) for grid, pooled in parts]

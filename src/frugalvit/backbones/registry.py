@@ -1,0 +1,140 @@
+"""Names of networks: ours and timm's, one registry for both.
+
+Our networks are registered with timm, so ``timm.create_model`` builds them too. A new one needs its module in the
+import below and its name in :data:`MODEL_NAMES`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+from timm.models import is_model, load_pretrained, register_model
+from torch import nn
+
+from frugalvit.backbones.architectures import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  registers them with timm
+from frugalvit.backbones.base import GridModel
+from frugalvit.backbones.small_images import final_grid, set_stem_stride
+from frugalvit.backbones.timm_features import Size, build_on_meta, reduction
+from frugalvit.errors import UserError, did_you_mean
+
+MODEL_NAMES = {
+    "swin_nano": "swin_nano",
+    "swin_mini": "swin_mini",
+    "swin_tiny_w7": "swin_tiny_w7",
+    "swin_small_w7": "swin_small_w7",
+    "swin_base_w7": "swin_base_w7",
+    "swin_tiny_w14": "swin_tiny_w14",
+    "swin_small_w14": "swin_small_w14",
+    "swin_base_w14": "swin_base_w14",
+    "cvt_tiny_w7": "cvt_tiny_w7",
+    "vil_tiny_w7": "vil_tiny_w7",
+    "cvt_13": "cvt_13",
+    "t2t_vit_14": "t2t_vit_14",
+    "deit_small": "deit_small_patch16_224",
+    "vit_base": "vit_base_patch16_224",
+    "resnet50": "resnet50",
+}
+"""The names used in the papers, each with its name in timm's registry."""
+
+_FAMILIES = {
+    "vision_transformer": "vit",
+    "deit": "vit",
+    "swin_transformer": "swin",
+    "swin_transformer_v2": "swinv2",
+    "swin_transformer_v2_cr": "swinv2",
+    "maxxvit": "maxvit",
+}
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One line of ``frugalvit list models``. ``grid`` is the final grid at ``img_size``; None without a grid."""
+
+    name: str
+    family: str
+    params: int
+    grid: Size | None
+    img_size: Size
+    source: str
+
+
+def list_models(pattern: str = "") -> list[ModelInfo]:
+    """List the papers' networks; with a ``pattern`` (part of a name, or with * and ?) timm's networks too."""
+    wildcard = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    names = [name for name in MODEL_NAMES if fnmatch.fnmatch(name, wildcard)]
+    if pattern:
+        ours = set(MODEL_NAMES) | {"frugalvit_small_stem", "frugalvit_raw_weights"}
+        names += [name for name in timm.list_models(wildcard) if name not in ours]
+    return [describe_model(name) for name in names]
+
+
+def describe_model(name: str) -> ModelInfo:
+    """Return parameters (without classifier), family and final grid of a network, without allocating it."""
+    architecture = get_architecture(name)
+    model = build_on_meta(lambda: timm.create_model(architecture, num_classes=0))
+    configuration: Any = model.pretrained_cfg
+    size: Size = tuple(configuration["input_size"][-2:])
+    if isinstance(model, GridModel):  # no forward pass: their feature_info states the exact reduction
+        step = reduction(model) or 1
+        grid: Size = (-(-size[0] // step), -(-size[1] // step))
+    else:
+        grid = final_grid(model, size)
+    return ModelInfo(
+        name=name,
+        family=get_family(model),
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        grid=grid if min(grid) else None,
+        img_size=size,
+        source="frugalvit" if isinstance(model, GridModel) else "timm",
+    )
+
+
+def get_architecture(name: str) -> str:
+    """Return timm's name of a network, including a weights tag such as ``.augreg_in1k``."""
+    if not isinstance(name, str):
+        raise UserError(
+            f"the name of a network must be a string, not {type(name).__name__}. See: frugalvit list models"
+        )
+    if not is_model_name(name):
+        raise UserError(f"network {name!r} is unknown.{suggest_names(name)} See: frugalvit list models")
+    return MODEL_NAMES.get(name, name)
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a network has this name, here or in timm."""
+    return name in MODEL_NAMES or (is_model(name.split(".")[0]) and "/" not in name)
+
+
+def suggest_names(name: str) -> str:
+    """`` Did you mean …?`` with up to three similar names, or an empty string."""
+    return did_you_mean(name, [*MODEL_NAMES, *timm.list_models()], 3)
+
+
+def get_family(model: nn.Module) -> str:
+    """Return the family of a network, which selects its default options: "swin", "vit", "resnet" …"""
+    if isinstance(model, GridModel):
+        return model.family
+    module = type(model).__module__.rsplit(".", 1)[-1]
+    return _FAMILIES.get(module, module)
+
+
+@register_model
+def frugalvit_small_stem(
+    pretrained: bool = False, architecture: str = "resnet50", stem_stride: int = 1, **keywords: Any
+) -> nn.Module:
+    """A timm network with a smaller stem stride; exported folders name it, so that timm can build it again."""
+    model = timm.create_model(architecture, pretrained=pretrained, **keywords)
+    set_stem_stride(model, stem_stride)
+    return model
+
+
+@register_model
+def frugalvit_raw_weights(pretrained: bool = False, architecture: str = "resnet50", **keywords: Any) -> nn.Module:
+    """A timm network that loads its weights unchanged: timm resamples the tables of non-square windows."""
+    model: Any = timm.create_model(architecture, **keywords)
+    if pretrained:
+        load_pretrained(model, model.pretrained_cfg, num_classes=model.num_classes, in_chans=keywords["in_chans"])
+    return model

@@ -1,0 +1,53 @@
+"""The interface of an export format: write a model to a folder, and run what was written."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from frugalvit.config.tools import ExportConfig
+from frugalvit.errors import UserError
+from frugalvit.export.inference_model import ReadyModel
+
+Run = Callable[[Tensor], Sequence[Tensor]]
+"""Runs an exported model with its own library: images (B, C, H, W) -> outputs."""
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """What is exported, and where to.
+
+    folder:    empty, for the files
+    meta:      what config.json records of the training
+    settings:  config.yaml of the run; empty if the model is not a run
+    scored_at: the input size of the model's scores, if the export has another
+    """
+
+    config: ExportConfig
+    model: ReadyModel
+    folder: Path
+    meta: dict[str, Any]
+    settings: dict[str, Any]
+    scored_at: tuple[int, int] | None
+
+
+class ExportFormat(abc.ABC):
+    """One choice of ``frugalvit export --to``; ``EXPORTS`` in config/tools.py lists all."""
+
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Those of --output and --license that the format reads; the others are refused."""
+
+    def check_options(self, config: ExportConfig) -> None:
+        """Raise an error, before any work, if an option or a package does not fit."""
+        for name, default in (("output", "auto"), ("license", "unknown")):
+            if getattr(config, name) != default and name not in self.options:
+                raise UserError(f"--{name} has no effect with --to {config.to}: leave it out.")
+
+    @abc.abstractmethod
+    def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
+        """Write the files. Return the network that they must agree with, and a function that runs the files."""

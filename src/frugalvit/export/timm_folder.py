@@ -1,0 +1,48 @@
+"""Export to a folder that timm loads, with a model card for the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.errors import UserError
+from frugalvit.export.format import ExportFormat, ExportJob, Run
+from frugalvit.export.model_card import write_card
+from frugalvit.utils.files import read_json
+
+
+class TimmFolder(ExportFormat):
+    """--to timm: model.safetensors and config.json."""
+
+    def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
+        save_model_folder(job.model.backbone, job.folder, classes=job.model.classes, meta=job.meta)
+        return job.model, _load_with_timm(job.folder)
+
+
+class HubFolder(TimmFolder):
+    """--to hf: the same with a model card, README.md."""
+
+    options = frozenset({"license"})
+
+    def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
+        written = super().write(job)
+        summary = read_json(Path(job.config.model) / "summary.json", dict) or {}
+        write_card(job.folder, job.model, job.config.license, summary, job.settings, job.scored_at)
+        return written
+
+
+def _load_with_timm(folder: Path) -> Run:
+    try:
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"timm cannot load this model: {' '.join(str(error).split())[:200]}.") from error
+
+    def run(images: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            return [model(images)]
+
+    return run

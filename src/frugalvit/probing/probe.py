@@ -1,0 +1,107 @@
+"""What all probes share: open the model and the data, extract features, record the scores.
+
+A probe is a function from ``ProbeInputs`` to ``ProbeScores``; ``run_probe`` makes a command of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from frugalvit.config.probe import ProbeConfig
+from frugalvit.data import DatasetSplits
+from frugalvit.errors import UserError
+from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
+from frugalvit.probing.splits import embed_splits, make_extractor, open_labelled, open_model, probe_device
+from frugalvit.utils import console
+from frugalvit.utils.files import read_json, write_text
+from frugalvit.utils.tables import CommandResult, Table
+
+_SCORES = ("top1", "top5", "mean_per_class", "map11", "val_top1", "val_map11")
+
+
+@dataclass(frozen=True)
+class ProbeInputs:
+    """What a probe scores: the features of every split, and where they come from."""
+
+    source: DatasetSplits
+    features: dict[str, FeatureSet]
+    extractor: FeatureExtractor
+    device: torch.device
+
+    @property
+    def classes(self) -> int:
+        return len(self.source.classes or ())
+
+
+@dataclass(frozen=True)
+class ProbeScores:
+    """The result of a probe.
+
+    data:     scores and chosen settings as --json prints them; test_images is required
+    settings: the keys of ``data`` that the table shows beside the scores
+    table:    replaces the table of one line that ``run_probe`` makes
+    """
+
+    data: dict[str, Any]
+    settings: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    table: Table | None = None
+
+
+def run_probe(
+    name: str,
+    config: ProbeConfig,
+    score: Callable[[ProbeInputs], ProbeScores],
+    *,
+    multi_label: bool = False,
+) -> CommandResult:
+    """Run a probe on one model and one dataset, and record its result in the run's folder.
+
+    multi_label: the probe accepts data with several labels per image
+    """
+    began = time.monotonic()
+    _read_results(config)  # an unreadable probes.json is an error before the work, not after it
+    source = open_labelled(config.data, config.root)
+    if not multi_label and any(examples.labels is None for examples in source.splits.values()):
+        raise UserError(f"{source.name} has several labels per image: use 'frugalvit probe logistic'.")
+    model = open_model(config.model, config)
+    extractor = make_extractor(model, config, config.features, config.blocks)
+    scores = score(ProbeInputs(source, embed_splits(extractor, source), extractor, probe_device(model)))
+    data = {"probe": name, "model": config.model, "data": source.name, "features": config.features} | scores.data
+    data["seconds"] = round(time.monotonic() - began, 2)
+    data = _record_result(config, f"{name} {source.name}", data)
+    table = scores.table or _scores_table(data, scores.settings)
+    return CommandResult(data, [table], [*source.notes, *scores.notes])
+
+
+def _read_results(config: ProbeConfig) -> dict[str, Any]:
+    return read_json(Path(config.model) / "probes.json", dict) or {}
+
+
+def _record_result(config: ProbeConfig, key: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Add a result to the run's probes.json, which reports and plots read."""
+    if config.labels != 1:
+        data["labels"] = config.labels
+        key += f", labels {config.labels:g}, seed {config.seed}"
+    run = Path(config.model)
+    if not (run / "config.yaml").exists():
+        return data
+    results = _read_results(config) | {key: data}
+    try:
+        write_text(run / "probes.json", json.dumps(results, indent=1, ensure_ascii=False))
+    except OSError as error:  # a full disk, another person's run: the scores must still be printed
+        console.warning(f"cannot write {run / 'probes.json'} ({error.strerror}): note the scores now")
+    return {"run": config.model} | data
+
+
+def _scores_table(data: dict[str, Any], settings: tuple[str, ...]) -> Table:
+    columns = [*(name for name in _SCORES if name in data), *settings, "seconds"]
+    title = f"{data['probe']} probe on {data['data']}: {data['test_images']:,} test images"
+    return Table(columns, [[data[name] for name in columns]], title)

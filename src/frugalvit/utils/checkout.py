@@ -1,0 +1,31 @@
+"""Files of the repository that the wheel leaves out: the baselines and tables in ``benchmarks/``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from frugalvit.errors import UserError
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+"""The folder beside ``src/``; it exists in a checkout only."""
+
+
+def require_benchmarks(purpose: str) -> Path:
+    """Return ``benchmarks/`` of the checkout; ``purpose`` says in the error what needs it."""
+    if not (BENCHMARKS / "tables").is_dir():
+        raise UserError(
+            f"{purpose} needs the folder benchmarks/ of the repository, which the wheel leaves out: "
+            "clone the repository and install it with 'pip install -e .'."
+        )
+    return BENCHMARKS
+
+
+def import_benchmark(name: str, purpose: str) -> ModuleType:
+    """Import a module of ``benchmarks/``. Its folder stays on the path, where spawned workers look for it too."""
+    folder = str(require_benchmarks(purpose))
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)

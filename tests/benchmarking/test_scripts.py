@@ -1,0 +1,58 @@
+"""The scripts in ``benchmarks/`` run."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frugalvit.errors import UserError
+from frugalvit.utils import checkout
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run_script(
+    name: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "argv", [name, *arguments.split()])
+    runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_losses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: None)  # a spawned process cannot import this test
+    small = "--device cpu --batch 1 --prototypes 64 --dim 24 --repeats 1 --json"
+    rows = run_script("losses.py", small, monkeypatch, capsys)["rows"]
+    assert [row["way"] for row in rows] == 2 * ["as written", "plain", "chunked"] + [
+        "as written",
+        "64 pairs",
+        "all pairs",
+    ]
+    assert all(row["milliseconds"] > 0 for row in rows)
+
+
+def test_probes_agree_with_scikit_learn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--images 240 --tests 60 --width 8 --classes 4"
+    result = run_script("probes.py", small, monkeypatch, capsys)
+    assert result["knn"]["top1"] == pytest.approx(result["knn"]["sklearn_top1"])
+    assert result["logistic"]["validation"] == pytest.approx(result["logistic"]["sklearn_validation"], abs=7)
+    assert min(result["logistic"]["sklearn_objective_excess"]) > -1e-3
+    assert result["logistic"]["ratio"] > 0 and result["knn"]["ratio"] > 0
+
+
+def test_input_pipeline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--size 16 --batch 4 --images 8 --device cpu --workers 0 --steps 1 --reference-steps 1 --rounds 1"
+    result = run_script("input_pipeline.py", small, monkeypatch, capsys)
+    assert result["frugalvit"] > 0 and result["dataloader"] > 0
+
+
+def test_a_wheel_has_no_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkout, "BENCHMARKS", tmp_path)
+    with pytest.raises(UserError, match=r"--against.*benchmarks/"):
+        checkout.import_benchmark("esvit_reference", "'bench step --against'")

@@ -1,0 +1,44 @@
+"""frugalvit doctor: packages, devices, extras and caches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from frugalvit.cli import doctor
+from frugalvit.config.tools import DoctorConfig
+
+
+def test_packages_devices_and_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path))
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.bin").write_bytes(b"x" * 1000)
+    data = doctor.doctor(DoctorConfig()).data
+    assert data["exit"] == 0 and not data["problems"]
+    assert {"torch", "timm", "pydantic"} <= {package["name"] for package in data["packages"] if package["ok"]}
+    assert data["devices"][0]["device"] == "cpu" and data["devices"][0]["memory_gib"] > 0
+    assert {extra["name"] for extra in data["extras"]} == set(doctor.EXTRAS)
+    assert {"folder": str(tmp_path / "images"), "files": 1, "bytes": 1000} in data["caches"]
+    json.dumps(data)
+
+
+def test_free_memory_of_the_cpu_and_total_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(name="GPU", multi_processor_count=8, total_memory=40 * 2**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    rows = doctor.doctor(DoctorConfig(cache=False)).tables[1].rows
+    assert str(rows[0][3]).endswith(" free") and rows[1][3] == "40.0 total"
+
+
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    requirements = ["torch>=99", "nowhere-at-all>=1", 'wandb-of-nobody>=1; extra == "tracking"']
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: requirements)
+    result = doctor.doctor(DoctorConfig(cache=False))
+    assert result.data["exit"] == 1 and len(result.data["problems"]) == 2
+    assert any("nowhere-at-all is missing" in note for note in result.notes)
+    assert any('pip install "frugalvit[tracking]"' in note for note in result.notes)

@@ -1,0 +1,35 @@
+"""The notebook runs, and the citation file names both papers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_citation_names_both_papers() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0" and citation["license"] == "Apache-2.0"
+    assert {entry["title"] for entry in citation["references"]} == {
+        "Efficient Training of Visual Transformers with Small Datasets",
+        "Efficient Self-supervised Vision Transformers for Representation Learning",
+    }
+
+
+def test_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells' Python runs in one namespace, as in a kernel."""
+    notebook = json.loads((ROOT / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))
+    assert notebook["nbformat"] == 4
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs"), "cells are stored without outputs"
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"]).replace("epochs=30", "epochs=2")  # two are enough to run it
+            exec(compile(source, "first_steps.ipynb", "exec"), names)
+    assert names["predictions"]

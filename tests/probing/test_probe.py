@@ -1,0 +1,213 @@
+"""The probe commands, from options to results: splits, keys, recorded scores, errors before the work."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.benchmarking.inference import accuracy_of
+from frugalvit.cli.command_table import COMMANDS
+from frugalvit.config.probe import EmbedConfig, KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
+from frugalvit.errors import UserError
+from frugalvit.probing import probe
+from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
+from frugalvit.probing.knn import knn, knn_accuracy
+from frugalvit.probing.linear import linear, linear_probe
+from frugalvit.probing.logistic import logistic, logistic_probe
+from frugalvit.probing.registry import PROBES
+from helpers import suite_layouts
+
+TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
+KEYS = {"top1", "top5", "mean_per_class", "seconds", "model", "data"}
+every_probe = pytest.mark.parametrize(
+    ("command", "kind"), [(knn, KnnConfig), (linear, LinearConfig), (logistic, LogisticConfig)]
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder with a model of three classes."""
+    backbone = create_backbone("swin_nano", img_size=32, num_classes=3)
+    save_model_folder(backbone, tmp_path / "run" / "model", classes=["a", "b", "c"], meta={})
+    (tmp_path / "run" / "config.yaml").write_text("{}")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_every_registered_probe_is_a_command(name: str) -> None:
+    (command,) = [command for command in COMMANDS if command.words == f"probe {name}"]
+    assert (command.config, command.function, command.help) == PROBES[name]
+
+
+def test_knn_uses_all_images_but_the_scored(squares: Path) -> None:
+    result = knn(KnnConfig(data=str(squares), ks=[1, 20, 500], **TINY))
+    assert result.data.keys() >= KEYS
+    assert (result.data["train_images"], result.data["test_images"]) == (36, 12)
+    assert set(result.data["knn"]) == {"1", "20", "500"}
+    assert result.data["top1"] == result.data["knn"]["20"] and result.data["knn"]["1"] > 90
+    assert json.dumps(result.data, allow_nan=False)
+
+
+@pytest.mark.parametrize(("splits", "gallery", "queries"), [({"test": 1, "val": 2}, 15, 3), ({"val": 2}, 9, 6)])
+def test_knn_scores_test_else_val(splits: dict[str, int], gallery: int, queries: int, tmp_path: Path) -> None:
+    folder = suite_layouts.folders(tmp_path, {"train": 3} | splits)
+    result = knn(KnnConfig(data=str(folder), ks=[1], **TINY))
+    assert (result.data["train_images"], result.data["test_images"]) == (gallery, queries)
+
+
+def test_knn_leaves_one_out_if_there_is_one_split(tmp_path: Path) -> None:
+    folder = suite_layouts.folders(tmp_path, {"": 5})
+    result = knn(KnnConfig(data=str(folder), ks=[3], **TINY))
+    assert result.data["leave_one_out"] and result.data["test_images"] == 15
+    assert result.data["k"] == 3 and result.data["top1"] > 90
+    few = knn(KnnConfig(data=str(folder), ks=[1], labels=2, **TINY))  # the images without a label are scored
+    assert (few.data["train_images"], few.data["test_images"]) == (6, 9) and not few.data["leave_one_out"]
+
+
+@pytest.mark.parametrize("views", [0, 2])
+def test_linear(squares: Path, views: int) -> None:
+    result = linear(
+        LinearConfig(data=str(squares), epochs=15, lrs=[0.1, 1.0, 10.0], views=views, probe_batch=8, **TINY)
+    )
+    assert result.data.keys() >= KEYS | {"lr", "val_top1"}
+    assert result.data["top1"] > 80 and len(result.data["tried"]) == 3
+
+
+def test_linear_draws_its_views_from_the_seed(squares: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int | None, int]] = []
+    extract = FeatureExtractor.__call__
+
+    def record(
+        self: FeatureExtractor, examples: Any, label: str = "", view: int | None = None, seed: int = 0
+    ) -> FeatureSet:
+        calls.append((view, seed))
+        return extract(self, examples, label, view, seed)
+
+    monkeypatch.setattr(FeatureExtractor, "__call__", record)
+    linear(LinearConfig(data=str(squares), epochs=1, lrs=[1.0], views=2, seed=7, **TINY))
+    assert [call for call in calls if call[0] is not None] == [(0, 7), (1, 7)]
+
+
+def test_logistic(squares: Path) -> None:
+    result = logistic(LogisticConfig(data=str(squares), **TINY))
+    assert result.data.keys() >= KEYS | {"lambda", "val_top1", "iterations"}
+    assert result.data["top1"] > 90 and len(result.data["tried"]) <= 15
+    assert (result.data["train_images"], result.data["test_images"]) == (36, 12)
+
+
+def test_several_labels_per_image_are_for_logistic(tmp_path: Path) -> None:
+    suite_layouts.voc2007(tmp_path)
+    voc: dict[str, Any] = {"data": "voc2007", "root": str(tmp_path), **TINY}
+    result = logistic(LogisticConfig(**voc))
+    assert result.data["map11"] > 80 and "top1" not in result.data
+    with pytest.raises(UserError, match="probe logistic"):
+        knn(KnnConfig(**voc))
+    with pytest.raises(UserError, match="--labels"):
+        logistic(LogisticConfig(**voc, labels=0.5))
+
+
+@every_probe
+def test_three_test_images_of_one_class(command: Any, kind: Any, tmp_path: Path) -> None:
+    suite_layouts.folders(tmp_path, {"train": 6}, classes=2)
+    for number in range(3):
+        suite_layouts.write(tmp_path / "test" / "class1" / f"{number}.png", 1, 70 + number)
+    data = command(kind(data=str(tmp_path), **TINY)).data
+    assert data["test_images"] == 3 and data["top5"] == 100
+    assert data["mean_per_class"] == data["top1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "more"),
+    [
+        (knn, KnnConfig, {"ks": [1]}),
+        (linear, LinearConfig, {"epochs": 5, "lrs": [1.0]}),
+        (linear, LinearConfig, {"epochs": 5, "lrs": [1.0], "views": 1}),
+        (logistic, LogisticConfig, {}),
+    ],
+)
+def test_probes_learn_from_some_of_the_labels(squares: Path, command: Any, kind: Any, more: dict[str, Any]) -> None:
+    result = command(kind(data=str(squares), labels=4, **more, **TINY))
+    assert (result.data["train_images"], result.data["test_images"]) == (12, 12) and result.data["labels"] == 4
+    assert "12 of 36 labels are used" in result.notes
+
+
+def test_a_run_records_its_scores_by_probe_and_labels(squares: Path, run: Path) -> None:
+    options = {"data": str(squares), **TINY, "model": str(run)}
+    knn(KnnConfig(**options, ks=[1], labels=2, seed=1))
+    assert accuracy_of(str(run)) is None  # a score of few labels is not the run's accuracy
+    result = knn(KnnConfig(**options, ks=[1])).data
+    logistic(LogisticConfig(**options))
+    recorded = json.loads((run / "probes.json").read_text())
+    name = squares.name
+    assert list(recorded) == [f"knn {name}, labels 2, seed 1", f"knn {name}", f"logistic {name}"]
+    assert result["run"] == str(run) and recorded[f"knn {name}"]["top1"] == result["top1"]
+    assert accuracy_of(str(run)) == (f"logistic top1 on {name}", recorded[f"logistic {name}"]["top1"])
+
+
+def test_scores_are_printed_if_they_cannot_be_recorded(
+    squares: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, text: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(probe, "write_text", refuse)
+    result = knn(KnnConfig(data=str(squares), ks=[5], **TINY | {"model": str(run)}))
+    assert result.data["top1"] > 0 and result.data["run"] == str(run)
+    error = capsys.readouterr().err
+    assert "probes.json" in error and "(Permission denied)" in error
+
+
+@every_probe
+def test_errors_come_before_the_model_is_loaded(command: Any, kind: Any, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(probe, "open_model", lambda *_: pytest.fail("too late"))
+    for number in range(4):
+        suite_layouts.write(tmp_path / "unlabelled" / f"{number}.png", 0, number)
+    suite_layouts.folders(tmp_path / "one", {"train": 3, "test": 2}, classes=1)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "probes.json").write_text('{"knn x": ')
+    with pytest.raises(UserError, match="labels"):
+        command(kind(data=str(tmp_path / "unlabelled"), **TINY))
+    with pytest.raises(UserError, match="one class"):
+        command(kind(data=str(tmp_path / "one"), **TINY))
+    with pytest.raises(UserError, match=r"probes\.json"):
+        command(kind(data=str(tmp_path / "one"), **TINY | {"model": str(tmp_path / "run")}))
+
+
+def test_the_second_probe_uses_the_features_of_the_first(squares: Path, cache: Path, monkeypatch) -> None:
+    first = knn(KnnConfig(data=str(squares), **TINY)).data
+    monkeypatch.setattr(FeatureExtractor, "images", lambda *_: pytest.fail("computed again"))
+    second = logistic(LogisticConfig(data=str(squares), **TINY)).data
+    assert second["test_images"] == first["test_images"]
+
+
+@pytest.mark.parametrize("kind", [KnnConfig, LinearConfig, LogisticConfig, EmbedConfig])
+def test_blocks_needs_last_blocks(kind: Any) -> None:
+    options = {"model": "run", "data": "photos", "blocks": 2}
+    with pytest.raises(UserError, match="--blocks"):
+        kind.parse(options | {"features": "pooled"})
+    assert kind.parse(options | {"features": "last_blocks"}).blocks == 2
+    if kind is not LinearConfig:  # its default is last_blocks
+        with pytest.raises(UserError, match="--blocks"):
+            kind.parse(options)
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (knn_accuracy, {KnnConfig: {"ks": "ks", "temperature": "temperature"}}),
+        (linear_probe, {LinearConfig: dict.fromkeys(("lrs", "weight_decays", "epochs")) | {"batch": "probe_batch"}}),
+        (logistic_probe, {LogisticConfig: {"max_iterations": None}, SuiteConfig: {"max_iterations": None}}),
+    ],
+)
+def test_python_and_command_have_the_same_defaults(function: Any, options: dict[Any, dict[str, Any]]) -> None:
+    signature = inspect.signature(function).parameters
+    for config, names in options.items():
+        for name, field in names.items():
+            default = config.model_fields[field or name].default
+            assert signature[name].default == (tuple(default) if isinstance(default, list) else default)

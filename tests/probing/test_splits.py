@@ -1,0 +1,105 @@
+"""The splits of a probe: held-out parts, copies, views, and some of the labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from frugalvit.config.probe import KnnConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.data.splits import subsample_labels
+from frugalvit.errors import UserError
+from frugalvit.probing.extractor import FeatureSet
+from frugalvit.probing.splits import make_probe_splits
+
+
+def numbered_features(images: int, first: int = 0, classes: int = 3) -> FeatureSet:
+    """Features that are the number of the image."""
+    numbers = torch.arange(first, first + images)
+    names = [str(number) for number in numbers.tolist()]
+    return FeatureSet(numbers.float()[:, None], numbers % classes, None, names, names)
+
+
+def test_missing_splits_are_made_without_overlap() -> None:
+    made = make_probe_splits({"train": numbered_features(60)}, 3, 0.2, seed=0)
+    parts = [set(part.features[:, 0].tolist()) for part in (made.train, made.val, made.test)]
+    assert [len(part) for part in parts] == [39, 9, 12] and len(set.union(*parts)) == 60
+    assert torch.bincount(made.test.targets).tolist() == [4, 4, 4]
+    assert len(made.notes) == 2
+    again = make_probe_splits({"train": numbered_features(60)}, 3, 0.2, seed=0)
+    assert torch.equal(again.train.features, made.train.features)
+    other = make_probe_splits({"train": numbered_features(60)}, 3, 0.2, seed=5)
+    for one, another in ((made.train, other.train), (made.val, other.val), (made.test, other.test)):
+        assert not torch.equal(one.features, another.features)
+
+
+def test_own_splits_are_used() -> None:
+    train, val, test = numbered_features(30), numbered_features(12, 30), numbered_features(9, 42)
+    val_is_test = make_probe_splits({"train": train, "val": val}, 3, 0.2, seed=0)
+    assert len(val_is_test.test) == 12 and len(val_is_test.train) == 24
+    own = make_probe_splits({"train": train, "val": val, "test": test}, 3, 0.2, seed=0)
+    assert [len(part) for part in (own.train, own.val, own.test)] == [30, 12, 9] and not own.notes
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.3, 0.5])
+def test_copies_of_an_image_stay_on_one_side(fraction: float) -> None:
+    once = numbered_features(30)
+    rows = torch.arange(90) % 30
+    names = [once.names[row] for row in rows]
+    assert once.labels is not None
+    copied = FeatureSet(once.features[rows], once.labels[rows], None, names, names)
+    made, single = (make_probe_splits({"train": part}, 3, fraction, seed=0) for part in (copied, once))
+    for part, expected in ((made.train, single.train), (made.val, single.val), (made.test, single.test)):
+        assert sorted(part.features[:, 0].tolist()) == sorted(3 * expected.features[:, 0].tolist())
+
+
+def test_views_replace_the_training_features_only() -> None:
+    views = torch.stack([torch.arange(30.0)[:, None] + 100 * v for v in (1, 2)])
+    parts = {"train": numbered_features(30), "test": numbered_features(9)}
+    made = make_probe_splits(parts, 3, 0.2, seed=0, views=views)
+    plain = make_probe_splits(parts, 3, 0.2, seed=0)
+    assert torch.equal(made.train.features[1], plain.train.features + 200)
+    assert torch.equal(made.val.features, plain.val.features)
+
+
+def test_too_few_images_to_hold_any_out() -> None:
+    with pytest.raises(UserError, match="3 training images"):
+        make_probe_splits({"train": numbered_features(3)}, 3, 0.2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("part", "counts"), [(0.5, [5, 2, 1]), (0.01, [1, 1, 1]), (2.0, [2, 2, 1]), (8.0, [8, 4, 1]), (1.0, [10, 4, 1])]
+)
+def test_labels_are_a_share_or_a_number_of_each_class(part: float, counts: list[int]) -> None:
+    labels = np.repeat([0, 1, 2], [10, 4, 1])
+    rows = subsample_labels(labels, part, seed=3)
+    assert np.bincount(labels[rows]).tolist() == counts and len(set(rows)) == len(rows)
+    assert np.array_equal(rows, subsample_labels(labels, part, seed=3))
+    if part == 0.5:
+        assert not np.array_equal(rows, subsample_labels(labels, part, seed=4))
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, KnnConfig])
+def test_labels_option_is_a_share_or_an_integer(kind: Any) -> None:
+    options = {"model": "run", "data": "photos"} if kind is KnnConfig else {"data": "photos"}
+    assert kind.parse(options | {"labels": "10"}).labels == 10 and kind.parse(options).labels == 1
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(UserError, match="labels"):
+            kind.parse(options | {"labels": wrong})
+
+
+def test_settings_are_chosen_on_the_drawn_labels() -> None:
+    parts = {"train": numbered_features(60), "val": numbered_features(30, 60), "test": numbered_features(9, 90)}
+    made = make_probe_splits(parts, 3, 0.2, seed=0, labels=5.0)
+    assert [len(part) for part in (made.train, made.val, made.test)] == [12, 3, 9]
+    drawn = {*made.train.features[:, 0].tolist(), *made.val.features[:, 0].tolist()}
+    assert len(drawn) == 15 and 60 <= max(drawn) < 90  # val's labels are among them
+    some = make_probe_splits({"train": numbered_features(60)}, 3, 0.2, seed=0, labels=0.25)
+    every = make_probe_splits({"train": numbered_features(60)}, 3, 0.2, seed=0)
+    assert torch.equal(some.test.features, every.test.features)  # the test images do not depend on --labels
+    assert len(some.train) + len(some.val) == 12
+    with pytest.raises(UserError, match="--labels"):
+        make_probe_splits(parts, 3, 0.2, seed=0, labels=0.001)
