@@ -149,7 +149,7 @@ def test_a_peer_that_cannot_open_the_data_is_said(lost: int, tmp_path: Path, mon
     assert str(results[lost]) == "There is no folder photos."
     left = results[1 - lost]
     assert isinstance(left, UserError), left
-    assert "Another process of this run has ended" in str(left) and "--resume" not in str(left)
+    assert "Another rank of this run ended" in str(left) and "--resume" not in str(left)
 
 
 def test_an_error_in_the_body_removes_the_empty_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

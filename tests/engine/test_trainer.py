@@ -286,7 +286,7 @@ def test_a_lost_peer_is_said_after_the_training_too(tmp_path: Path) -> None:
     """The last scores are gathered over all processes: who is left alone there must hear why."""
     fabric = SimpleNamespace(world_size=2)
     with (
-        pytest.raises(UserError, match=r"Another process of this run has ended.*--resume"),
+        pytest.raises(UserError, match=r"Another rank of this run ended.*--resume"),
         fail_on_lost_rank(fabric, tmp_path, 5.0),  # type: ignore[arg-type]
     ):
         raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
@@ -309,4 +309,4 @@ def test_a_peer_that_dies_while_scoring(tmp_path: Path) -> None:
     peer = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=variables, capture_output=True, timeout=120)
     assert peer.returncode == 9, peer.stderr
     assert child.wait() == 2, child.said()
-    assert "Another process of this run has ended" in child.said() and "Traceback" not in child.said()
+    assert "Another rank of this run ended" in child.said() and "Traceback" not in child.said()

@@ -124,7 +124,7 @@ def test_a_dead_peer_ends_the_run(nursery: Nursery, lost: int) -> None:
     other = children[1 - lost]
     assert other.wait() == 2, other.said()
     assert time.monotonic() - began < 30
-    assert "Another process of this run has ended" in other.said() and f"--resume {out}" in other.said()
+    assert "Another rank of this run ended" in other.said() and f"--resume {out}" in other.said()
     assert "Traceback" not in other.said()
 
 
