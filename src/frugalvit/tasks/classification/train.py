@@ -292,7 +292,7 @@ def _check_drawn(source: DatasetSplits) -> None:
     if found is not None:
         place = console.shell_quote(source.location)
         raise UserError(
-            f"{source.location} has {found.words}, but no classes of whole images, which 'train' learns: 'frugalvit "
+            f"{source.location} has {found.text}, but no classes of whole images, which 'train' learns: 'frugalvit "
             f"{found.verb} train {place}' learns these (after 'frugalvit pretrain' with --init RUN). A classifier "
             "wants one folder per class, or a table with labels."
         )
