@@ -1,4 +1,4 @@
-"""Mixup and cutmix against the obvious loops and timm's distributions."""
+"""Mixup and cutmix against loops and timm's distributions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_equals_the_loop(count: int, blend: Blend) -> None:
     torch.testing.assert_close(targets.sum(1), torch.ones(count))
 
 
-def test_targets_are_timms() -> None:
+def test_targets_equal_timms() -> None:
     labels = torch.tensor([3, 1])
     expected = mixup_target(labels, 4, lam=0.3, smoothing=0.1)  # timm's partner in a batch of two is the neighbour too
     _, targets = Mixing(MixingConfig(smoothing=0.1), 4).apply(torch.zeros(2, 3, 4, 4), labels, Blend(0.3))
@@ -76,7 +76,7 @@ def draws(config: MixingConfig, count: int = 2000, size: tuple[int, int] = (32, 
     return [mixing.draw(size, generator) for _ in range(count)]
 
 
-def test_blends_are_distributed_as_timms() -> None:
+def test_blend_distribution_is_timms() -> None:
     ours = draws(MixingConfig())
     cutmix = [blend.share for blend in ours if blend.box is not None]
     mixup = [blend.share for blend in ours if blend.box is None]
@@ -109,7 +109,7 @@ def test_switches() -> None:
     assert mixed == pytest.approx(800, abs=90)
 
 
-def test_box_area_is_what_is_not_kept() -> None:
+def test_box_area_is_the_partners_share() -> None:
     for blend in draws(MixingConfig(mixup=0), 200):
         assert blend.box is not None
         top, bottom, left, right = blend.box
