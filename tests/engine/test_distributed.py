@@ -63,7 +63,7 @@ def test_all_ranks_score_rank_zeros_best_weights(command: str, tmp_path: Path) -
         def score(*_: Any) -> None:
             raise StopTest
 
-        task: Any = SimpleNamespace(load_state_dict=taken.append, scores=score, scored=score, backbone=None)
+        task: Any = SimpleNamespace(load_state_dict=taken.append, score=score, scores=score, backbone=None)
         config, data = TrainConfig(), SimpleNamespace(classes=("a", "b"))
         job, decisions, outcome = SimpleNamespace(score=score), AutoValues(), {"steps": 9}
         arguments = {
@@ -84,28 +84,25 @@ def test_run_folder_must_be_shared(shared: bool, tmp_path: Path) -> None:
     """A folder of the same name on another node is not enough."""
     (tmp_path / "1").mkdir()
 
-    def look(fabric: Any) -> None:
+    def check(fabric: Any) -> None:
         folder = tmp_path / str(0 if shared else fabric.global_rank)
         folder.mkdir(exist_ok=True)
         distributed.check_shared_filesystem(fabric, folder)
 
-    found = gather(2, look)
+    errors = gather(2, check)
     assert not list(tmp_path.rglob(".seen*"))
     if shared:
-        assert found == [None, None]
+        assert errors == [None, None]
     else:
-        assert all(
-            isinstance(error, UserError) and "file system that all machines share" in str(error) for error in found
-        )
+        assert all(isinstance(error, UserError) and "file system" in str(error) for error in errors)
 
 
 def test_resume_auto_needs_the_run_on_all_ranks() -> None:
+    def check(fabric: Any) -> None:
+        run = "run" if fabric.global_rank == 0 else None
+        resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": run}), fabric)
 
-    def look(fabric: Any) -> None:
-        found = "run" if fabric.global_rank == 0 else None
-        resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": found}), fabric)
-
-    errors = gather(2, look)
+    errors = gather(2, check)
     assert all(
         isinstance(e, UserError) and "Some processes find a run in run, and others do not" in str(e) for e in errors
     )
@@ -222,7 +219,7 @@ def test_rank_zero_writes_the_comparison(
     assert bool(written) == writes
 
 
-# -- what they decide together
+# -- decisions of all ranks
 
 
 def test_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

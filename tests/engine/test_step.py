@@ -188,7 +188,7 @@ def test_average_stays_after_a_skipped_step(device: str, skipped: bool) -> None:
     torch.testing.assert_close(teacher.weight.detach(), expected)
 
 
-# -- chance and losses
+# -- random numbers and losses
 
 
 def test_random_state_depends_on_seed_step_and_rank() -> None:
@@ -305,6 +305,6 @@ def test_features_are_the_teachers() -> None:
     """A run exports the teacher's weights, in eval mode."""
     task = label_free("resnet10t")
     seen: list[Any] = []
-    task.monitor = SimpleNamespace(look=lambda backbone: seen.append((backbone, backbone.training)) or {"knn": 1.0})
+    task.monitor = SimpleNamespace(evaluate=lambda backbone: seen.append((backbone, backbone.training)) or {"knn": 1.0})
     assert task.evaluate(0) == {"knn": 1.0} and seen == [(task.teacher, False)]
     assert task.training and task.teacher.training

@@ -274,9 +274,8 @@ def test_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
     monkeypatch.setattr(cli, "_run", full)
     assert cli.main(["train"]) == 2
-    assert capsys.readouterr().err == (
-        "frugalvit: No space left on device: model.safetensors. What was written before is intact.\n"
-    )
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and "No space left on device: model.safetensors" in printed
 
 
 def test_lost_rank_after_training_is_reported(tmp_path: Path) -> None:
