@@ -181,9 +181,7 @@ def test_only_unreadable_images_are_an_error(tmp_path: Path) -> None:
         (tmp_path / f"{number}.jpg").write_text("<html></html>")
     bad = open_data(tmp_path).splits["train"]
     for measure in (median_side, lambda examples: image_size.probe_images(examples, (32, 32))):
-        with pytest.raises(
-            UserError, match=r"None of the 2 images .*0\.jpg: .*\. Mend or replace them \('frugalvit data'"
-        ):
+        with pytest.raises(UserError, match=r"None of 2 .*0\.jpg: .*'frugalvit data'"):
             measure(bad)
 
 

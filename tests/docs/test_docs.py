@@ -393,3 +393,16 @@ def test_docstrings_keep_their_columns() -> None:
         and "- **name**: what it is and more" in tidied
         and "\nArgs:\n    x:  a number" in tidied
     )
+
+
+@pytest.mark.parametrize("page", ["docs/RELIABILITY.md", "SECURITY.md"])
+def test_named_tests_exist(page: str) -> None:
+    paths = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}
+    file = None
+    for mention in re.findall(r"`((?:[\w/]*test_\w+\.py|…)(?:::\w+|…\w+)?|…_\w+)`", (ROOT / page).read_text("utf-8")):
+        path, _, function = mention.partition("::")
+        if path.endswith(".py"):
+            file = paths.get(Path(path).name)
+            assert file is not None and str(file).endswith(path), f"{page} names {path}, which is missing"
+        name = f"def {function}(" if function else f"{mention[1:]}(" if mention.startswith("…_") else ""
+        assert file is not None and name in file.read_text(encoding="utf-8"), f"{page}: {mention}"

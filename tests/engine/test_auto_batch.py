@@ -24,7 +24,7 @@ from helpers.toy_task import ToyBatch, ToyTask
 class MixedTask(ToyTask):
     """Twelve images, mixed in pairs."""
 
-    batches: Any = SimpleNamespace(mixing="some")
+    batches: Any = SimpleNamespace(mixing="some", with_batch_size=lambda batch: None)
 
     def batch_at(self, step: int) -> ToyBatch:
         return ToyBatch(torch.randn(12, 3), torch.arange(12))
@@ -87,7 +87,6 @@ def test_trial_step_has_all_losses(begin: int, every: int, step: int) -> None:
 @pytest.mark.parametrize("resumed", [False, True])
 def test_continued_run_has_a_trial_step(tmp_path: Path, resumed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
-    monkeypatch.setattr(auto_batch, "with_batch", lambda *_: None)
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
     config, run, task = (
         TrainConfig(resume=str(tmp_path) if resumed else None),
@@ -106,9 +105,9 @@ def test_refused_split_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise UserError("no such batch")
 
     monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
-    monkeypatch.setattr(auto_batch, "with_batch", refuse)
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
     config, run, task = TrainConfig(), RunFolder(tmp_path), cast(Any, MixedTask())
+    task.batches = SimpleNamespace(with_batch_size=refuse)
     plan = TrainPlan(steps=1, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
     with pytest.raises(UserError, match="no such batch"):
         auto_batch.fit_to_memory(config, plan, task, run, fabric)

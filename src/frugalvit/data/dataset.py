@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -20,7 +20,8 @@ from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize
 
 if TYPE_CHECKING:
-    from frugalvit.data.webdataset.index import Attached
+    from frugalvit.data.webdataset.index import PackedImages
+    from frugalvit.data.webdataset.streaming_dataset import StreamingDataset
 
 
 class ImageDataset:
@@ -33,8 +34,7 @@ class ImageDataset:
         targets: int8 (N, classes) for datasets with several labels per image: 1 present, 0 absent, -1 ignored.
     """
 
-    streamed = False  # True if images arrive in the order of the shards (``webdataset/streaming_dataset.py``)
-    decoded: Attached | None = None  # decoded images stored with a packed dataset
+    decoded: PackedImages | None = None  # decoded images stored with a packed dataset
     split_rows: np.ndarray | None = None  # row of each image in the full split; None for the full split
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
@@ -46,9 +46,22 @@ class ImageDataset:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def streaming(self) -> StreamingDataset | None:
+        """The dataset as one to stream; None if its images can be read one by one."""
+        return None
+
     def sample_images(self) -> ImageDataset:
-        """The images that can be read by index: all of them, except for streamed datasets."""
+        """The images that can be read by index: all, or a sample of a streamed dataset."""
         return self
+
+    def as_array(self) -> np.ndarray | None:
+        """All images as one uint8 array, (N, H, W), (N, H, W, 1) or (N, H, W, 3); None if they are encoded."""
+        return None
+
+    def run_facts(self) -> dict[str, Any]:
+        """What a run must store about the dataset besides its fingerprint, to resume in the same way."""
+        return {}
 
     def raw(self, index: int) -> bytes:
         """Read the encoded image. Raises ``UnreadableImage``."""
@@ -64,7 +77,7 @@ class ImageDataset:
 
     def header(self, index: int) -> Header:
         """Read format and size without decoding. Raises ``UnreadableImage``, also for a truncated file."""
-        return read_header(self.raw(index), self.names[index], whole=True)
+        return read_header(self.raw(index), self.names[index], complete=True)
 
     def fingerprint(self, *, times: bool = True) -> str:
         """Hash the images, their order and their labels (not ``targets``).
@@ -139,7 +152,7 @@ class FileExamples(ImageDataset):
         """Do nothing: files need only their names."""
 
     def header(self, index: int) -> Header:
-        return read_header(self.names[index], whole=True)
+        return read_header(self.names[index], complete=True)
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         sampled = {round(i) for i in np.linspace(0, len(self) - 1, _SAMPLED_FILES)}
@@ -208,6 +221,9 @@ class ArrayExamples(ImageDataset):
         buffer = BytesIO()
         Image.fromarray(np.squeeze(np.asarray(self.images[index]))).save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
+
+    def as_array(self) -> np.ndarray:
+        return self.images
 
     def stored_size(self, index: int) -> int:
         return int(np.prod(self.images.shape[1:]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
-from frugalvit.data.file_types import EXTENSIONS, is_image
+from frugalvit.data.decode import EXTENSIONS, has_image_signature
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.named_catalog import DATASETS, datasets_in
 from frugalvit.data.paths import is_folder
@@ -333,6 +333,6 @@ def _is_image_entry(entry: os.DirEntry[str]) -> bool:
         return False
     try:
         with Path(entry.path).open("rb") as file:
-            return is_image(file.read(16))
+            return has_image_signature(file.read(16))
     except OSError:
         return False

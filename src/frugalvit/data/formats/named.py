@@ -274,9 +274,11 @@ def _open_ucf101(home: Path, notes: list[str]) -> DatasetSplits:
 
 def _open_hateful_memes(home: Path, notes: list[str]) -> DatasetSplits:
     base = home / "hateful_memes"
-    dev = [base / file for file in ("dev.jsonl", "dev_seen.jsonl") if (base / file).is_file()][:1]
-    rows = table.join_rows({"train": base / "train.jsonl"} | {"test": path for path in dev})
-    return table.open_rows(base / "train.jsonl", rows, "hateful_memes")
+    lists = {"train": base / "train.jsonl"}
+    dev = [base / file for file in ("dev.jsonl", "dev_seen.jsonl") if (base / file).is_file()]
+    if dev:
+        lists["test"] = dev[0]
+    return table.open_rows(lists["train"], table.join_rows(lists), "hateful_memes")
 
 
 _SPECIAL: dict[str, Callable[[str, Known, Path, list[str]], _Parts]] = {

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
-from frugalvit.data.file_types import EXTENSIONS
+from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.folder import SPLIT_NAMES, unknown_classes
 from frugalvit.data.paths import is_folder
