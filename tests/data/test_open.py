@@ -38,7 +38,7 @@ def test_class_folders_get_a_val_split_with_a_note(tmp_path: Path) -> None:
     source = open_data(tmp_path, val_fraction=0.2)
     assert sizes(source) == {"train": 25, "val": 6}
     assert np.bincount(source.splits["val"].labels, minlength=3).tolist() == [4, 2, 0]
-    assert "val is taken from train" in source.notes[0] and "single image" in source.notes[0]
+    assert "val is made from train" in source.notes[0] and "single image" in source.notes[0]
     again = open_data(tmp_path, val_fraction=0.2)
     assert again.splits["val"].names == source.splits["val"].names
     assert again.splits["val"].fingerprint() == source.splits["val"].fingerprint()

@@ -91,7 +91,7 @@ def test_split_modes() -> None:
     no_val = source(train=make([0, 1] * 20), test=make([0, 1]))
     made = add_missing_splits(no_val, val_fraction=0.25)
     assert list(made.splits) == ["train", "val", "test"] and len(made.splits["val"]) == 10
-    assert "val is taken from train: 10 of 40 images, stratified by class, seed 0." in made.notes
+    assert "val is made from train: 10 of 40 images, stratified by class, seed 0." in made.notes
     assert list(add_missing_splits(no_val, "given").splits) == ["train", "test"]
     assert list(add_missing_splits(source(None, train=make(None, 5))).splits) == ["train"]
     single = add_missing_splits(source(train=make([0, 0, 1])))

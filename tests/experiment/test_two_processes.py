@@ -167,7 +167,7 @@ def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ("nodata", "There is no folder"),
+        ("nodata", "No folder"),
         pytest.param("empty", "empty", marks=pytest.mark.slow),
         pytest.param("few", "2 training images are too few for 2 processes", marks=pytest.mark.slow),
         pytest.param(

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from frugalvit.data.open import open_data as open_data
     from frugalvit.data.splits import check_trainable as check_trainable
 
-__all__ = [*_MODULES]
-
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:

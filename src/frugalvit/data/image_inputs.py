@@ -66,7 +66,7 @@ class InputImages:
         if batch:
             yield batch
         if len(self.unreadable) == len(self.paths):
-            raise UserError(f"None of the {len(self.paths)} images is readable.")
+            raise UserError(f"None of the {len(self.paths)} images can be read.")
 
 
 def as_list(images: Any) -> Sequence[Any]:

@@ -97,7 +97,7 @@ def add_missing_splits(
             splits |= {"train": train, "val": val}
             way = "stratified by class" if source.classes is not None else "at random"
             notes.append(
-                f"val is taken from train: {len(val):,} of {len(train) + len(val):,} images, {way}, seed {seed}"
+                f"val is made from train: {len(val):,} of {len(train) + len(val):,} images, {way}, seed {seed}"
                 f"{_note_single_images(train, val)}."
             )
     ordered = {split: splits[split] for split in ("train", "val", "test") if split in splits}
