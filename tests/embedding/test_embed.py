@@ -215,5 +215,5 @@ def test_features_do_not_depend_on_the_dataset(sizes: list[tuple[int, int]], tmp
     near = embed(EmbedConfig(data=str(tmp_path), neighbours=str(query), picture=str(tmp_path / "near.png"), **TINY))
     assert near.data["neighbours"][0]["image"] == names[1]
     assert near.data["neighbours"][0]["cosine"] == pytest.approx(1, abs=1e-5)
-    pixels = next(InputImages([names[1]]).batches(1, "", model.transform.enough))[0].pixels  # as 'predict' reads it
+    pixels = next(InputImages([names[1]]).batches(1, "", model.transform.min_size))[0].pixels  # as 'predict' reads it
     assert torch.equal(model.transform.image(pixels), model.transform.image(names[1]))

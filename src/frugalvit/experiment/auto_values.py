@@ -15,7 +15,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.data import SMALL_INPUT
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
-from frugalvit.data.augment.transforms import as_pair, usual_crop
+from frugalvit.data.augment.transforms import as_pair, default_crop
 from frugalvit.data.image_size import input_size, largest_input
 from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, total_steps
 from frugalvit.errors import UserError
@@ -156,7 +156,7 @@ def decide_training(config: TrainConfig, facts: Facts, decisions: AutoValues) ->
     if wanted := _asked_for(config, _OF_OPERATIONS):
         operations = 2, f"RandAugment as in the papers, since {wanted[0]} was asked for"
     decisions.resolve(config, "augment.operations", *operations)
-    crop = usual_crop(_side(config, facts))
+    crop = default_crop(_side(config, facts))
     reason = "shifts of the whole image, which is small" if crop == "padded" else "random parts, as in the papers"
     decisions.resolve(config, "augment.crop", crop, reason)
     ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)

@@ -47,9 +47,9 @@ def read_images(data: str, **options: Any) -> list[Any]:
     """Read the first readable images of a file, a folder or a dataset; ``options`` go to ``open_data``."""
     from frugalvit.data import open_data
     from frugalvit.data.decode import UnreadableImage, decode
-    from frugalvit.data.open import is_dataset_file
+    from frugalvit.data.formats.registry import find_format
 
-    if Path(data).is_file() and not is_dataset_file(data):
+    if Path(data).is_file() and find_format(data) is None:
         return [decode(data)]
     splits = open_data(data, split="given", **options).splits
     examples = next((splits[name] for name in _SPLITS if len(splits.get(name, ()))), None)

@@ -219,7 +219,7 @@ def test_data_that_has_moved_is_named_at_the_resume(
     run, stored = tmp_path / "moved", (tmp_path / "moved/config.yaml").read_text()
     assert cli.main(["train", "--resume", str(run)]) == 2
     said = capsys.readouterr().err
-    assert "There is no folder" in said
+    assert "No folder" in said
     assert f"If it lies elsewhere now: frugalvit train PLACE --resume {run}" in said
     assert cli.main(["train", str(tmp_path / "there"), "--resume", str(run)]) == 0
     assert "have changed" not in capsys.readouterr().err

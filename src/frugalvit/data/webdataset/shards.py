@@ -80,10 +80,10 @@ class ShardExamples(ImageDataset):
     def stored_size(self, index: int) -> int:
         return int(self.offsets[index, 2])
 
-    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(whole, ShardExamples)
-        self.offsets = whole.offsets[chosen]
-        self.split_rows = chosen if whole.split_rows is None else whole.split_rows[chosen]
+    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
+        assert isinstance(full, ShardExamples)
+        self.offsets = full.offsets[chosen]
+        self.split_rows = chosen if full.split_rows is None else full.split_rows[chosen]
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         shards = [_shard_fingerprint(shard, self.index, times) for shard in self.shards]

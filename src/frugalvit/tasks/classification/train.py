@@ -16,7 +16,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import TrainAugment
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
-from frugalvit.data.formats.folder import only_layout
+from frugalvit.data.formats.folder import are_layout_folders
 from frugalvit.data.splits import absent_classes, check_trainable, only_class, subsample_labels
 from frugalvit.engine.auto_batch import fit_to_memory
 from frugalvit.engine.compile import compile_task
@@ -284,7 +284,7 @@ def _open(config: TrainConfig, fabric: Fabric) -> DatasetSplits:
 
 def _check_drawn(source: DatasetSplits) -> None:
     """Whoever has boxes or masks does have labels, for other commands."""
-    if source.classes is not None and not only_layout(source.classes):
+    if source.classes is not None and not are_layout_folders(source.classes):
         return
     from frugalvit.tasks.dense.annotation_kind import find_annotation_kind
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frugalvit.data.formats.folder import only_layout
+from frugalvit.data.formats.folder import are_layout_folders
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.image_headers import find_image_folder
 from frugalvit.tasks.detection.coco import describe_masks, find_annotations, has_enough_masks
@@ -40,7 +40,7 @@ def find_annotation_kind(where: str | Path, classes: Sequence[str] | None = None
     classes: class folders; they count as none if they are only the folders of a known layout (train, JPEGImages, …)
     """
     root = Path(where)
-    if not root.is_dir() or not (classes is None or only_layout(classes)):
+    if not root.is_dir() or not (classes is None or are_layout_folders(classes)):
         return None
     for find in (_find_boxes, _find_masks):
         try:
