@@ -21,7 +21,19 @@ from frugalvit.utils.text import pluralize
 
 if TYPE_CHECKING:
     from frugalvit.data.webdataset.index import PackedImages
-    from frugalvit.data.webdataset.streaming_dataset import StreamingDataset
+
+
+@dataclass(frozen=True)
+class StreamedShards:
+    """The shards of a streamed dataset; ``counts``, ``keep`` and labels as ``ShardStream`` takes them.
+
+    raw_labels: the labels in the order of the classes; None without labels
+    """
+
+    paths: list[str]
+    counts: list[int] | None
+    keep: frozenset[str] | None
+    raw_labels: list[str] | None
 
 
 class ImageDataset:
@@ -34,6 +46,7 @@ class ImageDataset:
         targets: int8 (N, classes) for datasets with several labels per image: 1 present, 0 absent, -1 ignored.
     """
 
+    streaming: StreamedShards | None = None  # None if the images can be read one by one
     decoded: PackedImages | None = None  # decoded images stored with a packed dataset
     split_rows: np.ndarray | None = None  # row of each image in the full split; None for the full split
 
@@ -45,11 +58,6 @@ class ImageDataset:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    @property
-    def streaming(self) -> StreamingDataset | None:
-        """The dataset as one to stream; None if its images can be read one by one."""
-        return None
 
     def sample_images(self) -> ImageDataset:
         """The images that can be read by index: all, or a sample of a streamed dataset."""

@@ -29,6 +29,7 @@ from frugalvit.data.image_size import probe_images
 from frugalvit.data.loader import Batches, BatchSource
 from frugalvit.data.open import classes_in_shards, without_labels
 from frugalvit.data.paths import is_inside
+from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, open_stream, should_stream
 from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 from frugalvit.engine import distributed
@@ -315,9 +316,9 @@ def make_batches(
         raise UserError("--balance and --augment.repeats choose images one by one: use --stream false.")
     assert isinstance(config.workers, int)
     return StreamingBatches(
-        stream.make_stream(config.seed),
+        ShardStream(stream.paths, seed=config.seed, counts=stream.counts, keep=stream.keep, warn=None),
         batch,
-        cached_size=probe_images(stream.sample, img_size, config.cache.size)[0],
+        cached_size=probe_images(examples.sample_images(), img_size, config.cache.size)[0],
         steps_per_epoch=plan.steps_per_epoch * plan.accumulate,
         classes=None if mixing is None or stream.raw_labels is None else tuple(stream.raw_labels),
         device=fabric.device,
@@ -331,7 +332,7 @@ def decide_reading(config: RunConfig, examples: ImageDataset, fabric: Fabric, de
     """Decide how many readers share streamed shards: the same number on every machine."""
     if examples.streaming is not None:
         fewest = -distributed.all_reduce_max(fabric, -cores())
-        decide_stream(config, len(examples.streaming.shards), fabric.world_size, fewest, decisions)
+        decide_stream(config, len(examples.streaming.paths), fabric.world_size, fewest, decisions)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.dataset import DatasetSplits, ImageDataset, StreamedShards
 from frugalvit.data.paths import is_folder, local
 from frugalvit.data.webdataset.index import PackedIndex
 from frugalvit.data.webdataset.remote import describe_error, is_remote, open_remote
@@ -33,7 +33,7 @@ from frugalvit.data.webdataset.shards import (
     read_shard,
     shard_examples,
 )
-from frugalvit.data.webdataset.stream import SHARD_ERRORS, ShardStream, stream_texts
+from frugalvit.data.webdataset.stream import SHARD_ERRORS, stream_texts
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.text import pluralize, truncate_list
@@ -69,24 +69,17 @@ class StreamingDataset(ImageDataset):
         sample: ImageDataset,
     ) -> None:
         super().__init__([], None)
-        self.shards, self.survey, self.keep, self.sample = shards, survey, keep, sample
-        self.raw_labels = raw_labels  # in the order of the classes
+        self.shards, self.survey, self.sample = shards, survey, sample
+        self.streaming = StreamedShards(shards, survey.counts, keep, raw_labels)
 
     def __len__(self) -> int:
         return self.survey.total
-
-    @property
-    def streaming(self) -> StreamingDataset:
-        return self
 
     def sample_images(self) -> ImageDataset:
         return self.sample
 
     def run_facts(self) -> dict[str, Any]:
         return {"survey": self.survey._asdict()}
-
-    def make_stream(self, seed: int) -> ShardStream:
-        return ShardStream(self.shards, seed=seed, counts=self.survey.counts, keep=self.keep, warn=None)
 
     def subset(self, indices: Any) -> ImageDataset:
         raise UserError("Streamed images cannot be selected one by one: use --stream false.")
