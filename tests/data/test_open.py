@@ -193,9 +193,7 @@ def test_images_none_of_which_can_be_read_are_refused_with_advice(tmp_path: Path
         (tmp_path / f"{number}.jpg").write_text("<html></html>")
     bad = open_data(tmp_path).splits["train"]
     for look in (median_side, lambda examples: image_size.probe_images(examples, (32, 32))):
-        with pytest.raises(
-            UserError, match=r"None of the 2 images .*0\.jpg: .*\. Mend or replace them \('frugalvit data'"
-        ):
+        with pytest.raises(UserError, match=r"None of 2 .*0\.jpg: .*'frugalvit data'"):
             look(bad)
 
 

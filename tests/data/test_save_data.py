@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +117,8 @@ class Frame:
         ({"train": (GREY, [0, 1] * 3), "classes": {0: "a", 1: "b"}}, "classes: give a list of names.*not a dictionary"),
         ({"train": (GREY, [1, 2])}, "6 images and 2 labels"),
         ({"train": (GREY[:0], [])}, "train has no images"),
-        ({"train": (GREY / 255.0, [0] * 6)}, "train-0: An array of float64"),
-        ({"train": (torch.randn(2, 3, 4, 4), [0, 1])}, "train-0: .*from 0 to 1: normalise nothing"),
+        ({"train": (GREY / 255.0, [0] * 6)}, "train-0: .*array of float64"),
+        ({"train": (torch.randn(2, 3, 4, 4), [0, 1])}, "train-0: .*from 0 to 1"),
         ({"train": (GREY, [0, 1] * 3), "classes": ["a", "a"]}, "a name of its own"),
         ({"train": (GREY, [0, 1] * 3), "classes": ["a", " "]}, "none is empty"),
         ({"train": (GREY, [0.5] * 6)}, "train-0: 0.5 is no label"),
@@ -155,32 +154,21 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jpg", "mine", "out"]
 
 
-@pytest.mark.parametrize("out", [".", "there"])
 @pytest.mark.parametrize("beside", ["script.py", "index.json"])
-def test_nothing_but_a_dataset_is_replaced(
-    out: str, beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A working folder holds scripts, runs and more; an index.json may be anybody's."""
-    monkeypatch.chdir(tmp_path)
+def test_nothing_but_a_dataset_is_replaced(beside: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
     fv.save_data(out, (GREY, None))
-    (Path(out) / beside).write_text('{"mine": 1}')
+    (out / beside).write_text('{"mine": 1}')
     with pytest.raises(fv.UserError, match="holds more than a packed dataset"):
         fv.save_data(out, (GREY, None), replace=True)
-    assert (Path(out) / beside).read_text() == '{"mine": 1}' and (Path(out) / "train-000000.tar").exists()
+    assert (out / beside).read_text() == '{"mine": 1}' and (out / "train-000000.tar").exists()
 
 
-def test_the_working_folder_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And filled anew: it stays the folder that a shell is in."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    before = Path().stat().st_ino
-    for count, replace in ((6, False), (2, True)):
-        assert len(fv.open_data(fv.save_data(".", (GREY[:count], None), replace=replace))) == count
-        assert sorted(path.name for path in Path().iterdir()) == ["index.json", "train-000000.tar"]
-    assert json.loads(Path("index.json").read_text())["name"] == "here"
-    assert (tmp_path / "here").stat().st_ino == before and [path.name for path in tmp_path.iterdir()] == ["here"]
-    with pytest.raises(fv.UserError, match="not empty"):
+def test_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fv.UserError, match="working folder"):
         fv.save_data(".", (GREY, None))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("thing", [GREY, None, 3, "", [GREY]])

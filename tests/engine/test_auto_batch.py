@@ -24,7 +24,7 @@ from helpers.toy_task import ToyBatch, ToyTask
 class Mixed(ToyTask):
     """Twelve images, blended in pairs."""
 
-    batches: Any = SimpleNamespace(mixing="some")
+    batches: Any = SimpleNamespace(mixing="some", with_batch_size=lambda batch: None)
 
     def batch_at(self, step: int) -> ToyBatch:
         return ToyBatch(torch.randn(12, 3), torch.arange(12))
@@ -91,7 +91,6 @@ def test_a_run_that_continues_another_is_tried_out(
 ) -> None:
     """The state it begins with is the other's: only a run that is resumed has been tried out before."""
     monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
-    monkeypatch.setattr(auto_batch, "with_batch", lambda *_: None)
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
     config, run, task = TrainConfig(resume=str(tmp_path) if resumed else None), RunFolder(tmp_path), cast(Any, Mixed())
     run.save_checkpoint({"step": 4, "task": {}})
@@ -106,9 +105,9 @@ def test_a_split_that_is_not_accepted_is_not_saved(tmp_path: Path, monkeypatch: 
         raise UserError("no such batch")
 
     monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
-    monkeypatch.setattr(auto_batch, "with_batch", refuse)
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
     config, run, task = TrainConfig(), RunFolder(tmp_path), cast(Any, Mixed())
+    task.batches = SimpleNamespace(with_batch_size=refuse)
     plan = TrainPlan(steps=1, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
     with pytest.raises(UserError, match="no such batch"):
         auto_batch.fit_to_memory(config, plan, task, run, fabric)

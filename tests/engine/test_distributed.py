@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
@@ -18,6 +19,7 @@ from frugalvit.comparison import compare
 from frugalvit.config.dense import DetectConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.dataset import ArrayExamples
+from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDataset
 from frugalvit.engine import distributed
 from frugalvit.engine.trainer import RunInterrupted
 from frugalvit.errors import LostRankError, UserError
@@ -242,14 +244,16 @@ def test_as_many_readers_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> No
     cores = threading.local()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores.here), raising=False)
     monkeypatch.setattr(system, "_groups", lambda *_: ())
-    monkeypatch.setattr(builders, "StreamingDataset", SimpleNamespace)
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
 
+    sample = ArrayExamples(np.zeros((1, 8, 8, 3), np.uint8), None, "one")
+
     def decide(fabric: Any) -> Any:
         cores.here = 16 if fabric.global_rank < 2 else 8
-        config, shards = TrainConfig(), SimpleNamespace(shards=range(100))
-        builders.decide_reading(config, shards, fabric, AutoValues())  # type: ignore[arg-type]
+        config = TrainConfig()
+        shards = StreamingDataset([f"{i}.tar" for i in range(100)], ShardSurvey(None, 9, None, []), None, None, sample)
+        builders.decide_reading(config, shards, fabric, AutoValues())
         return config.workers
 
     assert gather(4, decide) == [4, 4, 4, 4]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -20,7 +20,8 @@ from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize
 
 if TYPE_CHECKING:
-    from frugalvit.data.webdataset.index import Attached
+    from frugalvit.data.webdataset.index import PackedImages
+    from frugalvit.data.webdataset.streaming_dataset import StreamingDataset
 
 
 class ImageDataset:
@@ -33,8 +34,7 @@ class ImageDataset:
         targets: int8 (N, classes) for datasets with several labels per image: 1 present, 0 absent, -1 not to be judged.
     """
 
-    streamed = False  # read in passing, not one by one (``streaming.py``)
-    decoded: Attached | None = None  # files of decoded images that came with a packed dataset
+    decoded: PackedImages | None = None  # files of decoded images that came with a packed dataset
     split_rows: np.ndarray | None = None  # positions in the whole split that these files hold; None: this is the whole
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
@@ -46,9 +46,22 @@ class ImageDataset:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def streaming(self) -> StreamingDataset | None:
+        """The dataset as one to stream; None if its images can be read one by one."""
+        return None
+
     def sample_images(self) -> ImageDataset:
-        """Those that can be looked at one by one: all, unless they are read in passing."""
+        """The images that can be read one by one: all, or a sample of streamed ones."""
         return self
+
+    def as_array(self) -> np.ndarray | None:
+        """All images as one uint8 array, (N, H, W), (N, H, W, 1) or (N, H, W, 3); None if they are encoded."""
+        return None
+
+    def run_facts(self) -> dict[str, Any]:
+        """What a run must store about the dataset besides its fingerprint, to resume in the same way."""
+        return {}
 
     def raw(self, index: int) -> bytes:
         """The encoded image as it is stored, or ``UnreadableImage``."""
@@ -64,7 +77,7 @@ class ImageDataset:
 
     def header(self, index: int) -> Header:
         """Format and size without decoding; ``UnreadableImage`` too when the file's structure shows that it is cut short."""
-        return read_header(self.raw(index), self.names[index], whole=True)
+        return read_header(self.raw(index), self.names[index], complete=True)
 
     def fingerprint(self, *, times: bool = True) -> str:
         """Changes when the images, their order or their classes do; of several labels per image it knows nothing.
@@ -139,7 +152,7 @@ class FileExamples(ImageDataset):
         """Nothing: the names, which are cut already, are all that is held."""
 
     def header(self, index: int) -> Header:
-        return read_header(self.names[index], whole=True)
+        return read_header(self.names[index], complete=True)
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         sampled = {round(i) for i in np.linspace(0, len(self) - 1, _SAMPLED)}
@@ -217,6 +230,9 @@ class ArrayExamples(ImageDataset):
         buffer = BytesIO()
         Image.fromarray(np.squeeze(np.asarray(self.images[index]))).save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
+
+    def as_array(self) -> np.ndarray:
+        return self.images
 
     def stored_size(self, index: int) -> int:
         return int(np.prod(self.images.shape[1:]))

@@ -13,7 +13,7 @@ import numpy as np
 
 from frugalvit.config.data import DataConfig
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
-from frugalvit.data.decode import Header, UnreadableImage, almost_black
+from frugalvit.data.decode import Header, UnreadableImage, describe_darkness
 from frugalvit.data.open import open_data
 from frugalvit.data.splits import absence
 from frugalvit.utils import console
@@ -242,7 +242,7 @@ def _notes(data: dict[str, Any]) -> list[str]:
         else:
             notes.append("No two images have the same content.")
     decoded = data["decoded"]
-    if decoded["brightest"] is not None and (dark := almost_black(decoded["brightest"])):
+    if decoded["brightest"] is not None and (dark := describe_darkness(decoded["brightest"])):
         notes.append(f"{dark[0].upper()}{dark[1:]}.")
     what = {
         "all": f"All {decoded['images']:,} images with a sound header were decoded",

@@ -225,7 +225,7 @@ def classes_in_shards(where: str, file: str | None) -> list[str] | None:
     wanted = class_names(file)
     if wanted is None or all(len(line.split()) == 1 for line in wanted):
         return wanted
-    index = shards.layout(where).index
+    index = shards.list_shards(where).index
     if index is not None and index.classes is not None:
         return _as_classes(wanted, index.classes)
     return list(dict.fromkeys([*wanted, *(line.split()[0] for line in wanted)]))

@@ -16,9 +16,10 @@ from PIL import Image
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import as_pixels
 from frugalvit.data.webdataset.index import INDEX
-from frugalvit.data.webdataset.pack import check_free, check_replaceable, pack, put_in_place, staging_for
+from frugalvit.data.webdataset.pack import check_free, check_replaceable, move_into, pack
 from frugalvit.errors import UserError
 from frugalvit.utils import console
+from frugalvit.utils.files import working_folder
 from frugalvit.utils.text import pluralize, truncate_list
 
 
@@ -58,7 +59,9 @@ def save_data(
         split: MemoryExamples(contents, numbers[split], split) for split, (contents, _) in parts.items()
     }
     source = DatasetSplits(folder.resolve().name, "memory", "arrays", names, splits)
-    with staging_for(folder) as fresh:  # what is replaced is there until the new one is whole
+    with working_folder(
+        folder.resolve(), inside=False
+    ) as fresh:  # what is replaced is there until the new one is whole
         with console.quiet():
             written = pack(source, fresh, shuffle=False).data
         for bad in written["bad"]:
@@ -66,7 +69,7 @@ def save_data(
         empty = [split for split, shards in written["splits"].items() if not shards]
         if empty:
             raise UserError(f"No image of {empty[0]} can be read: nothing was written.")
-        put_in_place(fresh, folder, replace=replace)
+        move_into(fresh, folder, replace=replace)
     return str(folder)
 
 

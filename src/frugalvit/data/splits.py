@@ -134,7 +134,7 @@ def check_trainable(source: DatasetSplits) -> None:
         raise UserError(
             f"{source.location} has several labels per image: 'frugalvit probe suite' can use it, train cannot."
         )
-    if source.classes is None or (train.labels is None and not train.streamed):
+    if source.classes is None or (train.labels is None and train.streaming is None):
         why = f" ({source.notes[0].rstrip('.')})" if source.notes else ""
         raise UserError(
             f"{source.location} has no labels{why}: training a classifier wants one folder per class, or a table with "

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -21,15 +21,15 @@ from frugalvit.config.train import RunConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment, EvalTransform
-from frugalvit.data.cache.build import CACHE_LOCATIONS, Where, build_store
-from frugalvit.data.cache.store import SharedStores, Store
+from frugalvit.data.cache.build import CACHE_LOCATIONS, Location, build_store
+from frugalvit.data.cache.store import ImageStore, SharedStores
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.image_size import median_side as median_side
 from frugalvit.data.image_size import probe_images
-from frugalvit.data.loader import Batches
+from frugalvit.data.loader import Batches, BatchSource
 from frugalvit.data.open import classes_in_shards, without_labels
-from frugalvit.data.paths import lies_among
-from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDataset, open_stream, should_stream
+from frugalvit.data.paths import is_inside
+from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, open_stream, should_stream
 from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 from frugalvit.engine import distributed
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device
@@ -51,7 +51,7 @@ C = TypeVar("C", bound=RunConfig)
 class EvalSet:
     """Images to evaluate on: where they are kept, how they are prepared, how many at once."""
 
-    store: Store
+    store: ImageStore
     transform: EvalTransform
     batch: int
 
@@ -102,7 +102,7 @@ def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, RunFolder]:
 
 def check_out_outside_data(config: RunConfig) -> None:
     """A run among the images would be taken for a class the next time; where none is named it goes into runs/."""
-    if config.data and lies_among(Path(config.out or "runs"), config.data):
+    if config.data and is_inside(Path(config.out or "runs"), config.data):
         what = f"--out {config.out}" if config.out else "runs/, where the run would go,"
         raise UserError(f"{what} lies among the images of {config.data}: choose a folder outside of it with --out.")
 
@@ -136,8 +136,7 @@ def write_run_metadata(
     facts["batch"] = int(asked) if str(asked).isdigit() else asked
     facts["content"] = examples.fingerprint(times=False)  # data is often copied anew for every part of a run
     facts["processes"] = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
-    if isinstance(examples, StreamingDataset):
-        facts["survey"] = examples.survey._asdict()
+    facts |= examples.run_facts()
     if truth is not None:
         facts["truth"] = truth
     if not config.resume or not (run.folder / "data.json").exists():
@@ -182,22 +181,21 @@ def open_source(
     labelled: labels are needed; labels and loose: as in ``open_data``; whole: what is read in passing is learned from
     to the last shard, and no val made of it
     """
-    where, splitting = str(config.data), {"split": config.split, "val_fraction": config.val_fraction}
+    where = str(config.data)
+    splitting: dict[str, Any] = {"split": config.split, "val_fraction": config.val_fraction}
     if not should_stream(where, config.stream):
-        return open_data(
-            where, classes=config.classes, root=config.root, labels=labels, loose=loose, **cast(Any, splitting)
-        )
+        return open_data(where, classes=config.classes, root=config.root, labels=labels, loose=loose, **splitting)
     before = read_facts(config.resume).get("survey") if config.resume else None
     readers = fabric.world_size * (config.workers if isinstance(config.workers, int) else 1)
     source = open_stream(
         where,
         labelled=labelled,
-        whole=whole or labels == "ignore",
+        hold_out=not whole and labels != "ignore",
         readers=max(1, readers),
         classes=classes_in_shards(where, config.classes),
         known=None if before is None else ShardSurvey(**before),
         agree=lambda look: distributed.run_on_rank_zero(fabric, look),
-        **cast(Any, splitting),
+        **splitting,
     )
     return without_labels(source) if labels == "ignore" else source
 
@@ -208,7 +206,7 @@ def check_enough(config: RunConfig, examples: ImageDataset, together: int = 1) -
     together: images that stay in one process, where there are several
     """
     world = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
-    if config.resume or examples.streamed or world == 1 or len(examples) >= together * world:
+    if config.resume or examples.streaming is not None or world == 1 or len(examples) >= together * world:
         return
     pairs = ", each of which takes them in pairs (for mixing)" if together == PAIR else ""
     raise UserError(
@@ -304,36 +302,36 @@ def make_batches(
     mixing: Mixing | None = None,
     balance: bool = False,
     keep_clean: bool = False,
-) -> Batches:
-    """Training batches: from decoded images that are kept, or from shards read in passing."""
+) -> BatchSource:
+    """Training batches of stored images, or of streamed shards."""
     batch = plan.images_per_step // plan.accumulate
     shared = {"seed": config.seed, "augment": augment, "mixing": mixing, "keep_clean": keep_clean}
     shared |= {"rank": fabric.global_rank, "world": fabric.world_size}
-    if not isinstance(examples, StreamingDataset):
+    stream = examples.streaming
+    if stream is None:
         store = get_image_store(examples, img_size, config, fabric.device, fabric)
         return Batches(store, batch, balance=balance, **shared)
     if balance or augment.repeats > 1:
         raise UserError("--balance and --augment.repeats choose images one by one: use --stream false.")
     assert isinstance(config.workers, int)
-    streamed = StreamingBatches(
-        examples.stream(config.seed),
+    return StreamingBatches(
+        stream.make_stream(config.seed),
         batch,
-        stored=probe_images(examples.sample_images(), img_size, config.cache.size)[0],
+        cached_size=probe_images(stream.sample, img_size, config.cache.size)[0],
         steps_per_epoch=plan.steps_per_epoch * plan.accumulate,
-        classes=None if mixing is None or examples.texts is None else tuple(examples.texts),
+        classes=None if mixing is None or stream.raw_labels is None else tuple(stream.raw_labels),
         device=fabric.device,
         workers=config.workers,
         max_bad=config.cache.max_bad,
         **shared,
     )
-    return cast(Batches, streamed)  # it is asked for the same things
 
 
 def decide_reading(config: RunConfig, examples: ImageDataset, fabric: Fabric, decisions: AutoValues) -> None:
-    """For shards read in passing: how many readers share them, as many on every machine."""
-    if isinstance(examples, StreamingDataset):
+    """Decide how many readers share streamed shards: the same number on every machine."""
+    if examples.streaming is not None:
         fewest = -distributed.all_reduce_max(fabric, -cores())
-        decide_stream(config, len(examples.shards), fabric.world_size, fewest, decisions)
+        decide_stream(config, len(examples.streaming.shards), fabric.world_size, fewest, decisions)
 
 
 @contextmanager
@@ -342,7 +340,7 @@ def closing_readers(task: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if isinstance(task.batches, StreamingBatches):
+        if task.batches is not None:
             task.batches.close()
 
 
@@ -355,7 +353,7 @@ def get_image_store(
     config: RunConfig,
     device: torch.device,
     fabric: Fabric | None = None,
-) -> Store:
+) -> ImageStore:
     """Decoded images; all that asks for them within a run shares them, and so do the runs of a comparison.
 
     fabric: of the processes that each ask for them now, and must get the same
@@ -366,14 +364,12 @@ def get_image_store(
 
 def _build(
     examples: ImageDataset, img_size: tuple[int, int], config: RunConfig, device: torch.device, fabric: Fabric | None
-) -> Store:
-    def agree(place: Where) -> Where:
-        """The slowest place that any process needs: where all look at the images first, they can compare notes."""
-        return (
-            place
-            if fabric is None
-            else CACHE_LOCATIONS[distributed.all_reduce_max(fabric, CACHE_LOCATIONS.index(place))]
-        )
+) -> ImageStore:
+    def agree(location: Location) -> Location:
+        """The slowest location that any process needs."""
+        if fabric is None:
+            return location
+        return CACHE_LOCATIONS[distributed.all_reduce_max(fabric, CACHE_LOCATIONS.index(location))]
 
     store = build_store(
         examples,

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.train import RunConfig
-from frugalvit.data.cache.store import Store
-from frugalvit.data.loader import Batches, eval_batches
-from frugalvit.data.webdataset.streaming_loader import StreamingBatches
+from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.loader import BatchSource, eval_batches
 from frugalvit.experiment.auto_values import AutoValue
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.runs.run_folder import RunFolder
@@ -70,9 +69,9 @@ def _seen_from(where: str, name: str) -> str:
     return utf8_safe(path.relative_to(where).as_posix() if where and path.is_relative_to(where) else name)
 
 
-def augmentation_sheet(batches: Batches | StreamingBatches, backbone: Backbone, columns: int = 8) -> bytes:
+def augmentation_sheet(batches: BatchSource, backbone: Backbone, columns: int = 8) -> bytes:
     """The first training batch as the model saw it, as one JPEG."""
-    batch = batches.peek(0) if isinstance(batches, StreamingBatches) else batches.batch_at(0)
+    batch = batches.peek(0)
     views = batch.images if isinstance(batch.images, list) else [batch.images]
     tiles: list[Tensor] = []
     for view in views[: 4 if len(views) > 1 else 1]:
@@ -208,7 +207,7 @@ def _ascii(text: str, most: int = 18) -> str:
     return known if len(known) <= most else known[: most - 2] + ".."
 
 
-def _thumbnails(store: Store, places: list[int], edge: int = 96) -> list[str]:
+def _thumbnails(store: ImageStore, places: list[int], edge: int = 96) -> list[str]:
     """Images of a store as small JPEGs, in their own proportions; they are fetched, for not every store keeps them."""
     if not places:
         return []

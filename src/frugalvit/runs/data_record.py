@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import Store
-from frugalvit.data.loader import Batches
-from frugalvit.data.webdataset.streaming_loader import StreamingBatches
+from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.loader import BatchSource
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils.files import utf8_safe
 
@@ -24,18 +22,15 @@ class SkippedFile(NamedTuple):
     reason: str
 
 
-def record_data_usage(
-    run: RunFolder, notes: Sequence[str], parts: Mapping[str, Store | Batches | StreamingBatches]
-) -> None:
+def record_data_usage(run: RunFolder, notes: Sequence[str], parts: Mapping[str, ImageStore | BatchSource]) -> None:
     """Write down what was said when the data were read, how many images each part has, and which it could not read.
 
     Images that are decoded while training are found to be unreadable only then, so this is said again at the end; and a
     resumed run may not meet again what it had met before.
     """
-    held = {name: part.store if isinstance(part, Batches) else part for name, part in parts.items()}
-    bad = [SkippedFile(name, *entry) for name, part in held.items() for entry in part.bad]
-    used = {name: part.readable for name, part in held.items() if not isinstance(part, StreamingBatches)}
-    write_data_usage(run, notes, used, bad, [name for name, part in held.items() if isinstance(part, OnDemandStore)])
+    unreadable = [SkippedFile(name, *entry) for name, part in parts.items() for entry in part.unreadable]
+    used = {name: part.readable for name, part in parts.items() if part.readable is not None}
+    write_data_usage(run, notes, used, unreadable, [name for name, part in parts.items() if part.found_late])
 
 
 def write_data_usage(

@@ -16,8 +16,7 @@ from torchvision.transforms.v2 import functional
 from frugalvit.config.data import AugmentConfig, CropsConfig
 from frugalvit.data.augment.policies import ColorJitter, Step
 from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment, local_crop_size
-from frugalvit.data.decode import decode
-from frugalvit.data.image_size import resize_to
+from frugalvit.data.decode import decode, resize_to
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
 from helpers.augment_images import LEVEL, pictures
@@ -286,7 +285,7 @@ def test_a_tensor_is_the_picture_that_an_array_is(tensor: str) -> None:
         (torch.zeros(2, 3, 8, 8), "several images are a list of them"),
         (np.zeros((2, 8, 8, 3), np.uint8), "Several images are a list of them"),
         (torch.zeros(8, 8, 3), "Give .H, W., .1, H, W. or .3, H, W."),
-        (torch.zeros(3, 8, 8) - 1, "normalise nothing"),
+        (torch.zeros(3, 8, 8) - 1, "from 0 to 1"),
     ],
     ids=["batch", "array of several", "channels last", "normalised"],
 )
@@ -321,7 +320,7 @@ def test_arrays_that_are_no_images_are_refused() -> None:
     assert torch.equal(transform.image(grey), transform.image(grey[..., None]))
     assert torch.equal(transform.image(grey), transform.image(np.stack([grey] * 3, 2)))
     for wrong in (grey / 255, np.stack([grey] * 4, 2), grey[None, ..., None], grey[0], grey[:0], grey.astype(int)):
-        with pytest.raises(UserError, match=r"is no image: give a path, a PIL image, or uint8"):
+        with pytest.raises(UserError, match="PIL image"):
             transform.image(wrong)
 
 

@@ -27,8 +27,8 @@ from frugalvit.data.augment.crop_resize import (
     pad_crop,
 )
 from frugalvit.data.augment.policies import ColorJitter, RandAugment, blur_kernel_size, blur_step, chosen, run_steps
-from frugalvit.data.decode import as_pixels
-from frugalvit.data.image_size import cached_size_alone, min_cached_size, resize_to
+from frugalvit.data.decode import as_pixels, resize_to
+from frugalvit.data.image_size import cached_size_alone, min_cached_size
 from frugalvit.data.rng import to_device_packed, uniform
 from frugalvit.errors import UserError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
-from frugalvit.data.file_types import EXTENSIONS, is_image
+from frugalvit.data.decode import EXTENSIONS, has_image_signature
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils import console
 from frugalvit.utils.files import utf8_safe
@@ -358,6 +358,6 @@ def _names_image(entry: os.DirEntry[str]) -> bool:
         return False
     try:
         with Path(entry.path).open("rb") as file:
-            return is_image(file.read(16))
+            return has_image_signature(file.read(16))
     except OSError:
         return False

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
-from frugalvit.data.file_types import EXTENSIONS
+from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.folder import SPLIT_NAMES, unknown_classes
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize, truncate_list

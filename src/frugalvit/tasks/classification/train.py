@@ -313,8 +313,8 @@ def _splits(
         raise UserError(
             "There is nothing to score on: no val, no test. Use --split auto, which holds out a part of train."
         )
-    if config.labels != 1 and examples.streamed:
-        raise UserError("Images that are read in passing cannot be chosen one by one: --labels needs --stream false.")
+    if config.labels != 1 and examples.streaming is not None:
+        raise UserError("Streamed images cannot be selected one by one: --labels needs --stream false.")
     if config.labels != 1:
         assert examples.labels is not None
         examples = examples.subset(subsample_labels(examples.labels, config.labels, config.seed))

@@ -117,7 +117,7 @@ class ImageReader:
             if decode:
                 self.read(index)
             else:
-                read_header(self.paths[index], whole=True)
+                read_header(self.paths[index], complete=True)
         except UnreadableImage as fault:
             return fault
         return None

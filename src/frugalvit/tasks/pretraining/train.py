@@ -142,7 +142,7 @@ def _images(source: DatasetSplits, which: str) -> ImageDataset:
     """The images to learn from: one split, or several without their labels, and the loose images beside them."""
     names = _LEARNED[which]
     parts = [where[name] for where in (source.splits, source.loose) for name in names if name in where]
-    if len(parts) > 1 and parts[0].streamed:
+    if len(parts) > 1 and parts[0].streaming is not None:
         raise UserError(f"--images {which} joins splits, which --stream false can: or name all shards as one pattern.")
     if sum(len(part) for part in parts) < 2:
         raise UserError(f"{source.location} has no training images to learn from.")
