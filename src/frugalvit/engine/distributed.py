@@ -22,7 +22,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
 from frugalvit.config.run import write_error_hint
-from frugalvit.errors import LostRankError, UserError
+from frugalvit.errors import LostRankError, ReportedError, UserError
 from frugalvit.utils import console, launch_env
 from frugalvit.utils.launch_env import devices_and_nodes as devices_and_nodes
 
@@ -119,7 +119,7 @@ def run_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:
     value: Any
     value, mistake = fabric.broadcast(answer)
     if mistake is not None:
-        raise UserError(mistake)
+        raise UserError(mistake) if fabric.global_rank == 0 else ReportedError(mistake)
     return value
 
 

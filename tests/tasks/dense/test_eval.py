@@ -233,11 +233,11 @@ def test_unknown_class_names_in_masks_are_refused(
 
 def left_out(run: Path) -> list[dict[str, str]]:
     """Return the files a run left out; its report must show them."""
-    told = json.loads((run / "data.json").read_text(encoding="utf-8"))["left_out"]
+    skipped = json.loads((run / "data.json").read_text(encoding="utf-8"))["left_out"]
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert told["count"] == len(told["files"]) and f"{pluralize(told['count'], 'unreadable file')} left out" in page
-    assert all(escape(file["name"]) in page and escape(file["reason"]) in page for file in told["files"])
-    return told["files"]
+    assert skipped["count"] == len(skipped["files"]) and pluralize(skipped["count"], "unreadable file") in page
+    assert all(escape(file["name"]) in page and escape(file["reason"]) in page for file in skipped["files"])
+    return skipped["files"]
 
 
 def cut_short(path: Path) -> None:
@@ -263,16 +263,16 @@ def test_truncated_images_are_left_out_by_name(
         command.train(make(data, tmp_path / "strict", steps=1))
     capsys.readouterr()
     found = command.train(make(data, tmp_path / "run", steps=1, cache={"max_bad": 0.3})).data
-    told = capsys.readouterr().err
-    assert found["scored_images"] == 3 and all(str(path) in told for path in bad)
+    output = capsys.readouterr().err
+    assert found["scored_images"] == 3 and all(str(path) in output for path in bad)
     assert [(file["name"], file["split"]) for file in left_out(tmp_path / "run")] == [
         (str(bad[0]), "train"),
         (str(bad[1]), "val"),
     ]
     words = [str(data), "--device", "cpu", "--json", "--quiet", "--out", str(tmp_path / "scored")]
     assert main([kind, "eval", str(run), *words]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["scored_images"] == 3 and str(bad[1]) in told.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["scored_images"] == 3 and str(bad[1]) in output.err
     pictures = bad[1].parent.glob("val_*.png" if kind == "detect" else "*.png")
     for path in pictures:
         cut_short(path)

@@ -125,7 +125,7 @@ def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
     plain = PretrainConfig.parse({"continue_from": str(views_only / "epochs")})
     assert inherit_options(plain, AutoValues()).steps == 12, "24 images, batch 8, 2 epochs"
     refused = PretrainConfig.parse({"continue_from": str(views_only / "views"), "accumulate": 9})
-    with pytest.raises(UserError, match="a batch of 8 images has no 9 parts"):
+    with pytest.raises(UserError, match="--accumulate 9 is larger than --batch 8"):
         inherit_options(refused, AutoValues())
 
 
