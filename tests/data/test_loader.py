@@ -12,7 +12,7 @@ from torch import Tensor
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment
-from frugalvit.data.cache.store import PrefetchingFetcher, CachedStore
+from frugalvit.data.cache.store import CachedStore, PrefetchingFetcher
 from frugalvit.data.loader import Batches, balanced_order, eval_batches, steps_per_augment_call
 from frugalvit.errors import UserError
 

@@ -395,15 +395,3 @@ def test_docstrings_keep_their_columns() -> None:
         and "- **name**: what it is and more" in tidied
         and "\nArgs:\n    x:  a number" in tidied
     )
-
-
-@pytest.mark.parametrize(("page", "at_least"), [("docs/RELIABILITY.md", 80), ("SECURITY.md", 3)])
-def test_named_tests_exist(page: str, at_least: int) -> None:
-    file, missing, functions = ROOT, [], 0
-    for path, function in re.findall(r"`(tests/[\w/]+\.py|…)(?:::(\w+))?`", (ROOT / page).read_text(encoding="utf-8")):
-        file = file if path == "…" else ROOT / path  # "…" is the file named before
-        functions += bool(function)
-        if not file.exists() or (function and f"def {function}(" not in file.read_text(encoding="utf-8")):
-            missing.append(f"{file.relative_to(ROOT)}::{function}")
-    assert missing == []
-    assert functions >= at_least
