@@ -155,6 +155,8 @@ def test_make_has_the_targets_that_are_named() -> None:
 
 def test_inline_commands_name_real_verbs() -> None:
     for page in PAGES:
+        if page.name == "extending.md":  # adds its own commands
+            continue
         for words in re.findall(r"`frugalvit ([a-z][^`]*)`", page.read_text(encoding="utf-8")):
             assert cli.find_command(words.split()), words
 
@@ -371,7 +373,7 @@ def test_pages_build_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     reference = (site / "api" / "index.html").read_text(encoding="utf-8")
-    assert "the final tokens, where they lie in the image" in reference, "docstrings are shown"
+    assert "the final tokens at their positions in the image" in reference, "docstrings are shown"
     for page in DOCS.rglob("*.md"):
         name = page.relative_to(DOCS).with_suffix("")
         assert (site / ("" if name.name == "index" else name) / "index.html").exists(), name
