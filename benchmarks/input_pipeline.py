@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from torchvision_input import InMemoryDataset, TorchvisionCrops, make_loader, repeat_forever, supervised_transform
 
@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         augment, mixing = MultiCrop(CropsConfig(), options.size), None
         transform = TorchvisionCrops(CropsConfig(), options.size)
     batches = Batches(
-        ImageStore.from_arrays(images, labels, device), options.batch, seed=0, augment=augment, mixing=mixing
+        CachedStore.from_arrays(images, labels, device), options.batch, seed=0, augment=augment, mixing=mixing
     )
 
     # The DataLoader's workers start and stop in every round, so that ours has the machine to itself.

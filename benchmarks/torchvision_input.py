@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from frugalvit.config.data import CropsConfig
 from frugalvit.data.augment.mixup import Mixing
-from frugalvit.data.augment.transforms import IMAGENET_MEAN, IMAGENET_STD, local_crop_size, usual_crop
+from frugalvit.data.augment.transforms import IMAGENET_MEAN, IMAGENET_STD, local_crop_size, default_crop
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.loader import Batch
 
@@ -52,7 +52,7 @@ class FileDataset(Dataset[Any]):
 def supervised_transform(size: int) -> Any:
     """Crop, flip, RandAugment and erasing as in ``TrainAugment``, by torchvision."""
     crop: Any = v2.RandomCrop(size, padding=4)
-    if usual_crop(size) == "resized":
+    if default_crop(size) == "resized":
         crop = v2.RandomResizedCrop(size, interpolation=InterpolationMode.BICUBIC)
     return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.RandAugment(2, 9), *_normalize(), v2.RandomErasing(0.25)])
 

@@ -1,7 +1,7 @@
-"""For the API pages: docstrings as they are meant to be read.
+"""Convert docstrings for the API pages.
 
-Ours explain parameters in aligned columns ("name    what it is"). Markdown would run those lines together, so such
-paragraphs become lists; Sphinx roles become plain code.
+Our docstrings explain parameters in aligned columns ("name    what it is"), which Markdown would join. Such paragraphs
+become lists; Sphinx roles become code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import griffe
 
 _COLUMNS = re.compile(r"^\S.*?\S? {2,}\S", re.MULTILINE)
-_SECTION = re.compile(r"^\w[\w ]*:\n {4}")  # "Args:" and the like: the docstring parser's own
+_SECTION = re.compile(r"^\w[\w ]*:\n {4}")  # "Args:", which the docstring parser handles
 
 
 class Docstrings(griffe.Extension):
@@ -22,26 +22,26 @@ class Docstrings(griffe.Extension):
         _walk(pkg)
 
 
-def _walk(thing: griffe.Object) -> None:
-    if thing.docstring is not None:
-        thing.docstring.value = tidy(thing.docstring.value)
-    for member in thing.members.values():
+def _walk(node: griffe.Object) -> None:
+    if node.docstring is not None:
+        node.docstring.value = tidy(node.docstring.value)
+    for member in node.members.values():
         if not member.is_alias:
             _walk(member)  # type: ignore[arg-type]
 
 
 def tidy(text: str) -> str:
-    """Paragraphs in columns as lists, roles as code."""
-    kept = []
+    """Convert paragraphs in columns to lists, and roles to code."""
+    paragraphs = []
     for number, paragraph in enumerate(re.split(r"\n{2,}", text)):
         aligned = number > 0 and _COLUMNS.search(paragraph) and not _SECTION.match(paragraph)
         plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", paragraph)
-        kept.append(_listed(plain) if aligned and not paragraph.startswith((" ", "```", "- ", "| ")) else plain)
-    return "\n\n".join(kept)
+        paragraphs.append(_to_list(plain) if aligned and not paragraph.startswith((" ", "```", "- ", "| ")) else plain)
+    return "\n\n".join(paragraphs)
 
 
-def _listed(paragraph: str) -> str:
-    """``name   text`` lines as list items; lines that begin with spaces go on with the item above."""
+def _to_list(paragraph: str) -> str:
+    """Convert ``name   text`` lines to list items; indented lines continue the item above."""
     lines = paragraph.splitlines()
     column = min(match.end() - 1 for match in map(_COLUMNS.match, lines) if match)
     items: list[str] = []

@@ -1,6 +1,6 @@
-"""A hook of mkdocs: on the page about the papers, every ``file.py::name`` becomes a link to that line of the source.
+"""A hook of mkdocs: on papers.md every ``file.py::name`` becomes a link to that line of the source.
 
-The files named there become pages of their own, with numbered lines, so that the site needs no other place to point to.
+The site gets a page with numbered lines for every such file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RECIPE = re.compile(r"`(recipes/[\w-]+\.yaml)`")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add a page for every file that the papers' page names."""
+    """Add a page for every file that papers.md names."""
     text = (Path(config["docs_dir"]) / PAGE).read_text(encoding="utf-8")
     for name in sorted({match[1] for match in NAMED.finditer(text)} | set(RECIPE.findall(text))):
         language = "python" if name.endswith(".py") else "yaml"
@@ -31,7 +31,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Turn the names into links; wide tables and output get the room of the contents beside them."""
+    """Convert names to links; pages with wide tables have no table of contents."""
     if page.file.src_uri in WIDE:
         page.meta["hide"] = ["toc"]
     if page.file.src_uri != PAGE:
@@ -46,12 +46,12 @@ def _link(match: re.Match[str]) -> str:
 
 
 def line_of(path: Path, name: str) -> int:
-    """The line on which a function, class, method or constant begins."""
+    """Return the first line of a function, class, method or constant."""
     body: list[Any] = ast.parse(path.read_text(encoding="utf-8")).body
     line = 1
     for part in name.split("."):
-        found = next(node for node in body if part in _names(node))
-        line, body = found.lineno, getattr(found, "body", [])
+        match = next(node for node in body if part in _names(node))
+        line, body = match.lineno, getattr(match, "body", [])
     return line
 
 

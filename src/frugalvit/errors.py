@@ -14,6 +14,10 @@ class UserError(Exception):
     """A mistake of the user, as one line. The command line prints it and exits with 2."""
 
 
+class ReportedError(UserError):
+    """An error that rank 0 has met and prints; the other ranks end silently."""
+
+
 class LostRankError(UserError):
     """Another rank has ended or does not answer. Every remaining rank prints it: rank 0 may be the lost one."""
 

@@ -17,16 +17,14 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 from timm.layers import DropPath
-from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from frugalvit.backbones import Backbone, create_backbone, factory
+from frugalvit.backbones import create_backbone, factory
 from frugalvit.backbones.factory import build_meta, from_spec
 from frugalvit.backbones.registry import MODEL_NAMES
 from frugalvit.backbones.small_images import final_grid
-from frugalvit.backbones.weights.timm_config import timm_config, timm_state_dict
+from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.errors import UserError
 from frugalvit.tasks.pretraining.task import make_teacher
 
@@ -183,54 +181,11 @@ def test_last_four_blocks_of_swin_tiny_have_2304_channels() -> None:
         assert create_backbone("swin_tiny_w7", img_size=64).last_blocks(torch.zeros(1, 3, 64, 64)).shape == (1, 2304)
 
 
-@pytest.mark.parametrize(
-    ("name", "pixels", "keywords", "classes", "architecture"),
-    [
-        ("swin_nano", 32, {}, 4, "swin_tiny_patch4_window7_224"),
-        ("swin_nano", 64, {}, 0, "swin_tiny_patch4_window7_224"),
-        ("swin_nano", 224, {}, 4, "swin_tiny_patch4_window7_224"),
-        ("swin_tiny_w7", 224, SWIN, 4, "swin_tiny_patch4_window7_224"),
-        ("swin_tiny_w7", 96, {**SWIN, "patch_size": 4, "window_size": 7}, 4, "swin_tiny_w7"),
-        ("vit_base", 64, VIT, 4, "vit_base_patch16_224"),
-        ("deit_small", 224, VIT, 4, "deit_small_patch16_224"),
-        ("test_resnet", 64, {}, 4, "frugalvit_small_stem"),
-        ("test_resnet", 224, {}, 4, "test_resnet"),
-    ],
-)
-def test_timm_loads_an_exported_folder(
-    tmp_path: Path, name: str, pixels: int, keywords: dict[str, Any], classes: int, architecture: str
-) -> None:
-    backbone = create_backbone(name, img_size=pixels, num_classes=classes, **keywords).eval()
-    _randomize_norms(backbone)
-    folder = _export(backbone, tmp_path)
-    assert json.loads((folder / "config.json").read_text())["architecture"] == architecture
-    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    images = torch.randn(1, 3, pixels, pixels)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(images), backbone.model(images), atol=1e-4, rtol=1e-4)
-    assert tuple(loaded.pretrained_cfg["input_size"]) == (3, pixels, pixels)  # timm 1.0.31 has tuples
-
-
 def test_exported_swin_needs_only_timm(tmp_path: Path) -> None:
-    folder = _export(create_backbone("swin_nano", img_size=32, num_classes=3), tmp_path)
+    folder = save_model_folder(create_backbone("swin_nano", img_size=32, num_classes=3), tmp_path)
     load = f"import sys, timm; timm.create_model('local-dir:{folder}', pretrained=True)"
     code = f"{load}; assert 'frugalvit' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
-def _randomize_norms(backbone: Backbone) -> None:
-    """Norms as after training, not at their initial 1 and 0."""
-    for module in backbone.model.modules():
-        if isinstance(module, nn.LayerNorm | nn.BatchNorm2d):
-            nn.init.normal_(module.weight, 1.0, 0.2)
-            nn.init.normal_(module.bias, 0.0, 0.2)
-
-
-def _export(backbone: Backbone, folder: Path) -> Path:
-    (folder / "config.json").write_text(json.dumps(timm_config(backbone)))
-    weights = {name: tensor.contiguous() for name, tensor in timm_state_dict(backbone).items()}
-    save_file(weights, folder / "model.safetensors")
-    return folder
 
 
 def test_default_mean_and_std_are_those_of_imagenet() -> None:

@@ -24,7 +24,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import MultiCrop
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
@@ -51,7 +51,7 @@ def test_algorithm_1_has_the_same_loss_and_gradients() -> None:
     ).double()  # fmt: skip
     pixels = torch.randint(0, 256, (6, 3, 40, 40), dtype=torch.uint8)
     augment = MultiCrop(CropsConfig(local_crops=3), 32)
-    batches = Batches(ImageStore.from_arrays(pixels, torch.arange(6)), 6, seed=0, augment=augment)
+    batches = Batches(CachedStore.from_arrays(pixels, torch.arange(6)), 6, seed=0, augment=augment)
     batch = batches.batch_at(0)
     batch.images = [crop.double() for crop in batch.images]  # type: ignore[assignment]
     losses = []
@@ -63,9 +63,7 @@ def test_algorithm_1_has_the_same_loss_and_gradients() -> None:
         losses.append(loss)
     torch.testing.assert_close(*losses)
     for (name, ours), theirs in zip(fast.named_parameters(), slow.parameters(), strict=True):
-        torch.testing.assert_close(
-            ours.grad, theirs.grad, atol=1e-6, rtol=1e-3, msg=name
-        )  # fp32 inside
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-3, msg=name)  # fp32 inside
     assert fast.regions is not None and slow.regions is not None
     torch.testing.assert_close(fast.regions.center, slow.regions.center)
 
@@ -117,7 +115,7 @@ def test_heads_fit_a_network_with_another_pooled_width(as_written: bool) -> None
     config = BenchStepConfig(kind="pretrain", backbone="mobilenetv3_small_100", img_size=32, batch=2, prototypes=16)
     fabric = Fabric(accelerator="cpu", devices=1)
     pixels = torch.randint(0, 256, (4, 3, 40, 40), dtype=torch.uint8)
-    batches = train_step._batches(config, ImageStore.from_arrays(pixels), 0)
+    batches = train_step._batches(config, CachedStore.from_arrays(pixels), 0)
     step = train_step._make_train_step(config, batches, 0, fabric, as_written)
     step.one_step()
     task: Any = step.task

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from contextlib import nullcontext
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,21 +19,10 @@ from frugalvit.config.run import FREE_ON_RESUME
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.experiment.resume import check_resume, load_resumed_config
-
-HERE = Path(__file__).parents[1]
-
+from helpers import dense_samples
 
 TINY = ["--backbone", "swin_nano", "--backbone-args", "{embed_dim: 8, depths: [1, 1], num_heads: [1, 2]}"]
 TINY += ["--img-size", "32", "--batch", "4", "--steps", "1", "--no-report", "--quiet"]
-
-
-def beside(name: str) -> ModuleType:
-    """A helper of another folder of tests."""
-    spec = importlib.util.spec_from_file_location(Path(name).stem, HERE / name)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +36,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for number in range(count):
                 pixels = random.integers(0, 255, (16, 16, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / "photos" / split / label / f"{number}.png")
-    samples = beside("transfer/samples.py")
-    samples.make_coco(folder / "coco", train=4, val=2, side=48)
-    samples.make_scenes(folder / "scenes", train=4, val=2, side=40)
+    dense_samples.make_coco(folder / "coco", train=4, val=2, side=48)
+    dense_samples.make_scenes(folder / "scenes", train=4, val=2, side=40)
     (folder / "empty").mkdir()
     (folder / "text.txt").write_text("hello\n")
     heads = ["--detector.channels", "8", "--detector.hidden", "8", "--detector.proposals", "20"]

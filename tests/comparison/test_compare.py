@@ -13,11 +13,11 @@ from frugalvit.cli.main import main
 from frugalvit.comparison import compare as module
 from frugalvit.comparison.compare import compare, find_difference, known_metrics
 from frugalvit.config.compare import CompareConfig, parse_assignments
-from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import Interrupted, UserError
-from frugalvit.tasks.detection.metrics import AveragePrecision, Confusion
+from frugalvit.tasks.detection.metrics import AveragePrecision
 from frugalvit.tasks.detection.task import summary_of
+from frugalvit.tasks.segmentation.metrics import Confusion
 from frugalvit.utils.tables import CommandResult
 from helpers.tiny_runs import TRAIN, write_images
 

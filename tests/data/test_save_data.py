@@ -1,8 +1,7 @@
-"""Images in memory, written as a dataset and opened again."""
+"""``save_data`` writes images from memory as a dataset."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,23 @@ COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=3)
 
 
 class Shuffled(list[Any]):
-    """As a Series of pandas that was split or sorted: its order is one thing, its index another."""
+    """As a sorted pandas Series: its index does not follow its order."""
 
     def __getitem__(self, index: Any) -> Any:
         return list(self)[-1 - index]
 
 
 class Random(Dataset[Any]):
-    """Another image at every look: each must be looked at once."""
+    """Counts how often its images are read."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.reads = 0
 
     def __len__(self) -> int:
         return 6
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        self.looks += 1
+        self.reads += 1
         return Image.fromarray(COLOUR[index]), index % 2
 
 
@@ -52,7 +51,7 @@ class Random(Dataset[Any]):
     ],
     ids=["array", "list", "PIL", "uint8", "floats"],
 )
-def test_what_was_given_comes_back(images: Any, tmp_path: Path) -> None:
+def test_images_are_read_back(images: Any, tmp_path: Path) -> None:
     source = fv.open_data(fv.save_data(tmp_path / "out", (images, [0, 1] * 3)), split="given")
     train = source.splits["train"]
     assert source.classes == ("0", "1") and train.labels is not None and train.labels.tolist() == [0, 1] * 3
@@ -60,18 +59,18 @@ def test_what_was_given_comes_back(images: Any, tmp_path: Path) -> None:
         np.testing.assert_array_equal(train.read(index), image)
 
 
-def test_files_stay_as_they_are(tmp_path: Path) -> None:
+def test_files_are_copied_unchanged(tmp_path: Path) -> None:
     Image.fromarray(COLOUR[1]).save(tmp_path / "one.jpg")
     content = (tmp_path / "one.jpg").read_bytes()
     source = fv.open_data(fv.save_data(tmp_path / "out", ([tmp_path / "one.jpg", content], None)), split="given")
     assert source.classes is None and [source.splits["train"].raw(number) for number in range(2)] == [content] * 2
 
 
-def test_a_dataset_is_looked_at_once(tmp_path: Path) -> None:
+def test_datasets_are_read_once(tmp_path: Path) -> None:
     made = Random()
     pairs = TensorDataset(torch.from_numpy(GREY)[:, None], torch.tensor([0, 1, 0, 1, 0, 1]))
     source = fv.open_data(fv.save_data(tmp_path / "out", made, test=pairs, classes=["hay", "straw"]), split="given")
-    assert made.looks == 6 and list(source.splits) == ["train", "test"] and source.classes == ("hay", "straw")
+    assert made.reads == 6 and list(source.splits) == ["train", "test"] and source.classes == ("hay", "straw")
     np.testing.assert_array_equal(source.splits["test"].read(3)[:, :, 0], GREY[3])
 
 
@@ -94,7 +93,7 @@ def test_labels(labels: Any, classes: Any, names: Any, numbers: list[int], tmp_p
 
 
 class Frame:
-    """What a frame of pandas shows of itself here: a length and columns, which are found by their names."""
+    """A pandas frame: a length, and columns by name."""
 
     columns = ("image", "label")
 
@@ -106,40 +105,36 @@ class Frame:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
-        ({"train": GREY}, r"train: ndarray of shape \(6, 5, 7\) is no pair"),
-        ({"train": 3}, "train: int is no pair"),
-        ({"train": [{"image": GREY[0]}]}, "train: dict is no pair"),
-        (
-            {"train": Frame()},
-            r"train: a table with the columns 'image', 'label': .*\(table\['image'\], table\['label'\]\)",
-        ),
-        ({"train": (GREY, [0, 1] * 3), "classes": {0: "a", 1: "b"}}, "classes: give a list of names.*not a dictionary"),
+        ({"train": GREY}, r"train: .* got ndarray of shape \(6, 5, 7\)"),
+        ({"train": 3}, "train: .* got int"),
+        ({"train": [{"image": GREY[0]}]}, "train: .* got dict"),
+        ({"train": Frame()}, r"train: .*'image', 'label'.*\(table\['image'\], table\['label'\]\)"),
+        ({"train": (GREY, [0, 1] * 3), "classes": {0: "a", 1: "b"}}, "classes is a dictionary"),
         ({"train": (GREY, [1, 2])}, "6 images and 2 labels"),
         ({"train": (GREY[:0], [])}, "train has no images"),
-        ({"train": (GREY / 255.0, [0] * 6)}, "train-0: An array of float64"),
-        ({"train": (torch.randn(2, 3, 4, 4), [0, 1])}, "train-0: .*from 0 to 1: normalise nothing"),
-        ({"train": (GREY, [0, 1] * 3), "classes": ["a", "a"]}, "a name of its own"),
-        ({"train": (GREY, [0, 1] * 3), "classes": ["a", " "]}, "none is empty"),
-        ({"train": (GREY, [0.5] * 6)}, "train-0: 0.5 is no label"),
-        ({"train": (GREY, [-1] * 6)}, "train-0: -1 is no label"),
+        ({"train": (GREY / 255.0, [0] * 6)}, "train-0: .*float64"),
+        ({"train": (torch.randn(2, 3, 4, 4), [0, 1])}, "train-0: .*0 to 1"),
+        ({"train": (GREY, [0, 1] * 3), "classes": ["a", "a"]}, "classes has"),
+        ({"train": (GREY, [0, 1] * 3), "classes": ["a", " "]}, "classes has"),
+        ({"train": (GREY, [0.5] * 6)}, "train-0: .*0.5"),
+        ({"train": (GREY, [-1] * 6)}, "train-0: .*-1"),
         ({"train": (GREY, ["a", 1] * 3)}, "Some labels are numbers"),
-        ({"train": (GREY, ["a", " "] * 3)}, "train-1: its label is empty"),
-        ({"train": (GREY, [0, None, 1] * 2)}, r"train: 2 of 6 images have no label \(1, 4, counted from 0\)"),
-        ({"train": (GREY, [0, None, 1, 1, 1, 0])}, r"train: 1 of 6 images has no label \(1,"),
-        ({"train": (GREY, [0, 3] * 3), "classes": ["a", "b"]}, "3 is a label, and there are 2 classes"),
+        ({"train": (GREY, ["a", " "] * 3)}, "train-1: .*' '"),
+        ({"train": (GREY, [0, None, 1] * 2)}, r"train: 2 of 6 images .*\(index 1, 4\)"),
+        ({"train": (GREY, [0, 3] * 3), "classes": ["a", "b"]}, "label 3 .*2 classes"),
         ({"train": (GREY, [0] * 6), "test": (GREY, None)}, "test has no labels"),
-        ({"train": (["nowhere.png"], None)}, "nowhere.png cannot be read"),
+        ({"train": (["nowhere.png"], None)}, r"nowhere\.png"),
     ],
 )
-def test_mistakes(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_wrong_arguments(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(fv.UserError, match=message):
-        fv.save_data(tmp_path / "out", **given)
+        fv.save_data(tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+def test_only_replace_overwrites(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     for replace in (False, True):
         with pytest.raises(fv.UserError, match="not empty"):
@@ -149,56 +144,44 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         fv.save_data(tmp_path / "out", (GREY[:2], None))
     assert len(fv.open_data(fv.save_data(tmp_path / "out", (GREY[:2], None), replace=True))) == 2
     (tmp_path / "broken.jpg").write_bytes(b"no image")
-    with pytest.raises(fv.UserError, match="No image of train can be read"):
+    with pytest.raises(fv.UserError, match="No image of train"):
         fv.save_data(tmp_path / "out", ([tmp_path / "broken.jpg"], None), replace=True)
     assert len(fv.open_data(tmp_path / "out")) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jpg", "mine", "out"]
 
 
-@pytest.mark.parametrize("out", [".", "there"])
 @pytest.mark.parametrize("beside", ["script.py", "index.json"])
-def test_nothing_but_a_dataset_is_replaced(
-    out: str, beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A working folder holds scripts, runs and more; an index.json may be anybody's."""
-    monkeypatch.chdir(tmp_path)
+def test_replace_refuses_other_folders(beside: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
     fv.save_data(out, (GREY, None))
-    (Path(out) / beside).write_text('{"mine": 1}')
+    (out / beside).write_text('{"mine": 1}')
     with pytest.raises(fv.UserError, match="holds more than a packed dataset"):
         fv.save_data(out, (GREY, None), replace=True)
-    assert (Path(out) / beside).read_text() == '{"mine": 1}' and (Path(out) / "train-000000.tar").exists()
+    assert (out / beside).read_text() == '{"mine": 1}' and (out / "train-000000.tar").exists()
 
 
-def test_the_working_folder_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And filled anew: it stays the folder that a shell is in."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    before = Path().stat().st_ino
-    for count, replace in ((6, False), (2, True)):
-        assert len(fv.open_data(fv.save_data(".", (GREY[:count], None), replace=replace))) == count
-        assert sorted(path.name for path in Path().iterdir()) == ["index.json", "train-000000.tar"]
-    assert json.loads(Path("index.json").read_text())["name"] == "here"
-    assert (tmp_path / "here").stat().st_ino == before and [path.name for path in tmp_path.iterdir()] == ["here"]
-    with pytest.raises(fv.UserError, match="not empty"):
+def test_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fv.UserError, match="working folder"):
         fv.save_data(".", (GREY, None))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("thing", [GREY, None, 3, "", [GREY]])
-def test_what_is_no_dataset(thing: Any) -> None:
-    with pytest.raises(fv.UserError, match=r"is no dataset: give a path or a name; fv\.save_data"):
+def test_open_data_refuses_other_types(thing: Any) -> None:
+    with pytest.raises(fv.UserError, match=r"fv\.save_data"):
         fv.open_data(thing)
 
 
-class Forgetful(ImageDataset):
-    """Somebody's own kind of images that cannot be cut."""
+class WithoutSelect(ImageDataset):
+    """A dataset without ``_select``."""
 
     def raw(self, index: int) -> bytes:
         return b""
 
 
-def test_own_examples_must_know_how_to_be_cut() -> None:
-    """Names and labels without their images would be a dataset of wrong labels."""
-    source = DatasetSplits("mine", "here", "own", ("a",), {"train": Forgetful(["x", "y"], np.zeros(2))})
+def test_dataset_without_select_cannot_be_split() -> None:
+    source = DatasetSplits("mine", "here", "own", ("a",), {"train": WithoutSelect(["x", "y"], np.zeros(2))})
     with pytest.raises(NotImplementedError):
         splits.add_missing_splits(source, "auto", 0.5, 0)
-    assert repr(source.splits["train"]) == "Forgetful(2 images, labelled)"
+    assert repr(source.splits["train"]) == "WithoutSelect(2 images, labelled)"

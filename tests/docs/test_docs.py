@@ -110,10 +110,10 @@ def parse(words: list[str]) -> None:
     verb = cli.find_command(words)
     if verb is None or "--help" in words:
         return
-    rest = words[len(verb.words.split()) :]
+    rest = words[len(verb.name.split()) :]
     if "--config" in rest:  # the file is the reader's
         del rest[rest.index("--config") : rest.index("--config") + 2]
-    parser.parse(cli._load(verb.config), rest, f"frugalvit {verb.words}", verb.help)
+    parser.parse(verb.load_config(), rest, f"frugalvit {verb.name}", verb.help)
 
 
 def page_id(page: Path) -> str:
@@ -155,6 +155,8 @@ def test_make_has_the_targets_that_are_named() -> None:
 
 def test_inline_commands_name_real_verbs() -> None:
     for page in PAGES:
+        if page.name == "extending.md":  # adds its own commands
+            continue
         for words in re.findall(r"`frugalvit ([a-z][^`]*)`", page.read_text(encoding="utf-8")):
             assert cli.find_command(words.split()), words
 
@@ -207,14 +209,14 @@ def shortened(words: list[str]) -> list[str]:
     """A command as it is run here: the page's own words, less what no test can have, with small values."""
     verb = cli.find_command(words)
     assert verb is not None
-    changes = SHORTER.get(verb.words, {})
+    changes = SHORTER.get(verb.name, {})
     out = _without(words, dict.fromkeys(changes, 1) | LEFT_OUT)
     if "--resume" in out and out[out.index("--resume") + 1] == "auto":  # it begins here
         out = _without(out, {"resume": 1})
     if "--select" in out:  # there are few images here
         out[out.index("--select") + 1] = "4"
     begins = not {"--init", "--continue", "--resume", "--backbone"} & set(out)
-    if begins and verb.words.split()[-1] in ("train", "pretrain", "compare"):
+    if begins and verb.name.split()[-1] in ("train", "pretrain", "compare"):
         changes = changes | {"backbone": "swin_nano"}
     if "--continue" in out:
         changes = changes | {"steps": "4"}  # a run that goes on must be longer than the one before
@@ -371,7 +373,7 @@ def test_pages_build_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     reference = (site / "api" / "index.html").read_text(encoding="utf-8")
-    assert "the final tokens, where they lie in the image" in reference, "docstrings are shown"
+    assert "the final tokens at their positions in the image" in reference, "docstrings are shown"
     for page in DOCS.rglob("*.md"):
         name = page.relative_to(DOCS).with_suffix("")
         assert (site / ("" if name.name == "index" else name) / "index.html").exists(), name

@@ -1,4 +1,4 @@
-"""The examples run, and what they add to somebody's loop is three marked lines."""
+"""The examples run, and each marks its three important lines."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_three_marked_lines(path: Path) -> None:
     assert marks == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("name", ["plain_pytorch", "timm_loop", "resnet", "region_matching"])
+@pytest.mark.parametrize("name", ["plain_pytorch", "timm_loop", "resnet", "region_matching", "own_objective"])
 def test_example_runs(name: str) -> None:
     losses = load(name).main(steps=4)
     assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
 
 
-def test_views_of_a_network_that_widens_before_its_classifier() -> None:
+def test_region_matching_with_wider_pooled_features() -> None:
     losses = load("region_matching").main(steps=2, backbone="mobilenetv3_small_050")
     assert all(math.isfinite(loss) for loss in losses)
 
@@ -46,21 +46,20 @@ def test_views_of_a_network_that_widens_before_its_classifier() -> None:
     ("name", "package"), [("lightning_module", "lightning"), ("huggingface_trainer", "transformers")]
 )
 def test_example_of_another_framework(name: str, package: str) -> None:
-    pytest.importorskip(package, reason=f"{package} is not installed; it is no dependency of ours")
+    pytest.importorskip(package, reason=f"{package} is not installed; it is not a dependency")
     losses = load(name).main(steps=3)
     assert len(losses) >= 3 and all(math.isfinite(loss) for loss in losses)
 
 
 def test_lightning_lines_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The three lines compute and train, whatever stands around them."""
 
     class Module(nn.Module):
         def log_dict(self, values: dict[str, Tensor]) -> None:
             self.logged = values
 
-    stand_in: Any = ModuleType("lightning")
-    stand_in.LightningModule = Module
-    monkeypatch.setitem(sys.modules, "lightning", stand_in)
+    module: Any = ModuleType("lightning")
+    module.LightningModule = Module
+    monkeypatch.setitem(sys.modules, "lightning", module)
     model = load("lightning_module").Classifier(img_size=32)
     optimizer = model.configure_optimizers()
     loss = model.training_step((torch.randn(2, 3, 32, 32), torch.tensor([0, 1])), 0)
@@ -85,11 +84,11 @@ def test_trainer_lines_without_transformers(monkeypatch: pytest.MonkeyPatch) -> 
             loss = None if labels is None else nn.functional.cross_entropy(grid.mean((2, 3)), labels)
             return SimpleNamespace(loss=loss, reshaped_hidden_states=(grid,) if output_hidden_states else None)
 
-    stand_in: Any = ModuleType("transformers")
-    stand_in.SwinForImageClassification = Swin
+    module: Any = ModuleType("transformers")
+    module.SwinForImageClassification = Swin
     for name in ("SwinConfig", "Trainer", "TrainingArguments", "set_seed"):
-        setattr(stand_in, name, object)
-    monkeypatch.setitem(sys.modules, "transformers", stand_in)
+        setattr(module, name, object)
+    monkeypatch.setitem(sys.modules, "transformers", module)
     model = load("huggingface_trainer").LocalizingSwinForImageClassification(None)
     images, labels = torch.randn(2, 3, 64, 64), torch.tensor([0, 1])
     plain = nn.functional.cross_entropy(model.swin(images).mean((2, 3)), labels)

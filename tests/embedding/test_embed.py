@@ -1,4 +1,4 @@
-"""Embeddings in files, and neighbours as a picture."""
+"""Features in files, and figures of neighbours."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from helpers import suite_layouts
 TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
 
 
-def test_npz_holds_paths_labels_and_vectors(squares: Path, tmp_path: Path) -> None:
-    result = embed(EmbedConfig(data=str(squares), out=str(tmp_path / "f.npz"), **TINY))
-    with np.load(tmp_path / "f.npz", allow_pickle=False) as file:
+def test_npz_has_paths_labels_and_vectors(squares: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder" / "f.npz"
+    result = embed(EmbedConfig(data=str(squares), out=str(out), **TINY))
+    with np.load(out, allow_pickle=False) as file:
         arrays = dict(file)
     assert set(arrays) == {"paths", "splits", "vectors", "labels", "classes"}
     assert arrays["vectors"].shape == (48, result.data["shape"][0]) and arrays["vectors"].dtype == np.float32
@@ -34,7 +35,7 @@ def test_npz_holds_paths_labels_and_vectors(squares: Path, tmp_path: Path) -> No
         assert Path(path).is_file() and arrays["classes"][label] in path and f"/{split}/" in path
 
 
-def test_parquet_and_one_split(squares: Path, tmp_path: Path) -> None:
+def test_parquet_of_one_split(squares: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     embed(EmbedConfig(data=str(squares), out=str(tmp_path / "f.parquet"), split="test", **TINY))
     rows = parquet.read_table(tmp_path / "f.parquet").to_pylist()
@@ -42,8 +43,7 @@ def test_parquet_and_one_split(squares: Path, tmp_path: Path) -> None:
     assert all(row["label"] in row["path"] and row["split"] == "test" for row in rows)
 
 
-def test_loose_images_are_embedded_too(squares: Path, tmp_path: Path) -> None:
-    """They have no label among images that have one; with --labels ignore none has."""
+def test_unlabelled_images_beside_class_folders(squares: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(squares, tmp_path / "squares")
     shutil.copy(next((folder / "train" / "class1").iterdir()), folder / "train" / "loose.png")
     result = embed(EmbedConfig(data=str(folder), out=str(tmp_path / "f.npz"), **TINY))
@@ -52,7 +52,7 @@ def test_loose_images_are_embedded_too(squares: Path, tmp_path: Path) -> None:
         assert len(arrays["paths"]) == 49 and labels["loose.png"] == -1 and (arrays["labels"] >= 0).sum() == 48
         splits = dict(zip((Path(path).name for path in arrays["paths"]), arrays["splits"], strict=True))
         assert splits["loose.png"] == "train"
-    assert any("1 loose image beside the class folders" in note for note in result.notes)
+    assert any("1 loose image" in note for note in result.notes)
     near = embed(EmbedConfig(data=str(folder), neighbours=str(folder / "train" / "class1" / "0.png"), count=30,
                              picture=str(tmp_path / "near.png"), **TINY)).data["neighbours"]  # fmt: skip
     assert [entry["class"] for entry in near if entry["image"].endswith("loose.png")] == [None]
@@ -61,32 +61,32 @@ def test_loose_images_are_embedded_too(squares: Path, tmp_path: Path) -> None:
         assert len(arrays["paths"]) == 49 and "labels" not in arrays
 
 
-def test_the_table_of_a_loose_image_has_no_label(tmp_path: Path) -> None:
+def test_parquet_of_unlabelled_images(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    found = FeatureSet(torch.ones(2, 2), torch.tensor([1, -1]), None, ["a.png", "b.png"], ["a.png", "b.png"])
-    write_features(tmp_path / "f.parquet", found, ["train", "train"], ("cat", "dog"))
+    features = FeatureSet(torch.ones(2, 2), torch.tensor([1, -1]), None, ["a.png", "b.png"], ["a.png", "b.png"])
+    write_features(tmp_path / "f.parquet", features, ["train", "train"], ("cat", "dog"))
     assert parquet.read_table(tmp_path / "f.parquet")["label"].to_pylist() == ["dog", None]
 
 
-def test_a_file_in_two_splits_keeps_both(tmp_path: Path) -> None:
+def test_files_in_two_splits_have_two_rows(tmp_path: Path) -> None:
     for number in range(3):
         suite_layouts.write(tmp_path / f"{number}.png", number % 2, number)
     rows = [("0.png", "a", "train"), ("1.png", "b", "train"), ("0.png", "a", "test"), ("2.png", "a", "test")]
     (tmp_path / "t.csv").write_text("path,label,split\n" + "\n".join(map(",".join, rows)))
     embed(EmbedConfig(data=str(tmp_path / "t.csv"), out=str(tmp_path / "f.npz"), **TINY))
     with np.load(tmp_path / "f.npz") as arrays:
-        found = [(Path(path).name, split) for path, split in zip(arrays["paths"], arrays["splits"], strict=True)]
-    assert found == [(name, split) for name, _, split in rows]
+        rows_written = [(Path(path).name, split) for path, split in zip(arrays["paths"], arrays["splits"], strict=True)]
+    assert rows_written == [(name, split) for name, _, split in rows]
 
 
-def test_a_table_holds_names_in_no_encoding(tmp_path: Path) -> None:
+def test_parquet_of_names_that_are_not_utf8(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    found = FeatureSet(torch.ones(1, 2), None, None, ["caf\udce9.png"], ["caf\udce9.png"])
-    write_features(tmp_path / "f.parquet", found, ["train"], None)
+    features = FeatureSet(torch.ones(1, 2), None, None, ["caf\udce9.png"], ["caf\udce9.png"])
+    write_features(tmp_path / "f.parquet", features, ["train"], None)
     assert parquet.read_table(tmp_path / "f.parquet").to_pylist()[0]["path"] == r"caf\udce9.png"
 
 
-def test_images_without_labels_and_grids(tmp_path: Path) -> None:
+def test_grids_of_unlabelled_images(tmp_path: Path) -> None:
     for number in range(3):
         suite_layouts.write(tmp_path / "images" / f"{number}.png", 0, number)
     out = tmp_path / "f.npz"
@@ -95,19 +95,19 @@ def test_images_without_labels_and_grids(tmp_path: Path) -> None:
         assert arrays["vectors"].ndim == 4 and "labels" not in arrays
 
 
-@pytest.mark.parametrize(("count", "places"), [(1, 2), (4, 5), (5, 6), (7, 12)])
-def test_a_picture_of_few_neighbours_has_no_empty_columns(count: int, places: int) -> None:
+@pytest.mark.parametrize(("count", "axes"), [(1, 2), (4, 5), (5, 6), (7, 12)])
+def test_figure_of_few_neighbours_has_no_empty_columns(count: int, axes: int) -> None:
     image = np.zeros((4, 4, 3), np.uint8)
-    assert len(neighbours_figure(image, [image] * count, ["near"] * count).axes) == places
+    assert len(neighbours_figure(image, [image] * count, ["near"] * count).axes) == axes
 
 
-def test_neighbours_are_of_the_same_colour_and_never_the_image_itself(squares: Path, tmp_path: Path) -> None:
-    asked = squares / "test" / "class1" / "0.png"
+def test_neighbours_are_similar_images(squares: Path, tmp_path: Path) -> None:
+    query = squares / "test" / "class1" / "0.png"
     picture = tmp_path / "near.png"
-    result = embed(EmbedConfig(data=str(squares), neighbours=str(asked), count=6, picture=str(picture), **TINY))
+    result = embed(EmbedConfig(data=str(squares), neighbours=str(query), count=6, picture=str(picture), **TINY))
     near = result.data["neighbours"]
     assert len(near) == 6 and {entry["class"] for entry in near} == {"class1"}
-    assert str(asked) not in {entry["image"] for entry in near}
+    assert str(query) not in {entry["image"] for entry in near}
     cosines = [entry["cosine"] for entry in near]
     assert cosines == sorted(cosines, reverse=True)
     with Image.open(picture) as drawn:
@@ -118,15 +118,15 @@ def test_neighbours_are_of_the_same_colour_and_never_the_image_itself(squares: P
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"out": "f.txt"}, "ends with .npz or .parquet"),
-        ({"out": "f.parquet", "features": "grid"}, "does not fit a table"),
-        ({"neighbours": "nowhere.png"}, "no image"),
-        ({"neighbours": "nowhere.png", "picture": "f.gif"}, "picture's name"),
-        ({"split": "val", "out": "f.npz", "labels": "ignore"}, "no val split, .*one is made where there are labels"),
-        ({"split": "val", "out": "f.npz"}, "no val split"),  # a class of one image has none to spare
+        ({"out": "f.txt"}, r"f\.txt"),
+        ({"out": "f.parquet", "features": "grid"}, "--features grid"),
+        ({"neighbours": "nowhere.png"}, "nowhere"),
+        ({"neighbours": "nowhere.png", "picture": "f.gif"}, r"f\.gif"),
+        ({"split": "val", "out": "f.npz", "labels": "ignore"}, r"no val split, .*labels"),
+        ({"split": "val", "out": "f.npz"}, "no val split"),  # classes of one image cannot be split
     ],
 )
-def test_mistakes_are_said(change: dict, word: str, tmp_path: Path, monkeypatch) -> None:
+def test_invalid_options_are_errors(change: dict, word: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     suite_layouts.folders(tmp_path / "data", {"train": 1, "test": 1})
     with pytest.raises(UserError, match=word):
@@ -134,95 +134,86 @@ def test_mistakes_are_said(change: dict, word: str, tmp_path: Path, monkeypatch)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_a_val_that_is_not_there_is_the_one_that_train_makes(
-    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_val_is_made_as_in_training(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = suite_layouts.folders(tmp_path / "data", {"train": 8})
     result = embed(EmbedConfig(data=str(folder), out=str(tmp_path / "f.npz"), split="val", **TINY | {"seed": seed}))
     with np.load(tmp_path / "f.npz") as arrays:
         assert sorted(arrays["paths"]) == sorted(open_data(str(folder)).splits["val"].names)
     assert any("val is made from train: 3 of 24 images" in note for note in result.notes)
-    assert "--split train is what was given: it holds the images of this val, too" in capsys.readouterr().err
+    assert "--split train" in capsys.readouterr().err
 
 
-def test_nothing_is_overwritten(squares: Path, tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(squares: Path, tmp_path: Path) -> None:
     (tmp_path / "f.npz").write_text("mine")
-    with pytest.raises(UserError, match="not overwritten"):
+    with pytest.raises(UserError, match=r"f\.npz"):
         embed(EmbedConfig(data=str(squares), out=str(tmp_path / "f.npz"), **TINY))
     assert (tmp_path / "f.npz").read_text() == "mine"
 
 
 @pytest.mark.parametrize("option", ["--out", "--picture"])
-def test_a_place_below_a_file_is_said_before_any_model_is_loaded(
+def test_unwritable_outputs_are_errors_before_the_model_loads(
     option: str, squares: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("mine")
     words = {"--out": ["f.npz"], "--picture": ["f.png", "--neighbours", str(squares / "test" / "class1" / "0.png")]}
     name, *more = words[option]
-    for place in (tmp_path / "file" / name, tmp_path / "file" / "below" / name):
-        assert main(["embed", "no such model", str(squares), option, str(place), *more]) == 2
-        told = capsys.readouterr().err
-        assert "Cannot write to" in told and len(told.splitlines()) == 1
+    for path in (tmp_path / "file" / name, tmp_path / "file" / "below" / name):
+        assert main(["embed", "no such model", str(squares), option, str(path), *more]) == 2
+        error = capsys.readouterr().err
+        assert str(tmp_path / "file") in error and len(error.splitlines()) == 1
 
 
-def test_the_folder_of_a_file_is_made(squares: Path, tmp_path: Path) -> None:
-    embed(EmbedConfig(data=str(squares), out=str(tmp_path / "new" / "folder" / "f.npz"), split="test", **TINY))
-    assert (tmp_path / "new" / "folder" / "f.npz").is_file()
-
-
-def test_the_only_image_has_no_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_neighbours_of_the_only_image_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     suite_layouts.write(tmp_path / "images" / "0.png", 0, 0)
-    asked, out = tmp_path / "images" / "0.png", tmp_path / "f.npz"
-    words = ["--neighbours", str(asked), "--picture", str(tmp_path / "near.png"), "--out", str(out), "--quiet"]
+    query, out = tmp_path / "images" / "0.png", tmp_path / "f.npz"
+    words = ["--neighbours", str(query), "--picture", str(tmp_path / "near.png"), "--out", str(out), "--quiet"]
     words += ["--img-size", "32", "--device", "cpu"]
     assert main(["embed", "no such model", str(tmp_path / "images"), *words]) == 2
-    told = capsys.readouterr().err
-    assert "has no neighbours: there is no other image" in told and len(told.splitlines()) == 1
-    (tmp_path / "images" / "bad.png").write_bytes(b"no image")  # one that nobody can be like
+    error = capsys.readouterr().err
+    assert "--neighbours" in error and len(error.splitlines()) == 1
+    (tmp_path / "images" / "bad.png").write_bytes(b"no image")
     assert main(["embed", "swin_nano", str(tmp_path / "images"), *words]) == 2
-    assert "has no neighbours: there is no other image" in capsys.readouterr().err
+    assert "--neighbours" in capsys.readouterr().err
     assert not out.exists()
 
 
 @pytest.mark.parametrize("count", [2, 3, 9])
-def test_an_image_in_several_splits_has_as_many_neighbours(count: int, tmp_path: Path) -> None:
+def test_neighbours_of_an_image_in_several_splits(count: int, tmp_path: Path) -> None:
     for number in range(4):
         suite_layouts.write(tmp_path / f"{number}.png", number % 2, number)
     rows = [f"0.png,a,{split}" for split in ("train", "val", "test")]
     rows += [f"{number}.png,{'ab'[number % 2]},train" for number in (1, 2, 3)]
     (tmp_path / "t.csv").write_text("path,label,split\n" + "\n".join(rows))
-    asked, picture = str(tmp_path / "0.png"), str(tmp_path / "near.png")
-    result = embed(EmbedConfig(data=str(tmp_path / "t.csv"), neighbours=asked, count=count, picture=picture, **TINY))
+    query, picture = str(tmp_path / "0.png"), str(tmp_path / "near.png")
+    result = embed(EmbedConfig(data=str(tmp_path / "t.csv"), neighbours=query, count=count, picture=picture, **TINY))
     near = [Path(entry["image"]).name for entry in result.data["neighbours"]]
     assert near[0] == "2.png" and len(near) == min(count, 3) and "0.png" not in near
 
 
-@pytest.mark.parametrize(("more", "told"), [({"picture": "x.png"}, "--picture is of"), ({"count": 3}, "--count is of")])
-def test_options_that_would_do_nothing_are_refused(more: dict[str, object], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+@pytest.mark.parametrize(("more", "flag"), [({"picture": "x.png"}, "--picture"), ({"count": 3}, "--count")])
+def test_options_without_effect_are_errors(more: dict[str, object], flag: str) -> None:
+    with pytest.raises(UserError, match=flag):
         EmbedConfig.parse({"model": "run", "data": "photos"} | more)
 
 
 @pytest.mark.parametrize("sizes", [[(480, 640)], [(480, 640), (640, 480), (300, 333)]], ids=["one size", "several"])
-def test_a_photograph_has_the_same_features_by_its_name(
-    sizes: list[tuple[int, int]], tmp_path: Path, model: Model
-) -> None:
-    """A JPEG is decoded smaller where that is enough: in a dataset, whatever else is in it, as by itself."""
+def test_features_do_not_depend_on_the_dataset(sizes: list[tuple[int, int]], tmp_path: Path, model: Model) -> None:
+    """A JPEG is decoded at a reduced size, which must not depend on the other images."""
     random = np.random.default_rng(0)
     for number in range(6):
         height, width = sizes[number % len(sizes)]
         waves = np.sin(np.arange(height)[:, None] * random.uniform(0.05, 0.7) + np.arange(width) * 0.3)[..., None]
         pixels = 128 + 60 * waves * random.uniform(-1, 1, 3) + random.normal(0, 20, (height, width, 3))
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(tmp_path / f"{number}.jpg", quality=95)
-    found = FeatureExtractor(model, cache=False, batch=4)(open_data(str(tmp_path), split="given").splits["train"])
-    names = found.names
+    features = FeatureExtractor(model, cache=False, batch=4)(open_data(str(tmp_path), split="given").splits["train"])
+    names = features.names
     with torch.no_grad():
         alone = torch.cat([model.backbone(model.transform.image(name)).pooled for name in names])
-    assert torch.cosine_similarity(found.features, alone).min() > 0.99999
+    assert torch.cosine_similarity(features.features, alone).min() > 0.99999
     (tmp_path / "copy").mkdir()
     query = shutil.copy(names[1], tmp_path / "copy" / "query.jpg")
     near = embed(EmbedConfig(data=str(tmp_path), neighbours=str(query), picture=str(tmp_path / "near.png"), **TINY))
     assert near.data["neighbours"][0]["image"] == names[1]
     assert near.data["neighbours"][0]["cosine"] == pytest.approx(1, abs=1e-5)
-    given = next(InputImages([names[1]]).batches(1, "", model.transform.enough))[0].pixels  # as 'predict' reads it
-    assert torch.equal(model.transform.image(given), model.transform.image(names[1]))
+    pixels = next(InputImages([names[1]]).batches(1, "", model.transform.min_size))[0].pixels  # as 'predict' reads it
+    assert torch.equal(model.transform.image(pixels), model.transform.image(names[1]))

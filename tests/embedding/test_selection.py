@@ -1,4 +1,4 @@
-"""What to label next and what is nearly the same: against double loops, and through the command."""
+"""Selection of images to label and near duplicates: against double loops, and through the command."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from frugalvit.cli.main import main
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import open_data
 from frugalvit.embedding import curate
-from frugalvit.embedding.contact_sheet import COLUMNS, Small, lines_of, sheet_figure, short_name
-from frugalvit.embedding.curate import seen_from
+from frugalvit.embedding.contact_sheet import COLUMNS, Thumbnail, arrange_groups, sheet_figure, short_name
+from frugalvit.embedding.curate import path_from_table
 from frugalvit.embedding.embed import embed
-from frugalvit.embedding.selection import cosines_with, first_alike, representatives
+from frugalvit.embedding.selection import cosines_with, group_duplicates, representatives
 from frugalvit.errors import UserError
 from helpers import suite_layouts
 
@@ -26,7 +26,7 @@ TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
 WORDS = ["--img-size", "32", "--device", "cpu", "--workers", "1", "--quiet"]
 
 
-# -- the oracles: what the words say, one pair after the other
+# Oracles: the definitions as loops over pairs
 
 
 def slow_cover(images: list[np.ndarray], chosen: list[np.ndarray]) -> float:
@@ -36,16 +36,16 @@ def slow_cover(images: list[np.ndarray], chosen: list[np.ndarray]) -> float:
 def slow_representatives(features: np.ndarray, count: int, known: np.ndarray | None = None) -> list[int]:
     unit = [row / np.linalg.norm(row) for row in features]
     before = [] if known is None else [row / np.linalg.norm(row) for row in known]
-    taken: list[int] = []
-    while len(taken) < count:
+    chosen: list[int] = []
+    while len(chosen) < count:
         best, most = None, -np.inf
         for i in range(len(unit)):
-            cover = slow_cover(unit, [*before, *(unit[j] for j in taken), unit[i]])
-            if i not in taken and cover > most + 1e-6:  # of equals the first
+            cover = slow_cover(unit, [*before, *(unit[j] for j in chosen), unit[i]])
+            if i not in chosen and cover > most + 1e-6:  # the first of equals
                 best, most = i, cover
         assert best is not None
-        taken.append(best)
-    return taken
+        chosen.append(best)
+    return chosen
 
 
 def slow_groups(features: np.ndarray, threshold: float) -> list[int]:
@@ -55,7 +55,7 @@ def slow_groups(features: np.ndarray, threshold: float) -> list[int]:
         for j in range(i):
             if unit[i] @ unit[j] >= threshold - 1e-9 and first[i] != first[j]:
                 low, high = sorted((first[i], first[j]))
-                first = [low if place == high else place for place in first]
+                first = [low if row == high else row for row in first]
     return first
 
 
@@ -76,141 +76,140 @@ def grouped_features(groups: int, width: int, seed: int = 0) -> np.ndarray:
     return centres + random.normal(0, 0.2, centres.shape)
 
 
-# -- representatives
+# Representatives
 
 
 @pytest.mark.parametrize(("images", "width", "count"), [(1, 3, 1), (2, 3, 2), (30, 4, 1), (70, 5, 8), (32, 16, 32)])
-def test_representatives_are_those_of_the_double_loop(images: int, width: int, count: int) -> None:
+def test_representatives_equal_the_double_loop(images: int, width: int, count: int) -> None:
     features = random_features(images, width)
-    found = representatives(torch.from_numpy(features), count)
-    assert found == slow_representatives(features, count) and len(set(found)) == count
+    result = representatives(torch.from_numpy(features), count)
+    assert result == slow_representatives(features, count) and len(set(result)) == count
 
 
 @pytest.mark.parametrize(("images", "width"), [(24, 4), (70, 3)])
 @pytest.mark.parametrize("seed", range(2))
-def test_of_equals_the_first_is_taken(seed: int, images: int, width: int) -> None:
-    """More of them than are computed at a time, too."""
+def test_first_of_equal_rows_is_chosen(seed: int, images: int, width: int) -> None:
     features = tied_features(images, width, seed)
-    found = representatives(torch.from_numpy(features), images)
-    assert found[:12] == slow_representatives(features, 12) and sorted(found) == list(range(images))
+    result = representatives(torch.from_numpy(features), images)
+    assert result[:12] == slow_representatives(features, 12) and sorted(result) == list(range(images))
 
 
 @pytest.mark.parametrize("make", [random_features, tied_features])
-def test_known_images_stand_for_others_already(make) -> None:
+def test_known_images_count_as_chosen(make) -> None:
     features, known = make(30, 6, 1), make(5, 6, 2)
-    found = representatives(torch.from_numpy(features), 9, torch.from_numpy(known))
-    assert found == slow_representatives(features, 9, known)
-    assert found != representatives(torch.from_numpy(features), 9)
+    result = representatives(torch.from_numpy(features), 9, torch.from_numpy(known))
+    assert result == slow_representatives(features, 9, known)
+    assert result != representatives(torch.from_numpy(features), 9)
 
 
-def test_length_does_not_matter_and_copies_come_last() -> None:
+def test_norms_do_not_matter_and_copies_come_last() -> None:
     features = torch.from_numpy(random_features(12, 8))
-    found = representatives(features, 12)
-    assert found == representatives(features * torch.linspace(1, 50, 12)[:, None], 12)
-    assert representatives(torch.cat([features, features]), 24) == [*found, *range(12, 24)]
+    result = representatives(features, 12)
+    assert result == representatives(features * torch.linspace(1, 50, 12)[:, None], 12)
+    assert representatives(torch.cat([features, features]), 24) == [*result, *range(12, 24)]
 
 
-def test_an_image_like_no_other_comes_after_the_large_groups() -> None:
+def test_outliers_come_after_large_groups() -> None:
     features = np.eye(3)[[2, *[0] * 20, *[1] * 10]] + random_features(31, 3) / 20
-    found = representatives(torch.from_numpy(features), 3)
-    assert 1 <= found[0] <= 20 < found[1] and found[2] == 0
+    result = representatives(torch.from_numpy(features), 3)
+    assert 1 <= result[0] <= 20 < result[1] and result[2] == 0
 
 
 @pytest.mark.parametrize("sample", [10, 464])
-def test_samples_cover_nearly_as_well(sample: int) -> None:
-    """465 images in 30 groups of unequal size; of 465 x 465 cosines all but a few, or 465 x 10, may be held."""
+def test_sampled_selection_covers_nearly_as_well(sample: int) -> None:
+    """465 images in 30 groups of unequal size."""
     features = torch.from_numpy(grouped_features(30, 16))
     cells = sample * len(features)
-    found = representatives(features, 30, cells=cells)
-    assert len(set(found)) == 30 and found == representatives(features, 30, cells=cells)
-    assert found != representatives(features, 30, cells=cells, seed=1)
+    result = representatives(features, 30, cells=cells)
+    assert len(set(result)) == 30 and result == representatives(features, 30, cells=cells)
+    assert result != representatives(features, 30, cells=cells, seed=1)
     unit = list((features / features.norm(dim=1, keepdim=True)).numpy())
     any_rows = torch.randperm(len(unit), generator=torch.Generator().manual_seed(0))[:30].tolist()
     best, sampled, random = (
-        slow_cover(unit, [unit[row] for row in rows]) for rows in (representatives(features, 30), found, any_rows)
+        slow_cover(unit, [unit[row] for row in rows]) for rows in (representatives(features, 30), result, any_rows)
     )
     assert sampled > 0.95 * best > random
 
 
 @pytest.mark.parametrize("cells", [1, 40, 200, 399])
-def test_samples_choose_each_image_once(cells: int) -> None:
+def test_sampled_selection_has_no_repeats(cells: int) -> None:
     features = torch.from_numpy(random_features(20, 4))
     assert sorted(representatives(features, 20, cells=cells)) == list(range(20))
     known = representatives(features[1:], 19, features[:1], cells=cells)
     assert sorted(known) == list(range(19))
 
 
-# -- groups
+# Groups
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 32, None])
 @pytest.mark.parametrize("threshold", [0.2, 0.6, 0.9, 1.0])
 @pytest.mark.parametrize(("images", "width"), [(1, 2), (17, 3), (50, 4)])
-def test_groups_are_those_of_the_double_loop(images: int, width: int, threshold: float, chunk: int | None) -> None:
+def test_groups_equal_the_double_loop(images: int, width: int, threshold: float, chunk: int | None) -> None:
     for features in (random_features(images, width), tied_features(images, width)):
-        found = first_alike(torch.from_numpy(features), threshold, chunk=chunk)
-        assert found.tolist() == slow_groups(features, threshold)
+        result = group_duplicates(torch.from_numpy(features), threshold, chunk=chunk)
+        assert result.tolist() == slow_groups(features, threshold)
 
 
 @pytest.mark.parametrize("chunk", [3, 100])
-def test_a_chain_is_one_group_however_it_is_ordered(chunk: int) -> None:
+def test_chains_are_one_group_in_any_order(chunk: int) -> None:
     angles = torch.arange(40) * 0.07  # neighbours alike, the ends opposite
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     chain = torch.stack([angles.cos(), angles.sin()], 1)[order]
-    first = first_alike(chain, float(np.cos(0.075)), chunk=chunk)
+    first = group_duplicates(chain, float(np.cos(0.075)), chunk=chunk)
     assert set(first.tolist()) == {0}
     assert cosines_with(chain, chain[first]).min() < -0.5
 
 
-def test_copies_are_found_at_one() -> None:
-    """float32 rounds the cosine of a vector with itself to a little below one, now and then."""
+def test_threshold_1_finds_copies() -> None:
+    """The cosine of a vector with itself may be rounded below 1."""
     features = torch.from_numpy(random_features(200, 128)).float()
-    found = first_alike(torch.cat([features, 3 * features]), 1.0)
-    assert found.tolist() == [*range(200), *range(200)]
+    result = group_duplicates(torch.cat([features, 3 * features]), 1.0)
+    assert result.tolist() == [*range(200), *range(200)]
 
 
 @pytest.mark.parametrize(
-    ("ask", "word"),
+    ("call", "message"),
     [
-        (lambda x: representatives(x, 0), "cannot be chosen"),
-        (lambda x: representatives(x, 6), "cannot be chosen"),
-        (lambda x: representatives(x[0], 1), "one vector an image"),
-        (lambda x: representatives(x, 1, x[:, :2]), "one vector an image"),
-        (lambda x: first_alike(x, 0.0), "above 0"),
-        (lambda x: first_alike(x, 1.1), "above 0"),
-        (lambda x: first_alike(x * torch.nan, 0.5), "NaN"),
+        (lambda x: representatives(x, 0), "Cannot select"),
+        (lambda x: representatives(x, 6), "Cannot select"),
+        (lambda x: representatives(x[0], 1), "one vector per image"),
+        (lambda x: representatives(x, 1, x[:, :2]), "one vector per image"),
+        (lambda x: group_duplicates(x, 0.0), "above 0"),
+        (lambda x: group_duplicates(x, 1.1), "above 0"),
+        (lambda x: group_duplicates(x * torch.nan, 0.5), "NaN"),
         (lambda x: representatives(x * torch.inf, 1), "NaN"),
     ],
 )
-def test_what_cannot_be_is_refused(ask, word: str) -> None:
-    with pytest.raises(UserError, match=word):
-        ask(torch.ones(5, 3))
+def test_invalid_inputs_are_errors(call, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call(torch.ones(5, 3))
 
 
-# -- the sheet
+# The contact sheet
 
 
-def test_groups_are_not_torn_apart() -> None:
-    places = lines_of([4, 4, 4, 10, 1, 9, 2])
-    assert places == [(0, 0), (0, 4), (1, 0), (2, 0), (3, 0), (3, 1), (4, 0)]
-    assert lines_of([1] * (COLUMNS + 1))[-1] == (1, 0)
+def test_groups_are_not_split() -> None:
+    positions = arrange_groups([4, 4, 4, 10, 1, 9, 2])
+    assert positions == [(0, 0), (0, 4), (1, 0), (2, 0), (3, 0), (3, 1), (4, 0)]
+    assert arrange_groups([1] * (COLUMNS + 1))[-1] == (1, 0)
 
 
-def test_a_sheet_shows_every_image() -> None:
+def test_sheet_shows_every_image() -> None:
     image = np.zeros((4, 8, 3), np.uint8)
-    figure = sheet_figure([[Small(image, "a"), Small(image, "b")], [Small(image, "$c$")]])
+    figure = sheet_figure([[Thumbnail(image, "a"), Thumbnail(image, "b")], [Thumbnail(image, "$c$")]])
     (axis,) = figure.axes
     assert [text.get_text() for text in axis.texts] == ["a", "b", "$c$"] and len(axis.images) == 3
     assert len(axis.lines) == 1  # above the two
 
 
-def test_names_are_shortened_to_their_end() -> None:
+def test_long_names_are_shortened() -> None:
     assert short_name("folder/a b.png") == "a b.png"
     assert len(short_name("x" * 30 + "_0017.jpg")) == 20 and short_name("x" * 30 + "_0017.jpg").endswith("x_0017.jpg")
     short_name("caf\udce9\n.png").encode("utf-8")
 
 
-# -- through the command
+# Through the command
 
 
 def rows_of(table: Path) -> list[dict[str, str]]:
@@ -220,38 +219,38 @@ def rows_of(table: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Twelve images of three colours without labels, in the folder the command is given in."""
+    """Twelve unlabelled images of three colours in the current folder."""
     monkeypatch.chdir(tmp_path)
     for number in range(12):
         suite_layouts.write(tmp_path / "photos" / f"photo {number}, {'rgb'[number % 3]}.png", number % 3, number)
     return tmp_path / "photos"
 
 
-def test_a_selection_filled_in_is_a_dataset(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labelled_selection_is_a_dataset(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["embed", "swin_nano", "photos", "--select", "3", "-o", "tables/to_label.csv", *WORDS, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    data = json.loads(capsys.readouterr().out)
     table = Path("tables/to_label.csv")
     rows = rows_of(table)
     assert list(rows[0]) == ["path", "label"] and {row["label"] for row in rows} == {""}
-    assert [Path(row["path"]).name for row in rows] == [Path(name).name for name in told["chosen"]]
-    assert {name[-5] for name in told["chosen"]} == set("rgb"), "one of each colour"
+    assert [Path(row["path"]).name for row in rows] == [Path(name).name for name in data["chosen"]]
+    assert {name[-5] for name in data["chosen"]} == set("rgb"), "one of each colour"
     with Image.open("tables/to_label.png") as drawn:
         assert drawn.width > drawn.height > 100
-    assert open_data(table, split="given").classes is None  # not filled in yet
+    assert open_data(table, split="given").classes is None
     filled = [f'"{row["path"]}",{row["path"][-5]}' for row in rows]
     table.write_text("\n".join(["path,label", *filled]), encoding="utf-8")
     source = open_data(table, split="given")
     examples = source.splits["train"]
     assert source.classes == ("b", "g", "r") and examples.labels is not None
-    assert [source.classes[label] for label in examples.labels] == [name[-5] for name in told["chosen"]]
-    assert all(np.array_equal(examples.read(i), np.asarray(Image.open(told["chosen"][i]))) for i in range(3))
+    assert [source.classes[label] for label in examples.labels] == [name[-5] for name in data["chosen"]]
+    assert all(np.array_equal(examples.read(i), np.asarray(Image.open(data["chosen"][i]))) for i in range(3))
 
 
-def test_what_comes_next_is_a_command_that_works(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suggested_command_works(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["embed", "swin_nano", "photos", "--select", "8", *WORDS]) == 0
-    told = capsys.readouterr().out
-    assert "fill in the column 'label' of to_label.csv" in told
-    command = next(line.split() for line in told.splitlines() if line.strip().startswith("frugalvit train"))
+    output = capsys.readouterr().out
+    assert "fill in the column 'label' of to_label.csv" in output
+    command = next(line.split() for line in output.splitlines() if line.strip().startswith("frugalvit train"))
     table = Path("to_label.csv")
     text = table.read_text(encoding="utf-8").splitlines()
     table.write_text("\n".join([text[0], *(line + line[-7] for line in text[1:])]), encoding="utf-8")
@@ -260,35 +259,34 @@ def test_what_comes_next_is_a_command_that_works(photos: Path, capsys: pytest.Ca
     assert main([*command[1:], *small, "--out", "run"]) == 0
     out = ["--select", "2", "-o", "more.csv", "--known", "to_label.csv"]
     assert main(["embed", "run", "photos", *out, *WORDS]) == 0
-    told = capsys.readouterr().out
-    assert "add its rows to to_label.csv" in told and "frugalvit train to_label.csv --init run" in told
+    output = capsys.readouterr().out
+    assert "add its rows to to_label.csv" in output and "frugalvit train to_label.csv --init run" in output
 
 
-def test_known_images_are_not_chosen_again(photos: Path) -> None:
+def test_known_images_are_not_selected(photos: Path) -> None:
     first = embed(EmbedConfig(data="photos", select=5, out="first.csv", **TINY)).data["chosen"]
     more = embed(EmbedConfig(data="photos", select=7, known="first.csv", out="more.csv", **TINY)).data
     assert sorted(first + more["chosen"]) == sorted(f"photos/{path.name}" for path in photos.iterdir())
     assert more["known"] == 5
-    with pytest.raises(UserError, match=r"only 7 images besides those of first\.csv"):
+    with pytest.raises(UserError, match=r"only 7 images .*first\.csv"):
         embed(EmbedConfig(data=str(photos), select=8, known="first.csv", out="none.csv", **TINY))
     assert not Path("none.csv").exists()
 
 
-def test_images_kept_for_scores_are_not_chosen(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is labelled is trained on: test images are chosen only where someone asks for them."""
+def test_val_and_test_are_not_selected(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     splits = ("train", "val", "test")
     names = sorted(path.name for path in photos.iterdir())
-    rows = [f'"photos/{name}",{splits[place % 3]}' for place, name in enumerate(names)]
+    rows = [f'"photos/{name}",{splits[index % 3]}' for index, name in enumerate(names)]
     Path("t.csv").write_text("\n".join(["path,split", *rows]))
     chosen = embed(EmbedConfig(data="t.csv", select=4, **TINY)).data["chosen"]
     assert sorted(Path(name).name for name in chosen) == names[::3]
-    assert "val and test left out, since what is labelled is learned from" in capsys.readouterr().err
+    assert "--select ignores val and test" in capsys.readouterr().err
     everything = embed(EmbedConfig(data="t.csv", select=12, split="all", out="all.csv", **TINY)).data["chosen"]
     assert sorted(Path(name).name for name in everything) == names
-    assert "left out" not in capsys.readouterr().err
+    assert "ignores" not in capsys.readouterr().err
 
 
-def test_a_file_in_two_splits_is_chosen_once_and_is_no_duplicate(photos: Path) -> None:
+def test_files_in_two_splits_count_once(photos: Path) -> None:
     names = sorted(path.name for path in photos.iterdir())[:3]
     rows = [f'"photos/{name}",a,{split}' for split in ("train", "test") for name in names]
     Path("t.csv").write_text("\n".join(["path,label,split", *rows]))
@@ -298,15 +296,15 @@ def test_a_file_in_two_splits_is_chosen_once_and_is_no_duplicate(photos: Path) -
     assert embed(EmbedConfig(data="t.csv", duplicates=1, **TINY)).data["groups"] == []
 
 
-def test_duplicates_in_a_table_and_a_picture(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicates_are_written_to_a_table(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     original = photos / "photo 4, g.png"
     pixels = np.asarray(Image.open(original)).copy()
-    pixels[0, 0] ^= 1  # other bytes, hardly another image
+    pixels[0, 0] ^= 1  # other bytes, nearly the same image
     Image.fromarray(pixels).save(photos / "a copy.png")
     words = ["embed", "swin_nano", "photos", "--duplicates", "0.999999", "-o", "same.csv", *WORDS]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (group,) = told["groups"]
+    data = json.loads(capsys.readouterr().out)
+    (group,) = data["groups"]
     assert [entry["image"] for entry in group] == ["photos/a copy.png", "photos/photo 4, g.png"]
     rows = rows_of(Path("same.csv"))
     assert [list(row.values())[:2] for row in rows] == [["1", "photos/a copy.png"], ["1", "photos/photo 4, g.png"]]
@@ -316,7 +314,7 @@ def test_duplicates_in_a_table_and_a_picture(photos: Path, capsys: pytest.Captur
     assert "1 group of 2 images" in capsys.readouterr().out
 
 
-def test_no_duplicates_and_nothing_but_duplicates_are_said(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_duplicates_and_only_duplicates(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["embed", "swin_nano", "photos", "--duplicates", "1", *WORDS]) == 0
     assert "No two of the 12 images" in capsys.readouterr().out
     assert Path("duplicates.csv").read_text() == "group,path,similarity\n" and not Path("duplicates.png").exists()
@@ -330,15 +328,13 @@ def test_no_duplicates_and_nothing_but_duplicates_are_said(photos: Path, capsys:
     ("sizes", "images", "doubted"),
     [([2], 3, False), ([9], 9, False), ([10], 19, True), ([10], 20, False), ([2, 400], 700, True)],
 )
-def test_a_model_is_doubted_where_most_of_many_images_are_one_group(
-    sizes: list[int], images: int, doubted: bool
-) -> None:
-    said = " ".join(curate._said([[(0, 1.0)] * size for size in sizes], images, 0.9))
-    assert ("hardly tells them apart" in said) == doubted
+def test_warning_if_most_images_are_one_group(sizes: list[int], images: int, doubted: bool) -> None:
+    notes = " ".join(curate._describe_groups([[(0, 1.0)] * size for size in sizes], images, 0.9))
+    assert ("raise --duplicates" in notes) == doubted
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         ("--select 0", "at least 1"),
         ("--select 13", "only 12 images"),
@@ -346,33 +342,33 @@ def test_a_model_is_doubted_where_most_of_many_images_are_one_group(
         ("--duplicates 0", "more than 0"),
         ("--duplicates 1.01", "at most 1"),
         ("--duplicates much", "a number"),
-        ("--select 2 --duplicates 0.9", "--select and --duplicates are two questions"),
-        ("--select 2 --neighbours a.png", "--neighbours and --select are two questions"),
-        ("--known a.csv", "--known is of --select"),
+        ("--select 2 --duplicates 0.9", "--select and --duplicates"),
+        ("--select 2 --neighbours a.png", "--neighbours and --select"),
+        ("--known a.csv", "--known"),
         ("--select 2 --known nowhere.csv", "nowhere.csv"),
-        ("--select 2 -o f.npz", "the table goes into a file that ends with .csv"),
-        ("--select 2 --features grid", "one vector each"),
-        ("--select 2 -o photos/to_label.csv", "would lie among the images of photos"),
-        ("--select 2 -o mine.csv", "not overwritten"),
-        ("--select 2 --picture mine.csv", "a picture's name ends with"),
+        ("--select 2 -o f.npz", "f.npz"),
+        ("--select 2 --features grid", "--features grid"),
+        ("--select 2 -o photos/to_label.csv", "photos/to_label.png"),
+        ("--select 2 -o mine.csv", "mine.csv"),
+        ("--select 2 --picture mine.csv", "mine.csv"),
     ],
 )
-def test_mistakes_are_one_line_before_any_work(
-    words: str, told: str, photos: Path, capsys: pytest.CaptureFixture[str]
+def test_errors_are_one_line_before_the_work(
+    arguments: str, message: str, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine.csv").write_text("mine")
-    assert main(["embed", "no such model", "photos", *words.split()]) == 2
+    assert main(["embed", "no such model", "photos", *arguments.split()]) == 2
     error = capsys.readouterr().err
-    assert told in error and len(error.splitlines()) == 1
+    assert message in error and len(error.splitlines()) == 1
     assert Path("mine.csv").read_text() == "mine" and sorted(Path().iterdir()) == [Path("mine.csv"), Path("photos")]
 
 
-def test_images_without_files_can_be_compared_but_not_listed(photos: Path) -> None:
+def test_images_in_shards_cannot_be_selected(photos: Path) -> None:
     assert main(["data", "pack", "photos", "packed", "--quiet"]) == 0
-    with pytest.raises(UserError, match="have none of their own"):
+    with pytest.raises(UserError, match="--select"):
         embed(EmbedConfig(data="packed", select=2, **TINY))
-    found = embed(EmbedConfig(data="packed", duplicates=0.01, **TINY)).data["groups"]
-    assert sum(len(group) for group in found) == 12, "each is like those of its colour"
+    result = embed(EmbedConfig(data="packed", duplicates=0.01, **TINY)).data["groups"]
+    assert sum(len(group) for group in result) == 12, "each is like those of its colour"
 
 
 @pytest.mark.parametrize(
@@ -386,10 +382,10 @@ def test_images_without_files_can_be_compared_but_not_listed(photos: Path) -> No
         ("{here}/t.csv", "photos/../a.png", "photos/../a.png"),
     ],
 )
-def test_a_table_names_files_as_its_reader_finds_them(
+def test_tables_have_relative_paths(
     table: str, name: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     table, name, written = (text.format(here=tmp_path) for text in (table, name, written))
-    assert seen_from(Path(table), name) == written
+    assert path_from_table(Path(table), name) == written
     assert (Path(table).parent / written).resolve() == Path(name).resolve()

@@ -1,4 +1,4 @@
-"""``--auto-batch``: what is tried out before a run, and how a batch is split; blended images are split in pairs."""
+"""``--auto-batch``: the trial step before a run, and how a batch is split."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from frugalvit.tasks.pretraining.task import PretrainingTask
 from helpers.toy_task import ToyBatch, ToyTask
 
 
-class Mixed(ToyTask):
-    """Twelve images, blended in pairs."""
+class MixedTask(ToyTask):
+    """Twelve images, mixed in pairs."""
 
-    batches: Any = SimpleNamespace(mixing="some")
+    batches: Any = SimpleNamespace(mixing="some", with_batch_size=lambda batch: None)
 
     def batch_at(self, step: int) -> ToyBatch:
         return ToyBatch(torch.randn(12, 3), torch.arange(12))
@@ -41,14 +41,14 @@ def fabric_of(world: int) -> Any:
 
 @pytest.mark.parametrize(("world", "most", "parts"), [(2, 3, 6), (2, 4, 3), (1, 3, 4)])
 def test_pairs_stay_together(world: int, most: int, parts: int) -> None:
-    task = cast(Any, Mixed())
+    task = cast(Any, MixedTask())
     task.most = most
     assert auto_batch.parts_that_fit(task, 1, fabric_of(world)) == parts
 
 
 @pytest.mark.parametrize("name", ["swin_nano", "cvt_13", "t2t_vit_14", "vil_tiny_w7"])
-def test_what_is_tried_out_is_what_is_run(name: str) -> None:
-    """The trial changes nothing, running means included; it keeps as little for the way back as a real step."""
+def test_trial_step_equals_a_real_step(name: str) -> None:
+    """The trial changes nothing, running means included."""
     backbone = create_backbone(name, img_size=32)
     cast(Any, backbone.model).set_grad_checkpointing(True)
     kept: dict[bool, int] = {}
@@ -65,13 +65,12 @@ def test_what_is_tried_out_is_what_is_run(name: str) -> None:
 
 
 @pytest.mark.parametrize(("begin", "every", "step"), [(0, 10, 0), (1, 10, 10), (20, 10, 20), (21, 10, 30)])
-def test_the_step_that_is_tried_out_has_all_losses(begin: int, every: int, step: int) -> None:
-    """Regions may begin late, and signs of life are looked for in some steps only."""
+def test_trial_step_has_all_losses(begin: int, every: int, step: int) -> None:
     task: Any = SimpleNamespace(regions_from=begin, health_every=every)
     assert PretrainingTask.peak_memory_step(task) == step
     tried: list[int] = []
 
-    class Asked(Mixed):
+    class Asked(MixedTask):
         def peak_memory_step(self) -> int:
             return step
 
@@ -86,14 +85,14 @@ def test_the_step_that_is_tried_out_has_all_losses(begin: int, every: int, step:
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_run_that_continues_another_is_tried_out(
-    tmp_path: Path, resumed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The state it begins with is the other's: only a run that is resumed has been tried out before."""
+def test_continued_run_has_a_trial_step(tmp_path: Path, resumed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
-    monkeypatch.setattr(auto_batch, "with_batch", lambda *_: None)
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
-    config, run, task = TrainConfig(resume=str(tmp_path) if resumed else None), RunFolder(tmp_path), cast(Any, Mixed())
+    config, run, task = (
+        TrainConfig(resume=str(tmp_path) if resumed else None),
+        RunFolder(tmp_path),
+        cast(Any, MixedTask()),
+    )
     run.save_checkpoint({"step": 4, "task": {}})
     plan = TrainPlan(steps=8, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
     parts = auto_batch.fit_to_memory(config, plan, task, run, fabric).accumulate
@@ -101,14 +100,14 @@ def test_a_run_that_continues_another_is_tried_out(
     assert parts == config.accumulate == (1 if resumed else 2)
 
 
-def test_a_split_that_is_not_accepted_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_split_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise UserError("no such batch")
 
     monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
-    monkeypatch.setattr(auto_batch, "with_batch", refuse)
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
-    config, run, task = TrainConfig(), RunFolder(tmp_path), cast(Any, Mixed())
+    config, run, task = TrainConfig(), RunFolder(tmp_path), cast(Any, MixedTask())
+    task.batches = SimpleNamespace(with_batch_size=refuse)
     plan = TrainPlan(steps=1, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
     with pytest.raises(UserError, match="no such batch"):
         auto_batch.fit_to_memory(config, plan, task, run, fabric)

@@ -1,4 +1,4 @@
-"""Compiled runs: when, how, and with the same outcome."""
+"""Compiled steps: when they are compiled, and that results are the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def task_that(is_told: list[Any], replayable: bool = False) -> Any:
 
 
 def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
-    """How a task is told to compile itself, "not at all" where it is not."""
+    """Return how a run compiles its task, or "not at all"."""
     told: list[Any] = ["not at all"]
     task = task_that(told)
     plan, fabric = TrainPlan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
@@ -49,7 +49,7 @@ def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConf
 
 
 def task_of(backbone: Backbone, **localization: Any) -> ClassificationTask:
-    """As a run makes it, once it has decided what was left open."""
+    """Build the task of a run with resolved values."""
     values = {"data": "photos", "localization": {"weight": 0.5} | localization, "ema": 0.0, "batch": 2, "lr": 0.1}
     facts = Facts(8, 3, 32, "cpu").with_backbone(backbone)
     config = resolve_training(TrainConfig.parse(values | {"steps": 10}), facts, AutoValues())
@@ -64,7 +64,7 @@ def task_of(backbone: Backbone, **localization: Any) -> ClassificationTask:
 def test_gradients_keep_their_shapes(
     shape: tuple[int, ...], version: str, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a torch would give back (C,) for (1, C, 1, 1), it is told not to fuse the sums that do so."""
+    """Some versions of torch return (C,) for (1, C, 1, 1)."""
     monkeypatch.setattr(torch, "__version__", version)
     with inductor.patch({"triton.mix_order_reduction": True}):
         prepare_compiler(torch.nn.ParameterList([torch.zeros(shape)]))
@@ -73,7 +73,7 @@ def test_gradients_keep_their_shapes(
         assert inductor.triton.mix_order_reduction
 
 
-def test_a_cpu_compiles_only_when_told() -> None:
+def test_cpu_compiles_only_on_request() -> None:
     assert compiled() == "not at all"
     assert compiled(compile=False) == "not at all"
     assert compiled(compile=True) is False
@@ -89,7 +89,7 @@ def test_a_cpu_compiles_only_when_told() -> None:
         (PAYS_FROM, True, None, 2, False),
     ],
 )
-def test_what_auto_means_on_a_gpu(
+def test_auto_on_a_gpu(
     steps: int, replayable: bool, scaler: Any, accumulate: int, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -106,12 +106,12 @@ def test_what_auto_means_on_a_gpu(
     ("backbone", "variant", "replayable"),
     [("swin_nano", "l1", True), ("swin_nano", "dense", False), ("vit_tiny_patch16_224", "l1", False)],
 )
-def test_which_steps_are_known_to_be_replayed(backbone: str, variant: str, replayable: bool) -> None:
+def test_steps_that_support_cuda_graphs(backbone: str, variant: str, replayable: bool) -> None:
     network = create_backbone(backbone, img_size=32, num_classes=3)
     assert task_of(network, variant=variant).supports_cuda_graphs == replayable
 
 
-def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_graphs_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert compiled(compile="graphs") is False
     assert "there is no CUDA device" in capsys.readouterr().err
     assert compiled(kind=PretrainConfig, compile="graphs", crops_at_once=2) is False
@@ -119,8 +119,8 @@ def test_graphs_are_left_out_where_they_cannot_be(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("pairs", [8, "all"])
-def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> None:
-    """The compiled head is what a step calls, and says the same, gradients included."""
+def test_step_uses_the_compiled_drloc_head(dense: bool, pairs: Any) -> None:
+    """The outputs and gradients are the same."""
     torch.manual_seed(0)
     grid = torch.randn(2, 5, 4, 4, requires_grad=True)
     head = DenseLocalization([5], pairs=pairs, hidden=8) if dense else RelativeLocalization(5, pairs=pairs, hidden=8)
@@ -156,8 +156,8 @@ def test_a_step_judges_pairs_with_the_compiled_head(dense: bool, pairs: Any) -> 
         ),
     ],
 )
-def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Network, classifier and losses are compiled as one, without a break, and say what they say otherwise."""
+def test_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network, classifier and losses compile as one graph, with the same results."""
     torch.manual_seed(0)
     backbone = create_backbone(
         "swin_nano", img_size=32, num_classes=3, embed_dim=24, depths=(1, 1), num_heads=(2, 4), drop_path=0.0
@@ -178,8 +178,8 @@ def test_a_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pyt
     assert counter.frame_count == 1 + heads
 
 
-def test_little_of_the_loss_is_queued_one_by_one() -> None:
-    """Outside of what is compiled, a step with Drloc draws its pairs and says λ; without, it does nothing."""
+def test_few_operations_run_outside_the_graph() -> None:
+    """Only drawing the pairs and λ remain outside."""
 
     class Counter(TorchDispatchMode):
         operations = 0
@@ -204,8 +204,8 @@ def test_little_of_the_loss_is_queued_one_by_one() -> None:
     assert counts == [0, 2]
 
 
-def test_every_setting_of_a_long_comparison_is_compiled() -> None:
-    """Torch gives up on a function after a few kinds of graphs; a comparison has one for each setting."""
+def test_every_setting_of_a_comparison_is_compiled() -> None:
+    """torch stops compiling a function after a few graphs; a comparison has one per setting."""
 
     class Setting(torch.nn.Module):
         def __init__(self, width: int) -> None:
@@ -230,8 +230,7 @@ def test_every_setting_of_a_long_comparison_is_compiled() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("backbone", ["swin_nano", "resnet10t"])
 @pytest.mark.parametrize("kind", ["train", "pretrain"])
-def test_graphs_train_as_without_them(kind: str, backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same losses, step by step, as far as random depth allows; weights that move; graphs that are replayed."""
+def test_training_with_graphs_gives_the_same_losses(kind: str, backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     curves, replayed, replay = [], [], torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replayed.append(1) or replay(graph))
     for graphs in (False, True):
@@ -256,8 +255,8 @@ def test_graphs_train_as_without_them(kind: str, backbone: str, monkeypatch: pyt
 
 
 @pytest.mark.gpu
-def test_graphs_of_an_earlier_run_give_their_memory_back(tmp_path: Path) -> None:
-    """A comparison makes many runs in one process."""
+def test_graphs_of_an_earlier_run_free_their_memory(tmp_path: Path) -> None:
+    """A comparison trains many runs in one process."""
     values = TRAIN | {"data": str(write_images(tmp_path / "images")), "device": "cuda", "compile": "graphs"}
     kept = []
     for run in range(3):

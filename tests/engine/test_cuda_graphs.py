@@ -1,5 +1,4 @@
-"""Recorded gradients against those they are a recording of. On a CPU something that computes them again stands for the
-graph; the graph itself is tested where there is a GPU (``test_compiling``, ``test_resume_on_gpu``)."""
+"""CUDA graphs compute the same gradients. On a CPU a replacement recomputes what a graph would replay."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ Values = dict[str, Tensor]
 
 @pytest.fixture
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a graph does, done anew with the very tensors that it was recorded with, and their gradients and values."""
+    """Replace graphs by functions that recompute with the captured tensors."""
     replays: list[Any] = []
 
     def make(learning: list[nn.Parameter]) -> Callable[..., Any]:
@@ -64,7 +63,7 @@ STEPPED: list[nn.Module] = []
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """A graph's recording does nothing: what an action did to centres and generators is taken back."""
+    """Undo what a capture did to centres and generators: a real capture computes nothing."""
     before = [{name: value.clone() for name, value in task.state_dict().items()} for task in STEPPED]
     state = torch.get_rng_state()
     yield
@@ -104,11 +103,8 @@ def stepper_of(kind: str, recorded: bool, localization: float) -> TrainStep:
 
 
 @pytest.mark.parametrize(("kind", "localization", "replayed"), [("train", 0.5, 10), ("pretrain", 0.0, 5)])
-def test_a_recorded_step_is_the_step(kind: str, localization: float, replayed: int, without_a_gpu: list[Any]) -> None:
-    """Other images, targets, pairs, temperatures, stochastic depth and rates at every step, and the same weights.
-
-    When pre-training every other step is looked at, which is a kind of its own, and the first two are not recorded.
-    """
+def test_graphed_step_equals_the_step(kind: str, localization: float, replayed: int, without_a_gpu: list[Any]) -> None:
+    """Images, targets, pairs, temperatures, stochastic depth and rates differ at every step; weights are the same."""
     ends = []
     for recorded in (False, True):
         stepper = stepper_of(kind, recorded, localization)
@@ -123,8 +119,8 @@ def test_a_recorded_step_is_the_step(kind: str, localization: float, replayed: i
 
 
 @pytest.mark.parametrize("kind", ["train", "pretrain"])
-def test_a_recorded_step_that_is_skipped(kind: str, without_a_gpu: list[Any]) -> None:
-    """Weights, centres and averages stay, as where steps are taken as they come."""
+def test_skipped_graphed_step(kind: str, without_a_gpu: list[Any]) -> None:
+    """Weights, centres and EMA stay."""
     stepper = stepper_of(kind, True, 0.0)
     task: Any = stepper.task
     if kind == "train":
@@ -158,8 +154,8 @@ def toy() -> tuple[GraphedStep, nn.Parameter, Callable[..., Values]]:
     return GraphedStep([weight], torch.device("cpu")), weight, action
 
 
-def test_every_kind_has_its_own(without_a_gpu: list[Any]) -> None:
-    """A smaller last batch, a step that lacks a tensor, one with a flag."""
+def test_one_graph_per_kind_of_step(without_a_gpu: list[Any]) -> None:
+    """A smaller last batch, a step without a tensor, one with a flag."""
     made, weight, action = toy()
     for step in range(100):
         images = torch.full((3 if step % 4 else 2, 2), float(step))
@@ -173,7 +169,7 @@ def test_every_kind_has_its_own(without_a_gpu: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_what_cannot_be_recorded(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_errors(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _, action = toy()
 
     def refuse(action: Any, stream: Any, pool: Any) -> Any:

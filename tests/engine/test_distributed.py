@@ -1,4 +1,4 @@
-"""What several processes of a run agree on; they are threads here, and real ones in ``test_distributed.py``."""
+"""Distributed training, with threads as ranks; ``test_two_processes.py`` uses real processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
@@ -18,6 +19,7 @@ from frugalvit.comparison import compare
 from frugalvit.config.dense import DetectConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.dataset import ArrayExamples
+from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDataset
 from frugalvit.engine import distributed
 from frugalvit.engine.trainer import RunInterrupted
 from frugalvit.errors import LostRankError, UserError
@@ -33,13 +35,13 @@ from helpers.fake_distributed import gather
 from helpers.toy_task import ToyTask, run_toy
 
 
-class Enough(Exception):
-    """The test has seen what it wanted to see."""
+class StopTest(Exception):
+    """Ends a run when the test has its result."""
 
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The times that collectives were given; threads have no process group whose time could be set."""
+    """The timeouts of collectives; threads have no process group."""
     given: list[float] = []
     monkeypatch.setattr(distributed, "_wait_at_most", given.append)
     monkeypatch.setattr(distributed, "FILESYSTEM_TIMEOUT", 0.3)
@@ -50,8 +52,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("command", ["train", "segment"])
-def test_all_score_the_best_weights_of_the_first(command: str, tmp_path: Path) -> None:
-    """The second process does not see them: another machine, or a network disk that is late."""
+def test_all_ranks_score_rank_zeros_best_weights(command: str, tmp_path: Path) -> None:
+    """The second rank does not see the file: another node, or a slow network disk."""
 
     def finish(fabric: Any) -> list[Any]:
         (tmp_path / str(fabric.global_rank)).mkdir()
@@ -61,9 +63,9 @@ def test_all_score_the_best_weights_of_the_first(command: str, tmp_path: Path) -
         taken: list[Any] = []
 
         def score(*_: Any) -> None:
-            raise Enough
+            raise StopTest
 
-        task: Any = SimpleNamespace(load_state_dict=taken.append, scores=score, scored=score, backbone=None)
+        task: Any = SimpleNamespace(load_state_dict=taken.append, score=score, scores=score, backbone=None)
         config, data = TrainConfig(), SimpleNamespace(classes=("a", "b"))
         job, decisions, outcome = SimpleNamespace(score=score), AutoValues(), {"steps": 9}
         arguments = {
@@ -71,7 +73,7 @@ def test_all_score_the_best_weights_of_the_first(command: str, tmp_path: Path) -
             "segment": (config, job, data, run, fabric, task, outcome, None, "val", decisions),
         }
         end: Any = {"train": train._finish, "segment": running._finish}[command]
-        with pytest.raises(Enough):
+        with pytest.raises(StopTest):
             end(*arguments[command])
         run.close()
         return [state["weight"].tolist() for state in taken]
@@ -80,33 +82,29 @@ def test_all_score_the_best_weights_of_the_first(command: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_folder_must_be_seen_by_all(shared: bool, tmp_path: Path) -> None:
-    """A folder of the same name on another machine is not the same folder."""
+def test_run_folder_must_be_shared(shared: bool, tmp_path: Path) -> None:
+    """A folder of the same name on another node is not enough."""
     (tmp_path / "1").mkdir()
 
-    def look(fabric: Any) -> None:
+    def check(fabric: Any) -> None:
         folder = tmp_path / str(0 if shared else fabric.global_rank)
         folder.mkdir(exist_ok=True)
         distributed.check_shared_filesystem(fabric, folder)
 
-    found = gather(2, look)
+    errors = gather(2, check)
     assert not list(tmp_path.rglob(".seen*"))
     if shared:
-        assert found == [None, None]
+        assert errors == [None, None]
     else:
-        assert all(
-            isinstance(error, UserError) and "file system that all machines share" in str(error) for error in found
-        )
+        assert all(isinstance(error, UserError) and "file system" in str(error) for error in errors)
 
 
-def test_all_must_find_the_run_to_go_on_with() -> None:
-    """``--resume auto``: one that would begin while the others go on would take other steps."""
+def test_resume_auto_needs_the_run_on_all_ranks() -> None:
+    def check(fabric: Any) -> None:
+        run = "run" if fabric.global_rank == 0 else None
+        resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": run}), fabric)
 
-    def look(fabric: Any) -> None:
-        found = "run" if fabric.global_rank == 0 else None
-        resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": found}), fabric)
-
-    errors = gather(2, look)
+    errors = gather(2, check)
     assert all(
         isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors
     )
@@ -127,7 +125,7 @@ def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any
     return gather(2, command)
 
 
-def test_only_the_first_says_how_to_go_on(
+def test_only_rank_zero_logs_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*_: Any) -> CommandResult:
@@ -139,7 +137,7 @@ def test_only_the_first_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_peer_that_cannot_open_the_data_is_said(lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_cannot_open_the_data(lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_source(_: TrainConfig, fabric: Any) -> Any:
         if fabric.global_rank == lost:
             raise UserError("There is no folder photos.")
@@ -149,7 +147,7 @@ def test_a_peer_that_cannot_open_the_data_is_said(lost: int, tmp_path: Path, mon
     assert str(results[lost]) == "There is no folder photos."
     left = results[1 - lost]
     assert isinstance(left, UserError), left
-    assert "Another process of this run has ended" in str(left) and "--resume" not in str(left)
+    assert "Another rank of this run ended" in str(left) and "--resume" not in str(left)
 
 
 def test_an_error_in_the_body_removes_the_empty_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +170,7 @@ def test_every_remaining_rank_reports_a_lost_rank(tmp_path: Path, monkeypatch: p
     assert [type(error) for error in errors] == [LostRankError] * 2
 
 
-def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_wait_until_rank_zero_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     real = RunFolder.save_checkpoint
     monkeypatch.setattr(RunFolder, "save_checkpoint", lambda *args, **more: done.append("save") or real(*args, **more))
@@ -189,14 +187,14 @@ def test_nobody_leaves_before_the_first_has_saved(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(("rank", "error"), [("0", KeyboardInterrupt), ("1", SystemExit)])
-def test_a_stopped_comparison(
+def test_stopped_comparison(
     rank: str,
     error: type[BaseException],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A status other than 0 of any but the first makes the launcher kill the first."""
+    """A status other than 0 of another rank would make the launcher kill rank 0."""
     monkeypatch.setenv("LOCAL_RANK", rank)
     wanted = TrainConfig(data="photos", out=str(tmp_path / "run"), devices=2)
     with pytest.raises(error) as left:
@@ -208,10 +206,10 @@ def test_a_stopped_comparison(
 
 
 @pytest.mark.parametrize(("devices", "writes"), [(2, False), (1, True)], ids=["the second of two", "a lone one"])
-def test_one_process_writes_the_comparison(
+def test_rank_zero_writes_the_comparison(
     devices: int, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clusters leave ranks in the environment of processes that are on their own."""
+    """Clusters set ranks in the environment of single processes."""
     monkeypatch.setenv("LOCAL_RANK", "1")
     written: list[Path] = []
     monkeypatch.setattr(compare, "write_comparison", lambda folder, *_: written.append(folder))
@@ -223,10 +221,10 @@ def test_one_process_writes_the_comparison(
     assert bool(written) == writes
 
 
-# -- what they decide together
+# -- decisions of all ranks
 
 
-def test_memory_is_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frugalvit.data.cache.build.available_memory", lambda: 10_000)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert loader.ImageReader([], [(10, 20)]).keeps
@@ -237,27 +235,29 @@ def test_memory_is_shared_by_the_processes_of_a_machine(monkeypatch: pytest.Monk
     assert loader.ImageReader([], [(10, 20)]).keeps, "the next run of this process is alone"
 
 
-def test_as_many_readers_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two machines with 16 and 8 cores, on each of which torchrun has started two processes."""
+def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes with 16 and 8 cores; torchrun started two processes on each."""
     cores = threading.local()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores.here), raising=False)
     monkeypatch.setattr(system, "_groups", lambda *_: ())
-    monkeypatch.setattr(builders, "StreamingDataset", SimpleNamespace)
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
 
+    sample = ArrayExamples(np.zeros((1, 8, 8, 3), np.uint8), None, "one")
+
     def decide(fabric: Any) -> Any:
         cores.here = 16 if fabric.global_rank < 2 else 8
-        config, shards = TrainConfig(), SimpleNamespace(shards=range(100))
-        builders.decide_reading(config, shards, fabric, AutoValues())  # type: ignore[arg-type]
+        config = TrainConfig()
+        shards = StreamingDataset([f"{i}.tar" for i in range(100)], ShardSurvey(None, 9, None, []), None, None, sample)
+        builders.decide_reading(config, shards, fabric, AutoValues())
         return config.workers
 
     assert gather(4, decide) == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(("lengths", "error"), [((5, 5), ""), ((5, 4), "this one")])
-def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One has room in RAM and the other has not; one cannot read an image that the other can."""
+def test_all_ranks_cache_the_same_images(lengths: tuple[int, int], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank has more RAM, or cannot read an image."""
     places: list[str] = []
 
     def build(*_: Any, agree: Any, **__: Any) -> Any:
@@ -281,7 +281,7 @@ def test_all_keep_the_same_images(lengths: tuple[int, int], error: str, monkeypa
         assert found == [5, 5]
 
 
-def test_all_learn_to_detect_from_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detection_ranks_use_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = threading.local()
     monkeypatch.setattr(running, "readable", lambda items, *_: (items[ranks.own :], None))
     bad = SimpleNamespace(find_bad=lambda *_: range(ranks.own))
@@ -296,8 +296,8 @@ def test_all_learn_to_detect_from_the_same_images(monkeypatch: pytest.MonkeyPatc
         assert [str(one).partition("(")[2].partition(")")[0] for one in found] == ["this one 3 of 3", "this one 2 of 3"]
 
 
-def test_time_counts_in_the_steps_only(waits: list[float]) -> None:
-    """Preparing may take longer than a step ever does: the others wait, and only then does the time begin."""
+def test_timeout_counts_only_in_steps(waits: list[float]) -> None:
+    """Preparation may take longer than a step."""
     arrived: list[int] = []
 
     def work(fabric: Any) -> None:

@@ -1,4 +1,4 @@
-"""Moving averages against the loop they stand for."""
+"""EMA of weights against a loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def network(seed: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("buffers", [True, False])
-def test_it_follows_as_written(buffers: bool) -> None:
+def test_ema_equals_the_formula(buffers: bool) -> None:
     followed, follower = network(0), network(1).requires_grad_(False)
     oracle = copy.deepcopy(follower)
     average = EMA(follower, followed, buffers=buffers)
@@ -39,7 +39,7 @@ def test_it_follows_as_written(buffers: bool) -> None:
 
 
 def test_networks_may_move_before_the_first_step() -> None:
-    """A run puts its networks onto the device after the task is made; conversions replace buffers."""
+    """A run moves its networks to the device after it builds the task."""
     followed, follower = network(0), network(1)
     average = EMA(follower, followed, buffers=True)
     for one in (followed, follower):
@@ -48,8 +48,8 @@ def test_networks_may_move_before_the_first_step() -> None:
     torch.testing.assert_close(follower.state_dict(), followed.state_dict())
 
 
-def test_early_on_the_average_follows_quickly() -> None:
-    """min(ema, (1 + step) / (10 + step)): a tenth is kept of the random start, and the rate itself comes later."""
+def test_ema_warms_up() -> None:
+    """The rate is min(ema, (1 + step) / (10 + step))."""
     shape = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
     backbone = create_backbone("swin_nano", img_size=32, num_classes=2, **shape)
     task = ClassificationTask(backbone, None, LocalizationConfig(), Constant(0.0), ema=0.95)

@@ -1,4 +1,4 @@
-"""What PyTorch is told about the processor."""
+"""Settings of PyTorch for the processor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frugalvit.engine import hardware
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _restore_settings() -> Iterator[None]:
     enabled, threads = torch.backends.mkldnn.enabled, torch.get_num_threads()
     hardware._onednn_is_slow.cache_clear()
     yield
@@ -35,7 +35,7 @@ ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd {more}\nCPU part\
         ("x86_64", {"x"}, True),
     ],
 )
-def test_onednn_is_left_out_where_it_has_no_kernels_of_its_own(
+def test_onednn_is_off_without_its_own_kernels(
     machine: str,
     features: set[str],
     kept: bool,
@@ -51,7 +51,7 @@ def test_onednn_is_left_out_where_it_has_no_kernels_of_its_own(
     assert capsys.readouterr().err.count("oneDNN is off") == (0 if kept else 1)
 
 
-def test_what_linux_says_of_a_processor(tmp_path: Path) -> None:
+def test_read_processor_features(tmp_path: Path) -> None:
     said = tmp_path / "cpuinfo"
     assert hardware._arm_features(said) == set(), "another system"
     said.write_text(ARM.format(more="sve") * 2)
@@ -60,8 +60,8 @@ def test_what_linux_says_of_a_processor(tmp_path: Path) -> None:
     assert hardware._arm_features(said) == set()
 
 
-def test_a_busy_machine_does_not_change_how_products_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it was decided by a measurement, which now and then came out the other way: resumed runs had other bits."""
+def test_settings_do_not_depend_on_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement would make resumed runs differ."""
     monkeypatch.setattr("time.perf_counter", lambda: pytest.fail("a clock was asked"))
     decided = set()
     for _ in range(3):
@@ -70,7 +70,7 @@ def test_a_busy_machine_does_not_change_how_products_are_made(monkeypatch: pytes
     assert len(decided) == 1
 
 
-def test_a_gpu_is_queued_for_by_one_thread() -> None:
+def test_gpu_run_uses_one_thread() -> None:
     torch.set_num_threads(2)
     hardware.configure_cuda()
     assert torch.get_num_threads() == 1
@@ -78,16 +78,14 @@ def test_a_gpu_is_queued_for_by_one_thread() -> None:
 
 
 @pytest.mark.parametrize(("device", "tuned"), [("cpu", [1]), ("cuda", [])])
-def test_whoever_computes_on_the_cpu_has_it_tuned(
-    device: str, tuned: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpu_commands_tune_pytorch(device: str, tuned: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(hardware, "configure_cpu", lambda: calls.append(1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert hardware.pick_device(device) == device and calls == tuned
 
 
-def test_pytorch_as_it_comes_for_a_while() -> None:
+def test_default_settings_context() -> None:
     torch.backends.mkldnn.enabled = False
     with hardware.default_onednn():
         assert torch.backends.mkldnn.enabled

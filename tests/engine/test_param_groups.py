@@ -1,4 +1,4 @@
-"""Which parameters learn how fast: frozen blocks, layer decay, weight decay, the schedules a run is planned with."""
+"""Parameter groups: frozen blocks, layer decay, weight decay and schedules."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FIRST = {1: 1, 2: 3}
 
 
 def blocks_of(model: Any) -> list[list[nn.Parameter]]:
-    """The parameters of every block, from input to output."""
+    """Return the parameters of every block, from input to output."""
     return [
         [parameter for module in block for parameter in module.parameters()]
         for _, blocks in model.stage_parts()
@@ -57,8 +57,7 @@ def blocks_of(model: Any) -> list[list[nn.Parameter]]:
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("name", SMALL)
-def test_as_many_blocks_are_frozen_as_asked_for(name: str, count: int) -> None:
-    """With the embeddings that feed them."""
+def test_freeze_blocks_and_their_embeddings(name: str, count: int) -> None:
     model: Any = create_backbone(name, img_size=64, num_classes=2, **SMALL[name]).model
     blocks = blocks_of(model)
     assert len(layers_of(model)) == len(blocks) + 2
@@ -82,8 +81,8 @@ FITTING_NOTHING = {"stem": r"^nothing", "blocks": [(r"^blocks_under_another_name
 
 
 @pytest.mark.parametrize("matcher", [None, lambda coarse: FITTING_NOTHING], ids=["says nothing", "fits nothing"])
-def test_a_network_whose_blocks_cannot_be_told_apart_is_refused(matcher: Any) -> None:
-    """As timm's LeViT and RepViT were until 1.0.30: all layers would learn at one rate in silence."""
+def test_network_without_separate_blocks_is_an_error(matcher: Any) -> None:
+    """timm's LeViT and RepViT were such networks until 1.0.30."""
     with torch.device("meta"):
         model = timm.create_model("resnet10t", num_classes=2)
     model.group_matcher = matcher
@@ -93,8 +92,8 @@ def test_a_network_whose_blocks_cannot_be_told_apart_is_refused(matcher: Any) ->
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_rates_fall_by_the_block(name: str) -> None:
-    """An embedding learns as the first block of its stage does."""
+def test_layer_decay_per_block(name: str) -> None:
+    """An embedding has the rate of the first block of its stage."""
     model: Any = create_backbone(name, img_size=64, num_classes=2, **SMALL[name]).model
     scale = {
         id(parameter): group["lr_scale"] for group in layer_groups(model, 0.1, 0.5) for _, parameter in group["params"]
@@ -119,7 +118,7 @@ def test_rates_fall_by_the_block(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
-def test_what_a_network_spares_is_not_decayed(name: str, part: str, sizes: dict[str, Any], layer_decay: float) -> None:
+def test_no_weight_decay_of_a_network(name: str, part: str, sizes: dict[str, Any], layer_decay: float) -> None:
     backbone = create_backbone(name, img_size=64, num_classes=2, **sizes)
     task = ClassificationTask(
         backbone, None, LocalizationConfig(), Constant(0.0), weight_decay=0.1, layer_decay=layer_decay
@@ -129,22 +128,21 @@ def test_what_a_network_spares_is_not_decayed(name: str, part: str, sizes: dict[
     assert of_part == {False} and any(group["decayed"] for group in groups)
 
 
-def test_a_network_is_asked_wherever_it_stands() -> None:
-    """A pre-training has a student and a teacher, each under a name of its own."""
+def test_no_weight_decay_of_student_and_teacher() -> None:
     backbone = create_backbone("twins_svt_small", img_size=64, num_classes=0)
     spared = no_weight_decay_names(nn.ModuleDict({"student": backbone}))
     assert "student.model.pos_block.0.proj.0.weight" in spared
     assert spared == {f"student.model.{name}" for name in no_weight_decay_names(backbone.model)}
 
 
-def test_a_network_under_a_segmenter_is_asked_too() -> None:
+def test_no_weight_decay_in_a_segmenter() -> None:
     network = Segmenter(Pyramid(create_backbone("twins_svt_small", img_size=64)), SegmenterSpec(3, 16))
     groups = SegmentationTask(network, 64).parameter_groups()
     of_part = [(name, group["decayed"]) for group in groups for name, _ in group["params"] if "pos_block" in name]
     assert of_part and not any(decayed for _, decayed in of_part)
 
 
-def test_moments_find_their_parameters_in_other_groups() -> None:
+def test_moments_follow_their_parameters() -> None:
     """A continued run may decay other parameters."""
     parameters = {name: nn.Parameter(torch.full((2, 2), float(k))) for k, name in enumerate(("a", "b", "c"))}
     before, after = (
@@ -161,8 +159,8 @@ def test_moments_find_their_parameters_in_other_groups() -> None:
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
 @pytest.mark.parametrize("step", [0, 7])
-def test_schedules_reach_the_optimiser(layer_decay: float, step: int) -> None:
-    """On a real Swin: matrices are decayed as scheduled, biases, norms and position tables not, heads learn faster."""
+def test_schedules_reach_the_optimizer(layer_decay: float, step: int) -> None:
+    """On Swin: matrices are decayed; biases, norms and position tables are not; heads learn faster."""
     backbone = create_backbone("swin_nano", img_size=32, num_classes=2, embed_dim=8, depths=(1, 1), num_heads=(1, 2))
     head = RelativeLocalization(backbone.dim, hidden=8)
     task = ClassificationTask(
@@ -188,8 +186,8 @@ def test_schedules_reach_the_optimiser(layer_decay: float, step: int) -> None:
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
-def test_a_run_is_planned_with_a_warm_up(verb: str) -> None:
-    """It begins far below its rate, has it when the warm-up ends (at most a fifth of the run), and ends low."""
+def test_warm_up_of_a_run(verb: str) -> None:
+    """The warm-up takes at most a fifth of the run; the last rate is low."""
     values = {"data": "x", "steps": 100, "batch": 8, "lr": 1e-2, "optimizer": {"warmup": 1.0, "min_lr": 1e-3}}
     if verb == "train":
         plan = train.make_plan(resolve(TrainConfig.parse(TRAIN | values), 80), images=80, world=1)
@@ -202,8 +200,8 @@ def test_a_run_is_planned_with_a_warm_up(verb: str) -> None:
     assert plan.lr.at(plan.steps) == pytest.approx(1e-5)
 
 
-def test_weight_decay_rises_from_the_first_step_on() -> None:
-    """It has no warm-up, in the paper neither; supervised it stays."""
+def test_weight_decay_schedule() -> None:
+    """It has no warm-up, as in the paper; in supervised training it is constant."""
     values = {"data": "x", "steps": 100, "batch": 8, "optimizer": {"warmup": 2.0, "weight_decay": 0.04}}
     config = resolve(PretrainConfig.parse(PRETRAIN | values | {"weight_decay_end": 0.4}), 80)
     plan = pretrain.make_plan(config, images=80, world=1)
@@ -214,7 +212,7 @@ def test_weight_decay_rises_from_the_first_step_on() -> None:
     assert [plan.weight_decay.at(step) for step in (0, 50, 100)] == [0.04] * 3
 
 
-def test_the_teacher_comes_to_rest_at_the_end() -> None:
+def test_teacher_momentum_ends_at_one() -> None:
     config = resolve(PretrainConfig.parse(PRETRAIN | {"data": "x", "localization": {}}))
     plan = TrainPlan(40, 10, Constant(0.1))
     task = pretrain.make_task(config, pretrain.make_network(config), plan)
@@ -222,7 +220,7 @@ def test_the_teacher_comes_to_rest_at_the_end() -> None:
     assert kept[0] == pytest.approx(0.9) and kept[-1] == 1.0 and kept == sorted(kept)
 
 
-def test_a_teacher_has_no_stochastic_depth() -> None:
+def test_teacher_has_no_stochastic_depth() -> None:
     shape: dict[str, Any] = {"embed_dim": 8, "depths": (2, 2), "num_heads": (1, 2)}
     student = create_backbone("swin_nano", img_size=32, num_classes=0, drop_path=0.2, **shape)
     rates = [
@@ -235,8 +233,8 @@ def test_a_teacher_has_no_stochastic_depth() -> None:
     torch.testing.assert_close(twin(images).pooled, twin(images).pooled, rtol=0, atol=0)
 
 
-def test_a_teacher_looks_at_all_neighbours() -> None:
-    """Also that of a ViL whose student draws one of them."""
+def test_teacher_of_vil_attends_to_all_neighbours() -> None:
+    """The student of a ViL draws one of them."""
     shape = SMALL["vil_tiny_w7"] | {"window_size": 3, "sparse_stages": 2, "neighbours": "random"}
     student = create_backbone("vil_tiny_w7", img_size=64, num_classes=0, patch_size=2, **shape).train()
     twin = make_teacher(student).train()

@@ -1,4 +1,4 @@
-"""Mixed precision rounds products, not what goes into the network; fp16's scale is taken out of gradients once."""
+"""Mixed precision rounds products, not inputs; gradients are unscaled once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from frugalvit.tasks.classification.task import ClassificationTask
 from helpers.toy_task import ToyTask, toy_plan
 
 
-class Noted(nn.Linear):
+class RecordingLinear(nn.Linear):
     def forward(self, batch: Batch) -> Tensor:
         self.seen = (batch.images.dtype, batch.targets.dtype)  # type: ignore[union-attr]
         self.inside = super().forward(batch.images).dtype
@@ -30,9 +30,9 @@ class Noted(nn.Linear):
 
 
 @pytest.mark.parametrize(("wanted", "inside"), [("bf16", torch.bfloat16), ("32", torch.float32)])
-def test_inputs_stay_as_they_are(wanted: str, inside: torch.dtype) -> None:
+def test_inputs_are_not_rounded(wanted: str, inside: torch.dtype) -> None:
     fabric = Fabric(accelerator="cpu", devices=1, plugins=make_precision(wanted, "cpu"))
-    network = Noted(3, 2)
+    network = RecordingLinear(3, 2)
     batch = Batch(torch.randn(2, 3), torch.rand(2, 5), None, torch.arange(2))
     fabric.setup_module(network)(batch)
     assert network.seen == (torch.float32, torch.float32) and network.inside == inside
@@ -40,8 +40,8 @@ def test_inputs_stay_as_they_are(wanted: str, inside: torch.dtype) -> None:
 
 @pytest.mark.parametrize("fused", [False, True], ids=["as on a CPU", "fused, as on a GPU"])
 @pytest.mark.parametrize("clip_per", ["global", "tensor"])
-def test_the_scale_of_fp16_is_taken_out_once(clip_per: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The optimiser gets the gradients of a run in fp32, to fp16's rounding, however they are clipped."""
+def test_fp16_gradients_are_unscaled_once(clip_per: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimiser gets fp32's gradients up to fp16's rounding."""
     monkeypatch.setattr(step, "_fused", lambda fabric: fused)
     moments = {}
     for wanted in ("32", "fp16"):
@@ -57,8 +57,8 @@ def test_the_scale_of_fp16_is_taken_out_once(clip_per: str, fused: bool, monkeyp
 
 
 @pytest.mark.parametrize("wanted", ["bf16", "32"])
-def test_answers_that_tie_in_half_precision_are_told_apart(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of 1 and 1.001 are one number in bf16; the second is the right answer."""
+def test_logits_are_compared_in_full_precision(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of 1 and 1.001 are equal in bf16; the second is right."""
     shape: dict[str, Any] = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
     backbone = create_backbone("swin_nano", img_size=32, num_classes=3, **shape)
     classifier = backbone.model.get_classifier()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Schedules against the released code's numbers, and at lengths that break schedules in epochs."""
+"""Schedules against the numbers of the released code, and at any length."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_any_length_works(steps: int) -> None:
         assert Constant(2.0).at(steps) == 2.0
 
 
-def test_a_power_comes_down_to_the_end() -> None:
-    """From the rate itself, which the warm-up has reached, to what is left, and no further."""
+def test_polynomial_schedule() -> None:
+    """It falls from the rate after the warm-up to the final rate."""
     schedule = Polynomial(1.0, 12, power=2.0, end=0.2, warmup=2, warmup_from=0.1)
     expected = {0: 0.1, 1: 0.55, 2: 1.0, 7: 0.2 + 0.8 / 4, 12: 0.2, 15: 0.2}
     assert {step: schedule.at(step) for step in expected} == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""One step against what it stands for: clipping, parts, BatchNorm's statistics, averages, chance."""
+"""One training step: clipping, accumulation, BatchNorm, EMA, random numbers and losses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from frugalvit.data.loader import Batch
 from frugalvit.engine.schedules import Constant, Cosine, Linear
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer, seed_step
 from frugalvit.objectives import DenseLocalization, RelativeLocalization, update_average
-from frugalvit.objectives.projection_head import _move_unless
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.pretraining import train
+from helpers.augment_images import DEVICES
 from helpers.tiny_runs import PRETRAIN, resolve
 from helpers.toy_task import ToyBatch, ToyTask, toy_plan
 
@@ -49,7 +49,7 @@ def supervised(backbone: str, *, ema: float = 0.0) -> ClassificationTask:
 
 
 def label_free(backbone: str, **more: Any) -> Any:
-    """A student and its teacher on two global crops and a local one, the same at every step."""
+    """A student and its teacher on two global crops and one local crop, the same at every step."""
     torch.manual_seed(0)
     values = PRETRAIN | {"data": "x", "backbone": backbone, "backbone_args": {}, "img_size": 32, "localization": {}}
     config = resolve(PretrainConfig.parse(values | more))
@@ -75,8 +75,8 @@ def label_free(backbone: str, **more: Any) -> Any:
         ("tensor", 1.0, [1.0, 1.0]),
     ],
 )
-def test_gradients_are_clipped_together_or_each(per: str, limit: float, norms: list[float]) -> None:
-    """Lengths of 3 and 4 are 5 together, which is what is logged however they are clipped; directions stay."""
+def test_gradient_clipping(per: str, limit: float, norms: list[float]) -> None:
+    """Norms of 3 and 4 have the total norm 5, which is logged; directions stay."""
     stepper = stepper_of(ToyTask(), toy_plan(clip=limit, clip_per=per))
     weight, bias = stepper.learning[:2]
     for parameter in stepper.learning:
@@ -87,8 +87,8 @@ def test_gradients_are_clipped_together_or_each(per: str, limit: float, norms: l
     torch.testing.assert_close(bias.grad, torch.tensor([-norms[1]]), rtol=1e-5, atol=0)
 
 
-class Shared(ToyTask):
-    """The same eight points at every step, in so many parts; without a norm, whose statistics are a part's own."""
+class FixedPoints(ToyTask):
+    """The same eight points at every step, in several parts, without a norm."""
 
     def __init__(self, parts: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Shared(ToyTask):
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
-def test_parts_of_a_step_have_the_gradients_of_the_whole(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulated_gradients_equal_those_of_the_batch(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[Tensor]] = []
     clip = TrainStep._clip
 
@@ -110,7 +110,7 @@ def test_parts_of_a_step_have_the_gradients_of_the_whole(parts: int, monkeypatch
 
     monkeypatch.setattr(TrainStep, "_clip", look)
     for count in (1, parts):
-        stepper = stepper_of(Shared(count), toy_plan(accumulate=count))
+        stepper = stepper_of(FixedPoints(count), toy_plan(accumulate=count))
         for step in range(2):
             stepper.step = step
             stepper.one_step()
@@ -122,8 +122,8 @@ def test_parts_of_a_step_have_the_gradients_of_the_whole(parts: int, monkeypatch
 
 
 @pytest.mark.parametrize("kind", [*SMALL, "crops at once"])
-def test_images_computed_again_are_counted_once(kind: str) -> None:
-    """After a step the statistics are those that its forward pass left, though the backward pass repeats it."""
+def test_recomputed_images_count_once_in_batch_norm(kind: str) -> None:
+    """Recomputing activations in the backward pass must not update the statistics again."""
     if kind == "crops at once":
         task = label_free("resnet10t", crops_at_once=1)
     else:
@@ -139,7 +139,7 @@ def test_images_computed_again_are_counted_once(kind: str) -> None:
     torch.testing.assert_close(got, wanted)
 
 
-def test_an_average_has_the_statistics_of_the_network_it_follows() -> None:
+def test_ema_has_the_batch_norm_statistics() -> None:
     task = supervised("resnet10t", ema=0.9)
     assert task.average is not None
     stepper_of(task, TrainPlan(10, 10, Constant(0.1))).one_step()
@@ -152,8 +152,8 @@ def test_an_average_has_the_statistics_of_the_network_it_follows() -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", "pretrain"])
-def test_a_skipped_step_leaves_everything(kind: str) -> None:
-    """Weights, BatchNorm and centres, and the averages that would otherwise go on towards the weights."""
+def test_skipped_step_changes_nothing(kind: str) -> None:
+    """Weights, BatchNorm, centres and EMA stay."""
     task: Any = supervised("resnet10t", ema=0.9) if kind == "train" else label_free("resnet10t")
     stepper = stepper_of(task, TrainPlan(10, 10, Constant(0.1)))
     batch_at, states = task.batch_at, []
@@ -174,23 +174,21 @@ def spoilt(batch: Batch) -> Batch:
     return Batch(images, batch.targets, batch.labels, batch.index)
 
 
+@DEVICES
 @pytest.mark.parametrize("skipped", [True, False])
-def test_an_average_that_is_told_on_a_device(skipped: bool) -> None:
-    """What a GPU does without being asked whether the step was skipped: the same average, or the very same numbers."""
-    torch.manual_seed(0)
-    follower, followed = nn.Linear(3, 2), nn.Linear(3, 2)
-    oracle = copy.deepcopy(follower)
-    with torch.no_grad():
-        _move_unless(torch.tensor(skipped), list(follower.parameters()), list(followed.parameters()), 0.1)
-    update_average(oracle, followed, 0.9, torch.tensor(skipped))
-    assert torch.equal(oracle.weight, follower.weight) or not skipped
-    torch.testing.assert_close(follower.state_dict(), oracle.state_dict())
+def test_average_stays_after_a_skipped_step(device: str, skipped: bool) -> None:
+    teacher, student = nn.Linear(3, 2, device=device), nn.Linear(3, 2, device=device)
+    expected = teacher.weight.detach().clone()
+    if not skipped:
+        expected = 0.9 * expected + 0.1 * student.weight.detach()
+    update_average(teacher, student, 0.9, torch.tensor(skipped, device=device))
+    torch.testing.assert_close(teacher.weight.detach(), expected)
 
 
-# -- chance and losses
+# -- random numbers and losses
 
 
-def test_chance_follows_from_seed_step_and_process() -> None:
+def test_random_state_depends_on_seed_step_and_rank() -> None:
     drawn = []
     for place in [(0, 3, 0), (0, 3, 0), (0, 3, 1), (0, 4, 0), (1, 3, 0)]:
         seed_step(*place)
@@ -199,8 +197,7 @@ def test_chance_follows_from_seed_step_and_process() -> None:
     assert len({tuple(one) for one in drawn}) == 4
 
 
-def test_every_step_has_chance_of_its_own() -> None:
-    """The same at a step that is taken again, another at each of the others."""
+def test_every_step_has_its_own_random_numbers() -> None:
     stepper = stepper_of(ToyTask(), toy_plan())
     drawn: list[float] = []
     stepper.task.before_optimizer = lambda step: drawn.append(torch.rand(()).item())  # type: ignore[method-assign]
@@ -210,8 +207,8 @@ def test_every_step_has_chance_of_its_own() -> None:
     assert drawn[3] == drawn[1] and len(set(drawn)) == 3
 
 
-def test_the_average_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its features and its classifier: here they say 1 of every image, where the network that learns says 0."""
+def test_evaluation_uses_the_ema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features and classifier of the EMA predict 1; those of the trained network predict 0."""
     task = supervised("cvt_13", ema=0.9)
     assert task.average is not None
     for network, answer in ((task.backbone, 0), (task.average, 1)):
@@ -230,7 +227,7 @@ def test_the_average_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def localizing(dense: bool, weight: float, **settings: Any) -> tuple[ClassificationTask, Batch]:
-    """A classifier with Drloc at its end or in every block, and images with what they were before they were mixed."""
+    """A classifier with Drloc at its end or in every block, and images before and after mixing."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
     backbone = create_backbone("swin_nano", img_size=32, num_classes=2, **shape)
@@ -244,7 +241,7 @@ def localizing(dense: bool, weight: float, **settings: Any) -> tuple[Classificat
 
 @pytest.mark.parametrize("weight", [0.3, 2.0])
 @pytest.mark.parametrize("dense", [False, True])
-def test_the_loss_is_the_sum_it_stands_for(dense: bool, weight: float) -> None:
+def test_supervised_loss(dense: bool, weight: float) -> None:
     """L_tot = L_ce + λ · L_drloc, of one forward pass; of all blocks in a second one."""
     task, batch = localizing(dense, weight)
     seed_step(0, 0, 0)
@@ -257,8 +254,7 @@ def test_the_loss_is_the_sum_it_stands_for(dense: bool, weight: float) -> None:
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_pairs_are_asked_about_in_clean_images_where_wished(dense: bool) -> None:
-    """What they cost there, while the classes are those of the mixed ones."""
+def test_drloc_on_images_before_mixing(dense: bool) -> None:
     found = {}
     for name in ("mixed", "clean"):
         task, batch = localizing(dense, 1.0, images=name)
@@ -269,8 +265,8 @@ def test_pairs_are_asked_about_in_clean_images_where_wished(dense: bool) -> None
     assert found["clean"]["localization"] != found["mixed"]["localization"]
 
 
-def test_the_loss_of_views_regions_and_pairs() -> None:
-    """Each by a weight of its own, at this step's temperature; regions from their first step on."""
+def test_pretraining_loss() -> None:
+    """Each loss has its weight and this step's temperature; regions start at their first step."""
     task = label_free("resnet10t")
     head = RelativeLocalization(task.student.dim, pairs=8, hidden=8)
     task.localization, task.weights = head, (0.3, 0.9, 0.2)
@@ -286,8 +282,8 @@ def test_the_loss_of_views_regions_and_pairs() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 5, 9])
-def test_a_teacher_follows_by_the_steps_momentum(step: int) -> None:
-    """Its backbone and both its heads."""
+def test_teacher_update_uses_the_momentum_of_the_step(step: int) -> None:
+    """The backbone and both heads."""
     task = label_free("resnet10t")
     task.momentum = Cosine(0.5, 1.0, 10)
     pairs = [(task.teacher, task.student), (task.views.teacher, task.views.student)]
@@ -302,10 +298,10 @@ def test_a_teacher_follows_by_the_steps_momentum(step: int) -> None:
     assert list(kept) == pytest.approx([task.momentum.at(step)] * len(kept))
 
 
-def test_a_look_at_the_features_is_a_look_at_the_teachers() -> None:
-    """Whose weights a run leaves, in the mode in which they are used."""
+def test_features_are_the_teachers() -> None:
+    """A run exports the teacher's weights, in eval mode."""
     task = label_free("resnet10t")
     seen: list[Any] = []
-    task.monitor = SimpleNamespace(look=lambda backbone: seen.append((backbone, backbone.training)) or {"knn": 1.0})
+    task.monitor = SimpleNamespace(evaluate=lambda backbone: seen.append((backbone, backbone.training)) or {"knn": 1.0})
     assert task.evaluate(0) == {"knn": 1.0} and seen == [(task.teacher, False)]
     assert task.training and task.teacher.training

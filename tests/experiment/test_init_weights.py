@@ -110,7 +110,7 @@ def test_a_folder_of_somebody_else_needs_the_networks_name(tmp_path: Path) -> No
     run.img_size = 32
     adopt_init_architecture(run, AutoValues())
     assert make_backbone(run, ("a", "b", "c")).num_classes == 3
-    with pytest.raises(UserError, match="names no architecture"):
+    with pytest.raises(UserError, match="architecture"):
         adopt_init_architecture(TrainConfig.parse({"data": "x", "init": str(tmp_path)}), AutoValues())
 
 

@@ -7,14 +7,14 @@ import signal
 import pytest
 
 from helpers.fork_server import Nursery
+from helpers.shards import shard_images
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_config, write_images
-from helpers.training_shards import write_shards
 
 
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
     folder = tmp_path_factory.mktemp("streams")
-    write_shards(folder / "shards", write_images(folder / "images", train=20))
+    shard_images(folder / "shards", write_images(folder / "images", train=20))
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
     return Nursery(folder)
@@ -35,7 +35,7 @@ def test_killed_and_resumed_from_shards(nursery: Nursery, verb: str, where: str)
 
 
 def test_a_damaged_shard_is_left_out_by_name(nursery: Nursery) -> None:
-    shards = write_shards(nursery.folder / "damaged", nursery.folder / "images")
+    shards = shard_images(nursery.folder / "damaged", nursery.folder / "images")
     whole = (shards / "002.tar").read_bytes()
     (shards / "002.tar").write_bytes(whole[: len(whole) // 2])
     words = ["train", str(shards / "{000..003}.tar"), "--config", "train.yaml", "--out", "without", "--steps", "2"]
@@ -58,4 +58,4 @@ def test_no_readable_shard_is_said(nursery: Nursery) -> None:
     folder.mkdir()
     (folder / "000.tar").write_bytes(b"this is no tar file" * 100)
     status, said = nursery.run("train", str(folder / "000.tar"), "--config", "train.yaml", "--out", "nothing")
-    assert status == 2 and "holds no images in readable shards" in said and "Traceback" not in said
+    assert status == 2 and "no images in readable shards" in said and "Traceback" not in said

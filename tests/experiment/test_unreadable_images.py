@@ -14,7 +14,7 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.cache import build
 from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import record_data_usage
@@ -78,9 +78,9 @@ def test_a_run_goes_on_where_memory_is_short(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(UserError, match="the power is gone"):
             finished("train", "auto", tmp_path, data=str(images), out=str(tmp_path / "cut"))
     monkeypatch.setattr(build, "available_memory", lambda: 0)
-    monkeypatch.setattr(build, "_writable", lambda *_: False)
+    monkeypatch.setattr(build, "_has_space", lambda *_: False)
     chosen: list[str] = []
-    monkeypatch.setattr(build, "_say_choice", lambda place, *_: chosen.append(place))
+    monkeypatch.setattr(build, "_log_location", lambda place, *_: chosen.append(place))
     train(TrainConfig.parse({"resume": str(tmp_path / "cut")}))
     assert {*chosen} == {"off"} and differences(whole, tmp_path / "cut") == []
     one, other = (json.loads((run / "data.json").read_text()) for run in (whole, tmp_path / "cut"))
@@ -92,11 +92,11 @@ def test_what_was_left_out_before_a_resume_is_not_forgotten(tmp_path: Path) -> N
     """Images that are decoded while training are met in their turn, which may have been before the run was cut off."""
     examples = ArrayExamples(np.zeros((9, 8, 8, 3), np.uint8), None, "images")
     lazy = OnDemandStore(examples, (8, 8), torch.device("cpu"), workers=0, limit=9)
-    kept = ImageStore.from_arrays(np.zeros((5, 3, 8, 8), np.uint8))
+    kept = CachedStore.from_arrays(np.zeros((5, 3, 8, 8), np.uint8))
     run = RunFolder(tmp_path)
     entries = [{"name": name, "split": split, "reason": "cut"} for name, split in (("a", "train"), ("b", "val"))]
     run.save_json("data.json", {"images": 9, "left_out": {"count": 2, "files": entries}})
-    lazy.bad.append(("c", "cut"))
+    lazy.unreadable.append(("c", "cut"))
     for _ in range(2):
         record_data_usage(run, [], {"train": lazy, "val": kept})
         facts = run.read_json("data.json")

@@ -1,4 +1,4 @@
-"""``fv.load``: a model with its preprocessing and class names, as a module of one's own."""
+"""``fv.load``: a model with its preprocessing and class names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ from PIL import Image
 import frugalvit as fv
 from frugalvit.engine import hardware
 from frugalvit.errors import UserError
-from helpers.exported_models import CLASSES, made, write_photos
+from helpers.exported_models import CLASSES, made
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return write_photos(tmp_path / "photos")
-
-
-def test_load_gives_a_ready_model(tmp_path: Path, photos: Path):
+def test_loaded_model_transforms_and_predicts(tmp_path: Path, photos: Path):
     folder, backbone = made(tmp_path, "vit")
     model = fv.load(str(folder))
     assert isinstance(model, torch.nn.Module) and not model.training
@@ -35,8 +30,8 @@ def test_load_gives_a_ready_model(tmp_path: Path, photos: Path):
     with torch.inference_mode():
         torch.testing.assert_close(model(batch), backbone.model(batch))
         assert model.features(batch).grid.shape[:2] == (4, backbone.dim)
-    guesses = model.predict(path, top=2)[0]
-    assert len(guesses) == 2 and guesses[0][1] >= guesses[1][1] and {name for name, _ in guesses} < set(CLASSES)
+    best = model.predict(path, top=2)[0]
+    assert len(best) == 2 and best[0][1] >= best[1][1] and {name for name, _ in best} < set(CLASSES)
     bare, _ = made(tmp_path / "bare", "vit", num_classes=0)
     features = fv.load(str(bare))
     assert features(batch).shape == (4, backbone.dim)
@@ -44,7 +39,7 @@ def test_load_gives_a_ready_model(tmp_path: Path, photos: Path):
         features.predict(path)
 
 
-def test_answers_are_the_same_in_any_mode_precision_and_part(tmp_path: Path, photos: Path):
+def test_predictions_do_not_depend_on_mode_and_batch(tmp_path: Path, photos: Path):
     folder, _ = made(tmp_path, "resnet")
     model, paths = fv.load(folder), [photos / f"{index}.jpg" for index in (0, 2, 3, 4, 5)]
     expected = model.predict(paths)
@@ -53,31 +48,31 @@ def test_answers_are_the_same_in_any_mode_precision_and_part(tmp_path: Path, pho
     model.backbone.model.eval()
     sizes: list[int] = []
     model.backbone.register_forward_pre_hook(lambda _, images: sizes.append(len(images[0])))
-    for answer, wanted in zip(model.predict(paths, batch=2), expected, strict=True):
-        assert dict(answer) == pytest.approx(dict(wanted), abs=1e-5)
+    for prediction, other in zip(model.predict(paths, batch=2), expected, strict=True):
+        assert dict(prediction) == pytest.approx(dict(other), abs=1e-5)
     assert sizes == [2, 2, 1]
-    assert model.training and not model.backbone.model.training  # every module's mode comes back
+    assert model.training and not model.backbone.model.training  # every module's mode is restored
     rough = fv.load(folder).bfloat16()
     assert rough.transform(paths[0]).dtype == torch.bfloat16
     assert dict(rough.predict(paths[0])[0]) == pytest.approx(dict(expected[0]), abs=0.1)
-    chances = [chance for _, chance in rough.predict(paths[0], top=1000)[0]]
-    assert sum(chances) == pytest.approx(1, abs=1e-5), "probabilities are not rounded"
+    probabilities = [probability for _, probability in rough.predict(paths[0], top=1000)[0]]
+    assert sum(probabilities) == pytest.approx(1, abs=1e-5), "probabilities are not rounded"
 
 
-def test_a_photograph_is_seen_alike_by_its_name_in_memory_and_on_the_command_line(tmp_path: Path):
-    """A large JPEG is decoded smaller, in every way that a file is named."""
+def test_predictions_of_files_and_arrays_agree(tmp_path: Path):
+    """A large JPEG is decoded at a reduced size."""
     noise = np.random.default_rng(0).normal(128, 60, (640, 480, 3)).clip(0, 255).astype(np.uint8)
     Image.fromarray(noise).save(tmp_path / "large.jpg", quality=95)
     folder, _ = made(tmp_path, "vit")
     path, model = str(tmp_path / "large.jpg"), fv.load(folder)
-    told = fv.run("predict", str(folder), path, device="cpu")["predictions"][0]["predictions"]
-    assert {guess["class"]: guess["probability"] for guess in told} == pytest.approx(dict(model.predict(path)[0]))
+    printed = fv.run("predict", str(folder), path, device="cpu")["predictions"][0]["predictions"]
+    assert {guess["class"]: guess["probability"] for guess in printed} == pytest.approx(dict(model.predict(path)[0]))
     pixels = np.asarray(Image.open(path))
     tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
     assert model.predict([tensor, tensor / 255]) == model.predict([pixels, pixels])
 
 
-def test_training_mode_does_not_reach_an_answer(tmp_path: Path, photos: Path):
+def test_predict_does_not_change_a_model_in_training_mode(tmp_path: Path, photos: Path):
     folder, _ = made(tmp_path, "resnet")
     model = fv.load(folder)
     expected = model.predict(photos / "0.jpg")
@@ -87,15 +82,15 @@ def test_training_mode_does_not_reach_an_answer(tmp_path: Path, photos: Path):
 
 
 @pytest.mark.parametrize("wrong", [{"top": 0}, {"top": -1}, {"top": 2.5}, {"top": True}, {"batch": 0}], ids=str)
-def test_numbers_without_a_meaning_are_refused(wrong: dict, tmp_path: Path, photos: Path):
+def test_invalid_numbers_are_errors(wrong: dict, tmp_path: Path, photos: Path):
     model = fv.load(made(tmp_path, "vit")[0])
-    with pytest.raises(UserError, match=f"{next(iter(wrong))}=.*: give a whole number"):
+    with pytest.raises(UserError, match=f"{next(iter(wrong))}="):
         model.predict(photos / "0.jpg", **wrong)
-    with pytest.raises(UserError, match="no pictures in the list"):
+    with pytest.raises(UserError, match="empty"):
         model.transform([])
 
 
-def test_pictures_come_in_lists_of_every_kind(tmp_path: Path, photos: Path):
+def test_lists_of_images_of_every_type(tmp_path: Path, photos: Path):
     model = fv.load(made(tmp_path, "vit")[0])
     paths = [str(photos / f"{number}.jpg") for number in (0, 2)]
     expected = model.predict(paths, top=2, batch=1)
@@ -107,15 +102,15 @@ def test_pictures_come_in_lists_of_every_kind(tmp_path: Path, photos: Path):
         "column": Column(paths),
         "bytes": [Path(path).read_bytes() for path in paths],
     }
-    for kind, given in several.items():
-        assert model.predict(given, top=np.int64(2), batch=np.int32(1)) == expected, kind
+    for kind, images in several.items():
+        assert model.predict(images, top=np.int64(2), batch=np.int32(1)) == expected, kind
     assert model.predict(several["bytes"][0], top=2) == expected[:1]
-    with Path(paths[0]).open("rb") as file, pytest.raises(UserError, match="A BufferedReader is no image: give a path"):
+    with Path(paths[0]).open("rb") as file, pytest.raises(UserError, match="BufferedReader"):
         model.predict(file)
 
 
 class Column:
-    """A column of a table, as pandas has it: in an order of its own, and no list."""
+    """A column of a table, as in pandas."""
 
     def __init__(self, values: list[str]) -> None:
         self.values = values
@@ -129,9 +124,9 @@ class Column:
 
 @pytest.fixture
 def onednn_is_slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A processor on which oneDNN is to be left out, in a program that has it."""
+    """A processor on which oneDNN is slow."""
     if not torch.backends.mkldnn.is_available():
-        pytest.skip("this PyTorch has no oneDNN to leave out")
+        pytest.skip("this PyTorch has no oneDNN")
     before = torch.backends.mkldnn.enabled
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     monkeypatch.setattr(hardware, "_onednn_is_slow", lambda: True)
@@ -141,56 +136,55 @@ def onednn_is_slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("onednn_is_slow")
-def test_a_loaded_model_leaves_random_numbers_and_onednn_to_the_program(tmp_path: Path, photos: Path):
+def test_load_restores_random_state_and_onednn(tmp_path: Path, photos: Path):
     folder, _ = made(tmp_path, "vit")
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
     model = fv.load(folder)
     assert torch.equal(torch.rand(3), expected) and torch.backends.mkldnn.enabled
-    seen: list[bool] = []
-    model.backbone.register_forward_hook(lambda *_: seen.append(torch.backends.mkldnn.enabled))
+    enabled: list[bool] = []
+    model.backbone.register_forward_hook(lambda *_: enabled.append(torch.backends.mkldnn.enabled))
     model.predict(photos / "0.jpg")
     model.features(torch.zeros(1, 3, 64, 64))
-    with pytest.raises(UserError, match="takes a tensor of floats"):
+    with pytest.raises(UserError, match="float"):
         model(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
-    assert seen == [False, False], "left out where it is slow"
-    assert torch.backends.mkldnn.enabled, "and given back"
+    assert enabled == [False, False]
+    assert torch.backends.mkldnn.enabled
 
 
 @pytest.mark.usefixtures("onednn_is_slow")
-def test_the_last_of_several_threads_gives_onednn_back():
+def test_last_of_several_threads_restores_onednn():
     first, second = (hardware.cpu_settings(torch.device("cpu")) for _ in range(2))
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert not torch.backends.mkldnn.enabled, "the second is still at work"
+    assert not torch.backends.mkldnn.enabled, "the second is still active"
     second.__exit__(None, None, None)
     assert torch.backends.mkldnn.enabled
 
 
-def test_load_takes_a_path_a_device_and_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_load_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, _ = made(tmp_path, "swin")
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     assert next(fv.load(folder, device="auto").parameters()).device.type == best
     model = fv.load(folder, device=torch.device("cpu"), img_size=[64, 96])
     assert model.backbone.img_size == (64, 96)
     assert repr(model).splitlines()[1].strip() == "name='model', img_size=(64, 96), num_classes=3"
-    with pytest.raises(UserError, match="takes a tensor of floats"):
+    with pytest.raises(UserError, match="float"):
         model(Image.new("RGB", (64, 96)))
     with pytest.raises(UserError, match="img_size='64'"):
         fv.load(folder, img_size="64")  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for device, words in (("cuda", "no cuda device"), ("cuda:0", "no cuda"), ("gpu", "no kind"), ("cpu:7", "'cpu:7'")):
-        with pytest.raises(UserError, match=words):
+    for device in ("cuda", "cuda:0", "gpu", "cpu:7"):
+        with pytest.raises(UserError, match=device.removesuffix(":0")):
             fv.load(folder, device=device)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["swin", "vil"])
-def test_pytorchs_own_exporters_take_a_loaded_model(name: str, tmp_path: Path):
-    """As people call them: gradients enabled, nothing replaced, the batch free."""
+def test_pytorch_exporters_accept_a_loaded_model(name: str, tmp_path: Path):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = fv.load(made(tmp_path, name)[0])
     images = torch.randn(3, 3, 64, 64)
@@ -200,5 +194,5 @@ def test_pytorchs_own_exporters_take_a_loaded_model(name: str, tmp_path: Path):
     torch.onnx.export(model, (images,), path, dynamo=True, verbose=False, dynamic_shapes=free)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for count in (1, 3):
-        (found,) = session.run(None, {session.get_inputs()[0].name: images[:count].numpy()})
-        np.testing.assert_allclose(found, expected[:count], atol=1e-5)
+        (output,) = session.run(None, {session.get_inputs()[0].name: images[:count].numpy()})
+        np.testing.assert_allclose(output, expected[:count], atol=1e-5)

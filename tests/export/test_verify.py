@@ -1,4 +1,4 @@
-"""An export is checked on the run's own images where they are at hand; nothing is fetched for it."""
+"""The images that an export is checked on: the run's own if they are local, else noise."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def ready(tmp_path: Path) -> ReadyModel:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict]]:
-    """What is opened, and how; a grey image is all that is in it."""
+    """Record what is opened, and return one grey image."""
     calls: list[tuple[str, dict]] = []
 
-    def note(where: str, **options: Any) -> list[Any]:
-        calls.append((where, options))
+    def record(data: str, **options: Any) -> list[Any]:
+        calls.append((data, options))
         return [np.full((64, 64, 3), 128, np.uint8)]
 
-    monkeypatch.setattr(verify, "read_images", note)
+    monkeypatch.setattr(verify, "read_images", record)
     return calls
 
 
@@ -50,30 +50,30 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict]]:
         "CIFAR100:FOLDER",
     ],
 )
-def test_nothing_is_fetched_for_a_check(
+def test_remote_data_is_not_downloaded(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def fetched(*_: object, **__: object) -> None:
-        raise AssertionError("something is fetched")
+    def download(*_: object, **__: object) -> None:
+        raise AssertionError("a download")
 
-    monkeypatch.setattr(named, "_download", fetched)
-    monkeypatch.setattr(remote.urllib.request, "urlopen", fetched)
+    monkeypatch.setattr(named, "_download", download)
+    monkeypatch.setattr(remote.urllib.request, "urlopen", download)
     folder, _ = made(tmp_path / "run", "resnet")
     data = data.replace("FOLDER", str(tmp_path))
     settings = {"data": data, "root": str(tmp_path / "empty")}
     (folder.parent / "config.yaml").write_text(yaml.safe_dump(settings))
     result = export(ExportConfig(model=str(folder.parent), out=str(tmp_path / "out")))
     assert result.data["checked_on"] == "5 images of noise"
-    assert f"{data} would have to be fetched: the export is checked on noise" in capsys.readouterr().err
+    assert f"{data} is not local" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("data", ["http://127.0.0.1:9/index.json", "cifar100"])
-def test_what_is_asked_for_is_opened_wherever_it_lies(data: str, ready: ReadyModel, opened: list):
+def test_images_option_may_be_remote(data: str, ready: ReadyModel, opened: list):
     assert verify.check_images(ready, data, {"data": "elsewhere"})[1] == f"1 images of {data}"
     assert opened == [(data, {})]
 
 
-def test_data_are_opened_as_the_run_opened_them(ready: ReadyModel, opened: list, tmp_path: Path):
+def test_data_is_opened_with_the_runs_options(ready: ReadyModel, opened: list, tmp_path: Path):
     (tmp_path / "cifar-100-python").mkdir()
     (tmp_path / "list.txt").write_text("apple\n")
     names = str(tmp_path / "list.txt")
@@ -86,27 +86,41 @@ def test_data_are_opened_as_the_run_opened_them(ready: ReadyModel, opened: list,
     ]
 
 
-def test_of_shards_read_in_passing_one_is_looked_at(ready: ReadyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_shard_of_streamed_data_is_opened(ready: ReadyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     photos = write_photos(tmp_path / "photos")
     for name in ("train-000000", "val-000000"):
         with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
             for path in sorted(photos.iterdir()):
                 tar.add(path, path.name)
-    looked, index_shards = [], shards.index_shards
+    opened_shards, index_shards = [], shards.index_shards
 
-    def note(names: list[str], *others: Any) -> Any:
-        looked.extend(Path(name).name for name in names)
+    def record(names: list[str], *others: Any) -> Any:
+        opened_shards.extend(Path(name).name for name in names)
         return index_shards(names, *others)
 
-    monkeypatch.setattr(shards, "index_shards", note)
+    monkeypatch.setattr(shards, "index_shards", record)
     pattern = str(tmp_path / "*.tar")
-    images, words = verify.check_images(ready, None, {"data": pattern, "stream": True})
-    assert len(images) == 5 and words == f"5 images of {pattern}"
-    assert looked == ["val-000000.tar"]
+    images, description = verify.check_images(ready, None, {"data": pattern, "stream": True})
+    assert len(images) == 5 and description == f"5 images of {pattern}"
+    assert opened_shards == ["val-000000.tar"]
 
 
-def test_data_that_are_gone_are_warned_of(ready: ReadyModel, capsys: pytest.CaptureFixture[str]):
+def test_missing_data_is_a_warning(ready: ReadyModel, capsys: pytest.CaptureFixture[str]):
     assert verify.check_images(ready, None, {"data": "nowhere/at-all"})[1] == "5 images of noise"
-    assert "the run's data cannot be read" in capsys.readouterr().err
+    assert "nowhere/at-all" in capsys.readouterr().err
     with pytest.raises(UserError, match="nowhere"):
         verify.check_images(ready, "nowhere/at-all", {})
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.NDJSON", "list.txt", "list.tsv", "one.JPG"])
+def test_images_may_be_any_kind_of_data(name: str, photos: Path):
+    path = photos / name
+    if name.endswith("JPG"):
+        path.write_bytes((photos / "0.jpg").read_bytes())
+    else:
+        rows = {".csv": "path\n0.jpg\n", ".tsv": "path\n0.jpg\n", ".NDJSON": '{"path": "0.jpg"}', ".txt": "0.jpg\n"}
+        path.write_text(rows[path.suffix])
+    assert len(verify.read_images(str(path))) == 1
+    (photos / "shard.tgz").write_bytes(b"\x1f\x8b" + bytes(2000))
+    with pytest.raises(UserError, match="compressed"):
+        verify.read_images(str(photos / "shard.tgz"))

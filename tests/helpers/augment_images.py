@@ -1,4 +1,4 @@
-"""Images that break histograms and hues, for the tests of augmentation."""
+"""Images for the tests of augmentation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 
 
 def pictures(count: int = 6, height: int = 24, width: int = 20, seed: int = 0) -> Tensor:
-    """uint8: noise, a gradient, a flat one, one of few values: what breaks histograms and hues."""
+    """Return uint8 images that break histograms and hues: noise, a gradient, a flat one, one of few values."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (max(count, 6), 3, height, width), generator=generator, dtype=torch.uint8)
     images[1] = torch.linspace(0, 255, width).round().to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Small datasets on disk for the tests of sources."""
+"""Small datasets on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def picture(path: Path, shade: int = 0) -> Path:
 
 
 def fill(root: Path, counts: dict[str, int]) -> Path:
-    """``{"train/cat": 3}``: three pictures in that folder."""
+    """Write images: ``{"train/cat": 3}`` puts three into that folder."""
     for number, (folder, count) in enumerate(counts.items()):
         (root / folder).mkdir(parents=True, exist_ok=True)
         for i in range(count):
@@ -26,7 +26,7 @@ def fill(root: Path, counts: dict[str, int]) -> Path:
 
 
 def lock(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Folders of this name may not be read: tests often run as somebody who may read everything."""
+    """Make folders of this name unreadable, also for root."""
     list_folder = listing.list_folder
 
     def refuse(path: str) -> listing.Folder:

@@ -1,4 +1,4 @@
-"""Small detectors, their targets, and made-up detections."""
+"""Small detectors, their targets, and noisy detections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def detector(head: str = "mask-rcnn", masks: bool = True) -> Detector:
 
 
 def targets(masks: bool = True) -> list[dict[str, torch.Tensor]]:
-    """An image with two objects, and one with none."""
+    """Targets of an image with two objects and one with none."""
     boxes = torch.tensor([[4.0, 4, 30, 34], [40.0, 20, 60, 40]])
     inside = torch.zeros(2, 64, 64, dtype=torch.uint8)
     inside[0, 4:34, 4:30] = 1
@@ -36,10 +36,10 @@ def targets(masks: bool = True) -> list[dict[str, torch.Tensor]]:
 
 
 def noisy(images: list[CocoImage], data: CocoData, noise: float, seed: int = 0) -> list[dict[str, Any]]:
-    """The annotated objects as detections: moved, sometimes missed, sometimes of the wrong class, some made up."""
+    """Detections made from the annotations: moved, sometimes missed or of the wrong class."""
     random = np.random.default_rng(seed)
     found = []
-    for place, image in enumerate(images):
+    for index, image in enumerate(images):
         for entry in image.objects:
             if random.random() < noise / 4:
                 continue
@@ -49,7 +49,7 @@ def noisy(images: list[CocoImage], data: CocoData, noise: float, seed: int = 0) 
             inside = np.roll(masks_of([entry], image.height, image.width)[0], shift.round().astype(int)[::-1], (0, 1))
             found.append(
                 {
-                    "image": place,
+                    "image": index,
                     "label": label if random.random() > noise / 4 else 3 - label,
                     "score": float(random.random()),
                     "bbox": [float(value) for value in [*box[:2], *box[2:].clip(1)]],

@@ -1,4 +1,4 @@
-"""Settings of runs that take seconds."""
+"""Configurations of detection and segmentation runs that take seconds."""
 
 from __future__ import annotations
 

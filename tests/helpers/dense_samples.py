@@ -1,4 +1,4 @@
-"""Small datasets drawn on the spot: bright rectangles and discs on noise, as COCO annotations and as masks."""
+"""Make small datasets: bright rectangles and discs on noise, with COCO annotations or masks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from PIL import Image
 
 COLOURS = {"square": (230, 40, 40), "disc": (40, 90, 240)}
-CATEGORIES = [{"id": 3, "name": "square"}, {"id": 17, "name": "disc"}]  # ids with holes
+CATEGORIES = [{"id": 3, "name": "square"}, {"id": 17, "name": "disc"}]  # ids with gaps
 
 
 def draw(random: np.random.Generator, side: int) -> tuple[np.ndarray, list[tuple[str, np.ndarray]]]:
-    """A noisy image with one square and one disc that do not touch, and their masks."""
+    """Return a noisy image with one square and one disc, and their masks."""
     pixels = random.integers(60, 120, (side, side, 3), dtype=np.uint8)
     shapes = []
     for half, kind in enumerate(COLOURS):
@@ -34,7 +34,7 @@ def draw(random: np.random.Generator, side: int) -> tuple[np.ndarray, list[tuple
 def annotation(identity: int, image: int, kind: str, inside: np.ndarray, polygons: bool) -> dict[str, Any]:
     rows, columns = np.nonzero(inside)
     top, left, bottom, right = rows.min(), columns.min(), rows.max() + 1, columns.max() + 1
-    if polygons:  # the outline of the box is exact for squares and close enough for discs
+    if polygons:  # the outline of the box
         segmentation: Any = [[float(v) for v in (left, top, right, top, right, bottom, left, bottom)]]
     else:
         segmentation = {"size": list(inside.shape), "counts": run_lengths(inside)}
@@ -62,7 +62,7 @@ def run_lengths(inside: np.ndarray) -> list[int]:
 
 
 def make_coco(root: Path, train: int = 8, val: int = 4, side: int = 64, seed: int = 0) -> Path:
-    """A COCO folder; every other square is a polygon, the rest are run lengths."""
+    """Make a COCO folder; every other square is a polygon, the rest are run lengths."""
     random = np.random.default_rng(seed)
     (root / "images").mkdir(parents=True)
     identity = 0
@@ -98,14 +98,14 @@ def edit(root: Path, split: str, change: Any) -> None:
 
 
 def resize(path: Path, shape: tuple[int, int]) -> None:
-    """Give the picture in a file another (height, width)."""
+    """Resize the image in a file to (height, width)."""
     with Image.open(path) as picture:
         resized = picture.resize((shape[1], shape[0]))
     resized.save(path)
 
 
 def make_scenes(root: Path, train: int = 8, val: int = 4, side: int = 48, seed: int = 0, border: int = 255) -> Path:
-    """Images and masks: 0 ground, 1 square, 2 disc, and a frame of ``border`` that should not count."""
+    """Make images and masks: 0 ground, 1 square, 2 disc, and a frame of the label ``border``."""
     random = np.random.default_rng(seed)
     for split, count in (("train", train), ("val", val)):
         (root / "images" / split).mkdir(parents=True)

@@ -1,8 +1,9 @@
-"""Small models in folders, and photographs, for tests of what leaves the house and of what is loaded again."""
+"""Small models in folders, and photographs, for tests of exports."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ from PIL import Image
 
 import frugalvit as fv
 from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.config.tools import ExportConfig
+from frugalvit.export.command import export
 
 CLASSES = ("daisy", "<script>alert(1)</script>", "pipe | _dream_")
 MODELS = {
@@ -30,7 +33,7 @@ MODELS = {
 
 
 def write_photos(folder: Path) -> Path:
-    """Seven photographs of different shapes, one of them broken."""
+    """Write seven images of different shapes, one of them unreadable."""
     folder.mkdir()
     random = np.random.default_rng(0)
     for index in range(7):
@@ -44,9 +47,34 @@ def made(folder: Path, name: str, num_classes: int = 3) -> tuple[Path, fv.Backbo
     torch.manual_seed(0)
     architecture, keywords = MODELS[name]
     backbone = fv.create_backbone(architecture, num_classes=num_classes, **keywords).eval()
-    for parameter in backbone.parameters():  # zero-initialised biases and small weights would hide mistakes
+    for parameter in backbone.parameters():  # zero biases would hide errors
         if parameter.ndim == 1:
             parameter.data.uniform_(0.5, 1.0)
     classes = CLASSES if num_classes else None
     meta = {"data": "flowers | 3", "recipe": "small", "top1": 87.5}
     return save_model_folder(backbone, folder / "model", classes=classes, meta=meta), backbone
+
+
+def run_export(**options: Any) -> dict[str, Any]:
+    return export(ExportConfig(**options)).data
+
+
+def train_briefly(folder: Path, architecture: str, keywords: dict, photographs: Path, steps: int = 6) -> Path:
+    """Train a model for a few steps on the photographs, so that all its weights change, and save it."""
+    torch.manual_seed(0)
+    backbone = fv.create_backbone(architecture, num_classes=len(CLASSES), **keywords)
+    start = {name: value.clone() for name, value in backbone.state_dict().items() if value.is_floating_point()}
+    save_model_folder(backbone, folder / "untrained")
+    ready = fv.load(str(folder / "untrained"))
+    images = ready.transform([Image.open(path).convert("RGB") for path in sorted(photographs.iterdir())[:6]])
+    labels = torch.arange(6) % len(CLASSES)
+    optimizer = torch.optim.AdamW(backbone.parameters(), lr=3e-3)
+    backbone.train()
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(backbone.classify(backbone(images).pooled), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    moved = {name for name, value in backbone.state_dict().items() if name in start and not value.equal(start[name])}
+    assert len(moved) > 0.9 * len([name for name in start if "index" not in name and "mask" not in name])
+    return save_model_folder(backbone.eval(), folder / "trained", classes=CLASSES)

@@ -1,4 +1,4 @@
-"""Several processes of one run as threads of this one: what they tell each other, without the seconds of a launch."""
+"""Ranks of one run as threads: collectives without the seconds of a launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Meeting:
-    """What each of the peers has said in each round."""
+    """The values of all ranks in each round of collectives."""
 
     def __init__(self, count: int) -> None:
         self.count, self.somebody_left = count, False
@@ -37,7 +37,7 @@ class Meeting:
 
 
 class Peer:
-    """What ``processes`` asks of a Fabric, for one of several threads."""
+    """A Fabric of one rank, in a thread."""
 
     device = torch.device("cpu")
 
@@ -61,7 +61,7 @@ class Peer:
 
 
 def gather(count: int, work: Callable[[Any], Any]) -> list[Any]:
-    """What each of ``count`` peers comes to: its answer, or the error it ended with, of which the others hear."""
+    """Run ``work`` on ``count`` ranks; return each result, or the error that ended the rank."""
     meeting = Meeting(count)
 
     def live(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""A stand-in for Apple's GPU: tensors that say they are on "mps" and refuse what MPS refuses, computed on the CPU."""
+"""A fake Apple GPU: tensors that report "mps" and refuse what MPS refuses, computed on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class OnMps(Tensor):
 
 
 class AppleGpu(TorchFunctionMode):
-    """Refuses doubles on the device, and operations on tensors of both devices; wraps what is computed there."""
+    """Refuse doubles on the device and operations across devices; wrap results."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -1,9 +1,9 @@
-"""Real processes of the command, started in milliseconds: one process imports everything, then forks a child per run.
+"""Run commands as real processes in milliseconds: one process imports everything and forks a child per run.
 
-``Nursery.start`` runs ``frugalvit ARGV`` in a child that can be sent any signal. ``kill_at`` lets the child kill itself
-with SIGKILL, or send itself other signals, at its n-th operation on files whose path begins with ``inside`` (open to
-write, rename, link, remove, make a folder). That reaches moments that no timer hits, between a file and its rename,
-between two renames, and the same one on a busy machine as on an idle one.
+``Nursery.start`` runs ``frugalvit ARGV`` in a child that accepts signals. With ``kill_at`` the child kills itself, or
+sends itself other signals, at its n-th operation on files whose path starts with ``inside`` (open to write, rename,
+link, remove, make a folder). This reaches moments that no timer hits, for example between a file and its rename, and
+does not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Child:
         os.kill(self.pid, number)
 
     def wait(self) -> int:
-        """Its exit status; minus the signal's number when one ended it."""
+        """Return the exit status; minus the signal's number if a signal ended it."""
         return self.nursery.ask({"wait": self.pid})["status"]
 
     def said(self) -> str:
@@ -57,7 +57,7 @@ class Child:
             time.sleep(0.01)
 
     def wait_for(self, path: Path, seconds: float = 60.0) -> None:
-        """Until ``path`` exists."""
+        """Wait until ``path`` exists."""
         until = time.monotonic() + seconds
         while not path.exists():
             assert time.monotonic() < until, f"{path} did not appear\n{self.said()}"
@@ -65,7 +65,7 @@ class Child:
 
 
 class Nursery:
-    """Starts commands in ``folder``. All nurseries of a test session share the one process that forks."""
+    """Start commands in ``folder``. All nurseries of a test session share one process that forks."""
 
     _process: ClassVar[subprocess.Popen[str] | None] = None
 
@@ -96,7 +96,7 @@ class Nursery:
         return Child(self.ask(order)["pid"], log, self)
 
     def run(self, *argv: str, **more: Any) -> tuple[int, str]:
-        """Run a command to its end: its exit status and all it said."""
+        """Run a command to its end; return its exit status and its output."""
         child = self.start(*argv, **more)
         return child.wait(), child.said()
 
@@ -134,7 +134,7 @@ def _serve() -> None:
 
 
 def _status(pid: int, seconds: float = 120.0) -> int:
-    """How a child ended; one that does not is killed, so that a test fails instead of waiting for ever."""
+    """Wait for a child; kill it after ``seconds``, so that a test fails instead of hanging."""
     until = time.monotonic() + seconds
     while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
         if time.monotonic() > until:
@@ -146,7 +146,7 @@ def _status(pid: int, seconds: float = 120.0) -> int:
 
 
 def _live(order: dict[str, Any]) -> None:
-    """The child: run the command and leave, never to come back to the server's loop."""
+    """Run the command in the child and exit."""
     status = 1
     try:
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

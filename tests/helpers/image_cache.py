@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from frugalvit.data.cache.build import build_store
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import FileExamples
 
 
@@ -29,9 +29,9 @@ def write_images(
     return FileExamples(paths, np.arange(count) % 3, str(folder))
 
 
-def store_of(examples: Any, size: int | tuple[int, int] = 32, **keywords: Any) -> ImageStore:
+def store_of(examples: Any, size: int | tuple[int, int] = 32, **keywords: Any) -> CachedStore:
     store = build_store(examples, size, workers=2, **keywords)
-    assert isinstance(store, ImageStore)
+    assert isinstance(store, CachedStore)
     return store
 
 

@@ -1,4 +1,4 @@
-"""The view and region losses as the paper's formulas read, one image, one pair, one region at a time."""
+"""The view and region losses as the paper's formulas: loops over images, pairs and regions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SIZES = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 @st.composite
 def crop_sets(draw: Any, dim: int = 6, prototypes: int = 7) -> Crops:
-    """Random sets of crops: one to three global ones, up to three local ones, all of rectangular sizes of their own."""
+    """Random sets of crops of different sizes: one to three global ones, up to three local ones."""
     torch.manual_seed(draw(st.integers(0, 10_000)))
     global_sizes = draw(st.lists(SIZES, min_size=1, max_size=3))
     local_sizes = draw(st.lists(SIZES, min_size=0 if len(global_sizes) > 1 else 1, max_size=3))

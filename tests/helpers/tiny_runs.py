@@ -1,4 +1,4 @@
-"""The smallest data and settings with which every part of training still takes part."""
+"""The smallest data and settings that use every part of training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TIMES = ("images_per_second", "seconds", "seconds_per_step", "run")
 
 
 def write_images(folder: Path, *, train: int = 12, val: int = 5, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
-    """Class folders of small noisy images whose brightness tells the class."""
+    """Write class folders of small noisy images; the brightness shows the class."""
     random = np.random.default_rng(0)
     for split, count in (("train", train), ("val", val)):
         for number, name in enumerate(classes):
@@ -64,7 +64,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def differences(first: Path, second: Path) -> list[str]:
-    """What two finished runs do not have in common, to the bit; times aside."""
+    """List the differences between two finished runs, to the bit, without times."""
     found = [] if read_metrics(first) == read_metrics(second) else ["metrics.jsonl"]
     for name in ("last.pt", "previous.pt", "best.pt"):
         paths = [run / "checkpoints" / name for run in (first, second)]

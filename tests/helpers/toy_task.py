@@ -1,4 +1,4 @@
-"""A task so small that the loop itself is what is tested."""
+"""A tiny task for tests of the training loop."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from frugalvit.engine.schedules import Constant
+from frugalvit.engine.task import Task
 from frugalvit.engine.trainer import TrainPlan, fit
 from frugalvit.runs.run_folder import RunFolder
 
@@ -21,11 +22,10 @@ class ToyBatch:
     index: Tensor
 
 
-class ToyTask(nn.Module):
-    """A line through points; ``spoil`` names what goes wrong at which steps."""
+class ToyTask(Task):
+    """Fit a line through points; ``spoil`` names the fault of a step."""
 
-    best_metric, eval_split, use_cuda_graphs = "top1", "val", False
-    nonfinite_outputs = export_last = False
+    best_metric, eval_split = "top1", "val"
 
     def __init__(self, spoil: dict[int, str] | None = None) -> None:
         super().__init__()
@@ -49,24 +49,21 @@ class ToyTask(nn.Module):
         if len(batch.images) > self.most or self.spoil.get(step) == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has …")
         self.center.lerp_(batch.images.mean(0), 0.1)
-        found = self.linear(self.norm(batch.images))
-        loss = (found - batch.images.sum(1, keepdim=True)).square().mean()
+        outputs = self.linear(self.norm(batch.images))
+        loss = (outputs - batch.images.sum(1, keepdim=True)).square().mean()
         if self.spoil.get(step) == "loss":
             loss = loss * torch.inf
         if self.spoil.get(step) == "gradient":
             loss.register_hook(lambda gradient: gradient * torch.nan)
         return {"loss": loss}
 
-    def peak_memory_step(self) -> int:
-        return 0
-
-    def before_optimizer(self, step: int) -> None: ...
-    def after_step(self, step: int, skipped: Tensor) -> None: ...
     def evaluate(self, step: int) -> dict[str, float]:
         return {}
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         return False
+
+    def compile_with(self, graphs: bool) -> None: ...
 
 
 def toy_plan(**more: Any) -> TrainPlan:

@@ -1,4 +1,4 @@
-"""Shards over HTTP inside a test: a server on this machine that can be told to break connections."""
+"""An HTTP server for tests that can break connections."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder; the first ``breaks`` answers to a shard end in the middle, and ranges are known if asked."""
+    """Serves a folder; the first ``breaks`` answers with a shard end in the middle."""
 
     breaks = 0
     ranges = True
-    asked: list[tuple[str, str | None]]
+    requests: list[tuple[str, str | None]]  # path and range
 
     def log_message(self, *_: Any) -> None:
         """Quiet."""
 
     def do_GET(self) -> None:
         cls: Any = type(self)
-        wanted = self.headers.get("Range")
-        cls.asked.append((self.path, wanted))
+        bytes_range = self.headers.get("Range")
+        cls.requests.append((self.path, bytes_range))
         path = Path(self.translate_path(self.path))
         if not path.is_file():
             self.send_error(404)
             return
         content = path.read_bytes()
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
+        start = int(bytes_range.removeprefix("bytes=").rstrip("-")) if bytes_range and self.ranges else 0
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
@@ -43,13 +43,13 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path, breaks: int = 0, ranges: bool = True) -> Iterator[tuple[str, type[Handler]]]:
-    """The address of a server of ``folder``, and the class that notes what it was asked for."""
-    own = type("Own", (Handler,), {"breaks": breaks, "ranges": ranges, "asked": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(own, directory=str(folder)))
+    """Serve ``folder``; yields the address, and the class that records the requests."""
+    handler = type("RecordingHandler", (Handler,), {"breaks": breaks, "ranges": ranges, "requests": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", own
+        yield f"http://127.0.0.1:{server.server_port}", handler
     finally:
         server.shutdown()
         server.server_close()

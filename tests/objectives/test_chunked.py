@@ -1,4 +1,4 @@
-"""The losses that never hold the logits equal the plain ones, gradients too, and indeed never hold them."""
+"""Chunked losses equal the plain ones, gradients too, and never store all logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS: list[Any] = [ViewMatching, RegionMatching]
 
 def matching_of(kind: Any, norm_last: bool = True, prototypes: int = 7) -> Any:
     matching = kind(6, prototypes=prototypes, hidden=8, bottleneck=4, layers=2, norm_last=norm_last).double()
-    with torch.no_grad():  # a teacher and a centre unlike the student's and zero
+    with torch.no_grad():  # the teacher differs from the student, the center from zero
         for parameter in matching.teacher.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
         matching.center.normal_(std=0.1)
@@ -40,7 +40,7 @@ def loss_and_gradients(matching: Any, crops: Crops) -> tuple[Tensor, list[Tensor
 @pytest.mark.parametrize("norm_last", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @given(crops=crop_sets())
-def test_module_chunked_equals_plain_with_gradients(kind: Any, norm_last: bool, crops: Crops) -> None:
+def test_chunked_equals_plain_with_gradients(kind: Any, norm_last: bool, crops: Crops) -> None:
     plain = matching_of(kind, norm_last)
     plain.chunked = False
     chunked = copy.deepcopy(plain)
@@ -48,7 +48,7 @@ def test_module_chunked_equals_plain_with_gradients(kind: Any, norm_last: bool, 
     (loss, gradients), (expected, wanted) = loss_and_gradients(chunked, crops), loss_and_gradients(plain, crops)
     torch.testing.assert_close(loss, expected)
     for got, want in zip(gradients, wanted, strict=True):
-        if want is None:  # a crop without partners
+        if want is None:  # a crop without a pair
             assert got is None or not got.any()
         else:
             torch.testing.assert_close(got, want)
@@ -90,7 +90,7 @@ def test_any_chunk_size_equals_the_loops_with_gradients(kind: Any, crops: Crops,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_assignment_weighs_every_pair_alike(kind: Any) -> None:
+def test_assignment_weighs_all_pairs_equally(kind: Any) -> None:
     grids = [torch.randn(3, 6, *size) for size in ((2, 3), (4, 1), (1, 2))]
     assignment = matching_of(kind).assignment(features_of(grids), features_of(grids[:2]))
     assert assignment.sum().item() == pytest.approx(1)
@@ -101,7 +101,7 @@ def test_assignment_weighs_every_pair_alike(kind: Any) -> None:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor any operation gives back."""
+    """Records the number of elements of the largest tensor that an operation returns."""
 
     elements = 0
 
@@ -119,7 +119,7 @@ def largest_of(matching: Any, crops: tuple[list[Features], list[Features]]) -> i
     return record.elements
 
 
-def test_never_holds_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_stores_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     prototypes, batch = 1024, 6
     grids = [torch.randn(batch, 6, *size) for size in ((4, 4), (4, 4), (2, 2), (2, 2))]
@@ -132,7 +132,7 @@ def test_never_holds_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert largest_of(matching, crops) == 16 * prototypes
 
 
-def test_chosen_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_by_the_number_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert should_chunk(64 * 268, 65536) and should_chunk(64 * 12, 65536)
     assert not should_chunk(64 * 268, 1024) and not should_chunk(4 * 12, 65536)
     calls = []
@@ -142,7 +142,7 @@ def test_chosen_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [(2 * (12 + 8), 7)]
 
 
-def test_no_gradients_where_none_are_wanted() -> None:
+def test_no_gradients_for_frozen_parameters() -> None:
     crops = features_of([torch.randn(2, 6, 2, 2, dtype=torch.float64)] * 2)
     matching = matching_of(RegionMatching)
     matching.chunked = True
@@ -154,7 +154,7 @@ def test_no_gradients_where_none_are_wanted() -> None:
 
 
 @pytest.mark.parametrize("shifted", [False, True])
-def test_the_softmax_gives_its_normaliser(shifted: bool) -> None:
+def test_softmax_returns_its_normalizer(shifted: bool) -> None:
     torch.manual_seed(0)
     logits = 30 * torch.randn(5, 40)
     shift = torch.randn(40) if shifted else None
@@ -164,7 +164,7 @@ def test_the_softmax_gives_its_normaliser(shifted: bool) -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_are_formed_once() -> None:
+def test_backward_scales_the_stored_gradients() -> None:
     crops = features_of([torch.randn(2, 6, 2, 2, dtype=torch.float64)] * 2)
     matching = matching_of(RegionMatching)
     matching.chunked = True

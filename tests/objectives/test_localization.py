@@ -1,4 +1,4 @@
-"""Drloc against the paper's formulas written as loops, and against the released code's numbers."""
+"""Drloc equals the paper's formulas as loops, and the numbers of the released code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def oracle(module: RelativeLocalization, grid: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, float]:
-    """Image by image, pair by pair, axis by axis: the loss, and the mean absolute error in cells."""
+    """Loop over images, pairs and axes: the loss, and the mean absolute error in cells."""
     classes = module.grid_size or (0, 0)
     losses, errors = [], []
     for x, starts, ends in zip(grid, first.tolist(), second.tolist(), strict=True):
@@ -110,7 +110,7 @@ def test_equals_the_loops_with_gradients(
 
 
 @pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: form["variant"])
-def test_all_pairs_is_the_expectation(form: dict[str, Any]) -> None:
+def test_all_pairs_equal_the_expectation(form: dict[str, Any]) -> None:
     torch.manual_seed(0)
     module = small_module(form, 3, 4, pairs="all")
     grid = torch.randn(2, 5, 3, 4, dtype=torch.float64, requires_grad=True)
@@ -153,7 +153,7 @@ def golden_weights(arrays: dict[str, np.ndarray], kind: str, classes: int) -> di
 
 
 @pytest.mark.parametrize("tag", RELEASED_TAGS)
-def test_released_forms_give_the_released_numbers(golden: Any, tag: str) -> None:
+def test_numbers_of_the_released_code(golden: Any, tag: str) -> None:
     arrays = golden("a_drloc")
     module = RelativeLocalization(32, form="released", **RELEASED_TAGS[tag])
     kind = "l1" if tag.startswith("l1") else "cls"
@@ -169,7 +169,7 @@ def test_released_forms_give_the_released_numbers(golden: Any, tag: str) -> None
 
 
 @pytest.mark.parametrize(("name", "prefix"), [("f_drloc_cvt", "w.drloc.0."), ("f_drloc_t2t", "w.drloc.")])
-def test_the_released_networks_heads_give_their_numbers(golden: Any, name: str, prefix: str) -> None:
+def test_numbers_of_released_heads(golden: Any, name: str, prefix: str) -> None:
     arrays = golden(name)
     weights = {key.removeprefix(prefix): torch.tensor(value) for key, value in arrays.items() if key.startswith(prefix)}
     module = RelativeLocalization(arrays["grid"].shape[1], form="released").float()
@@ -179,7 +179,7 @@ def test_the_released_networks_heads_give_their_numbers(golden: Any, name: str, 
     torch.testing.assert_close(module.loss_at(grid, first, second).item(), float(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_paper_forms_give_the_papers_numbers(golden: Any) -> None:
+def test_numbers_of_the_paper(golden: Any) -> None:
     arrays = golden("a_drloc")
     grid, first, second = (torch.from_numpy(arrays[name]) for name in ("x", "pos1", "pos2"))
     losses = {}
@@ -192,7 +192,7 @@ def test_paper_forms_give_the_papers_numbers(golden: Any) -> None:
     assert losses["signed"] == pytest.approx(float(arrays["paper_l1_signed.mean"]), abs=1e-5)
 
 
-def test_ramp_gives_the_released_weights(golden: Any) -> None:
+def test_ramp_equals_the_released_schedule(golden: Any) -> None:
     arrays = golden("a_drloc_lambda")
     for name, weight, warmup, total in (
         ("lam05_w20_t300", 0.5, 20, 300),
@@ -225,20 +225,20 @@ def test_pooling() -> None:
     torch.testing.assert_close(released.loss_at(fine, first, second), released.loss_at(pooled, first, second))
 
 
-def test_a_class_is_the_same_offset_on_a_smaller_grid() -> None:
+def test_classes_on_a_smaller_grid() -> None:
     module = RelativeLocalization(5, "ce", hidden=8, grid_size=7)
     assert module.unshared[0].out_features == 15
     assert torch.isfinite(module(torch.randn(2, 5, 2, 9)))
 
 
-def test_draws_are_uniform_reproducible_and_independent_of_the_global_state() -> None:
+def test_pairs_are_uniform_and_reproducible() -> None:
     grid = torch.randn(2, 5, 4, 6)
     module = RelativeLocalization(5, hidden=8)
     losses = [module(grid, torch.Generator().manual_seed(3)).item() for _ in range(2)]
     assert losses[0] == losses[1] != module(grid, torch.Generator().manual_seed(4)).item()
     first, second = draw_pairs(50, (4, 6), 480, generator=torch.Generator().manual_seed(0))
-    for places in (first, second):
-        counts = torch.bincount((places[..., 0] * 6 + places[..., 1]).flatten(), minlength=24)
+    for positions in (first, second):
+        counts = torch.bincount((positions[..., 0] * 6 + positions[..., 1]).flatten(), minlength=24)
         assert counts.min() > 900 and counts.max() < 1100  # 1,000 expected, sd about 31
     assert not torch.equal(first, second) and (first == second).all(-1).any()
 
@@ -257,24 +257,24 @@ def test_fp32_inside_autocast(form: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("pairs", [16, 64, "all"])
 @pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: form["variant"])
-def test_hidden_layers_may_follow_the_autocast(form: dict[str, Any], pairs: int | str) -> None:
-    """In bf16 they round as bf16 does; the answers and the loss stay in fp32, and all is in fp32 without autocast."""
+def test_hidden_layers_follow_the_autocast(form: dict[str, Any], pairs: int | str) -> None:
+    """Hidden layers are bf16, outputs and loss fp32; without autocast all is fp32."""
     torch.manual_seed(0)
     module = RelativeLocalization(16, hidden=32, pairs=pairs, precision="autocast", **form)
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
     for layer in module.modules():
         if isinstance(layer, torch.nn.Linear):
-            layer.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+            layer.register_forward_hook(lambda _, inputs, output: dtypes.append(output.dtype))
     losses, gradients = [], []
     for enabled, precision in ((True, "autocast"), (False, "autocast"), (True, "fp32")):
         module.precision = precision
         grid = torch.randn(2, 16, 7, 7, generator=torch.Generator().manual_seed(1)).bfloat16().float().requires_grad_()
-        seen.clear()
+        dtypes.clear()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             loss = module(grid, torch.Generator().manual_seed(2))
-        hidden, answers = seen[: -1 - module.classifies], seen[-1 - module.classifies :]
+        hidden, outputs = dtypes[: -1 - module.classifies], dtypes[-1 - module.classifies :]
         rounded = enabled and precision == "autocast"
-        assert set(hidden) == {torch.bfloat16 if rounded else torch.float32} and set(answers) == {torch.float32}
+        assert set(hidden) == {torch.bfloat16 if rounded else torch.float32} and set(outputs) == {torch.float32}
         losses.append(loss)
         gradients.append(torch.autograd.grad(loss, grid)[0])
     assert all(loss.dtype == torch.float32 for loss in losses)
@@ -301,17 +301,17 @@ def test_dense_form_is_the_sum_over_levels() -> None:
 
 @pytest.mark.parametrize("size", [(7, 7), (3, 5), (14, 2)])
 @pytest.mark.parametrize("variant", ["l1", "signed", "ce"])
-def test_error_of_the_best_constant_answer(variant: str, size: tuple[int, int]) -> None:
+def test_error_of_the_best_constant_prediction(variant: str, size: tuple[int, int]) -> None:
     module = RelativeLocalization(4, variant, hidden=8, grid_size=7)
     expected = []
     for cells in module.pooled_size(*size):
         offsets = [abs(i - j) if variant == "l1" else i - j for i in range(cells) for j in range(cells)]
-        expected.append(min(sum(abs(o - answer) for o in offsets) / len(offsets) for answer in range(-cells, cells)))
+        expected.append(min(sum(abs(o - guess) for o in offsets) / len(offsets) for guess in range(-cells, cells)))
     assert module.constant_baseline_error(*size) == pytest.approx(sum(expected) / 2)
 
 
 def test_learns_positions() -> None:
-    """Tokens that carry their position: the error in cells falls far below a constant guess."""
+    """Tokens contain their position: the error in cells falls far below a constant prediction."""
     torch.manual_seed(0)
     rows, cols = torch.meshgrid(torch.linspace(-1, 1, 7), torch.linspace(-1, 1, 7), indexing="ij")
     grid = torch.stack((rows, cols)).expand(1, -1, -1, -1)
@@ -328,54 +328,54 @@ def test_learns_positions() -> None:
 
 
 FEATURES = Features(torch.randn(2, 5, 4, 4), torch.randn(2, 5))
-PLACES = torch.zeros(2, 3, 2, dtype=torch.long)
+POSITIONS = torch.zeros(2, 3, 2, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: RelativeLocalization(5, "l2"), "is not one of l1"),  # type: ignore[arg-type]
         (lambda: RelativeLocalization(5, form="relaesed"), "Did you mean 'released'"),  # type: ignore[arg-type]
         (lambda: RelativeLocalization(5, pairs=0), "at least 1"),
         (lambda: RelativeLocalization(5, pairs=True), "pairs=True"),
-        (lambda: RelativeLocalization(5, hidden=0), "hidden=0: give a whole number, at least 1"),
-        (lambda: RelativeLocalization(0), "dim=0: give a whole number, at least 1"),
-        (lambda: RelativeLocalization(torch.nn.Identity()), "dim=Identity: give a whole number"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5, hidden=0), "hidden=0"),
+        (lambda: RelativeLocalization(0), "dim=0"),
+        (lambda: RelativeLocalization(torch.nn.Identity()), "dim=Identity"),  # type: ignore[arg-type]
         (lambda: RelativeLocalization(5, grid_size=(7, 5, 3)), r"grid_size=\(7, 5, 3\)"),  # type: ignore[arg-type]
         (lambda: RelativeLocalization(5, grid_size="77"), "grid_size='77'"),  # type: ignore[arg-type]
-        (lambda: RelativeLocalization(5)(FEATURES), "give features.grid"),  # type: ignore[arg-type]
-        (lambda: RelativeLocalization(5, pairs="all").measure(FEATURES), "give features.grid"),  # type: ignore[arg-type]
-        (lambda: RelativeLocalization(5).loss_at(FEATURES, PLACES, PLACES), "give features.grid"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5)(FEATURES), "features.grid"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5, pairs="all").measure(FEATURES), "features.grid"),  # type: ignore[arg-type]
+        (lambda: RelativeLocalization(5).loss_at(FEATURES, POSITIONS, POSITIONS), "features.grid"),  # type: ignore[arg-type]
         (lambda: RelativeLocalization(5)(torch.randn(0, 5, 4, 4)), "at least one image"),
         (lambda: DenseLocalization([5])(FEATURES), r"backbone\.blocks"),
-        (lambda: DenseLocalization([5])([FEATURES]), "give features.grid"),  # type: ignore[list-item]
-        (lambda: RelativeLocalization(5, "ce", grid_size=None), "give grid_size"),
+        (lambda: DenseLocalization([5])([FEATURES]), "features.grid"),  # type: ignore[list-item]
+        (lambda: RelativeLocalization(5, "ce", grid_size=None), "grid_size"),
         (lambda: RelativeLocalization(5, grid_size=0), "grid_size=0"),
         (lambda: RelativeLocalization(5, "ce", absolute=True), "contradicts"),
         (lambda: RelativeLocalization(5, normalize=True), "form='released'"),
-        (lambda: RelativeLocalization(5)(torch.randn(2, 5, 1, 1)), "nothing to localise"),
-        (lambda: RelativeLocalization(5, grid_size=1)(torch.randn(2, 5, 4, 4)), "nothing to localise"),
-        (lambda: RelativeLocalization(5)(torch.randn(2, 6, 4, 4)), "does not fit"),
+        (lambda: RelativeLocalization(5)(torch.randn(2, 5, 1, 1)), "4x4 grid|1x1 grid"),
+        (lambda: RelativeLocalization(5, grid_size=1)(torch.randn(2, 5, 4, 4)), "4x4 grid|1x1 grid"),
+        (lambda: RelativeLocalization(5)(torch.randn(2, 6, 4, 4)), "shape"),
         (
             lambda: RelativeLocalization(5).loss_at(torch.randn(2, 5, 4, 4), *torch.zeros(2, 3, 9, 2).long()),
-            "both must",
+            "positions of shapes",
         ),
         (lambda: RelativeLocalization(5).loss_at(torch.randn(1, 5, 4, 4), *torch.full((2, 1, 9, 2), 4)), "outside"),
-        (lambda: RelativeLocalization(5).loss_at(torch.randn(2, 5, 4, 4), PLACES.float(), PLACES), "give integers"),
+        (lambda: RelativeLocalization(5).loss_at(torch.randn(2, 5, 4, 4), POSITIONS.float(), POSITIONS), "integers"),
         (lambda: DenseLocalization([4, 8], grid_sizes=[7]), "one of each per grid"),
     ],
 )
-def test_mistakes_are_named(make: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_wrong_arguments_raise_user_error(make: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         make()
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_integers_are_accepted() -> None:
     module = RelativeLocalization(5, pairs=np.int64(5), grid_size=np.int64(4))  # type: ignore[arg-type]
     assert module.pairs == 5 and module.grid_size == (4, 4)
 
 
-def test_copies_of_a_compiled_head_are_their_own() -> None:
+def test_copy_of_a_compiled_head_is_independent() -> None:
     module = RelativeLocalization(5, hidden=8)
     module.compile(backend="eager")
     grid, (first, second) = torch.randn(2, 5, 7, 7), draw_pairs(2, (7, 7), 64)
@@ -384,13 +384,33 @@ def test_copies_of_a_compiled_head_are_their_own() -> None:
         torch.testing.assert_close(copied.measure_at(grid, first, second), expected)
         copied._first.weight.data.zero_()
         assert not copied.measure_at(grid, first, second)[0].equal(expected[0])
-    assert "measure_at" in vars(module)  # which stays compiled
+    assert "measure_at" in vars(module)  # the original stays compiled
 
 
-def test_compiles_without_a_break() -> None:
+def test_compiles_in_one_graph() -> None:
     module = RelativeLocalization(5, hidden=8)
     grid = torch.randn(2, 5, 7, 7)
     first, second = draw_pairs(2, (7, 7), 64)
     compiled = torch.compile(module.measure_at, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(grid, first, second), module.measure_at(grid, first, second))
     torch.compile(module, fullgraph=True, backend="eager")(grid)
+
+
+@pytest.mark.parametrize("variant", ["l1", "ce"])
+def test_compiled_step_takes_a_smaller_last_batch(variant: Any) -> None:
+    network, localization = torch.nn.Conv2d(3, 16, 8, 8), RelativeLocalization(16, variant=variant)
+    step = torch.compile(lambda images: localization(network(images)), backend="aot_eager", fullgraph=True)
+    for batch in (4, 3, 2):
+        loss = step(torch.randn(batch, 3, 32, 32))
+        loss.backward()
+        assert loss.isfinite()
+
+
+@pytest.mark.parametrize("variant", ["l1", "signed", "ce", "reg"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_positions_of_any_integer_type(variant: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    localization = RelativeLocalization(8, variant=variant)
+    grid, first, second = torch.randn(2, 8, 7, 7), torch.randint(7, (2, 5, 2)), torch.randint(7, (2, 5, 2))
+    expected = localization.loss_at(grid, first, second)
+    assert localization.loss_at(grid, first.to(dtype), second.to(dtype)) == expected

@@ -1,4 +1,4 @@
-"""The DINO head against the released one's numbers, and its moving average."""
+"""The DINO head gives the released numbers, and its EMA is exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frugalvit.errors import UserError
 from frugalvit.objectives import ProjectionHead, update_average
 
 
-def test_released_head_gives_the_released_numbers(golden: Any) -> None:
+def test_numbers_of_the_released_head(golden: Any) -> None:
     arrays = golden("b_dinohead")
     head = ProjectionHead(48, prototypes=64, hidden=40, bottleneck=16)
     state = {k.removeprefix("w."): torch.from_numpy(v.astype(np.float32)) for k, v in arrays.items() if k[:2] == "w."}
@@ -24,7 +24,7 @@ def test_released_head_gives_the_released_numbers(golden: Any) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_layout_and_initialisation(layers: int) -> None:
+def test_layout_and_initialization(layers: int) -> None:
     torch.manual_seed(0)
     head = ProjectionHead(6, prototypes=50, hidden=400, bottleneck=8, layers=layers)
     linears = [f"mlp.{2 * i}.{part}" for i in range(layers) for part in ("weight", "bias")]
@@ -35,14 +35,14 @@ def test_layout_and_initialisation(layers: int) -> None:
     torch.testing.assert_close(head.project(torch.randn(3, 2, 6)).norm(dim=-1), torch.ones(3, 2))
 
 
-def test_prototype_lengths_are_learned_only_when_asked() -> None:
+def test_lengths_are_learned_without_norm_last() -> None:
     assert not ProjectionHead(6, 5, 4, 3).last_layer.weight_g.requires_grad
     free = ProjectionHead(6, 5, 4, 3, norm_last=False)
     free(torch.randn(2, 6)).square().sum().backward()
     assert free.last_layer.weight_g.grad is not None
 
 
-def test_copies_after_use_and_averages() -> None:
+def test_ema_of_a_used_head() -> None:
     student = ProjectionHead(6, 5, 4, 3, norm_last=False)
     student(torch.randn(2, 6)).sum().backward()
     teacher = copy.deepcopy(student).requires_grad_(False)
@@ -55,12 +55,12 @@ def test_copies_after_use_and_averages() -> None:
         torch.testing.assert_close(new, 0.9 * old + 0.1 * target)
 
 
-def test_normalised_in_fp32_under_autocast() -> None:
+def test_normalizes_in_fp32_under_autocast() -> None:
     head = ProjectionHead(6, 5, 4, 3)
     with torch.autocast("cpu", torch.bfloat16):
         assert head.project(torch.randn(2, 6)).dtype == torch.float32
 
 
-def test_empty_heads_are_refused() -> None:
+def test_zero_prototypes_raise_user_error() -> None:
     with pytest.raises(UserError, match="at least 1"):
         ProjectionHead(6, prototypes=0)

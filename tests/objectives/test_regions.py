@@ -1,4 +1,4 @@
-"""Region matching against Eq. 2 as loops and the released code's numbers."""
+"""Region matching equals Eq. 2 as loops, and the numbers of the released code."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_matching_ignores_length_and_autocast() -> None:
         assert torch.equal(match_regions(student, teacher * lengths), match_regions(student, teacher))
 
 
-def test_half_precision_grids_are_matched_in_single() -> None:
-    """Nearly alike regions differ by less than bf16 resolves: similarities in it would match most of them wrongly."""
+def test_half_precision_grids_are_matched_in_fp32() -> None:
+    """Similar regions differ by less than the resolution of bf16, which would match most of them wrongly."""
     torch.manual_seed(0)
     common = torch.randn(4, 32, 1, 1)
     student, teacher = ((common + 0.1 * torch.randn(4, 32, 7, 7)).bfloat16() for _ in range(2))
@@ -56,10 +56,10 @@ def test_half_precision_grids_are_matched_in_single() -> None:
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_whole_modules_in_other_precisions(
+def test_modules_in_other_precisions(
     kind: type[ViewMatching | RegionMatching], dtype: torch.dtype, chunked: bool
 ) -> None:
-    """As in a loop that casts everything: the losses are computed in single precision at least."""
+    """Losses are computed at least in single precision, even if everything is cast."""
     torch.manual_seed(0)
     single = kind(6, prototypes=16, hidden=8, bottleneck=4, chunked=chunked)
     cast = copy.deepcopy(single).to(dtype)
@@ -76,7 +76,7 @@ def test_whole_modules_in_other_precisions(
 
 
 def test_released_numbers_over_four_steps(golden: Any) -> None:
-    """½ view + ½ region, with both centres, as the released code sums them."""
+    """½ view + ½ region, with both centers, as in the released code."""
     arrays = golden("b_ddino")
     crops = golden_crops(arrays)
     grids = [grid.requires_grad_() for grid in crops["student_grids"]]
@@ -165,7 +165,7 @@ def test_match_entropy_of_health() -> None:
     assert "match_entropy" not in matching.health(single, single, 0.04)
 
 
-def test_one_crop_is_refused() -> None:
+def test_one_crop_raises_user_error() -> None:
     crops = features_of([torch.randn(2, 6, 3, 3)])
     with pytest.raises(UserError, match="at least two crops"):
         RegionMatching(6, prototypes=4, hidden=8, bottleneck=3)(crops, crops, 0.04)

@@ -1,6 +1,9 @@
-"""Objectives are found by name, and one from outside the package plugs in."""
+"""Objectives have names, and an objective outside the package plugs in."""
 
 from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +30,7 @@ def test_unknown_name_suggests_a_known_one() -> None:
         get_objective("localisation")
 
 
-def test_a_name_is_taken_only_once() -> None:
+def test_name_of_another_class_is_refused() -> None:
     with pytest.raises(UserError, match="'localization'"):
         register_objective("localization")(type("Other", (Objective,), {}))
     assert register_objective("localization")(get_objective("localization")) is get_objective("localization")
@@ -40,3 +43,25 @@ def test_localization_equals_its_module() -> None:
     module.load_state_dict({name.removeprefix("localization."): value for name, value in made.state_dict().items()})
     batch = features()
     assert torch.equal(made(batch, ObjectiveContext(images=torch.zeros(3, 3, 8, 8))), module(batch.grid))
+
+
+def test_example_objective_equals_loops_with_gradients() -> None:
+    """examples/own_objective.py registers itself when imported."""
+    path = Path(__file__).parents[2] / "examples" / "own_objective.py"
+    spec = importlib.util.spec_from_file_location("example_own_objective", path)
+    assert spec and spec.loader
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    objective = get_objective("variance_covariance")(6, gamma=1.2, covariance_weight=0.3)
+
+    batch = features()
+    loss = objective(batch, ObjectiveContext(images=torch.zeros(3, 3, 8, 8)))
+    tokens = [batch.grid[b, :, i, j] for b in range(3) for i in range(4) for j in range(5)]
+    mean = sum(tokens) / len(tokens)
+    expected = torch.zeros(())
+    for d in range(6):
+        for e in range(6):
+            entry = sum((z[d] - mean[d]) * (z[e] - mean[e]) for z in tokens) / (len(tokens) - 1)
+            term = (1.2 - (entry + 1e-4).sqrt()).clamp(min=0) if d == e else 0.3 * entry**2
+            expected = expected + term / 6
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, batch.grid), torch.autograd.grad(expected, batch.grid))

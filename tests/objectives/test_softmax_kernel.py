@@ -1,4 +1,4 @@
-"""The softmax kernel against PyTorch's: interpreted on the CPU, and run on a GPU."""
+"""The softmax kernel equals PyTorch's softmax: interpreted on the CPU, and on a GPU."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def check(rows: int, length: int, shifted: bool, device: str, dtype: torch.dtype
     logits = (30 * torch.randn(rows, length, generator=generator)).to(device)
     shift = torch.randn(length, generator=generator).to(device) if shifted else None
     moved = logits.double() if shift is None else logits.double() - shift.double()
-    normaliser, probabilities = fused_softmax(logits, shift, dtype)
-    torch.testing.assert_close(normaliser.double(), moved.logsumexp(-1), atol=1e-4, rtol=1e-5)
+    normalizer, probabilities = fused_softmax(logits, shift, dtype)
+    torch.testing.assert_close(normalizer.double(), moved.logsumexp(-1), atol=1e-4, rtol=1e-5)
     assert probabilities.dtype == dtype
     rounding = torch.finfo(dtype).eps
     torch.testing.assert_close(probabilities.double(), moved.softmax(-1), atol=1e-5, rtol=1e-4 + rounding)
 
 
 def test_interpreted() -> None:
-    """Triton decides at import whether to interpret: so in a process of its own."""
+    """Triton decides at import whether to interpret, so this runs in another process."""
     ran = subprocess.run(
         [sys.executable, __file__], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
     if "only 0-dimensional arrays can be converted" in ran.stderr:
-        pytest.skip("this Triton's interpreter does not take this NumPy")
+        pytest.skip("this Triton's interpreter does not work with this NumPy")
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.split() == ["right"] * len(CASES)
 

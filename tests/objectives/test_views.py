@@ -1,4 +1,4 @@
-"""View matching against Eq. 1 as loops and the released code's numbers; heads, centre, health of the module."""
+"""View matching equals Eq. 1 as loops and the released numbers; heads, center and health of the module."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_released_numbers_over_four_steps(golden: Any) -> None:
         torch.testing.assert_close(grads, torch.from_numpy(arrays[f"dino.step{step}.grad_s_cls"]), atol=1e-5, rtol=1e-5)
 
 
-def test_released_number_of_mixed_up_crops(golden: Any) -> None:
+def test_released_number_of_mixed_crops(golden: Any) -> None:
     arrays = golden("b_ddino")
     crops = golden_crops(arrays)
     mixing = list(torch.from_numpy(arrays["dino_mixup.targets"]))
@@ -81,11 +81,11 @@ def two_and_two(batch: int = 3, seed: int = 1) -> tuple[list[Features], list[Fea
 
 
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
-def test_teacher_starts_as_the_student_and_follows_without_gradients(kind: Any) -> None:
+def test_teacher_starts_as_the_student_and_is_an_ema(kind: Any) -> None:
     matching = small(kind)
     student_features, teacher_features = two_and_two()
-    for mine, theirs in zip(matching.student.parameters(), matching.teacher.parameters(), strict=True):
-        assert torch.equal(mine, theirs) and not theirs.requires_grad
+    for student, teacher in zip(matching.student.parameters(), matching.teacher.parameters(), strict=True):
+        assert torch.equal(student, teacher) and not teacher.requires_grad
     teacher_features[0].grid.requires_grad_()
     matching(student_features, teacher_features, 0.04).backward()
     assert teacher_features[0].grid.grad is None and all(p.grad is None for p in matching.teacher.parameters())
@@ -99,8 +99,7 @@ def test_teacher_starts_as_the_student_and_follows_without_gradients(kind: Any) 
     torch.testing.assert_close(difference, torch.full_like(difference, 0.75))
 
 
-def test_prototypes_rest_with_their_lengths() -> None:
-    """Where lengths are learned they are the last layer's, too: with its vectors at rest, nothing of it moves."""
+def test_drop_last_layer_grads_includes_lengths() -> None:
     matching = ViewMatching(6, 11, hidden=8, bottleneck=5, norm_last=False)
     matching(*two_and_two(), 0.04).backward()
     last = dict(matching.student.last_layer.named_parameters())
@@ -110,7 +109,7 @@ def test_prototypes_rest_with_their_lengths() -> None:
 
 
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
-def test_centre_moves_after_the_loss_by_the_mean_logit(kind: Any) -> None:
+def test_center_is_updated_after_the_loss(kind: Any) -> None:
     matching = small(kind)
     student_features, teacher_features = two_and_two()
     fresh = copy.deepcopy(matching)
@@ -125,8 +124,8 @@ def test_centre_moves_after_the_loss_by_the_mean_logit(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
-def test_a_held_centre_moves_as_the_function_does(kind: Any, momentum: float) -> None:
-    """Away from zero and several times: ``move_center`` has only bottlenecks, ``update_center`` all logits."""
+def test_move_center_equals_update_center(kind: Any, momentum: float) -> None:
+    """``move_center`` uses bottlenecks, ``update_center`` all logits."""
     matching, center = small(kind), torch.linspace(-1, 1, 11)[None]
     matching.center_momentum = momentum
     matching.center.copy_(center)
@@ -140,39 +139,39 @@ def test_a_held_centre_moves_as_the_function_does(kind: Any, momentum: float) ->
 
 
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
-def test_accumulated_halves_move_the_centre_as_the_whole(kind: Any) -> None:
-    whole, halves = small(kind), small(kind)
+def test_accumulated_halves_give_the_same_center(kind: Any) -> None:
+    full, halves = small(kind), small(kind)
     crops = two_and_two(batch=4)
-    whole(*crops, 0.05)
+    full(*crops, 0.05)
     for part in (slice(0, 2), slice(2, 4)):
         halves(*([Features(c.grid[part], c.pooled[part]) for c in side] for side in crops), 0.05, hold_center=True)
     assert not halves.center.any()
     halves.move_center()
-    torch.testing.assert_close(halves.center, whole.center)
-    with pytest.raises(RuntimeError, match="nothing to move"):
+    torch.testing.assert_close(halves.center, full.center)
+    with pytest.raises(RuntimeError, match="move_center"):
         halves.move_center()
 
 
 def _half(rank: int, port: int, folder: str) -> None:
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     matching = small()
-    # Unequal shares on purpose: three images here, one there.
+    # Unequal shares: three images here, one there.
     part = slice(0, 3) if rank == 0 else slice(3, 4)
     matching(*([Features(c.grid[part], c.pooled[part]) for c in side] for side in two_and_two(batch=4)), 0.05)
     torch.save(matching.center, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes_share_one_centre(tmp_path: Any) -> None:
+def test_two_processes_share_one_center(tmp_path: Any) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # Forked, not spawned: two children need not import torch again.
+    # Fork: the children do not import torch again.
     mp.start_processes(_half, args=(port, str(tmp_path)), nprocs=2, start_method="fork")
-    whole = small()
-    whole(*two_and_two(batch=4), 0.05)
+    full = small()
+    full(*two_and_two(batch=4), 0.05)
     for rank in (0, 1):
-        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt", weights_only=True), whole.center)
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt", weights_only=True), full.center)
 
 
 def test_temperature_may_be_a_tensor() -> None:
@@ -181,25 +180,17 @@ def test_temperature_may_be_a_tensor() -> None:
     torch.testing.assert_close(matching(*crops, torch.tensor(0.05)), matching(*crops, 0.05))
 
 
-class Reads:
-    """Feeds chosen bottlenecks through a matching: the head's MLP becomes the identity."""
-
-    @staticmethod
-    def through(matching: Any) -> Any:
-        matching.student.mlp = matching.teacher.mlp = torch.nn.Identity()
-        return matching
-
-
 def health_of(weights: Tensor, vectors: Tensor, teacher_temp: float = 0.04) -> dict[str, float]:
     prototypes, dim = weights.shape
-    matching = Reads.through(ViewMatching(dim, prototypes=prototypes, hidden=4, bottleneck=dim))
+    matching: Any = ViewMatching(dim, prototypes=prototypes, hidden=4, bottleneck=dim)
+    matching.student.mlp = matching.teacher.mlp = torch.nn.Identity()
     for head in (matching.student, matching.teacher):
         head.last_layer.weight_v.data.copy_(weights)
     crops = [Features(v[:, :, None, None], v) for v in (vectors, vectors)]
     return {name: value.item() for name, value in matching.health(crops, crops, teacher_temp).items()}
 
 
-def test_health_tells_the_two_collapses_from_life() -> None:
+def test_health_shows_both_kinds_of_collapse() -> None:
     axes = torch.eye(8)
     alive = health_of(axes, axes)
     assert alive["agreement"] == 1 and alive["dominant"] == pytest.approx(1 / 8)
@@ -212,21 +203,21 @@ def test_health_tells_the_two_collapses_from_life() -> None:
 
 
 def test_health_by_hand() -> None:
-    """Two images and two crops each, all teacher rows sharp: which prototype each has, once the centre is taken off."""
+    """Two images with two crops each; without the center every teacher row has one prototype."""
     matching: Any = small(ViewMatching)
     student_features, teacher_features = two_and_two(batch=2)
     own = torch.nn.functional.one_hot(torch.tensor([[0, 1], [2, 1]]), 11).float()
     common = 1.5 * torch.nn.functional.one_hot(torch.tensor(3), 11)
-    answers = torch.nn.functional.one_hot(torch.tensor([[1, 0], [2, 2]]), 11).float()
-    matching.teacher.forward, matching.student.forward = lambda rows: own + common, lambda rows: answers
+    predicted = torch.nn.functional.one_hot(torch.tensor([[1, 0], [2, 2]]), 11).float()
+    matching.teacher.forward, matching.student.forward = lambda rows: own + common, lambda rows: predicted
     matching.center.copy_(common[None])
-    signs = {name: value.item() for name, value in matching.health(student_features[:2], teacher_features).items()}
+    health = {name: value.item() for name, value in matching.health(student_features[:2], teacher_features).items()}
     used = math.exp(-2 * 0.25 * math.log(0.25) - 0.5 * math.log(0.5))  # shares of 1/4, 1/2 and 1/4
     expected = {"prototypes_used": used, "dominant": 0.5, "agreement": 0.75, "teacher_entropy": 0.0}
-    assert signs == pytest.approx(expected | {"teacher_kl": math.log(11)}, abs=1e-4)
+    assert health == pytest.approx(expected | {"teacher_kl": math.log(11)}, abs=1e-4)
 
 
-def test_health_looks_at_a_sample_and_leaves_no_trace() -> None:
+def test_health_uses_a_sample_and_changes_nothing() -> None:
     matching = small(prototypes=2**16, chunked=True)
     crops = two_and_two(batch=3)
     numbers = matching.health(*crops, 0.04)
@@ -235,7 +226,7 @@ def test_health_looks_at_a_sample_and_leaves_no_trace() -> None:
     assert not matching.center.any()
 
 
-def test_mistakes_are_named() -> None:
+def test_one_crop_raises_user_error() -> None:
     logits = [torch.randn(2, 5)]
     with pytest.raises(UserError, match="at least two crops"):
         view_loss(logits, logits, center=torch.zeros(5))
@@ -245,7 +236,7 @@ def test_mistakes_are_named() -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
-def test_crops_that_do_not_fit_are_named(kind: Any, chunked: bool) -> None:
+def test_wrong_crops_raise_user_error(kind: Any, chunked: bool) -> None:
     matching = small(kind, chunked=chunked)
     student, teacher = two_and_two(batch=4)
     for wrong in (two_and_two(batch=1)[1], two_and_two(batch=2)[1]):
@@ -257,23 +248,23 @@ def test_crops_that_do_not_fit_are_named(kind: Any, chunked: bool) -> None:
     with pytest.raises(UserError, match="a width of"):
         matching(narrow, teacher)
     for wrong in (student[0], student[0].grid, [crop.grid for crop in student]):
-        with pytest.raises(UserError, match="give a list of what a backbone gives"):
+        with pytest.raises(UserError, match="list of Features"):
             matching(wrong, teacher)
-    nothing = [Features(crop.grid[:0], crop.pooled[:0]) for crop in student]
+    empty = [Features(crop.grid[:0], crop.pooled[:0]) for crop in student]
     with pytest.raises(UserError, match="at least 1"):
-        matching(nothing, nothing)
+        matching(empty, empty)
 
 
-def test_logits_that_do_not_fit_are_named() -> None:
+def test_wrong_logits_raise_user_error() -> None:
     logits, grids = [torch.randn(2, 4, 8)] * 2, [torch.randn(2, 6, 2, 2)] * 2
     fewer, center = [part[:1] for part in logits], torch.zeros(8)
     for wrong in (torch.zeros(1), torch.zeros(7)):
-        with pytest.raises(UserError, match="does not fit 8 prototypes"):
+        with pytest.raises(UserError, match="8 prototypes"):
             view_loss(logits, logits, center=wrong)
-        with pytest.raises(UserError, match="does not fit 8 prototypes"):
+        with pytest.raises(UserError, match="8 prototypes"):
             region_loss(logits, logits, grids, grids, center=wrong)
         vectors, weight = torch.randn(2, 3, 4), torch.randn(8, 4)
-        with pytest.raises(UserError, match="does not fit 8 prototypes"):
+        with pytest.raises(UserError, match="8 prototypes"):
             assigned_cross_entropy(
                 vectors, weight, vectors, weight, torch.ones(2, 3, 3), center=wrong, student_temp=1, teacher_temp=1
             )
@@ -289,7 +280,7 @@ def test_logits_that_do_not_fit_are_named() -> None:
         match_regions(grids[0], grids[0][:1])
 
 
-def test_settings_without_a_meaning_are_refused() -> None:
+def test_wrong_options_raise_user_error() -> None:
     with pytest.raises(UserError, match="chunked='yes'"):
         small(chunked="yes")
     for momentum in (9, -0.1, math.nan):
@@ -298,7 +289,7 @@ def test_settings_without_a_meaning_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
-def test_compiles_without_a_break(kind: Any) -> None:
+def test_compiles_in_one_graph(kind: Any) -> None:
     matching, crops = small(kind, chunked=False).eval(), two_and_two()
     compiled = torch.compile(matching, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(*crops), matching(*crops))
@@ -324,3 +315,16 @@ def test_a_temperature_in_a_tensor_is_not_looked_at() -> None:
     """Looking would stall a GPU at every step, so what is wrong there shows in the loss."""
     logits = [torch.randn(2, 5)] * 2
     assert view_loss(logits, logits, center=torch.zeros(5), teacher_temp=torch.tensor(0.0)).isnan()
+
+
+@pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_features_of_another_precision_than_the_heads(kind: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    matching = kind(8, prototypes=16)
+    grids = [torch.randn(4, 8, 2, 2, dtype=dtype, requires_grad=True) for _ in range(2)]
+    loss = matching(features_of(grids), features_of([grid.detach() for grid in grids]))
+    loss.backward()
+    gradient = grids[0].grad
+    assert gradient is not None and gradient.dtype == dtype and bool(gradient.abs().sum() > 0)
+    assert loss.dtype == torch.float32

@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", PROBES)
 def test_every_registered_probe_is_a_command(name: str) -> None:
-    (command,) = [command for command in COMMANDS if command.words == f"probe {name}"]
+    (command,) = [command for command in COMMANDS if command.name == f"probe {name}"]
     assert (command.config, command.function, command.help) == PROBES[name]
 
 

@@ -1,4 +1,4 @@
-"""What a report says of comparisons: means, paired differences, and each of several."""
+"""The comparison section of a report: means and paired differences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from frugalvit.report import page
 from helpers.report_samples import write_run
 
 
-def test_a_comparison_and_runs_of_the_same_name(tmp_path):
+def test_comparison_shows_means_and_differences(tmp_path):
     for setting, weight in (("with", 0.5), ("without", 0.0)):
         for seed in (0, 1):
             write_run(tmp_path / "compare" / setting / f"seed_{seed}", seed=seed, weight=weight)
@@ -17,36 +17,36 @@ def test_a_comparison_and_runs_of_the_same_name(tmp_path):
         "with": {"mean": 71.5, "deviation": 0.5, "values": [71, 72]},
         "without": {"mean": 70, "deviation": 0, "values": [70, 70]},
     }
-    found = {"metric": "top1", "settings": settings, "differences": {"with": difference}}
-    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(found))
+    result = {"metric": "top1", "settings": settings, "differences": {"with": difference}}
+    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(result))
     text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
     assert "71.50 ± 0.50" in text and "+1.50 [+0.25, +2.75], p = 0.031" in text
     assert all(f"{setting}/seed_{seed}" in text for setting in ("with", "without") for seed in (0, 1))
 
 
-def test_a_page_of_two_comparisons_shows_both(tmp_path):
+def test_several_comparisons_have_headings(tmp_path):
     for folder, mean in (("a", 71.5), ("b", 62.25)):
         write_run(tmp_path / folder / "compare" / "with" / "seed_0")
         settings = {"with": {"mean": mean, "deviation": 0.5, "values": [mean - 0.5, mean + 0.5]}}
-        found = {"metric": "top1", "settings": settings, "differences": {}}
-        (tmp_path / folder / "compare" / "comparison.json").write_text(json.dumps(found))
+        result = {"metric": "top1", "settings": settings, "differences": {}}
+        (tmp_path / folder / "compare" / "comparison.json").write_text(json.dumps(result))
     both = [tmp_path / folder / "compare" for folder in "ab"]
     text = page.write_report(both, tmp_path / "r.html").read_text()
-    assert all(f"<h3>{place}</h3>" in text for place in both)
+    assert all(f"<h3>{folder}</h3>" in text for folder in both)
     assert "71.50 ± 0.50" in text and "62.25 ± 0.50" in text
 
 
-def test_one_seed_has_no_interval_and_epochs_are_told(tmp_path):
+def test_one_seed_has_no_interval(tmp_path):
     run = write_run(tmp_path / "compare" / "with" / "seed_0", epochs=3)
     (run / "config.yaml").write_text("epochs: 3.0\nbackbone: swin_nano\n")
     difference = {"mean": 1.5, "low": None, "high": None, "p_value": None, "count": 1}
     settings = {"with": {"mean": 71.5, "deviation": 0.0, "values": [71.5]}}
-    found = {"metric": "top1", "settings": settings, "differences": {"with": difference}}
-    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(found))
+    result = {"metric": "top1", "settings": settings, "differences": {"with": difference}}
+    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(result))
     text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
     assert "+1.50 (one seed: no interval)" in text and "3 epochs" in text
     assert "71.50" in text and "71.50 ± " not in text
     settings["with"]["values"], difference["count"] = [71.5, 71.5], 2
-    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(found))
+    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(result))
     text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
     assert "+1.50 (the same at every seed: no interval)" in text

@@ -1,4 +1,4 @@
-"""What a report says of a detector's and of a segmenter's pictures and classes."""
+"""The sections of detection and segmentation runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from frugalvit.report.page import write_report
 from helpers.report_samples import write_picture, write_run
 
-LEADS = {"detect": "Truth, then what the model found.", "segment": "The image, the truth, then what the model found."}
+LEADS = {"detect": "The ground truth, then the prediction.", "segment": "The image, the ground truth, the prediction."}
 
 
 def page_of(run: Path, task: str, colours: object) -> str:
@@ -24,14 +24,21 @@ def page_of(run: Path, task: str, colours: object) -> str:
 
 
 @pytest.mark.parametrize("task", LEADS)
-def test_the_order_of_the_panels_is_said(tmp_path: Path, task: str) -> None:
+def test_pictures_have_a_caption_and_a_lead(tmp_path: Path, task: str) -> None:
     page = page_of(write_run(tmp_path / "run"), task, {})
     assert page.count(LEADS[task]) == 1 and '<th scope="row">cat</th>' in page
     assert all(lead not in page for name, lead in LEADS.items() if name != task)
-    assert "Worst pictures" not in page  # nothing to show, nothing to say
+    assert "Worst pictures" not in page
 
 
-def test_classes_have_the_colours_of_the_pictures(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "run"), "segment", {"cat": "#0a1b2c", "dog": '"><script>'})
-    assert 'fill="#0a1b2c"/></svg> cat</th>' in page and '<th scope="row">dog</th>' in page
-    assert "'colours' of transfer_report.json is not all that it should be" in page.replace("&#x27;", "'")
+def test_classes_have_their_colours(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run"), "segment", {"cat": "#0a1b2c", "dog": '"><script>x'})
+    assert 'fill="#0a1b2c"/></svg> cat</th>' in page and "<script>x" not in page
+
+
+def test_precision_curves_skip_missing_values(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    curves = {"box": {"IoU <0.50>": [1.0, None, 0.5], "IoU 0.75": [None]}}
+    (run / "transfer_report.json").write_text(json.dumps({"curves": curves}), encoding="utf-8")
+    page = write_report([run], run / "report.html").read_text(encoding="utf-8")
+    assert "IoU &lt;0.50&gt;" in page and "IoU 0.75" not in page

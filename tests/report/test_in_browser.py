@@ -1,4 +1,4 @@
-"""Pages as people see them: opened in a headless Chromium, pointed at, typed at."""
+"""Pages in a headless Chromium: pointer, keys, read-outs, themes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.fake_backbones import PaddedPositions, PatchFeatures
 from helpers.report_samples import picture, write_run
 
 READY = "document.querySelector('.explorer').dataset.ready === 'yes'"
-# A cheap fingerprint of what a canvas shows.
+# The content of a canvas.
 SHOWN = "document.querySelectorAll('.pane canvas')[{}].toDataURL()"
 
 
@@ -52,7 +52,7 @@ def centre_of_region(browser, pane, row, column, grid):
 
 @pytest.mark.parametrize("width", [1200, 360])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_pages_open_without_complaint_or_request(browser, explorer, report, width, dark):
+def test_pages_open_without_errors_or_requests(browser, explorer, report, width, dark):
     for path in (explorer, report):
         browser.open(path, width=width, dark=dark)
         browser.wait_for(READY)
@@ -73,26 +73,26 @@ def test_hovering_a_region_changes_the_heat_map(browser, explorer):
     browser.wait_for("document.querySelector('.explorer').dataset.region === '53'")
     after = browser.value(SHOWN.format(1)), browser.value("document.querySelector('.heads canvas').toDataURL()")
     assert before[0] != after[0] and before[1] != after[1]
-    # The second image asks just as well.
+    # The second image works the same way.
     browser.move(*centre_of_region(browser, 1, 2, 2, 8))
     browser.wait_for("document.querySelector('.explorer').dataset.pane === '1'")
     assert browser.complaints() == []
 
 
-def test_a_grid_that_reaches_beyond_the_picture_is_pointed_at_where_it_lies(browser, tmp_path):
-    """84 pixels are five regions of 16 and a quarter of one: the sixth column is where the last 4 pixels are."""
+def test_regions_of_a_padded_grid_are_found(browser, tmp_path):
+    """84 pixels are five regions of 16 and a sixth of 4 pixels."""
     data = gather([("m", PaddedPositions((84, 84), cell=16, heads=1))], [Picture("a", picture(0))])
     (tmp_path / "page.html").write_text(page.explorer(data, "padded"), encoding="utf-8")
     browser.open(tmp_path / "page.html")
     browser.wait_for(READY)
     for pixel, region in ((79, "28"), (81, "35"), (17, "7")):
-        place = (pixel + 0.5) / 84 - 0.5  # of a grid of one region, whose middle is 0.5
-        browser.move(*centre_of_region(browser, 0, place, place, 1))
+        position = (pixel + 0.5) / 84 - 0.5  # in a grid of one region, whose centre is 0.5
+        browser.move(*centre_of_region(browser, 0, position, position, 1))
         browser.wait_for(f"document.querySelector('.explorer').dataset.region === '{region}'")
     assert browser.complaints() == []
 
 
-def test_the_best_match_is_the_computed_one(browser, explorer):
+def test_best_match_is_shown(browser, explorer):
     data = "JSON.parse(document.querySelector('.explorer script').textContent).models[0].best"
     browser.open(explorer, fragment="#explorer=0,3,4")
     browser.wait_for(READY)
@@ -105,7 +105,7 @@ def test_the_best_match_is_the_computed_one(browser, explorer):
     )
 
 
-def test_keys_move_the_region_and_switch_everything(browser, explorer):
+def test_keys_move_and_switch(browser, explorer):
     browser.open(explorer, fragment="#explorer=0,0,0")
     browser.wait_for(READY)
     browser.value("document.querySelector('.pane canvas').focus()")
@@ -127,18 +127,18 @@ def test_keys_move_the_region_and_switch_everything(browser, explorer):
     assert browser.complaints() == []
 
 
-def test_a_click_holds_the_region(browser, explorer):
+def test_click_pins_the_region(browser, explorer):
     browser.open(explorer)
     browser.wait_for(READY)
-    place = centre_of_region(browser, 0, 4, 4, 8)
-    browser.move(*place)
-    browser.click(*place)
+    position = centre_of_region(browser, 0, 4, 4, 8)
+    browser.move(*position)
+    browser.click(*position)
     browser.move(*centre_of_region(browser, 0, 0, 0, 8))
     assert browser.value("document.querySelector('.explorer').dataset.region") == "36"
-    assert "Held" in browser.value("document.querySelector('.explorer .readout').textContent")
+    assert "Pinned" in browser.value("document.querySelector('.explorer .readout').textContent")
 
 
-def test_charts_read_out_their_values(browser, report):
+def test_charts_show_values_under_the_pointer(browser, report):
     browser.open(report)
     svg = "document.querySelector('figure.chart > svg')"
     browser.value(f"{svg}.scrollIntoView({{block: 'center'}})")
@@ -154,7 +154,7 @@ def test_charts_read_out_their_values(browser, report):
     browser.wait_for(f"{readout} !== {first!r}")
 
 
-def test_a_read_out_has_no_value_beyond_a_runs_end(browser, tmp_path):
+def test_no_value_beyond_the_end_of_a_run(browser, tmp_path):
     lines = [
         svg_charts.Series("short", 0, [(0.0, 1.0), (4.0, 2.0)]),
         svg_charts.Series("long", 1, [(0.0, 3.0), (10.0, 5.0)]),
@@ -170,14 +170,14 @@ def test_a_read_out_has_no_value_beyond_a_runs_end(browser, tmp_path):
     assert browser.value(readout) == "epoch 4short 2long 3"
 
 
-def test_the_theme_can_be_switched(browser, report):
+def test_theme_switch(browser, report):
     browser.open(report)
     light = browser.value("getComputedStyle(document.body).backgroundColor")
     browser.value("document.getElementById('theme').click()")
     assert browser.value("getComputedStyle(document.body).backgroundColor") != light
 
 
-def test_drawing_is_fast_at_fourteen_by_fourteen(browser, tmp_path):
+def test_drawing_14x14_regions_is_fast(browser, tmp_path):
     backbone = PatchFeatures((224, 224), cell=16, heads=12)
     data = gather([("vit", backbone)], [Picture("a", picture(0)), Picture("b", picture(1))])
     path = tmp_path / "page.html"
@@ -186,7 +186,7 @@ def test_drawing_is_fast_at_fourteen_by_fourteen(browser, tmp_path):
     browser.open(path)
     browser.wait_for(READY)
     browser.value("document.querySelector('.pane canvas').focus()")
-    # The quickest of many: a busy machine disturbs some of them.
+    # The fastest of many: the machine may be busy.
     spent = browser.value(
         "(() => { const c = document.querySelector('.pane canvas'), keys = ['ArrowLeft', 'ArrowRight'];"
         "const times = [...Array(20).keys()].map(i => { const start = performance.now();"

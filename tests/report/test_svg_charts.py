@@ -1,3 +1,5 @@
+"""Curves as inline SVG."""
+
 from __future__ import annotations
 
 import json
@@ -62,7 +64,7 @@ def test_ticks_are_few_round_and_inside(low, span):
         ([], []),
     ],
 )
-def test_tick_texts_tell_ticks_apart(values, texts):
+def test_tick_texts_differ(values, texts):
     assert svg_charts.tick_texts(values) == texts
 
 
@@ -79,7 +81,7 @@ def panel(curve, label="a<b>"):
     ("heading", "values", "ends"),
     [("Accuracy", (60.0, 100.0), True), ("k-NN", (99.0, 100.0), True), ("Loss", (60.0, 100.0), False)],
 )
-def test_a_percentage_ends_at_a_hundred(heading, values, ends):
+def test_percentages_end_at_100(heading, values, ends):
     text = svg_charts.chart(
         svg_charts.Panel(heading, "top1", "epoch", [svg_charts.Series("a", 0, [*enumerate(values)])], False)
     )
@@ -98,7 +100,7 @@ def test_a_percentage_ends_at_a_hundred(heading, values, ends):
         [(float(x), math.sin(x)) for x in range(2000)],
     ],
 )
-def test_a_chart_is_well_formed_and_holds_its_numbers(curve):
+def test_charts_are_well_formed(curve):
     text = svg_charts.chart(panel(curve))
     assert "<b>" not in text
     svg = re.search(r"<svg viewBox.*?</svg>", text)
@@ -113,18 +115,18 @@ def test_a_chart_is_well_formed_and_holds_its_numbers(curve):
     assert data["series"][0]["y"][-1] == pytest.approx(curve[-1][1], rel=1e-4)
 
 
-def test_one_kind_shares_panels_between_splits(tmp_path):
+def test_splits_of_one_kind_share_a_panel(tmp_path):
     record = read_run(write_run(tmp_path / "run"))
-    found = {panel.title: panel for panel in svg_charts.panels([record])}
-    assert [series.label for series in found["loss"].series] == ["train", "val"]
-    assert [series.style for series in found["loss"].series] == [0, 1]
+    panels = {panel.title: panel for panel in svg_charts.panels([record])}
+    assert [series.label for series in panels["loss"].series] == ["train", "val"]
+    assert [series.style for series in panels["loss"].series] == [0, 1]
 
 
-def test_several_kinds_have_a_panel_per_split_and_means(tmp_path):
+def test_several_kinds_have_a_panel_per_split(tmp_path):
     runs = [read_run(write_run(tmp_path / f"{w}_{s}", seed=s, weight=w)) for w in (0.0, 0.5) for s in (0, 1)]
-    found = {panel.title: panel for panel in svg_charts.panels(runs)}
-    assert {"loss (train)", "loss (val)", "top1"} <= set(found)
-    series = found["top1"].series
+    panels = {panel.title: panel for panel in svg_charts.panels(runs)}
+    assert {"loss (train)", "loss (val)", "top1"} <= set(panels)
+    series = panels["top1"].series
     assert [(line.weight, line.style) for line in series] == [
         ("faint", 0),
         ("faint", 0),
@@ -137,14 +139,14 @@ def test_several_kinds_have_a_panel_per_split_and_means(tmp_path):
     assert mean == {x: pytest.approx((first[x] + second[x]) / 2) for x in first}
 
 
-def test_names_cannot_leave_the_json():
+def test_json_block_is_escaped():
     block = svg_charts.json_block({"name": "</script><script>alert(1)</script>\u2028"})
     assert block.count("<") == 2 and "\u2028" not in block
     inside = re.search(r">(.*)<", block)
     assert inside is not None and json.loads(inside[1])["name"].startswith("</script>")
 
 
-def test_the_last_number_below_a_chart_lies_inside():
+def test_last_tick_is_inside_the_chart():
     texts = re.findall(
         r'<text x="([\d.]+)" y="195" text-anchor="(\w+)">([\d,]+)</text>', svg_charts.chart(panel([(0, 1), (1e4, 2)]))
     )
@@ -155,25 +157,25 @@ def test_the_last_number_below_a_chart_lies_inside():
 
 
 @pytest.mark.parametrize("low", [0.69260, 0.1, 12345.67801])
-def test_the_numbers_on_the_left_lie_inside(low):
+def test_left_ticks_are_inside_the_chart(low):
     drawn = svg_charts.chart(panel([(0.0, low), (1.0, low + 0.0006)]))
     texts = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">([\d,.]+)</text>', drawn)
     assert texts and all(6 * len(text) <= float(x) for x, text in texts)
-    assert f'data-frame="{int(texts[0][0]) + 6} ' in drawn, "the read-out knows where the frame begins"
+    assert f'data-frame="{int(texts[0][0]) + 6} ' in drawn, "the script needs the frame"
 
 
-def test_epochs_and_steps_share_no_axis(tmp_path):
+def test_epochs_and_steps_have_separate_panels(tmp_path):
     records = [read_run(write_run(tmp_path / name, weight=weight)) for name, weight in (("a", 0.0), ("b", 0.5))]
     records[1].x_label = "step"
-    found = [panel for panel in svg_charts.panels(records) if panel.title == "top1"]
-    assert [(panel.x_label, [line.label for line in panel.series]) for panel in found] == [
+    panels = [panel for panel in svg_charts.panels(records) if panel.title == "top1"]
+    assert [(panel.x_label, [line.label for line in panel.series]) for panel in panels] == [
         ("epoch", ["a"]),
         ("step", ["b"]),
     ]
-    assert [panel.series[0].style for panel in found] == [0, 1], "a run keeps its colour"
+    assert [panel.series[0].style for panel in panels] == [0, 1], "a run has one colour"
 
 
-def test_headings_and_nameless_metrics_are_only_text(tmp_path):
+def test_headings_are_escaped(tmp_path):
     drawn = svg_charts.chart(svg_charts.Panel("<b>", "", "x", [svg_charts.Series("", 0, [(0.0, 1.0)])], False))
     assert "<b>" not in drawn and "&lt;b&gt;" in drawn
     record = read_run(write_run(tmp_path / "run"))
@@ -181,6 +183,6 @@ def test_headings_and_nameless_metrics_are_only_text(tmp_path):
     assert "" in {panel.title for panel in svg_charts.panels([record])}
 
 
-def test_more_lines_than_colours_are_told_apart():
+def test_64_lines_have_different_styles():
     drawn = [svg_charts.swatch(style, 22) for style in range(64)]
     assert len(set(drawn)) == 64 and len({re.search(r"series-\d", line)[0] for line in drawn}) == 8

@@ -11,7 +11,7 @@ import torch
 
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.runs.data_record import MOST_NAMED, record_data_usage
 from frugalvit.runs.run_folder import RunFolder
@@ -22,14 +22,14 @@ from helpers.tiny_runs import TRAIN, write_images
 
 def test_many_bad_files_are_counted_and_the_first_named(tmp_path: Path) -> None:
     """A store that decodes while training finds bad files only then: what is noted last counts."""
-    kept = ImageStore.from_arrays(np.zeros((5, 3, 8, 8), np.uint8))
+    kept = CachedStore.from_arrays(np.zeros((5, 3, 8, 8), np.uint8))
     examples = ArrayExamples(np.zeros((300, 8, 8, 3), np.uint8), None, "images")
     lazy = OnDemandStore(examples, (8, 8), torch.device("cpu"), workers=0, limit=300)
     run = RunFolder(tmp_path)
     run.save_json("data.json", {"images": 300})
     record_data_usage(run, ["said"], {"train": lazy, "val": kept})
     assert run.read_json("data.json")["left_out"] == {"count": 0, "files": []}
-    lazy.bad += [(f"caf\udce9{number}.png", "truncated") for number in range(250)]
+    lazy.unreadable += [(f"caf\udce9{number}.png", "truncated") for number in range(250)]
     record_data_usage(run, ["said"], {"train": lazy, "val": kept})
     facts = run.read_json("data.json")
     assert (facts["images"], facts["notes"], facts["used"]) == (300, ["said"], {"train": 50, "val": 5})

@@ -1,4 +1,4 @@
-"""A detector and a segmenter that were trained for four steps, for all tests that need some model."""
+"""A detector and a segmenter, trained for four steps and shared by all tests."""
 
 from __future__ import annotations
 

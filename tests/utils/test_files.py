@@ -92,7 +92,7 @@ def test_leftovers_of_a_missing_folder(tmp_path: Path) -> None:
 def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some network file systems have no locks: leftovers stay there, another process may use them."""
 
-    def refuse(handle: object) -> None:
+    def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("frugalvit.utils.files._lock", refuse)

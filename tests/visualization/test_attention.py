@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frugalvit.backbones import create_backbone
+from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.errors import UserError
 from frugalvit.visualization import attention as lens
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import Box, eval_no_grad, model_input
+from frugalvit.visualization.model_views import Box, model_input
 from helpers.fake_backbones import PatchFeatures
 
 SIX_BY_EIGHT = Regions((6, 8), (96, 128), (16, 16))
@@ -21,10 +22,10 @@ SIX_BY_EIGHT = Regions((6, 8), (96, 128), (16, 16))
 def test_mask_is_the_smallest_set_that_holds_the_mass(seed, count, mass):
     weights = torch.rand(count, generator=torch.Generator().manual_seed(seed)).softmax(0).double()
     mask = lens.mass_mask(weights, mass)
-    kept = sorted(weights[mask].tolist())
-    assert sum(kept) >= mass - 1e-5
-    assert sum(kept[1:]) < mass
-    assert not len(weights[~mask]) or weights[~mask].max() <= kept[0]
+    inside = sorted(weights[mask].tolist())
+    assert sum(inside) >= mass - 1e-5
+    assert sum(inside[1:]) < mass
+    assert not len(weights[~mask]) or weights[~mask].max() <= inside[0]
 
 
 def test_entropy_by_hand():
@@ -34,7 +35,7 @@ def test_entropy_by_hand():
 
 
 @pytest.mark.parametrize("query", [(0, 0), (2, 5), None])
-def test_maps_are_the_rows_of_the_model(query):
+def test_maps_are_rows_of_the_models_attention(query):
     backbone = PatchFeatures((24, 48))
     image = torch.rand(3, 24, 48, generator=torch.Generator().manual_seed(2))
     view = lens.attend(backbone, image, query)
@@ -51,7 +52,7 @@ def test_maps_are_the_rows_of_the_model(query):
     assert view.order == sorted(range(3), key=lambda head: view.entropy[head].item())
 
 
-def test_no_class_token_to_ask():
+def test_invalid_queries_are_errors():
     attention = torch.full((2, 6, 6), 1 / 6)
     with pytest.raises(UserError, match="no class token"):
         lens.view_attention(attention, (2, 3), None)
@@ -70,49 +71,48 @@ def test_no_class_token_to_ask():
         ("140,50", (0, 2)),
     ],
 )
-def test_query_lands_in_its_cell(text, cell):
+def test_query_is_converted_to_its_region(text, cell):
     assert lens.parse_query(text, (220, 360), Box(100, 50, 160, 120), SIX_BY_EIGHT) == cell
 
 
 @pytest.mark.parametrize(("side", "stride"), [(28, 8), (50, 16), (200, 32), (70, 32)])
 @pytest.mark.parametrize("pads", [True, False])
-def test_a_pixel_asks_the_region_it_lies_in(side, stride, pads):
-    """Also where the stride does not divide the picture and the last region shows what is left over, or none does."""
+def test_pixels_are_converted_to_their_region(side, stride, pads):
+    """Also if the stride does not divide the picture."""
     count = -(-side // stride) if pads else side // stride
     regions = Regions((count, count), (side, side), (stride, stride))
     for pixel in range(side):
         row = min(pixel // stride, count - 1)
-        asked = lens.parse_query(f"{pixel},{pixel}", (side, side), Box(0, 0, side, side), regions)
-        assert asked == (row, row)
+        region = lens.parse_query(f"{pixel},{pixel}", (side, side), Box(0, 0, side, side), regions)
+        assert region == (row, row)
 
 
-def test_a_pixel_that_a_crop_cuts_lies_where_its_middle_does():
-    """A box that begins between two pixels: of the tenth, 0.4 lie in the first region and 0.6 in the second."""
+def test_pixels_at_a_crops_border_count_by_their_centre():
     regions = Regions((4, 4), (32, 32), (8, 8))
-    places = [lens.parse_query(f"{x},{x}", (40, 40), Box(2.4, 2.4, 32, 32), regions) for x in (9, 10, 17, 18)]
-    assert places == [(0, 0), (1, 1), (1, 1), (2, 2)]
+    regions_of = [lens.parse_query(f"{x},{x}", (40, 40), Box(2.4, 2.4, 32, 32), regions) for x in (9, 10, 17, 18)]
+    assert regions_of == [(0, 0), (1, 1), (1, 1), (2, 2)]
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
-        ("5", "give x,y"),
-        ("a,b", "give x,y"),
+        ("5", "x,y"),
+        ("a,b", "x,y"),
         ("1.5,0.5", "between 0 and 1"),
         ("400,20", "outside"),
         ("10,10", "cropped"),
     ],
 )
-def test_query_mistakes_are_explained(text, complaint):
-    with pytest.raises(UserError, match=complaint):
+def test_query_errors_name_the_reason(text, message):
+    with pytest.raises(UserError, match=message):
         lens.parse_query(text, (220, 360), Box(100, 50, 160, 120), SIX_BY_EIGHT)
 
 
-def test_query_of_the_class_token():
+def test_query_class_is_the_class_token():
     assert lens.parse_query("class", (220, 360), Box(0, 0, 360, 220), SIX_BY_EIGHT) is None
 
 
-def test_mean_entropy_is_the_mean_over_heads_queries_and_images():
+def test_mean_entropy_averages_heads_queries_and_images():
     backbone = create_backbone("swin_nano", img_size=32)
     images = torch.rand(5, 3, 32, 32)
     with eval_no_grad(backbone):

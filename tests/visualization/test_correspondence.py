@@ -17,7 +17,7 @@ from helpers.fake_backbones import ConstantFeatures, PaddedPositions, PatchFeatu
 FLIP_ONLY = SecondView(jitter=0, grey=0)
 
 
-def whole_cells(grid, cell):
+def full_cells(grid, cell):
     return Regions(grid, (grid[0] * cell[0], grid[1] * cell[1]), cell)
 
 
@@ -26,7 +26,7 @@ def brute_force(first, second, cell, top):
     hits, pixels = [], []
     for one, two in zip(first, second, strict=True):
         _, rows, columns = one.shape
-        found = []
+        matches = []
         for r in range(rows):
             for c in range(columns):
                 best = None
@@ -36,9 +36,9 @@ def brute_force(first, second, cell, top):
                         cosine = float(a @ b / (a.norm() * b.norm()))
                         if best is None or cosine > best[0]:
                             best = (cosine, r2, c2)
-                found.append((best[0], r, c, best[1], best[2]))
-        found.sort(reverse=True)
-        for _, r, c, r2, c2 in found[:top]:
+                matches.append((best[0], r, c, best[1], best[2]))
+        matches.sort(reverse=True)
+        for _, r, c, r2, c2 in matches[:top]:
             down, across = r2 - r, c2 - (columns - 1 - c)
             hits.append(down == 0 and across == 0)
             pixels.append(math.hypot(down * cell[0], across * cell[1]))
@@ -49,9 +49,9 @@ def brute_force(first, second, cell, top):
 def test_score_equals_brute_force(rows, columns, top, seed):
     generator = torch.Generator().manual_seed(seed)
     first = torch.randn(2, 5, rows, columns, generator=generator)
-    # Half right: the mirrored grid with noise, so that hits and misses both occur.
+    # The mirrored grid with noise: some hits, some misses.
     second = first.flip(3) + 0.8 * torch.randn(first.shape, generator=generator)
-    off = SecondView().steps_off(whole_cells((rows, columns), (16, 32)))
+    off = SecondView().steps_off(full_cells((rows, columns), (16, 32)))
     hit, pixel, cells = lens.score_matches(first, second, off, (16, 32), top, (torch.Generator(), torch.Generator()))
     accuracy, error = brute_force(first.double(), second.double(), (16, 32), top)
     assert hit.double().mean().item() == pytest.approx(accuracy)
@@ -70,15 +70,14 @@ def test_perfect_embedding_scores_one(size):
 @pytest.mark.parametrize(
     ("size", "cell"), [((28, 28), 8), ((50, 50), 16), ((200, 200), 32), ((64, 50), 16), ((50, 64), 16)]
 )
-def test_perfect_embedding_scores_one_where_the_last_regions_are_cut(size, cell):
-    """The mirrored picture lies otherwise under the grid: its left column shows what the right one had left over."""
+def test_perfect_embedding_scores_one_with_cut_regions(size, cell):
     backbone = PaddedPositions(size, cell)
     score = lens.evaluate_correspondence(backbone, [coordinate_images(3, *size)], second_view=FLIP_ONLY)
     assert (score.accuracy, score.error, score.error_cells) == (1.0, 0.0, 0.0)
 
 
-def test_an_error_is_measured_in_strides():
-    """Two columns of 32 pixels, of which the second shows 18: a step from one to the other is 32, not 25."""
+def test_error_is_measured_in_strides():
+    """Two columns of 32 and 18 pixels are one stride of 32 apart."""
     off = SecondView(flip=False).steps_off(Regions((1, 2), (32, 50), (32, 32)))
     ties = (torch.Generator(), torch.Generator())
     grid = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])
@@ -105,7 +104,7 @@ def test_constant_embedding_scores_chance():
 def test_chance_equals_a_double_loop(grid):
     cells = [(r * 8, c * 4) for r in range(grid[0]) for c in range(grid[1])]
     distances = [math.dist(a, b) for a in cells for b in cells]
-    accuracy, error = lens.chance(SecondView().steps_off(whole_cells(grid, (8, 4))), (8, 4))
+    accuracy, error = lens.chance(SecondView().steps_off(full_cells(grid, (8, 4))), (8, 4))
     assert accuracy == pytest.approx(1 / len(cells))
     assert error == pytest.approx(sum(distances) / len(distances))
 
@@ -116,39 +115,34 @@ def test_same_seed_same_score():
     assert scores[0] == scores[1]
 
 
-def test_a_score_is_the_same_for_every_size_of_batches():
+def test_score_does_not_depend_on_the_batch_size():
     images = torch.rand(12, 3, 32, 32, generator=torch.Generator().manual_seed(3))
     for backbone in (PatchFeatures(), ConstantFeatures((32, 32))):
         scores = [lens.evaluate_correspondence(backbone, images.split(size), seed=5) for size in (1, 5, 12)]
         assert scores[0] == scores[1] == scores[2]
 
 
-def test_models_with_other_grids_see_the_same_views():
+def test_second_views_do_not_depend_on_the_grid():
     images = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(3))
     views: dict[int, list[torch.Tensor]] = {}
 
-    class Watching(SecondView):
+    class Recording(SecondView):
         def __call__(self, batch, generator):
             views.setdefault(size, []).append(super().__call__(batch, generator))
             return views[size][-1]
 
     for size in (4, 16):
-        lens.evaluate_correspondence(PatchFeatures(cell=size), images.split(3), second_view=Watching())
+        lens.evaluate_correspondence(PatchFeatures(cell=size), images.split(3), second_view=Recording())
     torch.testing.assert_close(views[4], views[16], rtol=0, atol=0)
 
 
-def test_a_pooled_feature_of_another_width_leaves_its_place_to_the_mean():
+def test_mean_replaces_a_pooled_feature_of_another_width():
     grid = torch.randn(1, 8, 3, 5, generator=torch.Generator().manual_seed(0))
     wide, mean = Features(grid, torch.randn(1, 20)), Features(grid, grid.mean((2, 3)))
     assert lens.correspond(wide, wide) == lens.correspond(mean, mean)
 
 
-def test_every_seed_that_may_be_given_is_taken():
-    score = lens.evaluate_correspondence(PatchFeatures(), [torch.rand(1, 3, 32, 32)], seed=2**63 - 1)
-    assert score.images == 1
-
-
-def test_a_single_region_is_a_clear_error():
+def test_single_regions_are_an_error():
     with pytest.raises(UserError, match="1x1 grid"):
         lens.evaluate_correspondence(PatchFeatures((8, 8)), [torch.rand(1, 3, 8, 8)])
     one = Features(torch.rand(1, 4, 1, 1), torch.rand(1, 4))
@@ -162,24 +156,24 @@ def test_pairs_and_marked_regions():
     grid = torch.randn(1, 8, 3, 5, generator=torch.Generator().manual_seed(0))
     first = Features(grid, grid[:, :, 2, 4])
     second = Features(grid.flip(3), grid[:, :, 0, 1])
-    seen = lens.correspond(first, second)
-    assert [pair.rank for pair in seen.pairs] == list(range(1, 11))
-    assert all(pair.second == (pair.first[0], 4 - pair.first[1]) for pair in seen.pairs)
-    assert all(pair.similarity == pytest.approx(1, abs=1e-5) for pair in seen.pairs)
-    assert seen.own == ((2, 4), (0, 3))
-    assert seen.other == ((0, 1), (2, 0))
+    matches = lens.correspond(first, second)
+    assert [pair.rank for pair in matches.pairs] == list(range(1, 11))
+    assert all(pair.second == (pair.first[0], 4 - pair.first[1]) for pair in matches.pairs)
+    assert all(pair.similarity == pytest.approx(1, abs=1e-5) for pair in matches.pairs)
+    assert matches.own == ((2, 4), (0, 3))
+    assert matches.other == ((0, 1), (2, 0))
 
 
 def test_views_of_different_sizes_match():
     first = Features(torch.randn(1, 4, 2, 3), torch.randn(1, 4))
     second = Features(torch.randn(1, 4, 5, 4), torch.randn(1, 4))
-    seen = lens.correspond(first, second)
-    assert seen.grids == ((2, 3), (5, 4))
-    assert len(seen.pairs) == 6
-    assert all(pair.second[0] < 5 and pair.second[1] < 4 for pair in seen.pairs)
+    matches = lens.correspond(first, second)
+    assert matches.grids == ((2, 3), (5, 4))
+    assert len(matches.pairs) == 6
+    assert all(pair.second[0] < 5 and pair.second[1] < 4 for pair in matches.pairs)
 
 
-def test_training_mode_is_put_back():
+def test_training_mode_is_restored():
     backbone = PatchFeatures().train()
     lens.evaluate_correspondence(backbone, [torch.rand(1, 3, 32, 32)])
     assert backbone.training

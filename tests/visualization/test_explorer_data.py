@@ -24,7 +24,7 @@ def decode(text, kind, shape):
     return np.frombuffer(base64.b64decode(text), dtype=kind).reshape(shape)
 
 
-def test_bytes_give_back_the_similarities_and_attention():
+def test_bytes_encode_similarities_and_attention():
     backbone = PatchFeatures((32, 48))
     data = explorer_data.gather([("m", backbone)], [picture("a"), picture("b", seed=1)], seed=3)
     data = json.loads(json.dumps(data))
@@ -38,8 +38,8 @@ def test_bytes_give_back_the_similarities_and_attention():
     exact = cosines(grids[0], grids[1])[0]
     stored = model["similarity"]["0-1"]
     levels = decode(stored["data"], np.uint8, (24, 24))
-    back = stored["low"] + levels * (stored["high"] - stored["low"]) / 255
-    assert np.abs(back - exact.numpy()).max() <= (stored["high"] - stored["low"]) / 500
+    decoded = stored["low"] + levels * (stored["high"] - stored["low"]) / 255
+    assert np.abs(decoded - exact.numpy()).max() <= (stored["high"] - stored["low"]) / 500
     assert model["best"]["0-1"] == exact.argmax(1).tolist()
     assert model["best"]["1-0"] == exact.argmax(0).tolist()
     heads = model["heads"][1]
@@ -48,7 +48,7 @@ def test_bytes_give_back_the_similarities_and_attention():
     assert decode(heads["entropy"], "<f4", (3, 24)) == pytest.approx(entropy(attention).numpy(), abs=1e-4)
 
 
-def test_second_views_join_the_pictures():
+def test_second_views_are_added():
     data = explorer_data.gather([("m", PatchFeatures((32, 48)))], [picture("a")], second_views=True)
     assert [image["name"] for image in data["images"]] == ["a", "a (mirrored, grey)"]
     assert len(data["models"][0]["top"]["0-1"]) == 10
@@ -59,22 +59,22 @@ def test_fine_grids_are_averaged():
     data = explorer_data.gather([("m", backbone)], [picture("a")])
     model = data["models"][0]
     assert model["grid"] == [16, 16]
-    assert "32x32 grid is shown at 16x16" in model["notes"][0]
+    assert "32x32" in model["notes"][0]
     assert model["extent"] == [1, 1]
 
 
-def test_the_page_is_told_how_far_the_grid_reaches():
-    seen = {"cell": 16, "heads": 1}
-    padded = explorer_data.gather([("m", PaddedPositions((50, 60), **seen))], [picture("a")])["models"][0]
+def test_extent_of_padded_and_cut_grids():
+    options = {"cell": 16, "heads": 1}
+    padded = explorer_data.gather([("m", PaddedPositions((50, 60), **options))], [picture("a")])["models"][0]
     assert padded["grid"] == [4, 4] and padded["extent"] == pytest.approx([64 / 50, 64 / 60])
-    cut = explorer_data.gather([("m", PatchFeatures((50, 60), **seen))], [picture("a")])["models"][0]
+    cut = explorer_data.gather([("m", PatchFeatures((50, 60), **options))], [picture("a")])["models"][0]
     assert cut["grid"] == [3, 3] and cut["extent"] == pytest.approx([48 / 50, 48 / 60])
     averaged = explorer_data.gather([("m", PaddedPositions((99, 99), cell=2))], [picture("a")])["models"][0]
     assert averaged["grid"] == [13, 13] and averaged["extent"] == pytest.approx([100 / 99, 100 / 99])
 
 
 @pytest.mark.parametrize(("full", "grid"), [((4, 6), (2, 3)), ((5, 5), (3, 3)), ((2, 2), (2, 2))])
-def test_shrunk_attention_still_sums_to_one(full, grid):
+def test_averaged_attention_sums_to_one(full, grid):
     tokens = full[0] * full[1]
     attention = torch.rand(2, tokens, tokens).softmax(-1)
     small = explorer_data.shrink_attention(attention, full, grid)
@@ -85,7 +85,7 @@ def test_shrunk_attention_still_sums_to_one(full, grid):
         assert torch.allclose(small, block, atol=1e-6)
 
 
-def test_a_model_without_attention_says_why():
+def test_models_without_attention_have_a_note():
     class Plain(PatchFeatures):
         def attention(self, images):
             raise UserError("resnet50 has no attention.")
@@ -94,20 +94,20 @@ def test_a_model_without_attention_says_why():
     assert model["heads"] == [] and model["notes"] == ["resnet50 has no attention."]
 
 
-def test_what_cannot_be_explored():
+def test_errors():
     with pytest.raises(UserError, match="at least one image"):
         explorer_data.gather([("m", PatchFeatures())], [])
     broken = PatchFeatures()
     torch.nn.init.constant_(broken.project, float("nan"))
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match="non-finite"):
         explorer_data.gather([("m", broken)], [picture("a")])
     with pytest.raises(UserError, match="1x1 grid"):
         explorer_data.gather([("m", PatchFeatures((8, 8)))], [picture("a")])
-    with pytest.raises(UserError, match="different proportions"):
+    with pytest.raises(UserError, match="aspect ratios"):
         explorer_data.gather([("m", PatchFeatures()), ("n", PatchFeatures((32, 48)))], [picture("a")])
 
 
-def test_two_images_at_fourteen_by_fourteen_stay_small():
+def test_size_of_two_images_at_14x14():
     backbone = PatchFeatures((224, 224), cell=16, heads=12)
     data = explorer_data.gather([("m", backbone)], [picture("a", 400, 600), picture("b", 600, 400, seed=1)])
     assert data["models"][0]["grid"] == [14, 14]

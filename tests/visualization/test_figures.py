@@ -24,16 +24,16 @@ def matched(title, height=32, width=48):
     with torch.no_grad():
         first, second = (backbone(model_input(backbone, view[None])) for view in (image, image.flip(2)))
     return plots.MatchedViews(
-        title, image, image.flip(2), correspondence.correspond(first, second), (whole(height, width),) * 2
+        title, image, image.flip(2), correspondence.correspond(first, second), (regions_of(height, width),) * 2
     )
 
 
-def whole(height=32, width=32):
+def regions_of(height=32, width=32):
     return Regions((height // 8, width // 8), (height, width), (8, 8))
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_correspondences_in_every_format_and_twice_the_same(tmp_path, kind):
+def test_correspondence_figure_is_deterministic(tmp_path, kind):
     paths = [tmp_path / f"{name}.{kind}" for name in "ab"]
     for path in paths:
         save(plots.correspondence_figure([matched("a $ sign"), matched("other")]), path)
@@ -42,19 +42,19 @@ def test_correspondences_in_every_format_and_twice_the_same(tmp_path, kind):
         assert Image.open(paths[0]).width > 800
 
 
-def test_pictures_keep_their_room():
+def test_lines_do_not_shrink_the_pictures():
     figure = plots.correspondence_figure([matched("one", 32, 32)])
     FigureCanvasAgg(figure).draw()
     boxes = [axis.get_window_extent() for axis in figure.axes]
     assert sum(box.width for box in boxes) > 0.85 * figure.bbox.width
 
 
-def test_the_marks_of_matches_have_a_key_and_are_seen():
-    """Also those of the left picture, and where a number stands in the same region: they are open, and on top."""
+def test_marks_are_visible_and_have_a_legend():
+    """Also in the left picture, and if a number is in the same region."""
     row = matched("one", 32, 32)
-    pair = row.seen.pairs[0]
-    seen = dataclasses.replace(row.seen, own=(pair.first, pair.second), other=(pair.first, pair.second))
-    figure = plots.correspondence_figure([dataclasses.replace(row, seen=seen)])
+    pair = row.matches.pairs[0]
+    matches = dataclasses.replace(row.matches, own=(pair.first, pair.second), other=(pair.first, pair.second))
+    figure = plots.correspondence_figure([dataclasses.replace(row, matches=matches)])
     (key,) = figure.legends
     assert [text.get_text().split()[0] for text in key.get_texts()] == ["matches,", "nearest", "nearest"]
     canvas = FigureCanvasAgg(figure)
@@ -65,27 +65,28 @@ def test_the_marks_of_matches_have_a_key_and_are_seen():
         box = axis.get_window_extent()
         part = drawn[round(height - box.y1) : round(height - box.y0), round(box.x0) : round(box.x1)]
         for colour in (palette.BLUE, palette.RED, palette.YELLOW):
-            wanted = torch.tensor(list(bytes.fromhex(colour[1:])))
-            assert ((part - wanted).abs().amax(dim=2) < 6).sum() > 20, colour
-    places = key.get_window_extent()
-    assert not any(places.overlaps(axis.get_window_extent()) for axis in figure.axes)
+            expected = torch.tensor(list(bytes.fromhex(colour[1:])))
+            assert ((part - expected).abs().amax(dim=2) < 6).sum() > 20, colour
+    extent = key.get_window_extent()
+    assert not any(extent.overlaps(axis.get_window_extent()) for axis in figure.axes)
 
 
-def test_a_region_that_several_match_has_all_their_numbers():
+def test_regions_with_several_matches_show_all_numbers():
     row = matched("one", 32, 32)
-    pairs = [dataclasses.replace(pair, second=row.seen.pairs[0].second) for pair in row.seen.pairs]
-    figure = plots.correspondence_figure([dataclasses.replace(row, seen=dataclasses.replace(row.seen, pairs=pairs))])
-    told = sorted(text.get_text() for text in figure.axes[1].texts)
+    pairs = [dataclasses.replace(pair, second=row.matches.pairs[0].second) for pair in row.matches.pairs]
+    figure = plots.correspondence_figure(
+        [dataclasses.replace(row, matches=dataclasses.replace(row.matches, pairs=pairs))]
+    )
+    texts = sorted(text.get_text() for text in figure.axes[1].texts)
     ranks = [str(pair.rank) for pair in pairs]
-    assert told == sorted([*ranks, " ".join(sorted(ranks, key=int))])
+    assert texts == sorted([*ranks, " ".join(sorted(ranks, key=int))])
 
 
-def test_a_head_that_looks_everywhere_alike_is_seen_to():
-    """One scale of colours for all heads, from zero, and the most bits there are as a line."""
+def test_all_heads_share_one_colour_scale():
     attention_of = torch.full((2, 17, 17), 1 / 17)
     attention_of[1] = torch.eye(17)
     view = attention.view_attention(attention_of, (4, 4), (1, 2))
-    figure = plots.attention_figure(torch.rand(3, 32, 32), view, whole(), "title", 0.6)
+    figure = plots.attention_figure(torch.rand(3, 32, 32), view, regions_of(), "title", 0.6)
     maps = [axis.images[-1] for axis in figure.subfigs[2].axes if len(axis.images) == 2]
     assert len(maps) == 2 and {(image.norm.vmin, image.norm.vmax) for image in maps} == {(0, 1)}
     assert any("share of a head's attention" in axis.get_xlabel() for axis in figure.subfigs[3].axes)
@@ -94,18 +95,18 @@ def test_a_head_that_looks_everywhere_alike_is_seen_to():
 
 
 @pytest.mark.parametrize("heads", [1, 3, 12])
-def test_attention_shows_every_head_twice(tmp_path, heads):
+def test_attention_figure_has_a_mask_and_a_map_per_head(tmp_path, heads):
     image = torch.rand(3, 32, 32)
     view = attention.attend(PatchFeatures(heads=heads), image, (1, 2))
-    figure = plots.attention_figure(image, view, whole(), "title", 0.6)
+    figure = plots.attention_figure(image, view, regions_of(), "title", 0.6)
     titles = [axis.get_title() for part in figure.subfigs for axis in part.axes]
     assert [title for title in titles if title] == [f"head {head}" for head in view.order] * 2
     if heads == 3:
         save(figure, tmp_path / "a.png")
 
 
-def test_regions_are_drawn_where_the_network_sees_them():
-    """At 28 pixels of stride 8 the fourth column shows 4: the map reaches beyond the picture and is cut there."""
+def test_regions_of_a_padded_picture_are_cut():
+    """With 28 pixels and a stride of 8 the fourth column has 4 pixels."""
     image, regions = torch.rand(3, 28, 28), Regions((4, 4), (28, 28), (8, 8))
     view = attention.view_attention(torch.full((1, 16, 16), 1 / 16), (4, 4), (1, 3))
     figure = plots.attention_figure(image, view, regions, "title", 0.6)
@@ -116,13 +117,13 @@ def test_regions_are_drawn_where_the_network_sees_them():
         (box,) = axis.patches
         assert (box.get_xy(), box.get_width(), box.get_height()) == ((23.5, 7.5), 4, 8)
     grid = torch.eye(16).view(1, 16, 4, 4)
-    seen = correspondence.correspond(*(Features(grid, grid.mean((2, 3))),) * 2, top=16)
-    figure = plots.correspondence_figure([plots.MatchedViews("one", image, image, seen, (regions, regions))])
+    matches = correspondence.correspond(*(Features(grid, grid.mean((2, 3))),) * 2, top=16)
+    figure = plots.correspondence_figure([plots.MatchedViews("one", image, image, matches, (regions, regions))])
     ends = {text.xy for text in figure.axes[1].texts}
     assert {x for x, _ in ends} == {y for _, y in ends} == {3.5, 11.5, 19.5, 25.5}
 
 
-def test_scores_of_several_models(tmp_path):
+def test_score_figure(tmp_path):
     score = correspondence.evaluate_correspondence(PatchFeatures(), [torch.rand(2, 3, 32, 32)])
     scores = {f"model {i}": dataclasses.replace(score, accuracy=i / 10) for i in range(9)}
     figure = plots.score_figure(scores)
@@ -130,7 +131,7 @@ def test_scores_of_several_models(tmp_path):
     save(figure, tmp_path / "scores.svg")
 
 
-def test_probes_and_reports_draw_alike(tmp_path):
+def test_suite_figure_is_deterministic(tmp_path):
     from frugalvit.probing import figures
 
     assert (figures.AHEAD, figures.BEHIND) == (palette.BLUE, palette.RED)

@@ -1,4 +1,4 @@
-"""The lens on real networks, made small: attention is what the last block computes with, on square and wide images."""
+"""Visualizations of real, small networks: the attention is that of the last block."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def small_vit(img_size=(64, 96)):
     return create_backbone("vit_tiny_patch16_224", img_size=img_size, **sizes).eval()
 
 
-def shake(backbone):
-    """Random weights start near zero, where every attention is flat; these are not."""
+def randomize(backbone):
+    """Set large random weights: small ones would make all attention uniform."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in backbone.parameters():
@@ -33,18 +33,18 @@ def shake(backbone):
     return backbone
 
 
-def seen_by(module, backbone, images):
-    """What goes into a module and what comes out."""
-    found = []
-    handle = module.register_forward_hook(lambda _, inputs, output: found.append((inputs[0], output)))
+def record_module(module, backbone, images):
+    """Return the input and the output of a module."""
+    calls = []
+    handle = module.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output)))
     with torch.no_grad():
         backbone(images)
     handle.remove()
-    return found[0]
+    return calls[0]
 
 
 def weigh(attention, values, heads):
-    """Rows of attention (heads, askers, T) and values (T, C) -> what the askers gather, (askers, C)."""
+    """Weigh values (T, C) by attention (heads, queries, T): (queries, C)."""
     split = values.view(len(values), heads, -1).permute(1, 0, 2)
     return (attention @ split).permute(1, 0, 2).flatten(1)
 
@@ -56,23 +56,23 @@ def weigh(attention, values, heads):
         ("deit_tiny_distilled_patch16_224", {"embed_dim": 24, "depth": 1, "num_heads": 2}),
     ],
 )
-def test_networks_whose_pooled_feature_has_another_width_are_explored(name, small):
+def test_explorer_of_networks_with_another_pooled_width(name, small):
     backbone = create_backbone(name, img_size=(64, 64), num_classes=3, **small).eval()
     assert backbone.pooled_dim != backbone.dim
     picture = Picture.of("one", (255 * coordinate_images(1, 64, 64)[0]).byte().permute(1, 2, 0).numpy())
-    seen = gather([(name, backbone)], [picture], second_views=True)
-    assert len(seen["models"][0]["global"]) == 2
+    data = gather([(name, backbone)], [picture], second_views=True)
+    assert len(data["models"][0]["global"]) == 2
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["not shifted", "shifted"])
 @pytest.mark.parametrize("size", [(64, 96), (56, 56)], ids=["wide", "padded"])
-def test_swin_attention_is_what_the_block_gathers_with(depth, size):
-    backbone = shake(small_swin(depth, size))
+def test_swin_attention_reproduces_the_block(depth, size):
+    backbone = randomize(small_swin(depth, size))
     image = torch.rand(3, *size, generator=torch.Generator().manual_seed(1))
     images = model_input(backbone, image[None])
     block = backbone.model.layers[-1].blocks[-1]
     assert (block.shift != (0, 0)) == (depth == 2)
-    tokens, output = seen_by(block, backbone, images)
+    tokens, output = record_module(block, backbone, images)
     height, width = tokens.shape[1:3]
     maps = [[attend(backbone, image, (row, column)).maps for column in range(width)] for row in range(height)]
     attention = torch.stack([torch.stack(line) for line in maps]).flatten(0, 1).flatten(2).transpose(0, 1)
@@ -85,11 +85,11 @@ def test_swin_attention_is_what_the_block_gathers_with(depth, size):
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_vit_attention_is_what_the_block_gathers_with():
-    backbone = shake(small_vit())
+def test_vit_attention_reproduces_the_block():
+    backbone = randomize(small_vit())
     image = torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(1))
     layer = backbone.model.blocks[-1].attn
-    tokens, output = seen_by(layer, backbone, model_input(backbone, image[None]))
+    tokens, output = record_module(layer, backbone, model_input(backbone, image[None]))
     for line, query in ((0, None), (1, (0, 0)), (1 + 2 * 6 + 5, (2, 5))):
         view = attend(backbone, image, query)
         weights = torch.cat([view.elsewhere[:, None], view.maps.flatten(1)], dim=1)
@@ -111,7 +111,7 @@ SMALL_STAGES = {"embed_dim": (16, 32), "depths": (1, 1), "num_heads": (1, 2), "p
         ("t2t_vit_14", {"embed_dim": 24, "depth": 1, "num_heads": 2}),
     ],
 )
-def test_every_kind_of_model_can_be_asked(name, sizes):
+def test_attention_of_every_architecture(name, sizes):
     backbone = create_backbone(name, img_size=64, **sizes).eval()
     grid = backbone.grid_size((64, 64))
     view = attend(backbone, torch.rand(3, 64, 64), (grid[0] - 1, 0))
@@ -120,7 +120,7 @@ def test_every_kind_of_model_can_be_asked(name, sizes):
     assert view.masks.any(dim=2).any(dim=1).all()
 
 
-def test_a_network_without_attention_says_so_and_can_be_explored():
+def test_networks_without_attention_can_be_explored():
     backbone = create_backbone("resnet10t", img_size=64).eval()
     image = torch.rand(3, 64, 64)
     with pytest.raises(UserError):
@@ -130,6 +130,6 @@ def test_a_network_without_attention_says_so_and_can_be_explored():
     assert model["heads"] == [] and model["notes"]
 
 
-def test_scores_of_a_real_network_on_wide_images():
+def test_score_of_a_vit_on_wide_images():
     score = evaluate_correspondence(small_vit(), [coordinate_images(2, 64, 96)])
     assert score.grid == (4, 6) and 0 <= score.accuracy <= 1

@@ -29,9 +29,9 @@ from frugalvit.data import open_data
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
 from frugalvit.data.cache.build import build_store
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.loader import MOST_TOGETHER, Batches
+from frugalvit.data.loader import MAX_GROUPED_STEPS, Batches
 from frugalvit.engine.compile import prepare_compiler, replays_by_itself
 from frugalvit.engine.hardware import configure_cuda, default_onednn, make_precision, pick_device
 from frugalvit.engine.step import TrainStep, make_optimizer
@@ -45,7 +45,7 @@ from frugalvit.utils.checkout import import_benchmark
 from frugalvit.utils.tables import CommandResult, Table
 
 _IMAGES, _CLASSES = 2048, 100
-_WARM_UP, _GROUP = 6, MOST_TOGETHER  # the loader may augment this many steps in one call
+_WARM_UP, _GROUP = 6, MAX_GROUPED_STEPS  # the loader may augment this many steps in one call
 _BASELINE = "'bench step --against'"
 
 
@@ -208,7 +208,7 @@ def _store(config: BenchStepConfig, device: torch.device) -> tuple[Any, int, Ima
         side = round(config.img_size * 256 / 224)
         generator = torch.Generator().manual_seed(0)
         pixels = torch.randint(0, 256, (_IMAGES, 3, side, side), dtype=torch.uint8, generator=generator)
-        return ImageStore.from_arrays(pixels, torch.arange(_IMAGES) % _CLASSES, device), _CLASSES, None
+        return CachedStore.from_arrays(pixels, torch.arange(_IMAGES) % _CLASSES, device), _CLASSES, None
     source = open_data(config.data)
     if config.kind == "train" and not source.classes:
         raise UserError(f"{config.data} has no labels, which a supervised step needs: use 'bench step pretrain'.")

@@ -99,7 +99,7 @@ def advise(config: AdviseConfig) -> CommandResult:
         "data": source.location,
         "images": inspected["images"] if annotations is None else sum(annotations.splits.values()),
         "classes": inspected["classes"] if annotations is None else None,
-        "drawn": None if annotations is None else annotations.words,
+        "drawn": None if annotations is None else annotations.text,
         "splits": splits if annotations is None else annotations.splits,
         "side": facts.side,
         "device": device,
@@ -156,15 +156,15 @@ def _propose_without_labels(config: AdviseConfig, source: DatasetSplits, facts: 
 def _propose_for_annotations(config: AdviseConfig, annotations: AnnotationInfo, facts: Facts) -> list[Proposal]:
     """Propose detection or segmentation; pre-training must not use images that are scored."""
     command = f"frugalvit {annotations.verb} train {shlex.quote(config.data)}"
-    if annotations.place is not None:
-        on_training_images = config.model_copy(update={"data": str(annotations.place)})
+    if annotations.folder is not None:
+        on_training_images = config.model_copy(update={"data": str(annotations.folder)})
         images = open_data(on_training_images.data, split="given", labels="ignore")
         features = _plan_pretraining(on_training_images, images, facts, "dense pretrain")
     else:
         features = Proposal("frugalvit pretrain MORE_IMAGES/", REASONS["other images"])
     published = f"{command} --backbone {_published_backbone(facts)} --pretrained"
     return [
-        Proposal(command, f"there are {annotations.words}: {REASONS['dense']}"),
+        Proposal(command, f"there are {annotations.text}: {REASONS['dense']}"),
         Proposal(published, REASONS["dense published"]),
         features,
         Proposal(f"{command} --init RUN", REASONS["init"]),

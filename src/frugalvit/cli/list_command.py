@@ -35,7 +35,7 @@ def models(config: ModelsConfig) -> CommandResult:
 
 
 def datasets(config: DatasetsConfig) -> CommandResult:
-    from frugalvit.data.formats.named import list_datasets
+    from frugalvit.data.formats.named_catalog import list_datasets
 
     infos = list_datasets(config.pattern, config.root)
     if not infos:

@@ -9,7 +9,7 @@ import traceback
 
 from frugalvit import __version__
 from frugalvit.cli.command_table import COMMANDS, Command
-from frugalvit.errors import Interrupted, LostRankError, UserError, did_you_mean
+from frugalvit.errors import Interrupted, LostRankError, ReportedError, UserError, did_you_mean
 from frugalvit.utils import console, launch_env
 from frugalvit.utils.signals import Interrupts
 
@@ -31,10 +31,7 @@ def _run_and_report(words: list[str], interrupts: Interrupts) -> int:
     try:
         return _run(words)
     except UserError as error:
-        is_reported = console.get_rank() > 0 and not isinstance(error, LostRankError)
-        if is_reported and not launch_env.is_rank_zero_alive():
-            return 2  # rank 0 has printed the same error
-        return _fail(words, str(error), 2)
+        return 2 if _is_printed_by_rank_zero(error) else _fail(words, str(error), 2)
     except Interrupted:
         return _fail(words, "stopped; the same command continues.", 3)
     except KeyboardInterrupt:
@@ -53,6 +50,13 @@ def _run_and_report(words: list[str], interrupts: Interrupts) -> int:
         traceback.print_exc()
         fault = f"{type(error).__name__}: {error}"
         return _fail(words, "this is a bug in frugalvit; please report the lines above.", 1, fault)
+
+
+def _is_printed_by_rank_zero(error: UserError) -> bool:
+    """True on another rank if rank 0 has met the same error."""
+    if console.get_rank() == 0 or isinstance(error, LostRankError):
+        return False
+    return isinstance(error, ReportedError) or not launch_env.is_rank_zero_alive()
 
 
 def _fail(words: list[str], message: str, status: int, json_message: str | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import pydantic
 
@@ -25,6 +25,16 @@ from frugalvit.config.types import (
     split_commas,
 )
 from frugalvit.errors import UserError
+
+DETECTOR_HEADS: dict[str, str | type[Any]] = {
+    "mask-rcnn": "frugalvit.tasks.detection.mask_rcnn:MaskRCNNHead",
+    "cascade": "frugalvit.tasks.detection.cascade:CascadeHead",
+}
+"""Detector heads by name (``--head``): "module:class", or the class. docs/extending.md shows how to add one."""
+if TYPE_CHECKING:
+    HeadName = str
+else:
+    HeadName = Literal[tuple(DETECTOR_HEADS)]
 
 
 class TransferOptimizerConfig(Config):
@@ -138,7 +148,7 @@ class DetectConfig(TransferConfig):
     img_size: int | Auto = option(  # type: ignore[assignment]
         "auto", "short side of test images, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
-    head: Literal["mask-rcnn", "cascade"] = option("mask-rcnn", "one box head, or three in a cascade")
+    head: HeadName = option("mask-rcnn", "one box head, or three in a cascade")
     masks: bool | Auto = option("auto", "predict masks; auto: if 10 training objects or half of them have one")
     categories: Literal["own", "super", "one"] = option(
         "own", "own: the data's categories; super: their supercategories; one: a single category, object"

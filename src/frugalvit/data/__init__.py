@@ -1,11 +1,11 @@
-"""A path or a name -> images, labels, and batches of them on the device. The names load on first use."""
+"""Open datasets, decode and cache images, make batches. Names load on first use."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOME = {
+_MODULES = {
     "open_data": "frugalvit.data.open",
     "DatasetSplits": "frugalvit.data.dataset",
     "ImageDataset": "frugalvit.data.dataset",
@@ -26,19 +26,8 @@ if TYPE_CHECKING:
     from frugalvit.data.open import open_data as open_data
     from frugalvit.data.splits import check_trainable as check_trainable
 
-__all__ = [
-    "open_data",
-    "DatasetSplits",
-    "ImageDataset",
-    "join",
-    "UnreadableImage",
-    "check_trainable",
-    "dataset_status",
-    "list_datasets",
-]
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'frugalvit.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

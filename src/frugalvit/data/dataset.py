@@ -1,4 +1,4 @@
-"""Examples: images that can be read one by one, their labels and their names; and the source they come from."""
+"""Datasets: images that can be read by index, with labels and names, and the splits they belong to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -20,22 +20,35 @@ from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize
 
 if TYPE_CHECKING:
-    from frugalvit.data.webdataset.index import Attached
+    from frugalvit.data.webdataset.index import PackedImages
+
+
+@dataclass(frozen=True)
+class StreamedShards:
+    """The shards of a streamed dataset; ``counts``, ``keep`` and labels as ``ShardStream`` takes them.
+
+    raw_labels: the labels in the order of the classes; None without labels
+    """
+
+    paths: list[str]
+    counts: list[int] | None
+    keep: frozenset[str] | None
+    raw_labels: list[str] | None
 
 
 class ImageDataset:
-    """One split of a dataset. Small to send to another process; reading is safe from many threads.
+    """One split of a dataset. It is small to pickle, and many threads can read it at once.
 
     Attributes:
-        names: what people call each image: its path, or its place in an archive.
-        keys: the same without the folder the dataset lies in, so that a moved dataset splits the same way.
-        labels: int64 (N,) indices into the source's classes, None without labels.
-        targets: int8 (N, classes) for datasets with several labels per image: 1 present, 0 absent, -1 not to be judged.
+        names: the image's path, or its name inside an archive.
+        keys: the names without the dataset's folder, so that a moved dataset splits the same way.
+        labels: int64 (N,) indices into the classes; None without labels.
+        targets: int8 (N, classes) for datasets with several labels per image: 1 present, 0 absent, -1 ignored.
     """
 
-    streamed = False  # read in passing, not one by one (``streaming.py``)
-    decoded: Attached | None = None  # files of decoded images that came with a packed dataset
-    split_rows: np.ndarray | None = None  # positions in the whole split that these files hold; None: this is the whole
+    streaming: StreamedShards | None = None  # None if the images can be read one by one
+    decoded: PackedImages | None = None  # decoded images stored with a packed dataset
+    split_rows: np.ndarray | None = None  # row of each image in the full split; None for the full split
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
         self.names = list(names)
@@ -47,40 +60,48 @@ class ImageDataset:
         return len(self.names)
 
     def sample_images(self) -> ImageDataset:
-        """Those that can be looked at one by one: all, unless they are read in passing."""
+        """The images that can be read by index: all, or a sample of a streamed dataset."""
         return self
 
+    def as_array(self) -> np.ndarray | None:
+        """All images as one uint8 array, (N, H, W), (N, H, W, 1) or (N, H, W, 3); None if they are encoded."""
+        return None
+
+    def run_facts(self) -> dict[str, Any]:
+        """What a run must store about the dataset besides its fingerprint, to resume in the same way."""
+        return {}
+
     def raw(self, index: int) -> bytes:
-        """The encoded image as it is stored, or ``UnreadableImage``."""
+        """Read the encoded image. Raises ``UnreadableImage``."""
         raise NotImplementedError
 
     def stored_size(self, index: int) -> int:
-        """Bytes of ``raw(index)``, found without reading them; -1 when the image is missing."""
+        """The size of ``raw(index)`` in bytes, without reading it; -1 if the image is missing."""
         raise NotImplementedError
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        """The decoded image, uint8 (H, W, 3), RGB, upright; ``UnreadableImage`` when that cannot be."""
+        """Decode an image to uint8 (H, W, 3), RGB, upright. Raises ``UnreadableImage``."""
         return decode(self.raw(index), self.names[index], at_least=at_least)
 
     def header(self, index: int) -> Header:
-        """Format and size without decoding; ``UnreadableImage`` too when the file's structure shows that it is cut short."""
-        return read_header(self.raw(index), self.names[index], whole=True)
+        """Read format and size without decoding. Raises ``UnreadableImage``, also for a truncated file."""
+        return read_header(self.raw(index), self.names[index], complete=True)
 
     def fingerprint(self, *, times: bool = True) -> str:
-        """Changes when the images, their order or their classes do; of several labels per image it knows nothing.
+        """Hash the images, their order and their labels (not ``targets``).
 
-        By names, sizes and times; of content only a few samples are read, which tell datasets apart that an archive
-        has given the same ones. Without ``times`` a copy has the print of what it is a copy of.
+        Uses names, file sizes and modification times, and the content of a few files: archives may give two datasets
+        the same times. Without ``times`` a copy of a dataset has the same fingerprint.
         """
         digest = hashlib.sha256(type(self).__name__.encode())
-        for key, mark in zip(self.keys, self._fingerprint_items(times), strict=True):
-            digest.update(f"{key}\0{mark}\0".encode("utf-8", "surrogateescape"))
+        for key, item in zip(self.keys, self._fingerprint_items(times), strict=True):
+            digest.update(f"{key}\0{item}\0".encode("utf-8", "surrogateescape"))
         if self.labels is not None:
             digest.update(self.labels.tobytes())
         return digest.hexdigest()[:32]
 
     def subset(self, indices: Iterable[int] | np.ndarray) -> ImageDataset:
-        """Only these, in this order."""
+        """Select images by indices or by a mask, in the order of ``indices``."""
         chosen = np.asarray(list(indices) if not isinstance(indices, np.ndarray) else indices)
         if chosen.dtype == bool:
             chosen = np.flatnonzero(chosen)
@@ -94,8 +115,8 @@ class ImageDataset:
         smaller._select(self, chosen)
         return smaller
 
-    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
-        """Keep the ``chosen`` of what a kind of examples holds besides names and labels, for ``raw`` to find them."""
+    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
+        """Take over the ``chosen`` indices of what ``full`` stores besides names and labels."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -103,15 +124,15 @@ class ImageDataset:
         return f"{type(self).__name__}({pluralize(len(self), 'image')}, {labels})"
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
-        """One thing per image that changes when the image does; ``times``: when it was written counts."""
+        """Yield one item per image that changes with the image; ``times`` includes the modification time."""
         raise NotImplementedError
 
 
 class FileExamples(ImageDataset):
-    """Images in files of their own."""
+    """Images in files."""
 
     def __init__(self, paths: Sequence[str], labels: np.ndarray | None, root: str = "") -> None:
-        keys = _seen_from(root, paths) if root else paths
+        keys = _relative_keys(root, paths) if root else paths
         keys = [key.replace("\\", "/") for key in keys] if os.sep == "\\" else keys
         super().__init__(paths, labels, keys)
 
@@ -135,69 +156,60 @@ class FileExamples(ImageDataset):
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         return decode(self.names[index], at_least=at_least)
 
-    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
-        """Nothing: the names, which are cut already, are all that is held."""
+    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
+        """Do nothing: files need only their names."""
 
     def header(self, index: int) -> Header:
-        return read_header(self.names[index], whole=True)
+        return read_header(self.names[index], complete=True)
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
-        sampled = {round(i) for i in np.linspace(0, len(self) - 1, _SAMPLED)}
-        for place, path in enumerate(self.names):
+        sampled = {round(i) for i in np.linspace(0, len(self) - 1, _SAMPLED_FILES)}
+        for index, path in enumerate(self.names):
             try:
-                facts = Path(path).stat()
+                status = Path(path).stat()
             except (OSError, ValueError):
                 yield "missing"
                 continue
-            read = place in sampled and stat.S_ISREG(facts.st_mode)
-            written = [facts.st_mtime_ns] if times else []
-            yield facts.st_size, *written, *([_beginning_of(path)] if read else [])
+            is_sampled = index in sampled and stat.S_ISREG(status.st_mode)
+            modified = [status.st_mtime_ns] if times else []
+            yield status.st_size, *modified, *([_hash_start(path)] if is_sampled else [])
 
 
-_SAMPLED, _BEGINNING = 16, 4096  # files whose first bytes are looked at, and how many
+_SAMPLED_FILES, _SAMPLED_BYTES = 16, 4096  # a fingerprint hashes the first bytes of a few files
 
 
-def _beginning_of(path: str) -> str:
+def _hash_start(path: str) -> str:
     try:
         with Path(path).open("rb") as file:
-            return hashlib.blake2b(file.read(_BEGINNING), digest_size=8).hexdigest()
+            return hashlib.blake2b(file.read(_SAMPLED_BYTES), digest_size=8).hexdigest()
     except OSError:
         return "unreadable"
 
 
-_LONGEST_PATH = 4096  # no system opens a longer one, and each of its folders would be asked for
-
-
-def _seen_from(root: str, paths: Sequence[str]) -> list[str]:
-    """The paths without the folder they lie in, however it is written in them; one from elsewhere stays whole."""
-    typed = root.rstrip(f"/{os.sep}") + os.sep
+def _relative_keys(root: str, paths: Sequence[str]) -> list[str]:
+    """Make paths relative to ``root``, also if they reach it through a link; other paths stay absolute."""
+    prefix = root.rstrip(f"/{os.sep}") + os.sep
     real = Path(root).resolve()
 
     @functools.cache
-    def is_root(folder: Path) -> bool:
+    def relative_folder(folder: str) -> Path | None:
         try:
-            return folder.resolve() == real
-        except (OSError, ValueError, RuntimeError):  # a null character, or links that go round in circles
-            return False
-
-    @functools.cache
-    def above(folder: str) -> str | None:
-        """How a full path spells the root."""
-        return next((str(place) for place in reversed((Path(folder), *Path(folder).parents)) if is_root(place)), None)
+            return Path(folder).resolve().relative_to(real)
+        except (OSError, ValueError, RuntimeError):  # elsewhere, a null character, or a circle of links
+            return None
 
     def key(path: str) -> str:
-        if path.startswith(typed):
-            return path[len(typed) :]
-        # A table with full paths may be addressed from its folder, or through a link.
-        looked_up = Path(path).is_absolute() and len(path) < _LONGEST_PATH
-        spelled = above(path.rpartition(os.sep)[0] or os.sep) if looked_up else None
-        return path if spelled is None else path[len(spelled) :].lstrip(os.sep)
+        if path.startswith(prefix):
+            return path[len(prefix) :]
+        folder, _, name = path.rpartition(os.sep)
+        relative = relative_folder(folder or os.sep) if Path(path).is_absolute() else None
+        return path if relative is None else str(relative / name)
 
     return [key(path) for path in paths]
 
 
 class ArrayExamples(ImageDataset):
-    """Images that lie decoded in one array, (N, H, W), (N, H, W, 1) or (N, H, W, 3), uint8."""
+    """Decoded images in one array, (N, H, W), (N, H, W, 1) or (N, H, W, 3), uint8."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray | None, name: str) -> None:
         width = len(str(max(len(images) - 1, 0)))
@@ -213,10 +225,13 @@ class ArrayExamples(ImageDataset):
         return np.ascontiguousarray(pixels)
 
     def raw(self, index: int) -> bytes:
-        """A PNG of the pixels: lossless."""
+        """Encode the pixels as PNG, which is lossless."""
         buffer = BytesIO()
         Image.fromarray(np.squeeze(np.asarray(self.images[index]))).save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
+
+    def as_array(self) -> np.ndarray:
+        return self.images
 
     def stored_size(self, index: int) -> int:
         return int(np.prod(self.images.shape[1:]))
@@ -225,73 +240,73 @@ class ArrayExamples(ImageDataset):
         colour = self.images.ndim == 4 and self.images.shape[3] == 3
         return Header("array", int(self.images.shape[2]), int(self.images.shape[1]), "RGB" if colour else "L")
 
-    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(whole, ArrayExamples)
-        self.images = whole.images[chosen]
+    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
+        assert isinstance(full, ArrayExamples)
+        self.images = full.images[chosen]
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
-        if hasattr(self.images, "marks"):  # an array that stays on disk knows its own
-            yield from self.images.marks(times)  # type: ignore[attr-defined]
+        if hasattr(self.images, "fingerprint_items"):  # an array that stays on disk
+            yield from self.images.fingerprint_items(times)  # type: ignore[attr-defined]
             return
         for image in self.images:
             yield hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=8).hexdigest()
 
 
 class JoinedExamples(ImageDataset):
-    """Several examples one after the other (train and val together, for a last training)."""
+    """Several datasets one after the other, for example train and val."""
 
     def __init__(self, parts: Sequence[ImageDataset]) -> None:
         names = [name for part in parts for name in part.names]
         keys = [key for part in parts for key in part.keys]
-        # Joining labelled with unlabelled examples leaves no labels: half a label vector would mislead.
+        # Labelled and unlabelled datasets joined have no labels.
         labels = [part.labels for part in parts if part.labels is not None]
         super().__init__(names, np.concatenate(labels) if labels and len(labels) == len(parts) else None, keys)
         targets = [part.targets for part in parts if part.targets is not None]
         self.targets = np.concatenate(targets) if targets and len(targets) == len(parts) else None
         self.parts = list(parts)
-        self.where = [(number, i) for number, part in enumerate(parts) for i in range(len(part))]
+        self.rows = [(number, i) for number, part in enumerate(parts) for i in range(len(part))]
 
-    def _at(self, index: int) -> tuple[ImageDataset, int]:
-        number, inner = self.where[index]
+    def _part(self, index: int) -> tuple[ImageDataset, int]:
+        number, inner = self.rows[index]
         return self.parts[number], inner
 
     def raw(self, index: int) -> bytes:
-        part, inner = self._at(index)
+        part, inner = self._part(index)
         return part.raw(inner)
 
     def stored_size(self, index: int) -> int:
-        part, inner = self._at(index)
+        part, inner = self._part(index)
         return part.stored_size(inner)
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        part, inner = self._at(index)
+        part, inner = self._part(index)
         return part.read(inner, at_least=at_least)
 
     def header(self, index: int) -> Header:
-        part, inner = self._at(index)
+        part, inner = self._part(index)
         return part.header(inner)
 
-    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(whole, JoinedExamples)
-        self.where = [whole.where[i] for i in chosen]
+    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
+        assert isinstance(full, JoinedExamples)
+        self.rows = [full.rows[i] for i in chosen]
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
-        marks = [list(part._fingerprint_items(times)) for part in self.parts]
-        return (marks[number][inner] for number, inner in self.where)
+        items = [list(part._fingerprint_items(times)) for part in self.parts]
+        return (items[number][inner] for number, inner in self.rows)
 
 
 def join(*parts: ImageDataset) -> ImageDataset:
-    """The examples of all parts, in order."""
+    """Join datasets, in order."""
     return parts[0] if len(parts) == 1 else JoinedExamples(parts)
 
 
 @dataclass
 class DatasetSplits:
-    """What ``open_data`` found: named splits of examples, one sorted list of classes, and what was decided on the way.
+    """A dataset as ``open_data`` returns it: its splits, its sorted classes, and notes for the user.
 
-    ``splits`` holds some of "train", "val" and "test", in this order. ``classes`` is None for unlabelled images. Names
-    of classes and datasets go into every file a run writes, so they are kept in letters that those can hold. ``loose``
-    are images without a label beside labelled ones, by the split they lie in, where they were asked for.
+    ``splits`` holds some of "train", "val" and "test", in this order. ``classes`` is None for unlabelled images. A run
+    writes the names of dataset and classes into its files, so they are valid UTF-8. ``loose`` holds unlabelled images
+    that were found beside class folders, by split, if the caller requested them.
     """
 
     name: str

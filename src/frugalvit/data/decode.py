@@ -1,17 +1,16 @@
-"""Bytes -> pixels: every kind of image decoded right, or refused with a reason that a person understands.
+"""Bytes -> pixels: every kind of image decoded right, or refused with a reason.
 
-The result is always RGB, uint8, (height, width, 3), upright as EXIF says. Transparency is laid on white. Grey, palette,
-1-bit, CMYK and first frames of animations become RGB; 16-bit grey is scaled from its full range (not clipped), floating
-point from [0, 1], [0, 255] or else its own range. Nothing larger than a limit of pixels is ever decoded.
+The result is always RGB, uint8, (height, width, 3), upright as EXIF says. Transparent pixels become white. Grey,
+palette, 1-bit, CMYK and the first frames of animations become RGB; 16-bit grey is scaled from its full range (not
+clipped), floating point from [0, 1], [0, 255] or else its own range. Nothing above a limit of pixels is decoded.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes.util
 import functools
 import os
 import stat
+import struct
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -21,16 +20,21 @@ import numpy as np
 import torch
 from PIL import Image, ImageChops
 
-from frugalvit.data.file_types import describe_file_type, is_truncated
 from frugalvit.errors import UserError
 
 MAX_MEGAPIXELS = 200.0
 
 # Formats that describe pixels and nothing else: no PostScript, PDF or other format that starts a program to be read.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA", "QOI", "SGI", "PCX")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+EXTENSIONS = frozenset((
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
+    ".pnm", ".jp2", ".j2k", ".jpx", ".avif", ".heic", ".heif",
+))  # fmt: skip
+"""File names of images; a HEIC photo is one that is refused by name."""
+
 _ORIENTATION = 0x0112
 _DARK = 32  # of 255: the brightest pixel of a set of photographs is far above it
-_CUT_WORDS = ("truncated", "unexpected end", "not enough", "no more images")
+_TRUNCATED_TEXTS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} does"
 
 
@@ -42,11 +46,11 @@ class UnreadableImage(UserError):
         self.name, self.reason = name, reason
 
     def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
-        return UnreadableImage, (self.name, self.reason)  # an exception crosses process borders whole
+        return UnreadableImage, (self.name, self.reason)  # so that it can be sent to another process
 
 
 class Header(NamedTuple):
-    """What a file says of itself before its pixels are decoded; width and height as stored."""
+    """What a file tells without decoding its pixels; width and height as stored."""
 
     format: str
     width: int
@@ -72,14 +76,14 @@ def decode(
     at_least: tuple[int, int] | None = None,
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> np.ndarray:
-    """The pixels of an encoded image, uint8 (height, width, 3), or ``UnreadableImage``.
+    """Decode an image to uint8 (height, width, 3); ``UnreadableImage`` if that fails.
 
     Args:
         content: the encoded bytes, or the path of a file.
-        name: what to call it in a ``UnreadableImage``; a path is its own name.
+        name: the name in an ``UnreadableImage``; default: the path.
         at_least: (height, width) that is enough. A JPEG twice as large or more is decoded at 1/2, 1/4 or 1/8 of its
             size, never below this, which is several times faster. Other formats ignore it.
-        max_megapixels: anything larger is refused undecoded.
+        max_megapixels: anything larger is refused without decoding.
     """
     label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
     image, stream = _open(content, label, max_megapixels)
@@ -87,11 +91,19 @@ def decode(
         return pixels_of(image, label, at_least=at_least)
 
 
-def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.ndarray:
-    """Pixels (H, W, 1 or 3) of a path, a file's bytes, a PIL image (as its file is seen), an array or a tensor.
+def resize_to(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize (H, W, 3) to (S, S', 3), antialiased; unchanged if it has that size."""
+    if pixels.shape[:2] == size:
+        return pixels if pixels.flags.writeable else pixels.copy()
+    resized = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return np.array(resized)
 
-    An array is uint8, (H, W) or (H, W, C); a tensor (H, W) or (C, H, W), uint8 or floats from 0 to 1. ``at_least`` is
-    of files, as in :func:`decode`.
+
+def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.ndarray:
+    """Return the pixels (H, W, 1 or 3) of a path, a file's bytes, a PIL image, an array or a tensor.
+
+    An array is uint8, (H, W) or (H, W, C); a tensor (H, W) or (C, H, W), uint8 or floats from 0 to 1. ``at_least``
+    is for files, as in :func:`decode`.
     """
     if isinstance(picture, str | bytes | os.PathLike):
         return decode(os.fspath(picture), at_least=at_least)
@@ -100,75 +112,72 @@ def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.nd
     pixels = pixels_of(picture) if isinstance(picture, Image.Image) else np.array(picture)
     channels = pixels.shape[2] if pixels.ndim == 3 else 1
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in (1, 3) or not pixels.size:
-        several = " Several images are a list of them." if pixels.ndim == 4 else ""
-        kind = f"An array of {pixels.dtype} and shape {pixels.shape}" if pixels.ndim else f"A {type(picture).__name__}"
+        hint = " Give several images as a list." if pixels.ndim == 4 else ""
+        kind = f"an array of {pixels.dtype} and shape {pixels.shape}" if pixels.ndim else f"a {type(picture).__name__}"
         raise UserError(
-            f"{kind} is no image: give a path, a PIL image, or uint8 from 0 to 255 of shape (H, W), (H, W, 1) or "
-            f"(H, W, 3).{several}"
+            f"Expected an image, got {kind}. Give a path, a PIL image, or uint8 from 0 to 255 of shape (H, W), "
+            f"(H, W, 1) or (H, W, 3).{hint}"
         )
     return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def _from_tensor(image: torch.Tensor) -> np.ndarray:
-    """uint8 (H, W, C) of (C, H, W) or (H, W): as torchvision's ``to_tensor`` and ``decode_image`` give them."""
+    """Convert (C, H, W) or (H, W), as of torchvision's ``to_tensor`` and ``decode_image``, to uint8 (H, W, C)."""
     shape = tuple(image.shape)
     if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in (1, 3)) or not image.numel():
-        several = ": several images are a list of them" if len(shape) == 4 else ""
+        hint = " Give several images as a list." if len(shape) == 4 else ""
         raise UserError(
-            f"A tensor of shape {shape} is no image{several}. Give (H, W), (1, H, W) or (3, H, W), uint8 or floats "
-            "from 0 to 1."
+            f"Expected an image, got a tensor of shape {shape}. Give (H, W), (1, H, W) or (3, H, W), uint8 or floats "
+            f"from 0 to 1.{hint}"
         )
     image = image.detach().cpu()
     if image.is_floating_point():
         if not 0 <= image.min() <= image.max() <= 1:
             raise UserError(
-                "A tensor of floats is an image if they lie from 0 to 1: normalise nothing, the model does that."
+                "Expected a tensor of floats from 0 to 1, got values outside. Do not normalise it: the model does that."
             )
         image = (image * 255).round().to(torch.uint8)
     return (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
 
 
 def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, int] | None = None) -> np.ndarray:
-    """The pixels of an image that Pillow has opened or made, as ``decode`` gives those of its file."""
+    """Return the pixels of a Pillow image, as ``decode`` returns those of a file."""
     try:
-        if at_least is not None and image.format in ("JPEG", "MPO"):  # which alone can be decoded smaller
+        if at_least is not None and image.format in ("JPEG", "MPO"):  # the only formats that decode at a smaller size
             height, width = at_least
             if _orientation(image) >= 5:
                 height, width = width, height
             image.draft(None, (width, height))
-        if image.format == "TIFF":
-            _silence_libtiff()
         image.load()
-        # TIFF turns itself while loading and PNG may carry EXIF behind its pixels: ask afterwards.
-        turned = _upright(_to_rgb(image), _orientation(image))
+        # Read the orientation after loading: TIFF rotates itself, and PNG may store EXIF after its pixels.
+        pixels = _rotate_upright(_to_rgb(image), _orientation(image))
     except UnreadableImage as bad:
         raise UnreadableImage(name, bad.reason) from None
-    except Exception as error:  # decoders meet hostile bytes in every way there is; the file is bad, not the program
+    except Exception as error:  # hostile bytes raise every kind of error; the file is bad, not the program
         raise UnreadableImage(name, _reason(error, image.format)) from None
-    # Pillow's memory is read-only and torch warns about that: hand out a whole, writable array.
-    return np.array(turned, order="C")
+    return np.array(pixels, order="C")  # a writable copy: torch warns about Pillow's read-only memory
 
 
 def read_header(
     content: bytes | str | Path,
     name: str | None = None,
     *,
-    whole: bool = False,
+    complete: bool = False,
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> Header:
-    """Format, size and mode without decoding a pixel, or ``UnreadableImage``; ``whole`` refuses what is cut short, too."""
+    """Read format, size and mode without decoding; ``complete`` refuses truncated files too."""
     label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
     image, stream = _open(content, label, max_megapixels)
     with stream:
         header = Header(image.format or "?", image.width, image.height, image.mode)
-        if whole and _is_cut_short(stream, header.format):
+        if complete and _is_truncated(stream, header.format):
             raise UnreadableImage(label, _TRUNCATED.format(header.format))
     return header
 
 
 def _open(content: bytes | str | Path, label: str, max_megapixels: float) -> tuple[Image.Image, IO[bytes]]:
-    """Find the format by the file's first bytes and read its header; pixel limits hold before anything is decoded."""
-    _quieten()
+    """Recognise the format by the first bytes and read the header; checks the pixel limit before decoding."""
+    _ignore_pillow_warnings()
     stream: IO[bytes]
     if isinstance(content, bytes):
         stream = BytesIO(content)
@@ -182,9 +191,8 @@ def _open(content: bytes | str | Path, label: str, max_megapixels: float) -> tup
         pixels = image.width * image.height
         if pixels > max_megapixels * 1e6:
             size = f"{image.width} x {image.height} pixels are {pixels / 1e6:,.0f} megapixels"
-            raise UnreadableImage(
-                label, f"{size}, above the limit of {max_megapixels:,g}: refused as a decompression bomb"
-            )
+            limit = f"above the limit of {max_megapixels:,g}: refused as a decompression bomb"
+            raise UnreadableImage(label, f"{size}, {limit}")
         if pixels <= 0:
             raise UnreadableImage(label, "the image has no pixels")
     except BaseException:
@@ -203,25 +211,22 @@ def _open_file(path: Path, label: str) -> IO[bytes]:
     except PermissionError:
         raise UnreadableImage(label, "no permission to read the file") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in a path
-        raise UnreadableImage(label, f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UnreadableImage(label, f"cannot read the file: {getattr(error, 'strerror', None) or error}") from None
 
 
 @functools.cache
 def known_formats() -> tuple[str, ...]:
-    """Those of ``FORMATS`` that the installed Pillow can read: not every one knows AVIF."""
+    """The formats that the installed Pillow can read: some builds lack AVIF."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
-    """Pillow's own search for a format, over ours alone, without its global pixel limit and warnings."""
+    """Open with the first of our formats that accepts the file, without Pillow's global pixel limit and warnings."""
     failure: Exception | None = None
     claimed = None
     for format_name in known_formats():
         factory, accepts = Image.OPEN[format_name]
-        # TGA begins with no signature and its reader accepts nearly anything: its name or its end must vouch for it.
-        if accepts is None and not (label.lower().endswith(".tga") or _ends_as_tga(stream)):
-            continue
         try:
             verdict = accepts is None or accepts(prefix)
             if isinstance(verdict, str):
@@ -234,27 +239,16 @@ def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
             raise
         except Exception as error:  # a damaged header fails in as many ways as there are parsers
             failure, claimed = error, format_name
-    found = describe_file_type(prefix)
-    if found:
-        raise UnreadableImage(label, found)
+    if description := describe_file_type(prefix):
+        raise UnreadableImage(label, description)
     if failure is not None and claimed is not None:
-        cut = _is_cut_short(stream, claimed)
-        raise UnreadableImage(label, _TRUNCATED.format(claimed) if cut else _reason(failure, claimed, header=True))
-    raise UnreadableImage(label, "not an image: no known format begins like this")
-
-
-def _ends_as_tga(stream: IO[bytes]) -> bool:
-    """Members of shards have lost their names' endings; all but the oldest TGA say at their end what they are."""
-    stream.seek(max(0, stream.seek(0, os.SEEK_END) - 18))
-    return stream.read(18) == b"TRUEVISION-XFILE.\0"
-
-
-def _is_cut_short(stream: IO[bytes], format_name: str) -> bool:
-    return is_truncated(stream, stream.seek(0, os.SEEK_END), format_name)
+        truncated = _is_truncated(stream, claimed)
+        raise UnreadableImage(label, _TRUNCATED.format(claimed) if truncated else _reason(failure, claimed, "header"))
+    raise UnreadableImage(label, "not an image of a known format")
 
 
 def _to_rgb(image: Image.Image) -> np.ndarray:
-    """(H, W, 3) uint8 from any mode that Pillow can give."""
+    """Convert an image of any Pillow mode to (H, W, 3) uint8."""
     mode = image.mode
     if mode == "I" or mode.startswith("I;16"):  # before transparency: as RGBA these would be clipped
         return _grey(_from_integers(image))
@@ -269,10 +263,8 @@ def _to_rgb(image: Image.Image) -> np.ndarray:
     if mode == "F":
         return _grey(_from_float(np.asarray(image)))
     if mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
-        # Pillow takes every CMYK JPEG for Adobe's, which stores the inks inverted; this one carries no such mark.
+        # Pillow inverts every CMYK JPEG, because Adobe stores inverted inks; this file is not Adobe's.
         image = ImageChops.invert(image)
-    if mode == "LAB":
-        image = _lab_to_rgb(image)
     return np.asarray(image.convert("RGB"))
 
 
@@ -281,24 +273,24 @@ def _grey(values: np.ndarray) -> np.ndarray:
 
 
 def _from_integers(image: Image.Image) -> np.ndarray:
-    """16-bit grey from its full range; the one value a PNG may name as transparent is white, as it lies on white."""
+    """Scale 16-bit grey from its full range; the transparent value of a PNG becomes white."""
     values = np.asarray(image).astype(np.float64)
     if image.mode == "I" and image.format not in ("PNG", "PPM") and values.min() >= 0 and values.max() <= 255:
-        return values.astype(np.uint8)  # 32 bits that hold 8: an array of integers, saved as it was
-    # Pillow gives some 16-bit PNG and PPM the mode I, scaled to 65535; a wider TIFF is stretched over its own range.
+        return values.astype(np.uint8)  # 8-bit values saved as 32-bit integers
+    # Pillow opens some 16-bit PNG and PPM with mode I, scaled to 65535; a wider TIFF is stretched over its own range.
     fits = image.mode != "I" or image.format in ("PNG", "PPM") or (values.min() >= 0 and values.max() <= 65535)
     grey = _from_16_bit(values) if fits else _stretch(values)
     clear = image.info.get("transparency")
     return np.where(values == clear, np.uint8(255), grey) if isinstance(clear, int) else grey
 
 
-def almost_black(brightest: int) -> str:
-    """A word where no pixel is bright: 12 bits in files of 16, say, or labels instead of pictures; else nothing."""
+def describe_darkness(brightest: int) -> str:
+    """A warning if the brightest pixel is dark (12 bits in 16-bit files, or masks); else nothing."""
     if brightest >= _DARK:
         return ""
     return (
-        f"no pixel is brighter than {brightest} of 255, so these images look almost black: 16-bit files with 12 bits "
-        "in them, or masks? Rescale them first"
+        f"no pixel is brighter than {brightest} of 255, so these images look almost black: 16-bit files with 12-bit "
+        "values, or masks? Rescale them first"
     )
 
 
@@ -320,26 +312,16 @@ def _stretch(values: np.ndarray) -> np.ndarray:
     return np.rint((values - low) * (255.0 / max(high - low, 1e-12))).clip(0, 255).astype(np.uint8)
 
 
-def _lab_to_rgb(image: Image.Image) -> Image.Image:
-    from PIL import ImageCms
-
-    lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-    converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
-    if converted is None:
-        raise UnreadableImage("", "its LAB colours cannot be converted")
-    return converted
-
-
 def _orientation(image: Image.Image) -> int:
-    """EXIF's orientation, 1 to 8; damaged EXIF data turn nothing."""
+    """EXIF's orientation, 1 to 8; 1 if the EXIF data are damaged."""
     try:
         value = image.getexif().get(_ORIENTATION, 1)
         return int(value) if 1 <= int(value) <= 8 else 1
-    except Exception:  # EXIF is a format of its own, and as often damaged as any
+    except Exception:  # damaged EXIF raises every kind of error
         return 1
 
 
-def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+def _rotate_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
@@ -349,48 +331,114 @@ def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return pixels
 
 
-def _reason(error: Exception, format_name: str | None, header: bool = False) -> str:
-    """Pillow's complaint in words for the owner of the file."""
+def _reason(error: Exception, format_name: str | None, part: str = "data") -> str:
+    """Translate Pillow's error for the owner of the file."""
     text = " ".join(str(error).split())
     kind = format_name or "image"
     if isinstance(error, Image.DecompressionBombError):
         return "refused as a decompression bomb: it would unpack to far more pixels or text than it should"
     if isinstance(error, MemoryError):
         return "too large for the memory of this machine"
-    low = text.lower()
-    if isinstance(error, EOFError) or any(word in low for word in _CUT_WORDS):
+    if isinstance(error, EOFError) or any(words in text.lower() for words in _TRUNCATED_TEXTS):
         return _TRUNCATED.format(kind)
-    if header:
-        return f"its {kind} header is damaged" + (f" ({text})" if text else "")
-    return f"its {kind} data are damaged" + (f" ({text})" if text else "")
-
-
-def _quieten() -> None:
-    """Keep Pillow's warnings from the user: what matters of them becomes a reason.
-
-    ``warnings.catch_warnings`` would be the usual way, but it is not safe when several threads decode. This holds for
-    the whole program, so it is of complaints about files alone: a caller's own use of Pillow stays protected against
-    decompression bombs, of which a ``RuntimeWarning`` tells.
-    """
-    if not any(getattr(entry[3], "pattern", None) == _PILLOW for entry in warnings.filters):
-        warnings.filterwarnings("ignore", module=_PILLOW, category=UserWarning)
+    return f"its {kind} {part} is damaged" + (f" ({text})" if text else "")
 
 
 _PILLOW = r"PIL\.|frugalvit\.data\.decode"
 
 
-@functools.cache
-def _silence_libtiff() -> None:
-    """Keep libtiff from writing to standard error behind everybody's back: its failures reach us as exceptions anyway.
+def _ignore_pillow_warnings() -> None:
+    """Ignore Pillow's warnings about files; what matters of them becomes a reason.
 
-    Wheels of Pillow bring the library along; where it is linked in or hidden, it keeps talking.
+    ``warnings.catch_warnings`` is not safe while several threads decode, so the filter holds for the process. It covers
+    warnings about files alone: the caller's own Pillow still warns of decompression bombs (a ``RuntimeWarning``).
     """
-    beside = Path(Image.__file__).parent
-    bundled = [*beside.parent.glob("pillow.libs/libtiff*"), *beside.glob(".dylibs/libtiff*")]
-    found = str(bundled[0]) if bundled else ctypes.util.find_library("tiff")
-    if found:
-        with contextlib.suppress(OSError, AttributeError):
-            library = ctypes.CDLL(found)
-            for setter in (library.TIFFSetErrorHandler, library.TIFFSetWarningHandler):
-                setter.argtypes, setter.restype = [ctypes.c_void_p], ctypes.c_void_p
-                setter(None)
+    if not any(getattr(entry[3], "pattern", None) == _PILLOW for entry in warnings.filters):
+        warnings.filterwarnings("ignore", module=_PILLOW, category=UserWarning)
+
+
+# -- what a file is, by its first and last bytes
+
+_IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ")
+_OTHERS = [
+    (b"%PDF", "a PDF document, not an image"),
+    (b"%!PS", "a PostScript document, not an image"),
+    (b"PK\x03\x04", "a zip archive, not an image"),
+    (b"\x1f\x8b", "a gzip archive, not an image"),
+    (b"version https://git-lfs", "a Git LFS pointer without its content: run 'git lfs pull'"),
+]
+_HEIC = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
+_TAIL = 64 * 1024
+
+
+def has_image_signature(prefix: bytes) -> bool:
+    """True if a file starts like an image: for files without a telling name."""
+    webp = prefix[:4] == b"RIFF" and prefix[8:12] == b"WEBP"
+    return webp or prefix.startswith(_IMAGES)
+
+
+def describe_file_type(prefix: bytes) -> str | None:
+    """What a file is instead of a readable image, and what to do; None if it is unknown."""
+    for signature, description in _OTHERS:
+        if prefix.startswith(signature):
+            return description
+    if prefix[4:8] == b"ftyp":
+        return "a HEIC photo: convert it to JPEG" if prefix[8:12] in _HEIC else "a video file, not an image"
+    if not prefix.strip(b"\0"):
+        return "a file of zeros, not an image"
+    return _describe_text(prefix)
+
+
+def _describe_text(prefix: bytes) -> str | None:
+    try:
+        # The prefix may end inside a character.
+        text = prefix.decode("utf-8", errors="strict" if len(prefix) < 64 else "ignore").lstrip("\ufeff \t\r\n").lower()
+    except UnicodeDecodeError:
+        return None
+    if text.startswith(("<!doctype html", "<html", "<head", "<body")):
+        return "a web page, not an image"
+    if text.startswith("<svg") or (text.startswith("<?xml") and "svg" in text):
+        return "an SVG drawing: convert it to PNG"
+    printable = sum(character.isprintable() or character in "\r\n\t" for character in text)
+    # "ignore" drops what is not UTF-8: a text keeps nearly all of its bytes.
+    if text and printable == len(text) and len(text.encode()) >= 0.9 * len(prefix.strip()):
+        return "a text file, not an image"
+    return None
+
+
+def _is_truncated(stream: IO[bytes], format_name: str) -> bool:
+    """True if a JPEG, PNG or WebP ends too early; for other formats only decoding shows it."""
+    size = stream.seek(0, os.SEEK_END)
+    check = {
+        "JPEG": _is_truncated_jpeg,
+        "MPO": _is_truncated_jpeg,
+        "PNG": _is_truncated_png,
+        "WEBP": _is_truncated_webp,
+    }
+    try:
+        return format_name in check and check[format_name](stream, size)
+    except struct.error:  # too short even for its first numbers
+        return True
+
+
+def _is_truncated_jpeg(file: IO[bytes], size: int) -> bool:
+    """A JPEG ends with FF D9; some cameras append more."""
+    file.seek(max(0, size - _TAIL))
+    return b"\xff\xd9" not in file.read(_TAIL)
+
+
+def _is_truncated_png(file: IO[bytes], size: int) -> bool:
+    """Walk over the chunks (length, kind, content, checksum); the last is IEND."""
+    position = 8
+    while position + 12 <= size:
+        file.seek(position)
+        length, kind = struct.unpack(">I4s", file.read(8))
+        if kind == b"IEND":
+            return False
+        position += 12 + length
+    return True
+
+
+def _is_truncated_webp(file: IO[bytes], size: int) -> bool:
+    file.seek(4)
+    return struct.unpack("<I", file.read(4))[0] + 8 > size

@@ -1,4 +1,4 @@
-"""Images that a person names on the command line, for commands that look at them one after the other."""
+"""Images named on the command line."""
 
 from __future__ import annotations
 
@@ -10,70 +10,70 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.data.decode import UnreadableImage, decode
-from frugalvit.data.formats.folder import list_images, may_not_read
+from frugalvit.data.formats.folder import list_images, permission_error
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.text import truncate_list
 
 
 class Decoded(NamedTuple):
-    """A readable image: which of those named, where it lies, its pixels (H, W, 3)."""
+    """A decoded image: its index among the inputs, its path, its pixels (H, W, 3)."""
 
-    place: int
+    index: int
     path: Path
     pixels: np.ndarray
 
 
 @dataclass
 class InputImages:
-    """Image files as named, and those in folders named. One that cannot be read is said and left out of the results."""
+    """Image files, and all images in folders. Unreadable images are logged and left out of the results."""
 
-    words: list[str]
+    names: list[str]
     paths: list[Path] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         locked: list[str] = []
-        for word in self.words:
-            path = Path(word)
+        for name in self.names:
+            path = Path(name)
             if path.is_dir():
-                found = list_images(str(path))
-                self.paths += [Path(name) for name in found.images]
-                locked += found.unreadable
+                listing = list_images(str(path))
+                self.paths += [Path(image) for image in listing.images]
+                locked += listing.unreadable
             elif path.is_file():
                 self.paths.append(path)
             else:
-                raise UserError(f"There is no image {word}.")
+                raise UserError(f"No image {name}.")
         if locked and not self.paths:
-            raise may_not_read(self.words[0], locked)
+            raise permission_error(self.names[0], locked)
         if locked:
-            console.warning(f"no permission to read {truncate_list(locked)}: what lies there is left out")
+            console.warning(f"no permission to read {truncate_list(locked)}: left out")
         if not self.paths:
-            raise UserError(f"{self.words[0]} holds no images.")
+            raise UserError(f"{self.names[0]} holds no images.")
 
     def batches(self, size: int, label: str, at_least: tuple[int, int] | None = None) -> Iterator[list[Decoded]]:
-        """The readable ones, so many at once, decoded ``at_least`` so large; an error where there are none."""
-        waiting: list[Decoded] = []
-        for place, path in enumerate(console.progress(self.paths, label=label)):
+        """Yield the readable images in lists of ``size``; ``at_least`` is the size to decode at least."""
+        batch: list[Decoded] = []
+        for index, path in enumerate(console.progress(self.paths, label=label)):
             try:
-                waiting.append(Decoded(place, path, decode(path, at_least=at_least)))
-            except UnreadableImage as fault:
-                console.warning(str(fault))
+                batch.append(Decoded(index, path, decode(path, at_least=at_least)))
+            except UnreadableImage as error:
+                console.warning(str(error))
                 self.unreadable.append(str(path))
-            if len(waiting) == size:
-                yield waiting
-                waiting = []
-        if waiting:
-            yield waiting
+            if len(batch) == size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
         if len(self.unreadable) == len(self.paths):
             raise UserError(f"None of the {len(self.paths)} images can be read.")
 
 
-def as_list(pictures: Any) -> Sequence[Any]:
-    """Several pictures as a list, one as a list of it; an array of numbers is one, and so is an open file."""
-    if isinstance(pictures, list | tuple):
-        return pictures
-    names = isinstance(pictures, np.ndarray) and pictures.ndim == 1 and pictures.dtype.kind in "OU"
-    generator = isinstance(pictures, Iterator) and not hasattr(pictures, "read")
-    column = hasattr(pictures, "to_numpy") and not hasattr(pictures, "columns")  # of pandas or polars
-    return list(pictures) if names or generator or column else [pictures]
+def as_list(images: Any) -> Sequence[Any]:
+    """Return several images as a list. An array of pixels or an open file is one image."""
+    if isinstance(images, list | tuple):
+        return images
+    is_names = isinstance(images, np.ndarray) and images.ndim == 1 and images.dtype.kind in "OU"
+    is_generator = isinstance(images, Iterator) and not hasattr(images, "read")
+    is_column = hasattr(images, "to_numpy") and not hasattr(images, "columns")  # of pandas or polars
+    return list(images) if is_names or is_generator or is_column else [images]

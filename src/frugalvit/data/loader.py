@@ -1,31 +1,32 @@
-"""Step -> batch on the device. A batch is a pure function of (seed, step): no state to save, nothing to replay.
+"""Step -> batch on the device. A batch is a pure function of (seed, step): resume needs no loader state.
 
-The order of an epoch comes from (seed, epoch), augmentation from (seed, step), both drawn for the global batch, of
-which a process takes its slice. So resuming at any step is exact, and N processes share one batch.
+The order of an epoch comes from (seed, epoch), augmentation from (seed, step). Both are drawn for the global batch, of
+which each process takes its slice. So resuming at any step is exact, and N processes share one batch.
 
-Varying a batch of small images costs a GPU little and the host much: hundreds of small kernels to queue, as many as
-for a large one. So the images of several steps are varied in one go, and then handed out step by step.
+Augmenting a batch of small images costs a GPU little and the host much: hundreds of small kernels to launch. So the
+images of several steps are augmented in one call and returned step by step.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment, EvalTransform
-from frugalvit.data.cache.store import ImageStore, Store
+from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
-MOST_TOGETHER, PIXELS_TOGETHER = 8, 2**23
-"""Steps, and pixels of views, that are varied in one go on a GPU; with more pixels the device is the limit anyway."""
+MAX_GROUPED_STEPS, MAX_GROUPED_PIXELS = 8, 2**23
+"""Steps, and pixels of views, augmented in one call on a GPU. With more pixels the device is the bottleneck anyway."""
 
 
 @dataclass
@@ -35,9 +36,9 @@ class Batch:
     images:  (B, C, h, w), or a list of them (multi-crop, global crops first), normalised, on the device.
     targets: (B, K) soft targets with mixing, (B,) class numbers without, None without labels.
     labels:  (B,) class numbers before mixing, or None.
-    index:   (B,) positions in the store, on the CPU; those of stand-ins for unreadable images.
-    clean:   the images before mixing, where they were mixed and the loader was asked to keep them.
-    number:  which of the run's batches it is; a step takes several where gradients are accumulated.
+    index:   (B,) indices in the store, on the CPU; an unreadable image has the index of its substitute.
+    clean:   the images before mixing, if they were mixed and the loader keeps clean images.
+    number:  the number of the batch in the run; with gradient accumulation a step takes several.
     """
 
     images: Any
@@ -48,28 +49,84 @@ class Batch:
     number: int = 0
 
 
-class Batches:
-    """Training batches by step.
+class BatchSource(ABC):
+    """Training batches by step: of stored images (``Batches``) or streamed ones (``StreamingBatches``)."""
+
+    batch: int  # images of a batch, over all processes
+    steps_per_epoch: int
+    seed: int
+    rank: int
+    world: int
+    augment: Augment
+    mixing: Mixing | None
+    keep_clean: bool
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    @property
+    @abstractmethod
+    def unreadable(self) -> list[tuple[str, str]]:
+        """Name and reason of the images that could not be read so far."""
+
+    @property
+    @abstractmethod
+    def readable(self) -> int | None:
+        """The number of readable images; None if nobody knows."""
+
+    @property
+    def found_late(self) -> bool:
+        """True if unreadable images are found only when a step needs them, and ``readable`` is known."""
+        return False
+
+    @abstractmethod
+    def batch_at(self, step: int) -> Batch:
+        """Return this process's part of a step's batch."""
+
+    @abstractmethod
+    def with_batch_size(self, batch: int) -> Self:
+        """Close this source and return the same images in batches of another size."""
+
+    def peek(self, step: int) -> Batch:
+        """Return a step's batch without disturbing the training's own sequence of steps."""
+        return self.batch_at(step)
+
+    def close(self) -> None:  # noqa: B027
+        """Stop reader processes, if there are any. A shared store stays open."""
+
+    def mix(self, plain: Batch) -> Batch:
+        """Mix the images and labels of a batch, if mixing is on."""
+        if self.mixing is None or plain.labels is None:
+            return plain
+        views = plain.images
+        blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", plain.number))
+        mixed, targets = self.mixing.apply(views, plain.labels, blend)
+        clean = views if self.keep_clean and mixed is not views else None
+        return replace(plain, images=mixed, targets=targets, clean=clean)
+
+
+class Batches(BatchSource):
+    """Training batches of stored images.
 
     Args:
-        store: the decoded images, with their labels where there are any.
-        batch: images a step over all processes. With fewer images than that, all of them are one batch (said). An
+        store: the images and their labels.
+        batch: images a step over all processes. With fewer images than that, all of them are one batch (logged). An
             epoch's incomplete last batch is left out (other images every epoch).
         seed: order, augmentation and mixing follow from it and the step.
-        augment: how the images of a step are varied.
-        mixing: mixup and cutmix, which need labels; None: images stay as they are.
-        rank, world: this process and how many there are; each takes an equal, contiguous slice.
+        augment: augments the images of a step.
+        mixing: mixup and cutmix, which need labels; None: no mixing.
+        rank, world: this process and the number of processes; each takes an equal, contiguous slice.
         balance: draw every class equally often: rare classes repeat, large ones are sampled, without replacement
             until a class is used up.
         repeats: repeated augmentation: a batch holds batch / repeats images, each ``repeats`` times; None takes the
             augmentation's own setting.
         keep_clean: keep the images before mixing in ``Batch.clean``.
-        together: steps whose images are varied in one go; None: several where the device is a GPU and batches small.
+        grouped_steps: steps augmented in one call; None: several if the images are on a GPU and batches are small.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: ImageStore,
         batch: int,
         *,
         seed: int,
@@ -80,7 +137,7 @@ class Batches:
         balance: bool = False,
         repeats: int | None = None,
         keep_clean: bool = False,
-        together: int | None = None,
+        grouped_steps: int | None = None,
     ) -> None:
         self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
         self.rank, self.world = rank, world
@@ -88,71 +145,87 @@ class Batches:
         self.repeats = augment.repeats if repeats is None else repeats
         if store.labels is None and (balance or mixing is not None):
             raise UserError("Mixing and class balance need labels; these images have none.")
-        self.batch = self._possible_batch(batch)
+        self.batch = self._limit_batch(batch)
         share = self.batch // world
-        self.mine = slice(rank * share, (rank + 1) * share)  # this process's part of every batch
+        self.local_slice = slice(rank * share, (rank + 1) * share)  # this process's part of every batch
         self.steps_per_epoch = len(store) // self.batch
         self.fetcher = store.fetcher(self.local_order)
         self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
-        at_hand = isinstance(store, ImageStore) and store.images.device.type == "cuda"
-        usual = steps_per_augment_call(share * augment.pixels) if at_hand else 1
-        self.together = usual if together is None else together
-        self._group: tuple[int, list[Batch]] = (-1, [])  # its number, and the steps it holds
+        on_gpu = store.on_device and store.device.type == "cuda"
+        default = steps_per_augment_call(share * augment.pixels) if on_gpu else 1
+        self.grouped_steps = default if grouped_steps is None else grouped_steps
+        self._group: tuple[int, list[Batch]] = (-1, [])  # the number of the group, and the batches of its steps
 
-    def __len__(self) -> int:
-        return self.steps_per_epoch
+    @property
+    def unreadable(self) -> list[tuple[str, str]]:
+        return self.store.unreadable
+
+    @property
+    def readable(self) -> int:
+        return self.store.readable
+
+    @property
+    def found_late(self) -> bool:
+        return self.store.found_late
+
+    def with_batch_size(self, batch: int) -> Batches:
+        return Batches(
+            self.store,
+            batch,
+            seed=self.seed,
+            augment=self.augment,
+            mixing=self.mixing,
+            rank=self.rank,
+            world=self.world,
+            balance=self.balance,
+            repeats=self.repeats,
+            keep_clean=self.keep_clean,
+        )
 
     def batch_at(self, step: int) -> Batch:
-        """This process's part of a step's batch."""
-        plain = self._grouped_step(step) if self.together > 1 else self._augment_steps(range(step, step + 1))[0]
-        if self.mixing is None or plain.labels is None:
-            return plain
-        views = plain.images
-        blend = self.mixing.draw((views.shape[-2], views.shape[-1]), generator_for(self.seed, "mixing", step))
-        mixed, targets = self.mixing.apply(views, plain.labels, blend)
-        clean = views if self.keep_clean and mixed is not views else None
-        return replace(plain, images=mixed, targets=targets, clean=clean)
+        return self.mix(self._grouped_step(step) if self.grouped_steps > 1 else self._augment_steps([step])[0])
 
     def _grouped_step(self, step: int) -> Batch:
-        """A step's batch before mixing, out of a group that is kept until another one is wanted."""
-        group, place = divmod(step, self.together)
+        """Return a step's batch before mixing, from its group of steps, which stays in memory until the next group."""
+        group, position = divmod(step, self.grouped_steps)
         if group != self._group[0]:
-            self._group = (-1, [])  # the last ones' memory is free for the next
-            self._group = group, self._augment_steps(range(group * self.together, (group + 1) * self.together))
-        return self._group[1][place]
+            self._group = (-1, [])  # free the memory of the last group first
+            first = group * self.grouped_steps
+            self._group = group, self._augment_steps(range(first, first + self.grouped_steps))
+        return self._group[1][position]
 
-    def _augment_steps(self, steps: range) -> list[Batch]:
-        """The batches of neighbouring steps before mixing, their images fetched and augmented all as one."""
+    def _augment_steps(self, steps: Sequence[int]) -> list[Batch]:
+        """Fetch and augment the images of neighbouring steps in one call; returns their batches before mixing."""
         fetched = [self.fetcher.at(step) for step in steps]
         images, sizes, index = fetched[0] if len(fetched) == 1 else map(torch.cat, zip(*fetched, strict=True))
-        views = self.augment.apply(images, sizes, torch.cat([self._numbers(step) for step in steps]))
+        views = self.augment.apply(images, sizes, torch.cat([self._augment_draws(step) for step in steps]))
         counts = [len(one.index) for one in fetched]
-        parts = views.split(counts) if isinstance(views, Tensor) else _step_by_step(views, counts)
+        parts = views.split(counts) if isinstance(views, Tensor) else _split_views(views, counts)
         labels: list[Tensor] | list[None] = [None] * len(counts)
         if self.store.labels is not None:
             labels = list(to_device_packed([self.store.labels[index]], images.device)[0].split(counts))
-        found = zip(parts, labels, index.split(counts), steps, strict=True)
-        return [Batch(images, label, label, place, number=step) for images, label, place, step in found]
+        batches = zip(parts, labels, index.split(counts), steps, strict=True)
+        return [Batch(part, label, label, rows, number=step) for part, label, rows, step in batches]
 
-    def _numbers(self, step: int) -> Tensor:
-        """The uniform numbers that say how the images of this process' part of a step are varied."""
-        return uniform(self.batch, self.augment.columns, generator_for(self.seed, "augment", step))[self.mine]
+    def _augment_draws(self, step: int) -> Tensor:
+        """Draw the uniform numbers that augment this process's part of a step."""
+        return uniform(self.batch, self.augment.columns, generator_for(self.seed, "augment", step))[self.local_slice]
 
     def order(self, step: int) -> Tensor:
-        """The store positions of a step's global batch, readable or not."""
-        epoch, place = divmod(step, self.steps_per_epoch)
+        """Return the store indices of a step's global batch, readable or not."""
+        epoch, position = divmod(step, self.steps_per_epoch)
         indices = self._epoch_order(epoch)
         if self.repeats == 1:
-            return indices[place * self.batch : (place + 1) * self.batch]
-        # Copies lie a share of the batch apart, not next to each other: mixing blends neighbours. Only the last image
-        # of an odd batch may meet its own copy, as its partner is the first.
+            return indices[position * self.batch : (position + 1) * self.batch]
+        # Copies are not neighbours, because mixing blends neighbours. Only the last image of an odd batch may meet its
+        # own copy: its partner is the first image.
         distinct = -(-self.batch // self.repeats)
-        chosen = indices[place * distinct : (place + 1) * distinct]
+        chosen = indices[position * distinct : (position + 1) * distinct]
         return chosen.repeat(self.repeats)[: self.batch]
 
     def local_order(self, step: int) -> Tensor:
-        """The store positions of this process's part of a step's batch."""
-        return self.order(step)[self.mine]
+        """Return the store indices of this process's part of a step's batch."""
+        return self.order(step)[self.local_slice]
 
     def _draw_order(self, epoch: int) -> Tensor:
         generator = generator_for(self.seed, "order", epoch)
@@ -161,37 +234,45 @@ class Batches:
             return balanced_order(self.store.labels, len(self.store), generator)
         return torch.randperm(len(self.store), generator=generator)
 
-    def _possible_batch(self, batch: int) -> int:
-        # A mixing pair stays in one process.
-        count, part = len(self.store), self.world * (2 if self.mixing is not None and self.world > 1 else 1)
-        if batch < 1:
-            raise UserError(f"A batch of {batch} images is not possible; give at least 1.")
-        if count < part:
-            raise UserError(f"{count} images cannot be shared by {self.world} processes; use fewer devices.")
-        if batch % part:
-            raise UserError(
-                f"A batch of {batch} cannot be shared by {self.world} processes; give a multiple of {part}."
-            )
+    def _limit_batch(self, batch: int) -> int:
+        """Reduce a batch that is larger than the dataset, with a log line."""
+        count, multiple = len(self.store), batch_multiple(self.world, self.mixing)
+        if count < multiple:
+            raise UserError(f"{count} images are too few for {self.world} processes: use fewer devices.")
+        check_batch(batch, self.world, self.mixing)
         if batch > count:
-            smaller = count // part * part
-            console.info(f"batch {batch} is more than the {count} images there are: each step takes {smaller}")
+            smaller = count // multiple * multiple
+            console.info(f"batch {batch} is larger than the dataset ({count} images): each step takes {smaller}")
             return smaller
         return batch
 
 
+def batch_multiple(world: int, mixing: Mixing | None) -> int:
+    """A batch must be a multiple of this: equal parts for all processes, and both images of a mixed pair in one."""
+    return world * (2 if mixing is not None and world > 1 else 1)
+
+
+def check_batch(batch: int, world: int, mixing: Mixing | None) -> None:
+    """Check that ``world`` processes can share a batch."""
+    if batch < 1:
+        raise UserError(f"--batch {batch} is too small: use at least 1.")
+    if batch % (multiple := batch_multiple(world, mixing)):
+        raise UserError(f"{world} processes cannot share --batch {batch}: use a multiple of {multiple}.")
+
+
 def steps_per_augment_call(pixels: int) -> int:
-    """How many steps' batches of so many pixels a GPU varies in one go: a power of two."""
-    fit = PIXELS_TOGETHER // max(1, pixels)
-    return 1 << max(1, min(MOST_TOGETHER, fit)).bit_length() - 1
+    """How many steps with ``pixels`` pixels each a GPU augments in one call: a power of two."""
+    fit = MAX_GROUPED_PIXELS // max(1, pixels)
+    return 1 << max(1, min(MAX_GROUPED_STEPS, fit)).bit_length() - 1
 
 
-def _step_by_step(views: list[Tensor], counts: list[int]) -> list[list[Tensor]]:
-    """Every step's part of each view."""
+def _split_views(views: list[Tensor], counts: list[int]) -> list[list[Tensor]]:
+    """Split every view into the parts of the steps; returns the views of each step."""
     return [list(step) for step in zip(*(view.split(counts) for view in views), strict=True)]
 
 
 def balanced_order(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """``count`` positions in which every class occurs equally often (to within one), in random order."""
+    """Draw ``count`` indices in random order, with every class equally often (to within one)."""
     classes = labels.unique()
     share, extra = divmod(count, len(classes))
     lucky = torch.randperm(len(classes), generator=generator) < extra
@@ -207,20 +288,20 @@ def balanced_order(labels: Tensor, count: int, generator: torch.Generator) -> Te
 
 
 def eval_batches(
-    store: Store, transform: EvalTransform, batch: int, *, rank: int = 0, world: int = 1
+    store: ImageStore, transform: EvalTransform, batch: int, *, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-    """Each image once, in order: (images on the device, labels on the device or None, positions on the CPU).
+    """Yield each readable image once, in order: images and labels (or None) on the device, indices on the CPU.
 
-    rank, world: this process and how many there are; they take turns at the batches, and prepare no others
+    rank, world: this process and the number of processes, which take the batches in turn
     """
-    everything, apart = torch.arange(len(store)), world * batch
-    fetcher = store.fetcher(lambda turn: everything[rank * batch + turn * apart :][:batch])
-    for turn, start in enumerate(range(rank * batch, len(store), apart)):
+    everything, stride = torch.arange(len(store)), world * batch
+    fetcher = store.fetcher(lambda turn: everything[rank * batch + turn * stride :][:batch])
+    for turn, start in enumerate(range(rank * batch, len(store), stride)):
         images, sizes, index = fetcher.at(turn)
-        # One that is unreadable has been replaced by another, which is not to be scored in its place.
-        itself = index == everything[start : start + batch]
-        if not itself.all():
-            images, sizes, index = images[itself.to(images.device)], sizes[itself], index[itself]
+        # A substitute must not be scored instead of an unreadable image.
+        original = index == everything[start : start + batch]
+        if not original.all():
+            images, sizes, index = images[original.to(images.device)], sizes[original], index[original]
         if len(index):
             labels = None if store.labels is None else to_device_packed([store.labels[index]], images.device)[0]
             yield transform(images, sizes), labels, index

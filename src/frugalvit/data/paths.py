@@ -1,4 +1,4 @@
-"""Where things lie on this machine: the cache, and datasets that have a name."""
+"""Paths on this machine: the cache, and the folder of named datasets."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from pathlib import Path
 
 
 def local(where: str | Path) -> Path:
-    """A path with its ``~`` spelled out, where that means somebody's home."""
+    """A path with its ``~`` expanded."""
     try:
         return Path(where).expanduser()
-    except RuntimeError:  # ~nobody: a folder of that name, if anything
+    except RuntimeError:  # a home of nobody: taken as a folder of that name
         return Path(where)
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is such a folder; a name too long to be one is none."""
+    """True if the folder exists; False also for a name that is too long."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
         return False
 
 
-def lies_among(place: Path, data: str | Path) -> bool:
-    """Whether what is written to ``place`` would lie in the folder ``data``, to be taken for a part of it next time."""
-    folder = local(data)
-    if not is_folder(folder):
+def is_inside(path: Path, data: str | Path) -> bool:
+    """True if ``path`` is in the folder ``data``, so that it would be read as a part of the dataset next time."""
+    if not is_folder(local(data)):
         return False
-    inside = folder.resolve()
-    # A link that lies there is found there, wherever it leads.
-    spelled = [place.parent.resolve() / place.name] if place.is_symlink() else []
-    return any(inside == one or inside in one.parents for one in (place.resolve(), *spelled))
+    folder = local(data).resolve()
+    # A link inside the folder counts, wherever it leads.
+    link = [path.parent.resolve() / path.name] if path.is_symlink() else []
+    return any(folder == one or folder in one.parents for one in (path.resolve(), *link))
 
 
 def cache_root() -> Path:
@@ -39,6 +38,6 @@ def cache_root() -> Path:
 
 
 def datasets_root(root: str | Path | None = None) -> Path:
-    """The folder of named datasets: as given, or $FRUGALVIT_DATASETS, or ``datasets`` in the cache."""
-    given = root or os.environ.get("FRUGALVIT_DATASETS")
-    return local(given) if given else cache_root() / "datasets"
+    """The folder of named datasets: ``root``, else $FRUGALVIT_DATASETS, else ``datasets`` in the cache."""
+    folder = root or os.environ.get("FRUGALVIT_DATASETS")
+    return local(folder) if folder else cache_root() / "datasets"

@@ -1,6 +1,6 @@
-"""Where every random number of the input comes from, and how it reaches the device.
+"""Random numbers of the input, and their transfer to the device.
 
-Parameters are drawn on the CPU from a generator that is a pure function of (seed, purpose, number), for the whole
+Parameters are drawn on the CPU from a generator that is a pure function of (seed, purpose, number), for the
 global batch; a process takes its rows. So a resumed run sees the same crops, and N processes share one batch.
 """
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 
 def generator_for(seed: int, purpose: str, number: int = 0) -> torch.Generator:
-    """A CPU generator for one purpose ("order", "augment", ...) and one epoch or step."""
+    """Return a CPU generator for one purpose ("order", "augment", ...) and one epoch or step."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def uniform(count: int, columns: int, generator: torch.Generator) -> Tensor:
-    """(count, columns) uniform numbers in [0, 1), double, so that areas and angles round as Python's do."""
+    """Draw (count, columns) uniform numbers in [0, 1), in double so that areas and angles round as in Python."""
     return torch.rand((count, columns), generator=generator, dtype=torch.float64)
 
 
@@ -32,7 +32,7 @@ def to_device_packed(tensors: Sequence[Tensor], device: torch.device) -> list[Te
     """
     if device.type == "cpu":
         return list(tensors)
-    if device.type == "mps":  # which has no doubles
+    if device.type == "mps":  # MPS has no doubles
         tensors = [tensor.float() if tensor.dtype == torch.float64 else tensor for tensor in tensors]
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]

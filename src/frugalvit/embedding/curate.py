@@ -12,7 +12,7 @@ import torch
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DatasetSplits, ImageDataset, join, open_data
 from frugalvit.data.dataset import FileExamples, JoinedExamples
-from frugalvit.data.paths import lies_among
+from frugalvit.data.paths import is_inside
 from frugalvit.embedding.selection import cosines_with, group_duplicates, representatives
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
@@ -104,7 +104,7 @@ def path_from_table(table: Path, name: str) -> str:
 
 def check_outside_data(picture: Path, data: str) -> None:
     """Refuse a figure inside the dataset: it would be read as an image next time."""
-    if lies_among(picture, data):
+    if is_inside(picture, data):
         raise UserError(f"{picture} is inside {data} and would be read as one of its images: choose another --picture.")
 
 

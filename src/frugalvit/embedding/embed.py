@@ -50,7 +50,7 @@ def embed(config: EmbedConfig) -> CommandResult:
         _check_has_others(config.neighbours, [name for examples in chosen.values() for name in examples.names])
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
-    query = None if config.neighbours is None else _read(config.neighbours, model.transform.enough)
+    query = None if config.neighbours is None else _read(config.neighbours, model.transform.min_size)
     features = extractor(join(*chosen.values()), source.name)
     # By position: one file may be in several splits.
     splits = [split for split, examples in chosen.items() for _ in range(len(examples))]

@@ -13,8 +13,6 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from frugalvit.config.train import RunConfig
-from frugalvit.data.loader import Batches
-from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.step import TrainPlan
 from frugalvit.engine.task import Task
@@ -38,8 +36,8 @@ def fit_to_memory(config: RunConfig, plan: TrainPlan, task: Task, run: RunFolder
         console.info(f"auto-batch: a batch of {plan.images_per_step} fits")
         return plan
     console.info(f"auto-batch: a batch of {plan.images_per_step} fits in {parts} parts (accumulate = {parts})")
-    task.batches = with_batch(task.batches, plan.images_per_step // parts)
-    run.save_config(config.model_copy(update={"accumulate": parts, "resume": None}))
+    task.batches = task.batches.with_batch_size(plan.images_per_step // parts)
+    run.save_config(config.model_copy(update={"accumulate": parts}))
     return dataclasses.replace(plan, accumulate=parts)
 
 
@@ -104,22 +102,3 @@ def first_images(batch: Any, count: int) -> Any:
         fields = {field.name: first_images(getattr(batch, field.name), count) for field in dataclasses.fields(batch)}
         return dataclasses.replace(batch, **fields)
     return batch
-
-
-def with_batch(batches: Any, batch: int) -> Any:
-    """Return the same batches with another batch size."""
-    if isinstance(batches, StreamingBatches):
-        batches.close()
-        return batches.with_batch(batch)
-    return Batches(
-        batches.store,
-        batch,
-        seed=batches.seed,
-        augment=batches.augment,
-        mixing=batches.mixing,
-        rank=batches.rank,
-        world=batches.world,
-        balance=batches.balance,
-        repeats=batches.repeats,
-        keep_clean=batches.keep_clean,
-    )

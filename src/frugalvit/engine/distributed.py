@@ -1,4 +1,4 @@
-"""Several processes as one run: who they are, how they agree, and what is said when one of them is gone."""
+"""Distributed training: launch, rank 0, collectives with timeouts, and lost ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
-from frugalvit.errors import LostRankError, UserError
+from frugalvit.errors import LostRankError, ReportedError, UserError
 from frugalvit.runs.layout import write_error_hint
 from frugalvit.utils import console, launch_env
 from frugalvit.utils.launch_env import devices_and_nodes as devices_and_nodes
@@ -29,24 +29,24 @@ from frugalvit.utils.launch_env import devices_and_nodes as devices_and_nodes
 T = TypeVar("T")
 
 SETUP_TIMEOUT = 12 * 3600.0
-"""Seconds to wait for a process outside of the steps: one may have a million images to decode, and another none."""
+"""Timeout of collectives outside the steps, in seconds: one rank may decode a million images while others wait."""
 
-FILESYSTEM_TIMEOUT = 60.0  # seconds till a network disk shows everybody what one process has just written
+FILESYSTEM_TIMEOUT = 60.0  # seconds until a network disk shows a new file to all nodes
 
-# The first process of all is the first by every count that its launcher keeps.
+# Rank 0 is 0 in every variable that its launcher sets.
 _RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
 
-# Lightning's advice wherever srun is installed; whether a job lacks it is said by ``launchers.places``.
+# Lightning warns if srun is installed; ``launch_env.devices_and_nodes`` decides if a job needs it.
 warnings.filterwarnings("ignore", message="The `srun` command is available")
 
-# What the backends say when a peer closes its connection, or does not answer in time.
+# Texts of the backends' errors when another rank is lost or does not answer in time.
 _LOST = ("connection closed", "connection reset", "connection refused", "timed out", "timeout", "broken pipe", "nccl")
 
 
 def is_rank_zero(devices: int, nodes: int) -> bool:
-    """Whether this process writes and speaks for all of them; known before it has met the others, too.
+    """True if this process is rank 0. Works before the launch, too.
 
-    A lone process is, whatever rank its environment speaks of.
+    A single process is always rank 0, even if its environment says otherwise.
     """
     if math.prod(devices_and_nodes(devices, nodes)) == 1:
         return True
@@ -56,7 +56,7 @@ def is_rank_zero(devices: int, nodes: int) -> bool:
 
 
 def strategy(several: bool, patience: float, *, resting: bool = False) -> Any:
-    """DDP for several processes; a collective that waits longer than ``patience`` seconds is an error.
+    """Return DDP for several processes; a collective that waits longer than ``patience`` seconds fails.
 
     resting: some parameters of the network take no part in the loss
     """
@@ -67,18 +67,18 @@ def strategy(several: bool, patience: float, *, resting: bool = False) -> Any:
 
 
 def launch(fabric: Fabric, here: int = 1) -> None:
-    """Start the other processes (where nobody else has) and let only the first one talk.
+    """Start the other processes, unless a launcher did, and log only on rank 0.
 
     here: processes on this machine, which share its cores and memory: ``data.machine`` reads it from the environment
     """
-    os.environ["LOCAL_WORLD_SIZE"] = str(here)  # one as well: an earlier run of this process may have had more
+    os.environ["LOCAL_WORLD_SIZE"] = str(here)  # also for one: an earlier run of this process may have set more
     for name in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     launch_env.mark_rank_zero()
     _say_where_they_meet(fabric)
     fabric.launch()
     if fabric.world_size > 1:
-        fabric.barrier()  # NCCL connects at the first collective, and waits for that only as long as for the launch
+        fabric.barrier()  # NCCL connects at the first collective, with the timeout of the launch
         _wait_at_most(SETUP_TIMEOUT)
     console.set_rank(fabric.global_rank)
     children = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
@@ -87,17 +87,17 @@ def launch(fabric: Fabric, here: int = 1) -> None:
 
 
 def _say_where_they_meet(fabric: Fabric) -> None:
-    """Processes that somebody else starts may never come, on a machine that cannot be reached: say what is awaited."""
+    """Log what this process waits for: processes of a launcher may never start, or be unreachable."""
     environment = getattr(fabric.strategy, "cluster_environment", None)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return  # they have met for a run before this one
+        return  # already connected by an earlier run
     count = 1 if environment is None or not environment.creates_processes_externally else environment.world_size()
     if count > 1 and environment is not None and environment.global_rank() == 0:
         console.info(f"waiting for {count} processes at {environment.main_address}:{environment.main_port}")
 
 
 def _mind(children: list[Any]) -> None:
-    """Say which process died; lightning's own observer then ends the others, silently and within seconds."""
+    """Log which process died; Lightning then ends the others silently, within seconds."""
     while any(child.poll() is None for child in children):
         time.sleep(0.5)
         for number, child in enumerate(children, 1):
@@ -107,7 +107,7 @@ def _mind(children: list[Any]) -> None:
 
 
 def run_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:
-    """What the first process decides, on all of them; a mistake it meets is everybody's."""
+    """Run ``decide`` on rank 0 and broadcast its result, or its ``UserError``, to all ranks."""
     if fabric.world_size == 1:
         return decide()
     answer: tuple[Any, str | None] = (None, None)
@@ -119,19 +119,19 @@ def run_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:
     value: Any
     value, mistake = fabric.broadcast(answer)
     if mistake is not None:
-        raise UserError(mistake)
+        raise UserError(mistake) if fabric.global_rank == 0 else ReportedError(mistake)
     return value
 
 
 def all_reduce_max(fabric: Fabric, value: int) -> int:
-    """The largest of the processes' numbers."""
+    """Return the maximum of a number over all ranks."""
     if fabric.world_size == 1:
         return value
     return int(fabric.all_reduce(torch.tensor(value, device=fabric.device), reduce_op="max"))  # type: ignore[arg-type]
 
 
 def all_ranks_equal(fabric: Fabric, value: int) -> bool:
-    """Whether all processes hold the same number."""
+    """True if all ranks have the same number."""
     if fabric.world_size == 1:
         return True
     both_ends: Any = fabric.all_reduce(torch.tensor([value, -value], device=fabric.device), reduce_op="max")
@@ -139,9 +139,9 @@ def all_ranks_equal(fabric: Fabric, value: int) -> bool:
 
 
 def check_shared_filesystem(fabric: Fabric, folder: Path) -> None:
-    """All processes must find the first one's folder: each of them reads the checkpoints there.
+    """Raise ``UserError`` unless all ranks share the run folder, from which they read checkpoints.
 
-    A folder of the same name is not enough, so the first process leaves a word in it for the others to find.
+    A folder of the same name is not enough, so rank 0 writes a file that the others must read.
     """
     if fabric.world_size == 1:
         return
@@ -152,7 +152,7 @@ def check_shared_filesystem(fabric: Fabric, folder: Path) -> None:
         note.unlink(missing_ok=True)
     if not everywhere:
         raise UserError(
-            f"Not all processes find the first one's {folder}: it must lie on a file system that all machines share."
+            f"Not all ranks can read {folder} of rank 0. It must be on a file system that all nodes share."
         )
 
 
@@ -178,9 +178,9 @@ def _finds(note: Path, word: str) -> bool:
 
 @contextmanager
 def collective_timeout(fabric: Fabric, patience: float) -> Iterator[None]:
-    """Inside, processes take the same steps, and one that does not answer for ``patience`` seconds hangs.
+    """Inside this context a collective that waits longer than ``patience`` seconds fails.
 
-    Outside they wait for each other's preparations. So they meet before the time begins to count.
+    A barrier comes first, because outside ranks may wait longer for each other.
     """
     if fabric.world_size == 1:
         yield
@@ -194,13 +194,13 @@ def collective_timeout(fabric: Fabric, patience: float) -> Iterator[None]:
 
 
 def barrier() -> None:
-    """Wait for the others of a run that is over: the first process has written its files when they go on."""
+    """Wait for all ranks at the end of a run: afterwards rank 0 has written its files."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
 
 
 def _wait_at_most(seconds: float) -> None:
-    """For every collective from now on."""
+    """Set the timeout of all later collectives."""
     distributed: Any = torch.distributed
     change = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout  # its older name
     change(timedelta(seconds=seconds))
@@ -208,7 +208,7 @@ def _wait_at_most(seconds: float) -> None:
 
 @contextmanager
 def fail_on_lost_rank(fabric: Fabric, folder: Path | None, patience: float) -> Iterator[None]:
-    """A peer that died or hangs ends the run with a line that says so, instead of a hang or a traceback.
+    """End the run with one line if another rank died or hangs, instead of a hang or a traceback.
 
     folder: of the run; None before it has one
     """
@@ -219,25 +219,25 @@ def fail_on_lost_rank(fabric: Fabric, folder: Path | None, patience: float) -> I
         if fabric.world_size == 1 or not any(sign in text.lower() for sign in _LOST):
             raise
         way = (
-            "Nothing has begun yet: mend what that process said, then start the same processes again."
+            "No step was taken yet: fix the error of that process, then start the same processes again."
             if folder is None
-            else "What was saved is intact: start the same processes again with --resume "
+            else "The checkpoints are intact: start the same processes again with --resume "
             + console.shell_quote(folder)
             + "."
         )
         raise LostRankError(
-            f"Another process of this run has ended, or has not answered for {patience:.0f} s ({text[:160]}). {way}"
+            f"Another rank of this run ended, or did not answer for {patience:.0f} s ({text[:160]}). {way}"
         ) from error
 
 
 def convert_sync_batchnorm(task: nn.Module, fabric: Fabric) -> None:
-    """Batch norms over all processes' images, so that N of them compute what one would with the whole batch."""
+    """Synchronise batch norms, so that N ranks compute the same as one with the full batch."""
     if fabric.world_size == 1 or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in task.modules()):
         return
     if fabric.device.type != "cuda":
-        console.warning("batch norms see each process's images alone here: PyTorch synchronises them on GPUs only")
+        console.warning("each rank has its own batch-norm statistics: PyTorch synchronises them only on GPUs")
         return
     from timm.layers.norm_act import convert_sync_batchnorm
 
     convert_sync_batchnorm(task)
-    console.info("batch norms are computed over the images of all processes")
+    console.info("batch-norm statistics are synchronised over all ranks")

@@ -19,7 +19,7 @@ from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfi
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.types import Auto
-from frugalvit.data.augment.transforms import as_pair, usual_crop
+from frugalvit.data.augment.transforms import as_pair, default_crop
 from frugalvit.data.image_size import input_size, largest_input
 from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, total_steps
 from frugalvit.errors import UserError
@@ -136,7 +136,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     if changed := _changed_options(config, _RANDAUGMENT):
         operations = 2, f"RandAugment as in the papers, because {changed[0]} is set"
     auto.choose("augment.operations", config.augment.operations, *operations)
-    crop = usual_crop(side)
+    crop = default_crop(side)
     reason = "shifts of the full image, because it is small" if crop == "padded" else "random crops, as in the papers"
     auto.choose("augment.crop", config.augment.crop, crop, reason)
     ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)

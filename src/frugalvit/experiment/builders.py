@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -22,15 +22,16 @@ from frugalvit.config.run import RunConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment, EvalTransform
-from frugalvit.data.cache.build import CACHE_LOCATIONS, Where, build_store
-from frugalvit.data.cache.store import SharedStores, Store
+from frugalvit.data.cache.build import CACHE_LOCATIONS, Location, build_store
+from frugalvit.data.cache.store import ImageStore, SharedStores
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.image_size import median_side as median_side
 from frugalvit.data.image_size import probe_images
-from frugalvit.data.loader import Batches
+from frugalvit.data.loader import Batches, BatchSource
 from frugalvit.data.open import classes_in_shards, without_labels
-from frugalvit.data.paths import lies_among
-from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDataset, open_stream, should_stream
+from frugalvit.data.paths import is_inside
+from frugalvit.data.webdataset.stream import ShardStream
+from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, open_stream, should_stream
 from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 from frugalvit.engine import distributed
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device
@@ -53,7 +54,7 @@ C = TypeVar("C", bound=RunConfig)
 class EvalSet:
     """Images to evaluate on, their transform and the batch size."""
 
-    store: Store
+    store: ImageStore
     transform: EvalTransform
     batch: int
 
@@ -105,7 +106,7 @@ def open_run(config: RunConfig, fabric: Fabric, *words: str, files: Sequence[str
 
 def check_out_outside_data(config: RunConfig) -> None:
     """Refuse an output folder inside the dataset: it would be read as a class next time."""
-    if config.data and lies_among(Path(config.out or "runs"), config.data):
+    if config.data and is_inside(Path(config.out or "runs"), config.data):
         what = f"--out {config.out}" if config.out else "runs/, the default output folder,"
         raise UserError(f"{what} is inside the images of {config.data}. Choose a folder outside with --out.")
 
@@ -139,8 +140,7 @@ def write_run_metadata(
     facts["batch"] = int(batch) if str(batch).isdigit() else batch
     facts["content"] = examples.fingerprint(times=False)  # data is often copied for every part of a run
     facts["processes"] = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
-    if isinstance(examples, StreamingDataset):
-        facts["survey"] = examples.survey._asdict()
+    facts |= examples.run_facts()
     if truth is not None:
         facts["truth"] = truth
     if not config.resume or not run.path(layout.DATA).exists():
@@ -187,22 +187,21 @@ def open_source(
     keep_all:         do not hold out shards of a stream for validation
     fabric:           None before the launch
     """
-    path, splitting = str(config.data), {"split": config.split, "val_fraction": config.val_fraction}
+    path = str(config.data)
+    splitting: dict[str, Any] = {"split": config.split, "val_fraction": config.val_fraction}
     if not should_stream(path, config.stream):
-        return open_data(
-            path, classes=config.classes, root=config.root, labels=labels, loose=loose, **cast(Any, splitting)
-        )
+        return open_data(path, classes=config.classes, root=config.root, labels=labels, loose=loose, **splitting)
     before = read_data_facts(config.resume).get("survey") if config.resume else None
     readers = (1 if fabric is None else fabric.world_size) * (config.workers if isinstance(config.workers, int) else 1)
     source = open_stream(
         path,
         labelled=labelled,
-        whole=keep_all or labels == "ignore",
+        hold_out=not keep_all and labels != "ignore",
         readers=max(1, readers),
         classes=classes_in_shards(path, config.classes),
         known=None if before is None else ShardSurvey(**before),
         agree=lambda survey: survey() if fabric is None else distributed.run_on_rank_zero(fabric, survey),
-        **cast(Any, splitting),
+        **splitting,
     )
     return without_labels(source) if labels == "ignore" else source
 
@@ -213,7 +212,7 @@ def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 
     group: images that must be on the same process
     """
     world = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
-    if config.resume or examples.streamed or world == 1 or len(examples) >= group * world:
+    if config.resume or examples.streaming is not None or world == 1 or len(examples) >= group * world:
         return
     pairs = " with two images each (for mixing)" if group == PAIR else ""
     raise UserError(
@@ -305,36 +304,36 @@ def make_batches(
     mixing: Mixing | None = None,
     balance: bool = False,
     keep_clean: bool = False,
-) -> Batches:
+) -> BatchSource:
     """Build training batches from cached images, or from streamed shards."""
     batch = plan.images_per_step // plan.accumulate
     shared = {"seed": config.seed, "augment": augment, "mixing": mixing, "keep_clean": keep_clean}
     shared |= {"rank": fabric.global_rank, "world": fabric.world_size}
-    if not isinstance(examples, StreamingDataset):
+    stream = examples.streaming
+    if stream is None:
         store = get_image_store(examples, img_size, config, fabric.device, fabric)
         return Batches(store, batch, balance=balance, **shared)
     if balance or augment.repeats > 1:
         raise UserError("--balance and --augment.repeats need access by index: use --stream false.")
-    streamed = StreamingBatches(
-        examples.stream(config.seed),
+    return StreamingBatches(
+        ShardStream(stream.paths, seed=config.seed, counts=stream.counts, keep=stream.keep, warn=None),
         batch,
-        stored=probe_images(examples.sample_images(), img_size, config.cache.size)[0],
+        cached_size=probe_images(examples.sample_images(), img_size, config.cache.size)[0],
         steps_per_epoch=plan.steps_per_epoch * plan.accumulate,
-        classes=None if mixing is None or examples.texts is None else tuple(examples.texts),
+        classes=None if mixing is None or stream.raw_labels is None else tuple(stream.raw_labels),
         device=fabric.device,
         workers=1 if config.workers == "auto" else config.workers,
         max_bad=config.cache.max_bad,
         **shared,
     )
-    return cast(Batches, streamed)  # it is asked for the same things
 
 
 def resolve_readers(config: C, examples: ImageDataset, fabric: Fabric, auto: AutoValues) -> C:
     """Resolve how many readers share the shards of a stream, the same number on every machine."""
-    if not isinstance(examples, StreamingDataset):
+    if examples.streaming is None:
         return config
     fewest = -distributed.all_reduce_max(fabric, -cores())
-    return resolve_stream(config, len(examples.shards), fabric.world_size, fewest, auto)
+    return resolve_stream(config, len(examples.streaming.paths), fabric.world_size, fewest, auto)
 
 
 @contextmanager
@@ -343,7 +342,7 @@ def closing_readers(task: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if isinstance(task.batches, StreamingBatches):
+        if task.batches is not None:
             task.batches.close()
 
 
@@ -356,7 +355,7 @@ def get_image_store(
     config: RunConfig,
     device: torch.device,
     fabric: Fabric | None = None,
-) -> Store:
+) -> ImageStore:
     """Return decoded images. All users within a run, and the runs of a comparison, share them.
 
     fabric: of the ranks that call this together, and must get the same images
@@ -367,8 +366,8 @@ def get_image_store(
 
 def _build_store(
     examples: ImageDataset, img_size: tuple[int, int], config: RunConfig, device: torch.device, fabric: Fabric | None
-) -> Store:
-    def agree(location: Where) -> Where:
+) -> ImageStore:
+    def agree(location: Location) -> Location:
         """Return the slowest location that any rank needs, so that all ranks use the same."""
         if fabric is None:
             return location

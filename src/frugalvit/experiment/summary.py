@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.run import RunConfig
-from frugalvit.data.cache.store import Store
-from frugalvit.data.loader import Batches, eval_batches
-from frugalvit.data.webdataset.streaming_loader import StreamingBatches
+from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.loader import BatchSource, eval_batches
 from frugalvit.experiment.auto_values import AutoValue
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.runs import layout
@@ -70,9 +69,9 @@ def relative_name(location: str, name: str) -> str:
     return utf8_safe(path.relative_to(folder).as_posix() if folder and path.is_relative_to(folder) else name)
 
 
-def augmentation_sheet(batches: Batches | StreamingBatches, backbone: Backbone, columns: int = 8) -> bytes:
+def augmentation_sheet(batches: BatchSource, backbone: Backbone, columns: int = 8) -> bytes:
     """Return the first training batch, augmented, as one JPEG."""
-    batch = batches.peek(0) if isinstance(batches, StreamingBatches) else batches.batch_at(0)
+    batch = batches.peek(0)
     views = batch.images if isinstance(batch.images, list) else [batch.images]
     tiles: list[Tensor] = []
     for view in views[: 4 if len(views) > 1 else 1]:
@@ -203,7 +202,7 @@ def _ascii(text: str, most: int = 18) -> str:
     return plain if len(plain) <= most else plain[: most - 2] + ".."
 
 
-def _thumbnails(store: Store, indices: list[int], edge: int = 96) -> list[str]:
+def _thumbnails(store: ImageStore, indices: list[int], edge: int = 96) -> list[str]:
     """Return images of a store as small JPEGs with their aspect ratios."""
     if not indices:
         return []

@@ -47,9 +47,9 @@ def read_images(data: str, **options: Any) -> list[Any]:
     """Read the first readable images of a file, a folder or a dataset; ``options`` go to ``open_data``."""
     from frugalvit.data import open_data
     from frugalvit.data.decode import UnreadableImage, decode
-    from frugalvit.data.open import is_dataset_file
+    from frugalvit.data.formats.registry import find_format
 
-    if Path(data).is_file() and not is_dataset_file(data):
+    if Path(data).is_file() and find_format(data) is None:
         return [decode(data)]
     splits = open_data(data, split="given", **options).splits
     examples = next((splits[name] for name in _SPLITS if len(splits.get(name, ()))), None)
@@ -66,14 +66,14 @@ def read_images(data: str, **options: Any) -> list[Any]:
 
 def _run_images(data: str, settings: Mapping[str, Any]) -> list[Any]:
     """Read images of a run's data with the run's options; none if they are not local."""
-    from frugalvit.data.webdataset.shards import layout
+    from frugalvit.data.webdataset.shards import list_shards
     from frugalvit.data.webdataset.streaming_dataset import should_stream
 
     root = settings.get("root")
     if not _is_local(data, root):
         return []
     if should_stream(data, settings.get("stream", "auto")):  # one shard is enough
-        splits = layout(data).splits
+        splits = list_shards(data).splits
         shard = next((splits[name][0] for name in _SPLITS if splits.get(name)), data)
         return read_images(shard)
     options: dict[str, Any] = {"root": root}

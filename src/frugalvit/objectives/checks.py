@@ -1,4 +1,4 @@
-"""What is said of input that does not fit: by its shape alone, since looking into a tensor would stall its device."""
+"""Checks of arguments. Tensors are checked by shape only: reading their values would wait for the device."""
 
 from __future__ import annotations
 
@@ -11,45 +11,41 @@ from torch import Tensor
 from frugalvit.errors import UserError
 
 
-def whole_number(name: str, value: Any) -> int:
-    """``value`` where it is an integer, numpy's too, of at least 1."""
+def to_count(name: str, value: Any) -> int:
+    """Return ``value`` as int if it is an integer (numpy's too) of at least 1."""
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = 0
     if number < 1:
-        shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
-        raise UserError(f"{name}={shown}: give a whole number, at least 1.")
+        raise UserError(f"{name}={value!r}: use an integer of at least 1.")
     return number
 
 
 def check_temperature(name: str, value: float | Tensor) -> None:
-    """A temperature of 0 gives NaN in silence. A tensor is not looked at."""
+    """Refuse a temperature of 0, which would give NaN. The value of a tensor is not checked."""
     if not isinstance(value, Tensor) and not value > 0:
-        raise UserError(f"{name}={value!r}: a temperature must be above 0.")
+        raise UserError(f"{name}={value!r}: use a temperature above 0.")
 
 
 def check_momentum(value: float | Tensor) -> None:
     if not isinstance(value, Tensor) and not 0 <= value <= 1:
-        raise UserError(f"momentum={value!r}: give a number from 0 to 1.")
+        raise UserError(f"momentum={value!r}: use a number from 0 to 1.")
 
 
 def check_center(center: Tensor, prototypes: int) -> None:
-    """A centre of a single number would serve every prototype in silence."""
+    """Refuse a center of another length; torch would broadcast a single number to every prototype."""
     if center.numel() != prototypes:
         raise UserError(
-            f"a centre of shape {tuple(center.shape)} does not fit {prototypes} prototypes: give one number for each."
+            f"a center of shape {tuple(center.shape)} does not fit {prototypes} prototypes: use one number for each."
         )
 
 
-def check_crops(what: str, crops: Sequence[Tensor], axes: int, batch: int, width: int, axis: int = 1) -> None:
-    """Every crop shows the same images, or one would be spread over the others in silence, and is ``width`` wide.
-
-    axes: how many each tensor has; axis: which of them is the width
-    """
+def check_crops(name: str, crops: Sequence[Tensor], axes: int, batch: int, width: int, axis: int = 1) -> None:
+    """Check that every crop has ``axes`` axes, ``batch`` images and ``width`` at ``axis``: torch would broadcast."""
     for number, crop in enumerate(crops):
         if crop.ndim != axes or crop.shape[0] != batch or crop.shape[axis] != width or batch == 0:
             raise UserError(
-                f"{what}, crop {number}: shape {tuple(crop.shape)} does not fit. Every crop needs {axes} axes, the "
+                f"{name}, crop {number}: shape {tuple(crop.shape)} does not fit. Every crop needs {axes} axes, the "
                 f"same images (here {batch}, at least 1) and a width of {width}."
             )

@@ -1,27 +1,27 @@
-"""View and region losses over many prototypes that never hold the logits.
+"""View and region losses over many prototypes that never store all logits.
 
 Both losses are one sum over pairs of a student row n and a teacher row j of the same image b,
 
     L = Σ_{b,n,j} C[b,n,j] (lse(s_n) - q_j · s_n),   s_n = W u_n / τs,   q_j = softmax((W' z_j - c) / τt),
 
-with bottleneck vectors u, z (length P), prototypes W, W' (K × P) and fixed weights C that say which student looks at
-which teacher (views: every other global crop; regions: the best match in it). Because s_n is linear in u_n,
+with bottleneck vectors u, z (length P), prototypes W, W' (K × P) and fixed weights C that pair students with teachers
+(views: every other global crop; regions: the best match in it). Because s_n is linear in u_n,
 
     q_j · s_n = u_n · e_j / τs             with  e_j = Wᵀ q_j, the prototype the teacher row expects
     ∂L/∂u_n = (r_n Wᵀ p_n - Σ_j C[n,j] e_j) / τs        with  p_n = softmax(s_n),  r_n = Σ_j C[n,j]
     ∂L/∂W   = (Σ_n p_n (r_n u_n)ᵀ - Σ_j q_j (Σ_n C[n,j] u_n)ᵀ) / τs
 
-so students and teachers never meet in K-space: each side is cut into chunks of rows on its own, a chunk's K-wide
-softmax lives only between three matrix products (logits, times W, transposed times a (rows × P) matrix), and both
-gradients are complete when the loss is. Nothing is recomputed in the backward pass.
+so no product needs students and teachers in K-space together. Each side is processed in chunks of rows. A chunk's
+K-wide softmax exists only during three matrix products (logits, times W, transposed times a (rows × P) matrix). Both
+gradients are complete together with the loss; the backward pass recomputes nothing.
 
-Cost, counted rather than measured, with N student and M teacher rows: 6 (N + M) P K FLOPs. Swin-T, 2×224 + 8×96,
+Cost, counted and not measured, with N student and M teacher rows: 6 (N + M) P K FLOPs. Swin-T, 2×224 + 8×96,
 K = 65,536, P = 256: N = 170 and M = 98 rows per image, 27 GFLOP per image; for 64 images 1.7 TFLOP, 3 ms at
 600 TFLOP/s. Traffic per K-wide element: fp32 logits written and read (the softmax's second reading hits the L2 cache),
-bf16 probabilities written and read twice: 14 bytes, 16 GB, 4 ms at 4 TB/s. Two alternatives lose by this count:
+bf16 probabilities written and read twice: 14 bytes, 16 GB, 4 ms at 4 TB/s. Two alternatives cost more:
 gathering the teachers' rows K-wide saves 4 M P K FLOPs but reads up to two more K-wide rows per student row and ties
 the chunks to images; recomputing the softmax in the backward pass, as flash attention does, has hardly any traffic but
-needs 14 P K FLOPs per row. benchmarks/losses.py measures.
+needs 14 P K FLOPs per row. benchmarks/losses.py measures the actual times.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from frugalvit.utils.triton import TRITON_AVAILABLE
 
 # K-wide elements per chunk: 1,024 rows of 65,536 on a GPU (256 MiB of fp32 logits), enough for full-rate products.
 _CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**23}
-# Below this many logits the plain loss fits easily and needs fewer products for the teacher.
-_PAYS_FROM = 2**25
+# Below this number of logits the plain loss fits easily and needs fewer products for the teacher.
+_MIN_LOGITS = 2**25
 
-# Where Triton is not installed the softmax on a GPU takes a few kernels instead of one.
+# Without Triton the softmax on a GPU takes several kernels instead of one.
 if TRITON_AVAILABLE:
     from frugalvit.objectives.softmax_kernel import fused_softmax
 
 
 def should_chunk(rows: int, prototypes: int) -> bool:
-    """Whether the chunked loss pays for ``rows`` student and teacher rows together."""
-    return rows * prototypes >= _PAYS_FROM
+    """Whether the chunked loss is better for this total of student and teacher rows."""
+    return rows * prototypes >= _MIN_LOGITS
 
 
 def assigned_cross_entropy(
@@ -62,14 +62,14 @@ def assigned_cross_entropy(
     teacher_temp: float | Tensor,
     rows: int | None = None,
 ) -> Tensor:
-    """The loss above, with gradients for ``student`` and ``student_weight``.
+    """Return the loss above, with gradients for ``student`` and ``student_weight``.
 
     student:        (B, S, P) bottleneck vectors of all student rows of an image
     student_weight: (K, P) prototypes
     teacher:        (B, J, P) of all teacher rows, and teacher_weight (K, P)
     assignment:     (B, S, J), C above
     center:         (K) or (1, K)
-    rows:           rows per chunk; chosen from K when absent
+    rows:           rows per chunk; None chooses it from K
 
     Under autocast on a GPU with bf16 the products run in bf16 with fp32 accumulation, everything else in fp32.
     """
@@ -105,7 +105,7 @@ class _AssignedCrossEntropy(torch.autograd.Function):
             received = assignment.mT @ student  # Σ_n C[n,j] u_n: (B, J, P)
             weight_grad = torch.zeros_like(student_weight, dtype=student.dtype) if need_weight else None
 
-            normaliser, predicted = _softmax_moments(
+            normalizer, predicted = _softmax_moments(
                 student.flatten(0, 1) / student_temp,
                 prototypes,
                 None,
@@ -125,7 +125,7 @@ class _AssignedCrossEntropy(torch.autograd.Function):
             )
             assert expected is not None
             expected = expected.view_as(received)
-            loss = (share.flatten() * normaliser).sum() - (received * expected).sum() / student_temp
+            loss = (share.flatten() * normalizer).sum() - (received * expected).sum() / student_temp
             student_grad = None
             if predicted is not None:
                 student_grad = (share * predicted.view_as(student) - assignment @ expected) / student_temp
@@ -141,7 +141,7 @@ class _AssignedCrossEntropy(torch.autograd.Function):
         return (*grads, *[None] * 7)
 
 
-# A compiled step breaks here once; tracing would unroll the loop over chunks.
+# A compiled step has a graph break here; tracing would unroll the loop over chunks.
 _apply: Any = torch.compiler.disable(_AssignedCrossEntropy.apply)
 
 
@@ -150,42 +150,43 @@ def _softmax_moments(
     keys: Tensor,
     shift: Tensor | None,
     values: Tensor | None,
-    carried: Tensor,
-    spread: Tensor | None,
+    factor: Tensor,
+    total: Tensor | None,
     rows: int | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """For p = softmax(query keysᵀ - shift): its log-normaliser (N) and p @ values (N, P); adds pᵀ @ carried to spread.
+    """For p = softmax(query keysᵀ - shift) return its log-normalizer (N) and p @ values (N, P).
 
-    query (N, P), keys and values (K, P) in the products' precision, shift (K), carried (N, P), spread (K, P).
+    Also adds pᵀ @ factor to ``total``. query (N, P), keys and values (K, P) in the products' precision, shift (K),
+    factor (N, P), total (K, P).
     """
     per_chunk = rows or max(1, _CHUNK_ELEMENTS.get(query.device.type, 2**23) // len(keys))
     low, precise = keys.dtype, query.dtype
     probabilities_of = fused_softmax if query.is_cuda and precise == torch.float32 and TRITON_AVAILABLE else _softmax
-    normalisers, means = [], []
+    normalizers, means = [], []
     for start in range(0, len(query), per_chunk):
         chunk = slice(start, start + per_chunk)
         logits = _product(query[chunk].to(low), keys.T, precise)
-        normaliser, probabilities = probabilities_of(logits, shift, low)
+        normalizer, probabilities = probabilities_of(logits, shift, low)
         del logits
-        normalisers.append(normaliser)
+        normalizers.append(normalizer)
         if values is not None:
             means.append(_product(probabilities, values, precise))
-        if spread is not None:
-            _add_product(spread, probabilities.T, carried[chunk].to(low))
-    return torch.cat(normalisers), torch.cat(means) if values is not None else None
+        if total is not None:
+            _add_product(total, probabilities.T, factor[chunk].to(low))
+    return torch.cat(normalizers), torch.cat(means) if values is not None else None
 
 
 def _softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Log-normalisers (R) and probabilities (R, K) in ``dtype``; overwrites the logits."""
+    """Log-normalizers (R) and probabilities (R, K) in ``dtype``; overwrites the logits."""
     if shift is not None:
         logits.sub_(shift)
-    top, where = logits.max(-1, keepdim=True)
+    top, index = logits.max(-1, keepdim=True)
     probabilities = logits.softmax(-1)
-    return (top - probabilities.gather(-1, where).log()).squeeze(-1), probabilities.to(dtype)
+    return (top - probabilities.gather(-1, index).log()).squeeze(-1), probabilities.to(dtype)
 
 
 def _product_dtype(student: Tensor) -> torch.dtype:
-    """bf16 under any autocast on hardware that has it: fp16 would lose probabilities of 1/K and gradients of 1/N."""
+    """bf16 under autocast on hardware with bf16; fp16 would lose probabilities of 1/K and gradients of 1/N."""
     device = student.device.type
     if device == "cuda" and torch.is_autocast_enabled(device) and torch.cuda.is_bf16_supported(False):
         return torch.bfloat16

@@ -1,4 +1,4 @@
-"""Drloc: guess from two final tokens how far apart they lie in the image.
+"""Drloc: predict from two final tokens how far apart they are in the image.
 
 Liu et al., "Efficient Training of Visual Transformers with Small Datasets" (NeurIPS 2021), section 4 and supplement,
 sections 1 and 2. A small MLP f reads the embeddings of two grid positions, concatenated, and predicts their offset:
@@ -6,9 +6,9 @@ sections 1 and 2. A small MLP f reads the embeddings of two grid positions, conc
     t_u = |i - p| / k,  t_v = |j - h| / k                          (1)
     L_drloc = Σ_{x in B} E_pairs [ |(t_u, t_v) - f(e_ij, e_ph)|_1 ]   (2)
 
-We take the mean over batch, pairs and coordinates, so that the weight λ does not depend on the batch size; Eq. 2 is
-2·B times ours (the factor 2 because the L1 norm sums the two coordinates). The classification forms (Eq. 5, 6) sum
-the two axes, as the paper does, and average over batch and pairs: their printed forms are B times ours.
+This module takes the mean over batch, pairs and coordinates, so that the weight λ does not depend on the batch size:
+Eq. 2 is 2·B times our loss (the factor 2 because the L1 norm sums the two coordinates). The classification forms
+(Eq. 5, 6) sum the two axes, as the paper does, and average over batch and pairs: Eq. 5 and 6 are B times our loss.
 """
 
 from __future__ import annotations
@@ -23,18 +23,51 @@ from torch import Generator, Tensor, nn
 
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.features import Features
-from frugalvit.objectives.checks import whole_number
+from frugalvit.objectives.checks import to_count
 from frugalvit.objectives.registry import Objective, ObjectiveContext, register_objective
 
 Variant = Literal["l1", "signed", "ce", "reg"]
 Form = Literal["paper", "released"]
 Precision = Literal["fp32", "autocast"]
+Size = tuple[int, int]
+Device = torch.device | str | None
 
 ALPHA = 0.001  # weight of the variance term, Eq. 6
-VARIANCE_FLOOR = 1e-8  # a posterior that has settled on one class must not divide by zero
+VARIANCE_FLOOR = 1e-8  # avoids division by zero for a posterior with all mass on one class
 
 # λ per family: main paper section 4 (Swin, T2T, CvT) and supplement section 3 (ViT-B).
 LOCALIZATION_WEIGHTS = {"swin": 0.5, "t2t": 0.1, "cvt": 0.1, "vit": 0.01}
+
+
+def draw_pairs(
+    batch: int,
+    size: Size,
+    pairs: int,
+    *,
+    generator: Generator | None = None,
+    device: Device = None,
+) -> tuple[Tensor, Tensor]:
+    """Draw ``pairs`` pairs of grid positions per image, uniformly with replacement: two (B, m, 2) of (row, col).
+
+    They are drawn on ``device``, or on the generator's device and then moved.
+    """
+    source = generator.device if generator is not None else device
+    cells = draw_cells(batch, size, pairs, generator, source)
+    first, second = positions(cells, size[1]).to(device=device, non_blocking=True)
+    return first, second
+
+
+def draw_cells(batch: int, size: Size, pairs: int, generator: Generator | None, device: Device) -> Tensor:
+    """Draw the cells of the pairs' first and second positions, numbered row by row: (2, B, m)."""
+    cells, shape = size[0] * size[1], (2, batch, pairs)
+    if generator is None:  # with the keyword generator=None, torch.compile refuses a dynamic batch size
+        return torch.randint(cells, shape, device=device)
+    return torch.randint(cells, shape, generator=generator, device=device)
+
+
+def positions(cells: Tensor, width: int) -> Tensor:
+    """Cells (...) of a grid of this width -> (..., 2), (row, col)."""
+    return torch.stack((cells // width, cells % width), dim=-1)
 
 
 def localization_weight_at(
@@ -44,9 +77,9 @@ def localization_weight_at(
     schedule: Literal["constant", "ramp"] = "constant",
     warmup: float = 20.0,
 ) -> float:
-    """λ at an epoch (or step, when ``total`` and ``warmup`` are counted in steps).
+    """Return λ at an epoch (or step, if ``total`` and ``warmup`` are steps).
 
-    ``constant`` is the paper's; ``ramp`` the released code's: from 0 up to λ over ``warmup``, then linearly to 0.
+    ``constant`` is the paper's schedule; ``ramp`` is the released code's: from 0 to λ over ``warmup``, then down to 0.
     """
     if schedule == "constant":
         return weight
@@ -58,26 +91,25 @@ def localization_weight_at(
 
 
 class RelativeLocalization(nn.Module):
-    """The dense relative localization loss over a grid of tokens (B, D, h, w), rectangular ones too.
+    """The dense relative localization loss over a grid of tokens (B, D, h, w), square or not.
 
     variant:   ``l1`` (Eq. 2), ``signed`` (Eq. 3: offsets keep their sign), ``ce`` (Eq. 4-5: one class c per offset and
                axis, -log p(c)), ``reg`` (Eq. 6: (c - μ)² / σ² + α log σ, mean and variance of that posterior p)
     pairs:     m pairs per image, or ``"all"``: every ordered pair of positions, which is the expectation itself
     hidden:    width of the MLP's two hidden layers
-    grid_size: an axis finer than this is average-pooled down to it, without parameters (14 -> 7 is the paper's 2×2
-               mean); a coarser one stays. ``None`` keeps every grid as it is, which only ``l1`` and ``signed`` allow
-    form:      ``paper``, or ``released``: what the published code computes. There targets are raw offsets
-               (``normalize=True``: divided by their largest value), signed ones are shifted to start at 0, ``ce`` and
-               ``reg`` have 2k-1 classes (``absolute=True``, its recipe and the default: k classes of |offset|), one
-               linear layer more, and log σ² where the paper has log σ; a grid twice as fine is pooled 3×3, stride 2
+    grid_size: a finer axis is average-pooled to this size, without parameters (14 -> 7 is the paper's 2×2 mean); a
+               coarser one stays. ``None`` never pools; only ``l1`` and ``signed`` allow it
+    form:      ``paper``, or ``released``: the published code. There targets are raw offsets (``normalize=True``:
+               divided by their largest value) and signed ones start at 0. ``ce`` and ``reg`` have 2k-1 classes
+               (``absolute=True``, its recipe and the default: k classes of |offset|), one more linear layer, and log σ²
+               instead of log σ. A grid twice as fine is pooled 3×3, stride 2
+    precision: ``fp32``: everything in fp32, even under autocast; matrix products follow
+               ``torch.set_float32_matmul_precision``. ``autocast``: hidden layers follow the autocast; outputs and loss
+               are fp32
 
-    precision: ``fp32``: everything is computed so, whatever the autocast; matrix products follow
-               ``torch.set_float32_matmul_precision``. ``autocast``: the MLP's hidden layers follow the autocast as the
-               network they end does; its answers and the loss are in fp32 still
-
-    Offsets are first minus second, over height and width; each is divided by its own axis' k.
-    Parameters are named as in the released checkpoints: its ``drloc.layers.*`` and ``drloc.unshared.*`` (or
-    ``drloc.0.…``) are our ``layers.*`` and ``unshared.*``.
+    Offsets are first minus second, over height and width; each is divided by its axis' k. Parameters have the names of
+    released checkpoints: ``drloc.layers.*`` and ``drloc.unshared.*`` (or ``drloc.0.…``) are ``layers.*`` and
+    ``unshared.*`` here.
     """
 
     def __init__(
@@ -97,16 +129,16 @@ class RelativeLocalization(nn.Module):
         _check_choice("variant", variant, get_args(Variant))
         _check_choice("form", form, get_args(Form))
         _check_choice("precision", precision, get_args(Precision))
-        dim, hidden = whole_number("dim", dim), whole_number("hidden", hidden)
+        dim, hidden = to_count("dim", dim), to_count("hidden", hidden)
         self.variant: Variant = variant
         self.form: Form = form
         self.precision: Precision = precision
-        self.pairs: int | Literal["all"] = "all" if isinstance(pairs, str) and pairs == "all" else _count(pairs)
-        self.grid_size = None if grid_size is None else _sides(grid_size)
+        self.pairs: int | Literal["all"] = "all" if pairs == "all" else to_count("pairs", pairs)
+        self.grid_size = None if grid_size is None else _to_sides(grid_size)
         self.classifies = variant in ("ce", "reg")
         self.absolute = self._resolve_absolute(absolute)
         if normalize and (form == "paper" or self.classifies):
-            raise UserError("normalize=True belongs to form='released' with variant 'l1' or 'signed'; drop it.")
+            raise UserError("normalize=True needs form='released' with variant 'l1' or 'signed'; remove it.")
         self.normalize = normalize
 
         layers = [nn.Linear(2 * dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
@@ -119,41 +151,41 @@ class RelativeLocalization(nn.Module):
             self.unshared = nn.ModuleList(nn.Linear(hidden, self._classes(axis)) for axis in (0, 1))
 
     def forward(self, grid: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The loss of a grid (B, D, h, w) over freshly drawn pairs."""
-        return self._loss(*self._answer(grid, generator))
+        """Return the loss of a grid (B, D, h, w) over newly drawn pairs."""
+        return self._loss(*self._predict(grid, generator))
 
     def measure(self, grid: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """The loss, and for the log the mean absolute error of the predicted offsets in grid cells (no gradient)."""
-        answer = self._answer(grid, generator)
-        return self._loss(*answer), self._error(*answer)
+        """Return the loss, and for the log the mean absolute error of the offsets in grid cells (no gradient)."""
+        prediction = self._predict(grid, generator)
+        return self._loss(*prediction), self._error(*prediction)
 
     def loss_at(self, grid: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """The loss at given positions (B, m, 2), (row, col) on the grid after pooling."""
-        return self._loss(*self._answer_at(grid, first, second))
+        """Return the loss at the positions (B, m, 2), (row, col) on the grid after pooling."""
+        return self._loss(*self._predict_at(grid, first, second))
 
     def measure_at(self, grid: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """``loss_at`` and the mean absolute error in grid cells."""
-        answer = self._answer_at(grid, first, second)
-        return self._loss(*answer), self._error(*answer)
+        """Return ``loss_at`` and the mean absolute error in grid cells."""
+        prediction = self._predict_at(grid, first, second)
+        return self._loss(*prediction), self._error(*prediction)
 
-    def compile(self, *args: Any, **how: Any) -> None:
-        """``nn.Module.compile``, of ``measure`` and ``measure_at`` too: they are what a training step calls."""
-        super().compile(*args, **how)
-        self.measure = torch.compile(self.measure, *args, **how)
-        self.measure_at = torch.compile(self.measure_at, *args, **how)
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile ``measure`` and ``measure_at`` too: a training step calls these."""
+        super().compile(*args, **options)
+        self.measure = torch.compile(self.measure, *args, **options)
+        self.measure_at = torch.compile(self.measure_at, *args, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is not compiled, as ``nn.Module`` has it: what is compiled belongs to this object."""
+        """Leave out the compiled functions, like ``nn.Module``: a copy is not compiled."""
         return {name: value for name, value in super().__getstate__().items() if name not in ("measure", "measure_at")}
 
     def pooled_size(self, height: int, width: int) -> tuple[int, int]:
-        """The grid on which the task is posed, given the backbone's."""
+        """The size of the grid after pooling."""
         if self.grid_size is None:
             return height, width
         return min(height, self.grid_size[0]), min(width, self.grid_size[1])
 
     def constant_baseline_error(self, height: int, width: int) -> float:
-        """Mean absolute error in cells of the best constant answer, for a backbone's grid of this size."""
+        """Mean absolute error in cells of the best constant prediction, for a backbone's grid of this size."""
         errors = []
         for k in self.pooled_size(height, width):
             offsets = torch.arange(k)[:, None] - torch.arange(k)
@@ -164,7 +196,7 @@ class RelativeLocalization(nn.Module):
     def extra_repr(self) -> str:
         return f"variant={self.variant!r}, pairs={self.pairs!r}, grid_size={self.grid_size}, form={self.form!r}"
 
-    # How offsets become targets.
+    # Targets
 
     def _resolve_absolute(self, absolute: bool | None) -> bool:
         implied = {"l1": True, "signed": False}.get(self.variant, False if self.form == "paper" else None)
@@ -179,18 +211,18 @@ class RelativeLocalization(nn.Module):
 
     def _classes(self, axis: int) -> int:
         if self.grid_size is None:
-            raise UserError(f"variant={self.variant!r} has one class per offset: give grid_size, the largest grid.")
+            raise UserError(f"variant={self.variant!r} has one class per offset: set grid_size to the largest grid.")
         k = self.grid_size[axis]
         if self.form == "paper":
             return 2 * k + 1
         return k if self.absolute else 2 * k - 1
 
     def _shift_and_scale(self, axis: int, size: tuple[int, int]) -> tuple[int, int]:
-        """An axis' target is (offset + shift) / scale, with |offset| where ``absolute``."""
+        """Return shift and scale of an axis' target (offset + shift) / scale, with |offset| if ``absolute``."""
         k = size[axis]
         if self.classifies:
             assert self.grid_size is not None
-            k = self.grid_size[axis]  # a class means the same offset on a smaller grid too
+            k = self.grid_size[axis]  # a class has the same offset on a smaller grid
             return (k if self.form == "paper" else 0 if self.absolute else k - 1), 1
         if self.form == "paper":
             return 0, k
@@ -198,52 +230,52 @@ class RelativeLocalization(nn.Module):
         largest = (k - 1) if self.absolute else 2 * (k - 1)
         return shift, max(1, largest) if self.normalize else 1
 
-    # The MLP over pairs.
+    # The MLP over pairs
 
-    def _answer(
+    def _predict(
         self, grid: Tensor, generator: torch.Generator | None
     ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
         self._check(grid)
         if self.pairs != "all":
             size = self.pooled_size(*grid.shape[-2:])
             ends = draw_pairs(len(grid), size, self.pairs, generator=generator, device=grid.device)
-            return self._answer_at(grid, *ends, trusted=True)
-        with self._computing(grid.device):
+            return self._predict_at(grid, *ends, trusted=True)
+        with self._autocast(grid.device):
             tokens, size = self._tokens(grid)
             projected = self._project_tokens(tokens).unflatten(1, (-1, 2))  # (B, T, 2, hidden)
             as_first, as_second = projected.unbind(2)
             hidden = ((as_first + self._first.bias)[:, :, None] + as_second[:, None]).flatten(1, 2)  # (B, T·T, hidden)
             cells = torch.arange(size[0] * size[1], device=grid.device)
-            places = torch.stack((cells // size[1], cells % size[1]), dim=-1)
-            offset = (places[:, None] - places[None]).flatten(0, 1).expand(len(grid), -1, -1)
+            position = positions(cells, size[1])
+            offset = (position[:, None] - position[None]).flatten(0, 1).expand(len(grid), -1, -1)
             return self._heads(hidden), offset, size
 
-    def _answer_at(
+    def _predict_at(
         self, grid: Tensor, first: Tensor, second: Tensor, trusted: bool = False
     ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
-        """The MLP's output per axis, the offsets (B, m, 2) and the grid's size."""
+        """Return the MLP's output per axis, the offsets (B, m, 2) and the grid's size."""
         self._check(grid)
-        with self._computing(grid.device):
+        with self._autocast(grid.device):
             tokens, size = self._tokens(grid)
             if not trusted:
                 _check_positions(first, second, len(grid), size)
                 first, second = first.long(), second.long()
-            start, end = (place[..., 0] * size[1] + place[..., 1] for place in (first, second))
-            # Tokens are picked by products with 0/1 matrices: their gradients add up in one order, unlike a gather's.
+            start, end = (position[..., 0] * size[1] + position[..., 1] for position in (first, second))
+            # Products with 0/1 matrices select tokens: unlike a gather, their gradients are added in a fixed order.
             if start.shape[1] < tokens.shape[1]:
-                picked = torch.cat((start, end), dim=1)[..., None]
-                ends = tokens.new_zeros(*picked.shape[:2], tokens.shape[1]).scatter_(2, picked, 1.0) @ tokens
+                chosen = torch.cat((start, end), dim=1)[..., None]
+                ends = tokens.new_zeros(*chosen.shape[:2], tokens.shape[1]).scatter_(2, chosen, 1.0) @ tokens
                 hidden = self._first(torch.cat(ends.chunk(2, dim=1), dim=-1))
             else:
                 # Fewer tokens than pairs: W1 [e1; e2] = W1a e1 + W1b e2, so project every token once.
                 projected = self._project_tokens(tokens)
-                picked = torch.stack((2 * start, 2 * end + 1), dim=-1)
-                selection = projected.new_zeros(*start.shape, projected.shape[1]).scatter_(2, picked, 1.0)
+                chosen = torch.stack((2 * start, 2 * end + 1), dim=-1)
+                selection = projected.new_zeros(*start.shape, projected.shape[1]).scatter_(2, chosen, 1.0)
                 hidden = selection @ projected + self._first.bias
             return self._heads(hidden), first - second, size
 
-    def _computing(self, device: torch.device) -> AbstractContextManager[Any]:
-        """In which precision the hidden layers are computed."""
+    def _autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Set the precision of the hidden layers."""
         return torch.autocast(device.type, enabled=False) if self.precision == "fp32" else nullcontext()
 
     @property
@@ -254,18 +286,18 @@ class RelativeLocalization(nn.Module):
 
     def _check(self, grid: Tensor) -> None:
         if not isinstance(grid, Tensor):
-            raise UserError(f"localization asks about a grid of tokens, not {type(grid).__name__}: give features.grid.")
+            raise UserError(f"localization needs a grid of tokens, not {type(grid).__name__}: use features.grid.")
         if grid.ndim != 4 or grid.shape[1] * 2 != self._first.in_features or grid.shape[0] == 0:
-            wanted = f"(B, {self._first.in_features // 2}, h, w) with at least one image"
-            raise UserError(f"a grid of shape {tuple(grid.shape)} does not fit: expected {wanted}.")
+            expected = f"(B, {self._first.in_features // 2}, h, w) with at least one image"
+            raise UserError(f"a grid of shape {tuple(grid.shape)} does not fit: use {expected}.")
 
     def _tokens(self, grid: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """The pooled grid as tokens (B, T, D) in the MLP's precision, and its size."""
+        """Return the pooled grid as tokens (B, T, D) in the MLP's precision, and its size."""
         native = (grid.shape[2], grid.shape[3])
         size = self.pooled_size(*native)
         if size == (1, 1):
             raise UserError(
-                f"a {native[0]}x{native[1]} grid leaves one position, so there is nothing to localise; "
+                f"a {native[0]}x{native[1]} grid has one position, so there is nothing to localize; "
                 "use larger images, a smaller patch or stride, or a localization weight of 0."
             )
         grid = grid.to(self._first.weight.dtype)
@@ -283,37 +315,37 @@ class RelativeLocalization(nn.Module):
     def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The first layer's output (B, m, hidden) -> per axis predictions (B, m) or logits (B, m, C), at least fp32."""
         layers = list(self.layers)[1:]
-        answers = None if self.classifies else layers.pop()
+        output = None if self.classifies else layers.pop()
         for layer in layers:
             hidden = layer(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.to(self._first.weight.dtype)
-            rows, cols = answers(hidden).unbind(-1) if answers else (head(hidden) for head in self.unshared)
+            rows, cols = output(hidden).unbind(-1) if output else (head(hidden) for head in self.unshared)
         precision = torch.promote_types(rows.dtype, torch.float32)
         return rows.to(precision), cols.to(precision)
 
-    # What the answers are worth.
+    # Loss and error
 
     def _loss(self, outputs: tuple[Tensor, Tensor], offset: Tensor, size: tuple[int, int]) -> Tensor:
         with torch.autocast(offset.device.type, enabled=False):
-            terms = [self._axis_loss(outputs[axis], self._place(offset, axis, size), axis, size) for axis in (0, 1)]
+            terms = [self._axis_loss(outputs[axis], self._target(offset, axis, size), axis, size) for axis in (0, 1)]
             return terms[0] + terms[1] if self.classifies else (terms[0] + terms[1]) / 2
 
-    def _place(self, offset: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
-        """The target before scaling, which for the classifying variants is the class."""
+    def _target(self, offset: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
+        """Return the target before scaling; for the classifying variants this is the class."""
         along = offset[..., axis].abs() if self.absolute else offset[..., axis]
         return along + self._shift_and_scale(axis, size)[0]
 
-    def _axis_loss(self, output: Tensor, place: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
+    def _axis_loss(self, output: Tensor, target: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
         if self.variant == "ce":
-            return F.cross_entropy(output.flatten(0, 1), place.flatten())
+            return F.cross_entropy(output.flatten(0, 1), target.flatten())
         if self.variant == "reg":
             mean, variance = _moments(output)
             # α log σ in the paper, α log σ² in the released code
-            regulariser = ALPHA * (0.5 if self.form == "paper" else 1.0) * variance.log()
-            return ((place - mean).square() / variance + regulariser).mean()
+            regularizer = ALPHA * (0.5 if self.form == "paper" else 1.0) * variance.log()
+            return ((target - mean).square() / variance + regularizer).mean()
         scale = self._shift_and_scale(axis, size)[1]
-        return (output - place / scale).abs().mean()
+        return (output - target / scale).abs().mean()
 
     @torch.no_grad()
     def _error(self, outputs: tuple[Tensor, Tensor], offset: Tensor, size: tuple[int, int]) -> Tensor:
@@ -321,12 +353,12 @@ class RelativeLocalization(nn.Module):
         for axis in (0, 1):
             output = outputs[axis].detach()
             if self.variant == "ce":
-                guess = output.argmax(-1)
+                predicted = output.argmax(-1)
             elif self.variant == "reg":
-                guess = _moments(output)[0]
+                predicted = _moments(output)[0]
             else:
-                guess = output * self._shift_and_scale(axis, size)[1]
-            errors.append((guess - self._place(offset, axis, size)).abs().to(outputs[0].dtype).mean())
+                predicted = output * self._shift_and_scale(axis, size)[1]
+            errors.append((predicted - self._target(offset, axis, size)).abs().to(outputs[0].dtype).mean())
         return (errors[0] + errors[1]) / 2
 
 
@@ -339,21 +371,12 @@ def _moments(logits: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def _count(pairs: Any) -> int:
+def _to_sides(grid_size: Any) -> tuple[int, int]:
     try:
-        return whole_number("pairs", pairs)
-    except UserError:
-        raise UserError(f"pairs={pairs!r}: give a number of pairs per image, at least 1, or 'all'.") from None
-
-
-def _sides(grid_size: Any) -> tuple[int, int]:
-    try:
-        sides = grid_size if isinstance(grid_size, tuple | list) else (grid_size, grid_size)
-        height, width = (whole_number("grid_size", side) for side in sides)
-    except (UserError, ValueError):
-        wanted = "a whole number, at least 1, (height, width), or None to keep the grid as it is"
-        raise UserError(f"grid_size={grid_size!r}: give {wanted}.") from None
-    return height, width
+        height, width = grid_size if isinstance(grid_size, tuple | list) else (grid_size, grid_size)
+    except ValueError:
+        raise UserError(f"grid_size={grid_size!r}: use an integer, (height, width), or None for no pooling.") from None
+    return to_count("grid_size", height), to_count("grid_size", width)
 
 
 def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
@@ -362,61 +385,26 @@ def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
 
 
 def _check_positions(first: Tensor, second: Tensor, batch: int, size: tuple[int, int]) -> None:
-    """Shapes always; values only where looking does not stall a device or break a compiled graph."""
+    """Check shapes; values only on the CPU and outside a compiled graph, where reading them does not wait."""
     if first.shape != second.shape or first.ndim != 3 or first.shape[0] != batch or first.shape[2] != 2:
         raise UserError(
             f"positions of shapes {tuple(first.shape)} and {tuple(second.shape)}: both must be (B={batch}, m, 2)."
         )
-    if any(place.is_floating_point() for place in (first, second)):
-        raise UserError("positions are rows and columns of the grid: give integers.")
+    if first.is_floating_point() or second.is_floating_point():
+        raise UserError("positions are rows and columns of the grid: use integers.")
     if torch.compiler.is_compiling() or first.device.type != "cpu":
         return
     limits = torch.tensor(size)
-    if any(bool(((place < 0) | (place >= limits)).any()) for place in (first, second)):
-        raise UserError(f"a position lies outside the {size[0]}x{size[1]} grid on which pairs are compared.")
-
-
-Size = tuple[int, int]
-Device = torch.device | str | None
-
-
-def draw_pairs(
-    batch: int,
-    size: Size,
-    pairs: int,
-    *,
-    generator: Generator | None = None,
-    device: Device = None,
-) -> tuple[Tensor, Tensor]:
-    """``pairs`` pairs of grid positions per image, uniform and with replacement: two (B, m, 2) tensors of (row, col).
-
-    Drawn on ``device``; with a generator of another device they are drawn there and moved.
-    """
-    source = generator.device if generator is not None else device
-    cells = draw_cells(batch, size, pairs, generator, source)
-    first, second = positions(cells, size[1]).to(device=device, non_blocking=True)
-    return first, second
-
-
-def draw_cells(batch: int, size: Size, pairs: int, generator: Generator | None, device: Device) -> Tensor:
-    """The cells of the pairs' first and second positions, counted row by row: (2, B, m)."""
-    cells, shape = size[0] * size[1], (2, batch, pairs)
-    if generator is None:  # not as a keyword: with it the compiler takes no batch whose size is yet to come
-        return torch.randint(cells, shape, device=device)
-    return torch.randint(cells, shape, generator=generator, device=device)
-
-
-def positions(cells: Tensor, width: int) -> Tensor:
-    """Cells (...) of a grid of this width -> (..., 2), (row, col)."""
-    return torch.stack((cells // width, cells % width), dim=-1)
+    if any(bool(((position < 0) | (position >= limits)).any()) for position in (first, second)):
+        raise UserError(f"a position is outside the {size[0]}x{size[1]} grid of pairs.")
 
 
 class DenseLocalization(nn.Module):
-    """Eq. 7: the sum of the loss over every block (or stage) l, each with an MLP of its own.
+    """Eq. 7: the sum of the loss over every block (or stage) l, each with its own MLP.
 
-    dims:       channels of each grid, in the order they are given to ``forward``
-    grid_sizes: per grid what ``grid_size`` is to :class:`RelativeLocalization`; ``None``, as in the paper, keeps the
-                native grids. The other options are those of :class:`RelativeLocalization`.
+    dims:       channels of each grid, in the order of ``forward``
+    grid_sizes: ``grid_size`` of :class:`RelativeLocalization` per grid; ``None``, as in the paper, never pools. Other
+                options are those of :class:`RelativeLocalization`
     """
 
     def __init__(
@@ -435,43 +423,41 @@ class DenseLocalization(nn.Module):
         super().__init__()
         sizes = [None] * len(dims) if grid_sizes is None else list(grid_sizes)
         if not dims or len(sizes) != len(dims):
-            raise UserError(f"{len(dims)} dims and {len(sizes)} grid_sizes: give one of each per grid, at least one.")
-        more: dict[str, Any] = {"absolute": absolute, "normalize": normalize, "precision": precision}
+            raise UserError(f"{len(dims)} dims and {len(sizes)} grid_sizes: use one of each per grid, at least one.")
+        options: dict[str, Any] = {"absolute": absolute, "normalize": normalize, "precision": precision}
         self.levels = nn.ModuleList(
-            RelativeLocalization(dim, variant, pairs, hidden, size, form, **more)
+            RelativeLocalization(dim, variant, pairs, hidden, size, form, **options)
             for dim, size in zip(dims, sizes, strict=True)
         )
 
     def forward(self, grids: Sequence[Tensor], generator: torch.Generator | None = None) -> Tensor:
-        """The summed loss of the grids (B, C_l, h_l, w_l)."""
+        """Return the summed loss of the grids (B, C_l, h_l, w_l)."""
         return self.measure(grids, generator)[0]
 
     def measure(self, grids: Sequence[Tensor], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """The summed loss, and the mean absolute error in cells of the last grid: comparable with the plain loss."""
+        """Return the summed loss, and the mean absolute error in cells of the last grid."""
         return self.apply_per_level(grids, lambda level, grid: level.measure(grid, generator))
 
     def apply_per_level(
-        self, grids: Sequence[Tensor], judge: Callable[[RelativeLocalization, Tensor], tuple[Tensor, Tensor]]
+        self, grids: Sequence[Tensor], measure: Callable[[RelativeLocalization, Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """The same with loss and error of every grid as ``judge`` has them, for instance at pairs drawn elsewhere."""
+        """The same with ``measure`` for loss and error of every grid, for instance at pairs drawn by the caller."""
         if isinstance(grids, Features | Tensor):
-            raise UserError(
-                "dense localization asks about several grids: give a list, such as backbone.blocks(images)."
-            )
+            raise UserError("dense localization needs several grids: use a list, such as backbone.blocks(images).")
         if len(grids) != len(self.levels):
-            raise UserError(f"{len(grids)} grids for {len(self.levels)} localization heads: give one grid per head.")
+            raise UserError(f"{len(grids)} grids for {len(self.levels)} localization heads: use one grid per head.")
         losses, errors = [], []
         for level, grid in zip(self.levels, grids, strict=True):
             assert isinstance(level, RelativeLocalization)
-            loss, error = judge(level, grid)
+            loss, error = measure(level, grid)
             losses.append(loss)
             errors.append(error)
         return torch.stack(losses).sum(), errors[-1]
 
-    def compile(self, *args: Any, **how: Any) -> None:
-        """Every level's own."""
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile every level."""
         for level in self.levels:
-            level.compile(*args, **how)
+            level.compile(*args, **options)
 
 
 @register_objective("localization")

@@ -1,8 +1,8 @@
-"""What the view and the region level share: pairs of crops, sharpened targets, heads, teacher and centre.
+"""Shared parts of the view and the region level: pairs of crops, sharpened targets, heads, teacher and center.
 
-EsViT (Li et al., 2022) section 2.2, after DINO (Caron et al., 2021): a student is trained to give the distribution
-over prototypes that a teacher, its own moving average, gives for another crop of the same image. Subtracting a
-running mean from the teacher's logits (the centre) and dividing by a small temperature keep it from collapsing.
+EsViT (Li et al., 2022) section 2.2, after DINO (Caron et al., 2021): a student learns to predict the distribution over
+prototypes that a teacher, its EMA, has for another crop of the same image. Subtracting a running mean (the center) from
+the teacher's logits and dividing by a small temperature prevent collapse.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from frugalvit.objectives.checks import check_center, check_crops, check_tempera
 from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
 from frugalvit.objectives.projection_head import ProjectionHead, update_average
 
-# Rows × prototypes the health numbers may look at: a sample says enough and costs little.
+# The most rows × prototypes for health metrics: a sample is enough and cheap.
 _HEALTH_ELEMENTS = 2**26
 
 
 def teachers_of(crop: int, teachers: int) -> list[int]:
-    """The teacher crops a student crop is compared with: all but itself."""
+    """Teacher crops that a student crop is compared with: all except itself."""
     return [t for t in range(teachers) if t != crop]
 
 
@@ -39,13 +39,13 @@ def count_pairs(students: int, teachers: int) -> int:
     if pairs == 0 or teachers > students:
         raise UserError(
             f"{students} student and {teachers} teacher crops make no pairs of different crops of one image; "
-            "give at least two crops, the teacher's first."
+            "use at least two crops, the teacher's first."
         )
     return pairs
 
 
 def teacher_probs(logits: Tensor, center: Tensor, temperature: float | Tensor) -> Tensor:
-    """The teacher's distribution: softmax((logits - centre) / τt) over the last axis, at least in fp32."""
+    """The teacher's distribution: softmax((logits - center) / τt) over the last axis, at least in fp32."""
     check_temperature("teacher_temp", temperature)
     check_center(center, logits.shape[-1])
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -62,9 +62,9 @@ def cross_entropy(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
 
 @torch.no_grad()
 def update_center(center: Tensor, teacher_logits: Sequence[Tensor], momentum: float = 0.9) -> Tensor:
-    """The centre after a step: momentum · centre + (1 - momentum) · mean of all teacher logits of all processes.
+    """Return the next center: momentum · center + (1 - momentum) · mean of all teacher logits of all processes.
 
-    Call it after the loss: a step is judged with the centre from before it.
+    Call it after the loss: the loss of a step uses the previous center.
     """
     flat = torch.cat([logits.flatten(0, -2) for logits in teacher_logits]).to(center.dtype)
     mean = _mean_over_processes(torch.cat((flat.sum(0), flat.new_full((1,), len(flat)))))
@@ -72,19 +72,19 @@ def update_center(center: Tensor, teacher_logits: Sequence[Tensor], momentum: fl
 
 
 class Matching(nn.Module, ABC):
-    """What the view and the region level share: two heads, the teacher's an average of the student's, and a centre.
+    """Base of the view and the region level: a student's head, a teacher's head (its EMA) and a center.
 
-    student, teacher: :class:`ProjectionHead`; ``update_teacher`` moves the teacher's towards the student's
-    center:           (1, K), starts at zero, moved after every loss while training, over all processes
-    chunked:          never hold the logits (see chunked.py); ``"auto"`` does so where it pays
+    student, teacher: :class:`ProjectionHead`; ``update_teacher`` updates the EMA
+    center:           (1, K), starts at zero; in training it is updated after every loss, over all processes
+    chunked:          never store all logits (see chunked.py); ``"auto"`` chooses by the number of logits
 
-    Under gradient accumulation pass ``hold_center=True`` to every call and call ``move_center`` once per step.
-    Released checkpoints: their ``head.*`` (``head_dense.*``) fits ``student`` and ``teacher``, their
-    ``dino_loss.center`` (``center_grid``) fits ``center``.
+    For gradient accumulation pass ``hold_center=True`` to every call and call ``move_center`` once per step. Released
+    checkpoints: ``head.*`` (``head_dense.*``) fits ``student`` and ``teacher``, and ``dino_loss.center``
+    (``center_grid``) fits ``center``.
     """
 
     level: Literal["grid", "pooled"]
-    """Which of the Features are matched."""
+    """Which part of the Features is matched."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Matching(nn.Module, ABC):
         if student_temp <= 0 or not 0 <= center_momentum <= 1:
             raise UserError("student_temp must be above 0 and center_momentum between 0 and 1.")
         if chunked not in (True, False, "auto"):
-            raise UserError(f"chunked={chunked!r}: give True, False or 'auto'.")
+            raise UserError(f"chunked={chunked!r}: use True, False or 'auto'.")
         self.student = ProjectionHead(dim, prototypes, hidden, bottleneck, layers, norm_last)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
         self.dim = dim
@@ -112,7 +112,7 @@ class Matching(nn.Module, ABC):
         self.chunked = chunked
         self.center: Tensor
         self.register_buffer("center", torch.zeros(1, prototypes))
-        self._seen: Tensor | None = None  # sum and number of teacher bottlenecks since the centre last moved
+        self._teacher_sum: Tensor | None = None  # sum and number of teacher bottlenecks since the last update
 
     def forward(
         self,
@@ -122,7 +122,7 @@ class Matching(nn.Module, ABC):
         *,
         hold_center: bool = False,
     ) -> Tensor:
-        """The loss over crops, global ones first; ``teacher_features`` are those of the first student crops."""
+        """Return the loss over crops, global ones first; ``teacher_features`` belong to the first student crops."""
         self._check(student_features, teacher_features)
         count_pairs(len(student_features), len(teacher_features))
         student, student_sizes = self._bottlenecks(self.student, student_features)
@@ -153,44 +153,44 @@ class Matching(nn.Module, ABC):
         return loss
 
     def accumulate_center(self, teacher_bottlenecks: Tensor) -> None:
-        """Count teacher outputs (…, P) in for the next move of the centre.
+        """Add teacher outputs (…, P) to the next update of the center.
 
-        The mean logit is the mean bottleneck times the prototypes, so P numbers (not K) are kept and reduced.
+        The mean logit is the mean bottleneck times the prototypes, so P numbers (not K) are stored and reduced.
         """
         vectors = teacher_bottlenecks.flatten(0, -2)
-        seen = torch.cat((vectors.sum(0), vectors.new_full((1,), len(vectors))))
-        self._seen = seen if self._seen is None else self._seen + seen
+        total = torch.cat((vectors.sum(0), vectors.new_full((1,), len(vectors))))
+        self._teacher_sum = total if self._teacher_sum is None else self._teacher_sum + total
 
     def move_center(self) -> None:
-        """Move the centre by the teacher outputs seen since it last moved, those of all processes."""
+        """Update the center with the teacher outputs of all processes since the last update."""
         self._move_center(self.teacher.weight())
 
     @torch.no_grad()
     def _move_center(self, teacher_weight: Tensor) -> None:
-        if self._seen is None:
-            raise RuntimeError("move_center without a loss before it: there is nothing to move the centre by")
+        if self._teacher_sum is None:
+            raise RuntimeError("move_center needs a loss before it")
         with torch.autocast(self.center.device.type, enabled=False):
-            mean = F.linear(_mean_over_processes(self._seen).to(self.center), teacher_weight.to(self.center))
+            mean = F.linear(_mean_over_processes(self._teacher_sum).to(self.center), teacher_weight.to(self.center))
         self.center.lerp_(mean.view_as(self.center), 1.0 - self.center_momentum)
-        self._seen = None
+        self._teacher_sum = None
 
     def update_teacher(self, momentum: float, skipped: Tensor | None = None) -> None:
-        """Move the teacher's head towards the student's: θ_t <- m θ_t + (1 - m) θ_s, unless the step was skipped."""
+        """Update the teacher's head: θ_t <- m θ_t + (1 - m) θ_s, unless the step was skipped."""
         update_average(self.teacher, self.student, momentum, skipped)
 
     def drop_head_grads(self) -> None:
-        """Drop the head's gradients: with gradients of zero, weight decay would still wear it away."""
+        """Set the head's gradients to None: with zero gradients, weight decay would still change it."""
         for parameter in self.student.parameters():
             parameter.grad = None
 
     def drop_last_layer_grads(self) -> None:
-        """Drop the prototypes' gradients: call between backward and step for as long as they shall rest."""
+        """Set the prototypes' gradients to None: call between backward and step while they are frozen."""
         for parameter in self.student.last_layer.parameters():
             parameter.grad = None
 
     @abstractmethod
     def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
-        """C (B, S, J): what every student row against every teacher row of its image weighs in the loss; sums to 1."""
+        """C (B, S, J): the weight of every pair of a student and a teacher row of an image; sums to 1."""
 
     @torch.no_grad()
     def health(
@@ -199,12 +199,12 @@ class Matching(nn.Module, ABC):
         teacher_features: Sequence[Features],
         teacher_temp: float | Tensor = 0.04,
     ) -> dict[str, Tensor]:
-        """Signs of life over a sample of the batch, as scalars on the device.
+        """Health metrics of a sample of the batch, as scalars on the device.
 
         teacher_entropy   mean entropy of the teacher's distributions in nats; ln K means uniform
-        teacher_kl        its distance to uniform, ln K - teacher_entropy; towards 0 is the uniform collapse
-        prototypes_used   exp(entropy of the mean distribution): how many prototypes are in use, 1 to K
-        dominant          share of rows whose top prototype is the commonest one; 1 is the one-prototype collapse
+        teacher_kl        its distance to uniform, ln K - teacher_entropy; near 0 means uniform collapse
+        prototypes_used   exp(entropy of the mean distribution): the number of prototypes in use, 1 to K
+        dominant          share of rows whose top prototype is the most common one; 1 means collapse to one prototype
         agreement         share of student rows whose top prototype is their teacher's
         """
         self._check(student_features, teacher_features)
@@ -231,28 +231,28 @@ class Matching(nn.Module, ABC):
                 "dominant": counts.max() / teacher_top.numel(),
                 "agreement": (agreed * assignment).sum() / assignment.sum(),
             }
-        return numbers | self._more_health(assignment, student_features, teacher_features)
+        return numbers | self._extra_health(assignment, student_features, teacher_features)
 
-    def _more_health(
+    def _extra_health(
         self, assignment: Tensor, student_features: Sequence[Features], teacher_features: Sequence[Features]
     ) -> dict[str, Tensor]:
         return {}
 
     def _check(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> None:
-        """Crops that do not fit each other or the heads."""
+        """Check that the crops fit each other and the heads."""
         sides = {"student_features": student_features, "teacher_features": teacher_features}
-        for what, crops in sides.items():
+        for name, crops in sides.items():
             if isinstance(crops, Features | Tensor) or not all(isinstance(crop, Features) for crop in crops):
-                raise UserError(f"{what}: give a list of what a backbone gives, Features, one for each crop.")
+                raise UserError(f"{name}: use a list of Features of a backbone, one per crop.")
         if student_features:
             batch = len(student_features[0].pooled)
-            for what, crops in sides.items():
+            for name, crops in sides.items():
                 tensors = [getattr(crop, self.level) for crop in crops]
-                check_crops(f"{what}, {self.level}", tensors, {"grid": 4, "pooled": 2}[self.level], batch, self.dim)
+                check_crops(f"{name}, {self.level}", tensors, {"grid": 4, "pooled": 2}[self.level], batch, self.dim)
 
     @abstractmethod
     def _rows(self, features: Features) -> Tensor:
-        """A crop's vectors that go through the head: (B, T, D)."""
+        """The vectors of a crop that pass through the head: (B, T, D)."""
 
     @abstractmethod
     def _plain_loss(
@@ -263,10 +263,10 @@ class Matching(nn.Module, ABC):
         teacher_features: Sequence[Features],
         teacher_temp: float | Tensor,
     ) -> Tensor:
-        """The loss from the logits of every crop, (B, T, K)."""
+        """Return the loss of the logits of every crop, (B, T, K)."""
 
     def _bottlenecks(self, head: ProjectionHead, crops: Sequence[Features]) -> tuple[Tensor, list[int]]:
-        """All crops through the head at once: (B, ΣT, P) and the T of every crop."""
+        """Project all crops at once: (B, ΣT, P), and T of every crop."""
         parts = [self._rows(crop) for crop in crops]
         return head.project(torch.cat(parts, dim=1)), [part.shape[1] for part in parts]
 
@@ -276,7 +276,7 @@ def _entropy(probabilities: Tensor) -> Tensor:
 
 
 def _mean_over_processes(sum_and_count: Tensor) -> Tensor:
-    """(…sum, count) of this process -> the mean over all processes' rows."""
+    """(…sum, count) of this process -> the mean over the rows of all processes."""
     if dist.is_available() and dist.is_initialized():
         sum_and_count = sum_and_count.clone()
         dist.all_reduce(sum_and_count)

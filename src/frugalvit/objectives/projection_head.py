@@ -22,8 +22,8 @@ from frugalvit.objectives.checks import check_momentum
 class Prototypes(nn.Module):
     """A linear layer without bias whose K rows are g_k · v_k / |v_k|: (…, P) -> (…, K).
 
-    The parameters have the names weight normalisation gives them in released checkpoints, ``weight_g`` and
-    ``weight_v``; unlike that hook, a plain module can be deep-copied at any time.
+    The parameters have the names of weight normalization in released checkpoints, ``weight_g`` and ``weight_v``. Unlike
+    torch's hook, this module can be deep-copied at any time.
     """
 
     def __init__(self, bottleneck: int, prototypes: int, norm_last: bool) -> None:
@@ -33,7 +33,7 @@ class Prototypes(nn.Module):
         self.weight_v = nn.Parameter(torch.empty(prototypes, bottleneck).uniform_(-bound, bound))
 
     def weight(self) -> Tensor:
-        """The prototypes (K, P), at least in fp32, as the vectors that they are compared with."""
+        """The prototypes (K, P), at least in fp32."""
         weight = F.normalize(self.weight_v, dim=1) * self.weight_g
         return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
@@ -42,12 +42,12 @@ class Prototypes(nn.Module):
 
 
 class ProjectionHead(nn.Module):
-    """dim -> hidden -> … -> bottleneck (GELU between), L2-normalised, then weight-normed prototypes: (…, D) -> (…, K).
+    """dim -> hidden -> … -> bottleneck (GELU between), L2-normalized, then prototypes: (…, D) -> (…, K).
 
     layers:    linear layers up to and including the bottleneck
-    norm_last: prototypes keep length 1 (steadier); otherwise their lengths are learned
+    norm_last: prototypes keep length 1 (more stable); otherwise their lengths are learned
 
-    Released EsViT and DINO heads load as they are: ``mlp.{0,2,4}.*``, ``last_layer.weight_g``, ``last_layer.weight_v``.
+    Released EsViT and DINO heads load unchanged: ``mlp.{0,2,4}.*``, ``last_layer.weight_g``, ``last_layer.weight_v``.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class ProjectionHead(nn.Module):
 
     @property
     def prototypes(self) -> int:
-        """K, how many numbers the head gives."""
+        """K, the number of outputs."""
         return self.last_layer.weight_v.shape[0]
 
     def project(self, features: Tensor) -> Tensor:
         """(…, D) -> (…, P): the bottleneck, of length 1, at least in fp32."""
         own = self.last_layer.weight_v.dtype
         if features.dtype != own and not torch.is_autocast_enabled(features.device.type):
-            features = features.to(own)  # somebody's autocast was around the network alone
+            features = features.to(own)  # the caller's autocast covered only the network
         bottleneck = self.mlp(features)
         return F.normalize(bottleneck.to(torch.promote_types(bottleneck.dtype, torch.float32)), dim=-1)
 
     def weight(self) -> Tensor:
-        """The prototypes (K, P); ``project(x) @ weight().T`` is what ``forward`` gives."""
+        """The prototypes (K, P); ``forward`` returns ``project(x) @ weight().T``."""
         return self.last_layer.weight()
 
     def forward(self, features: Tensor) -> Tensor:
@@ -94,10 +94,10 @@ class ProjectionHead(nn.Module):
 
 
 def update_average(teacher: nn.Module, student: nn.Module, momentum: float, skipped: Tensor | None = None) -> None:
-    """θ_t <- m θ_t + (1 - m) θ_s over all parameters at once (buffers are not averaged).
+    """Update the EMA: θ_t <- m θ_t + (1 - m) θ_s over all parameters at once (buffers are not averaged).
 
-    skipped: a boolean tensor; where the student's step was skipped, the teacher stays as it is, too. On a GPU that is
-        decided there: reading it would make the host wait
+    skipped: a boolean tensor: True if the student's step was skipped, then the teacher stays unchanged. On a GPU the
+        device decides: reading the value would make the host wait
     """
     check_momentum(momentum)
     move_towards(list(teacher.parameters()), list(student.parameters()), momentum, skipped)
@@ -105,17 +105,13 @@ def update_average(teacher: nn.Module, student: nn.Module, momentum: float, skip
 
 @torch.no_grad()
 def move_towards(
-    followers: Sequence[Tensor], followed: Sequence[Tensor], momentum: float, skipped: Tensor | None = None
+    averages: Sequence[Tensor], sources: Sequence[Tensor], momentum: float, skipped: Tensor | None = None
 ) -> None:
-    """θ <- m θ + (1 - m) θ_followed for all tensors at once, unless ``skipped``."""
+    """θ <- m θ + (1 - m) θ_source for all tensors at once, unless ``skipped``."""
     if skipped is not None and skipped.device.type == "cuda":
-        _move_unless(skipped, followers, followed, 1.0 - momentum)
+        # θ <- θ + s (θ_source - θ) with s = 0 after a skipped step; all tensors are finite.
+        step: Any = torch._foreach_sub(sources, averages)  # pyright: ignore
+        torch._foreach_mul_(step, (1.0 - momentum) * ~skipped)  # pyright: ignore
+        torch._foreach_add_(averages, step)  # pyright: ignore
     elif skipped is None or not bool(skipped):
-        torch._foreach_lerp_(followers, followed, 1.0 - momentum)  # pyright: ignore
-
-
-def _move_unless(skipped: Tensor, followers: Sequence[Tensor], followed: Sequence[Tensor], share: float) -> None:
-    """θ <- θ + s (θ_followed - θ), with an s that the device makes zero where the step was skipped; all are finite."""
-    way: Any = torch._foreach_sub(followed, followers)  # pyright: ignore
-    torch._foreach_mul_(way, share * ~skipped)  # pyright: ignore
-    torch._foreach_add_(followers, way)  # pyright: ignore
+        torch._foreach_lerp_(averages, sources, 1.0 - momentum)  # pyright: ignore

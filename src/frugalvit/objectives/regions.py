@@ -1,13 +1,13 @@
-"""Region level: every region of a student crop must say what the teacher says of the region that matches it best.
+"""Region level: every region of a student crop predicts the teacher's distribution of its best matching region.
 
 EsViT (Li et al., 2022) section 2.2 and Algorithm 1. For a pair of crops with regions z_i (student) and z_j (teacher),
 
     M_R(s, t) = -1/T Σ_i p_{j*} · log p_i,   j* = argmax_j cos(z_i, z_j)      (2)
     L_R = 1/|P| Σ_{(s,t) in P} M_R(s, t)
 
-Regions are matched on backbone features, before the head and without gradient; p_j is centred and sharpened as in
-views.py, with a head and a centre of its own. Algorithm 1 matches by plain dot products; Eq. 2 and the released code
-use the cosine, and so do we.
+Regions are matched on backbone features, before the head and without gradient. p_j is centered and sharpened as in
+views.py, with a separate head and center. Algorithm 1 matches by plain dot products; Eq. 2, the released code and this
+module use the cosine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from frugalvit.objectives.matching import Matching, count_pairs, cross_entropy, 
 
 @torch.no_grad()
 def match_regions(student_grid: Tensor, teacher_grid: Tensor) -> Tensor:
-    """Every student region's most similar teacher region: (B, D, h, w), (B, D, h', w') -> flat indices (B, h·w)."""
+    """Match every student region to a teacher region: (B, D, h, w), (B, D, h', w') -> flat indices (B, h·w)."""
     return _match_all([student_grid], [teacher_grid])[0]
 
 
@@ -41,20 +41,18 @@ def region_loss(
     student_temp: float = 0.1,
     teacher_temp: float | Tensor = 0.04,
 ) -> Tensor:
-    """L_R over lists with one entry per crop: logits (B, T, K) and grids (B, D, h, w), T = h·w row by row.
+    """Return L_R over lists with one entry per crop: logits (B, T, K) and grids (B, D, h, w), T = h·w row by row.
 
-    The teacher's crops are the first of the student's, in order. Any sizes, any number of crops.
+    The teacher's crops are the student's first, in order. Sizes and number of crops are free.
     """
     pairs = count_pairs(len(student_logits), len(teacher_logits))
-    for what, logits, grids in (
+    for name, logits, grids in (
         ("student_logits", student_logits, student_grids),
         ("teacher_logits", teacher_logits, teacher_grids),
     ):
-        check_crops(what, logits, 3, len(student_logits[0]), student_logits[0].shape[-1], axis=-1)
+        check_crops(name, logits, 3, len(student_logits[0]), student_logits[0].shape[-1], axis=-1)
         if [crop.shape[1] for crop in logits] != [grid.shape[2:].numel() for grid in grids]:
-            raise UserError(
-                f"{what} and grids do not fit: give one grid per crop, with as many cells as it has regions."
-            )
+            raise UserError(f"{name} and grids do not fit: use one grid per crop, with one cell per region.")
     sizes = [logits.shape[1] for logits in student_logits]
     with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
         targets = [teacher_probs(logits, center, teacher_temp) for logits in teacher_logits]
@@ -116,10 +114,10 @@ class RegionMatching(Matching):
             blocks.append(block.scatter_(2, match[..., None], weight))
         return torch.cat(blocks, dim=2)
 
-    def _more_health(
+    def _extra_health(
         self, assignment: Tensor, student_features: Sequence[Features], teacher_features: Sequence[Features]
     ) -> dict[str, Tensor]:
-        """match_entropy: how evenly matches spread over the teacher's regions, 0 (all one region) to 1."""
+        """match_entropy: how evenly matches spread over the teacher's regions, from 0 (all to one region) to 1."""
         student_sizes = [crop.grid.shape[2:].numel() for crop in student_features]
         teacher_sizes = [crop.grid.shape[2:].numel() for crop in teacher_features]
         entropies = []
@@ -133,10 +131,10 @@ class RegionMatching(Matching):
 
 
 def _match_all(student_grids: Sequence[Tensor], teacher_grids: Sequence[Tensor]) -> list[Tensor]:
-    """Per teacher crop the best region for every region of all student crops, (B, ΣT): one product for all pairs."""
+    """Return per teacher crop the best region for every student region, (B, ΣT), by one product for all pairs."""
     batch, width = student_grids[0].shape[:2]
-    for what, grids in (("student grids", student_grids), ("teacher grids", teacher_grids)):
-        check_crops(what, grids, 4, batch, width)
+    for name, grids in (("student grids", student_grids), ("teacher grids", teacher_grids)):
+        check_crops(name, grids, 4, batch, width)
     dtype = torch.float32
     for grid in (*student_grids, *teacher_grids):
         dtype = torch.promote_types(dtype, grid.dtype)

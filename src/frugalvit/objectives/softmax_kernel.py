@@ -1,10 +1,9 @@
-"""Row-wise softmax with its log-normaliser in one Triton kernel: two readings and one writing of the logits.
+"""Row-wise softmax with its log-normalizer in one Triton kernel: the logits are read twice and written once.
 
-For rows of tens of thousands of prototypes the plain way makes a kernel, and a passage through memory, of every
-subtraction, maximum, exponential, sum and division.
+Plain torch needs a kernel and a pass over memory for every subtraction, maximum, exponential, sum and division.
 """
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# Triton's stubs know scalars only, not the tiles that its language is about.
+# Triton's type stubs describe only scalars, not tiles.
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _BLOCK = 4096
 def softmax_kernel(logits, shift, probabilities, normaliser, length, SHIFTED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
-    # Every lane keeps its own maximum and sum; they meet once, at the end.
+    # Every lane has its own maximum and sum; they are combined once, at the end.
     top, total = tl.full((BLOCK,), -1e30, tl.float32), tl.zeros((BLOCK,), tl.float32)
     for start in range(0, length, BLOCK):
         inside = start + lane < length
@@ -43,7 +42,7 @@ def softmax_kernel(logits, shift, probabilities, normaliser, length, SHIFTED: tl
 
 
 def fused_softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Log-normalisers (R) and probabilities (R, K) in ``dtype`` of softmax(logits - shift); float logits (R, K)."""
+    """Return log-normalizers (R) and probabilities (R, K) in ``dtype`` of softmax(logits - shift), logits (R, K)."""
     rows, length = logits.shape
     probabilities = torch.empty(logits.shape, dtype=dtype, device=logits.device)
     normaliser = torch.empty(rows, dtype=logits.dtype, device=logits.device)

@@ -1,14 +1,14 @@
-"""View level: the student must say of its crop what the teacher says of another crop of the same image.
+"""View level: the student predicts for its crop the teacher's distribution for another crop of the same image.
 
 EsViT (Li et al., 2022) section 2.2, after DINO (Caron et al., 2021). With the set P of pairs (student crop s, teacher
 crop t), s ≠ t,
 
     L_V = 1/|P| Σ_{(s,t) in P} M_V(s, t),   M_V = -p_t · log p_s       (1; the print has p_s and p_t exchanged)
 
-    p_t = softmax((logits_t - centre) / τt),   p_s = softmax(logits_s / τs),   averaged over the batch.
+    p_t = softmax((logits_t - center) / τt),   p_s = softmax(logits_s / τs),   averaged over the batch.
 
-Since -p_t · log p_s = lse(s) - p_t · s, one logsumexp serves a student crop against all its teachers, and their mean
-over teachers needs only the mean of the teachers' distributions.
+Since -p_t · log p_s = lse(s) - p_t · s, a student crop needs one logsumexp for all its teachers, and the mean over
+teachers needs only the mean of their distributions.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ def view_loss(
     teacher_temp: float | Tensor = 0.04,
     mixing: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """L_V over lists of logits (B, K), one per crop; the teacher's crops are the first of the student's, in order.
+    """Return L_V over lists of logits (B, K), one per crop; the teacher's crops are the student's first, in order.
 
-    center (K) or (1, K). ``mixing`` (B, B) per student crop weighs the images a mixed-up crop shows: its row b says
-    how much of every student image the teacher's image b should match; the identity is the plain loss.
+    center: (K) or (1, K)
+    mixing: (B, B) per student crop, for crops mixed from several images. Row b weighs the student images that the
+            teacher's image b should match; the identity gives the plain loss
     """
     pairs = count_pairs(len(student_logits), len(teacher_logits))
     axes, batch, width = max(2, student_logits[0].ndim), len(student_logits[0]), student_logits[0].shape[-1]
-    for what, crops in (("student_logits", student_logits), ("teacher_logits", teacher_logits)):
-        check_crops(what, crops, axes, batch, width, axis=-1)
+    for name, crops in (("student_logits", student_logits), ("teacher_logits", teacher_logits)):
+        check_crops(name, crops, axes, batch, width, axis=-1)
     with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
         targets = [teacher_probs(logits, center, teacher_temp) for logits in teacher_logits]
     loss = student_logits[0].new_zeros((), dtype=torch.float32)
     for crop, logits in enumerate(student_logits):
-        chosen = [targets[t] for t in teachers_of(crop, len(targets))]
-        if not chosen:
+        others = [targets[t] for t in teachers_of(crop, len(targets))]
+        if not others:
             continue
-        target = sum(chosen[1:], start=chosen[0])  # Σ_t p_t
+        target = sum(others[1:], start=others[0])  # Σ_t p_t
         if mixing is not None:
             target = mixing[crop].to(target).mT @ target
         loss = loss + cross_entropy(logits, target, student_temp).mean()
@@ -56,7 +57,7 @@ def view_loss(
 
 
 class ViewMatching(Matching):
-    """L_V on ``Features.pooled``, whose width (``backbone.pooled_dim``) ``dim`` is; see :class:`Matching`."""
+    """L_V on ``Features.pooled``; ``dim`` is ``backbone.pooled_dim``. See :class:`Matching` for the options."""
 
     level = "pooled"
 

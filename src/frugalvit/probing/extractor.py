@@ -25,8 +25,8 @@ from torch import Tensor
 from frugalvit.config.data import AugmentConfig
 from frugalvit.data.augment.transforms import TrainAugment
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import UnreadableImage
-from frugalvit.data.image_size import cached_size_alone, probe_images, resize_to
+from frugalvit.data.decode import UnreadableImage, resize_to
+from frugalvit.data.image_size import cached_size_alone, probe_images
 from frugalvit.data.paths import cache_root
 from frugalvit.data.rng import generator_for
 from frugalvit.engine.hardware import precision_name
@@ -119,7 +119,7 @@ class FeatureExtractor:
         missing = [number for number in range(len(starts)) if number not in parts]
         limit = max(1, int(self.max_bad * len(examples)))
         bad = sum(len(part.bad) for part in parts.values())
-        reader = _Reader(examples, rectangle, transform.enough, self.threads)
+        reader = _Reader(examples, rectangle, transform.min_size, self.threads)
         progress = console.ProgressBar(len(examples), label, sum(len(p.positions) for p in parts.values()))
         for number, decoded in reader.chunks(missing):
             bad += len(decoded.bad)
@@ -255,7 +255,7 @@ class _Reader:
     def __init__(
         self, examples: ImageDataset, rectangle: tuple[int, int] | None, enough: tuple[int, int], threads: int
     ) -> None:
-        self.examples, self.rectangle, self.enough, self.threads = examples, rectangle, enough, threads
+        self.examples, self.rectangle, self.min_size, self.threads = examples, rectangle, enough, threads
 
     def chunks(self, numbers: list[int]) -> Iterator[tuple[int, _Decoded]]:
         with ThreadPoolExecutor(self.threads) as decoders, ThreadPoolExecutor(1) as ahead:
@@ -282,11 +282,11 @@ class _Reader:
 
     def _one(self, position: int) -> tuple[np.ndarray, tuple[int, int]] | UnreadableImage:
         try:
-            pixels = self.examples.read(position, at_least=self.enough)
+            pixels = self.examples.read(position, at_least=self.min_size)
         except UnreadableImage as error:
             return error
         size = (pixels.shape[0], pixels.shape[1])
-        return np.ascontiguousarray(resize_to(pixels, self.rectangle or cached_size_alone(size, self.enough))), size
+        return np.ascontiguousarray(resize_to(pixels, self.rectangle or cached_size_alone(size, self.min_size))), size
 
 
 # -- files

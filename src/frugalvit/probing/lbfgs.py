@@ -7,7 +7,7 @@ Minimises, for every strength λ_r of a batch,
 with the softmax cross-entropy or, for targets of several labels, the sum of binary cross-entropies.
 Shapes: x (N, D), W (R, D, C), b (R, C), logits and targets (R, N, C) and (N, C).
 
-What makes it quick:
+Why it is fast:
 - the logits are linear in the parameters, so along a direction they are Z + t Z_d. A line search therefore costs
   no matrix product, only elementwise work; an iteration costs two products however many steps are tried;
 - f is convex along a line, so the search needs the derivative's sign alone: a bracket and the secant;
@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 HISTORY = 10
-# Curvature condition of the line search: |f'(t)| <= 0.1 |f'(0)|; trials are cheap, so it is tighter than the usual 0.9.
+# Curvature condition of the line search: |f'(t)| <= 0.1 |f'(0)|; trials are cheap, so it is tighter than 0.9.
 CURVATURE = 0.1
 TRIALS = 40  # halving a bracket so often leaves 1e-12 of it, where a step begins far too long
-# Units of rounding left in a gradient whose terms cancel; below them it says nothing.
+# Units of rounding in a gradient whose terms cancel; a smaller gradient is noise.
 PRECISION = 16
 
 
@@ -64,9 +64,9 @@ def principal_axes(features: Tensor) -> Axes:
     _, basis = torch.linalg.eigh(rows.T @ rows)
     rows = rows @ basis
     spectrum = rows.square().sum(dim=0)
-    kept = spectrum > spectrum.max() * torch.finfo(rows.dtype).eps ** 2
+    spanned = spectrum > spectrum.max() * torch.finfo(rows.dtype).eps ** 2
     basis = basis if reduce is None else reduce @ basis
-    return Axes(rows[:, kept], spectrum[kept], mean, basis[:, kept])
+    return Axes(rows[:, spanned], spectrum[spanned], mean, basis[:, spanned])
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Minimum:
     bias: Tensor
     iterations: Tensor  # (R,)
     gradient: Tensor  # (R,), |gradient|
-    converged: Tensor  # (R,), whether it ended by its gradient, not at the limit or for want of a way down
+    converged: Tensor  # (R,), True if it ended by its gradient, not at the limit or without a descent step
 
 
 @torch.no_grad()
@@ -132,7 +132,7 @@ def minimise(
 
 
 class _Active:
-    """The strengths still on their way: parameters (A, K + 1, C) with the bias last, logits (A, N, C), recent pairs."""
+    """The strengths that have not converged: parameters (A, K + 1, C), bias last, logits (A, N, C), pairs."""
 
     def __init__(self, axes: Axes, targets: Tensor, several_labels: bool, strengths: Tensor, start: Tensor) -> None:
         self.rows, self.spectrum, self.several_labels = axes.rows, axes.spectrum, several_labels
@@ -142,20 +142,20 @@ class _Active:
         self.steepest = self.spectrum.sum().clamp_min(torch.finfo(start.dtype).tiny)
         self.penalty, self.parameters = strengths, start
         self.strength = torch.arange(len(strengths), device=start.device)
-        self.stalled = torch.zeros_like(self.strength, dtype=torch.bool)  # no way down is left in these numbers
-        self.lost = self.stalled  # no way down was found
+        self.stalled = torch.zeros_like(self.strength, dtype=torch.bool)  # no descent step is left at this precision
+        self.lost = self.stalled  # the line search failed
         self.logits = self.forward(start)
         self.residual = self.miss(self.logits)
         self.gradient = self.slope()
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # step, change of gradient, 1 / (step . change)
 
     def noise(self) -> Tensor:
-        """What rounding leaves of a gradient that should be zero: a few units of the sum |x||residual|."""
+        """Estimate the rounding error of a zero gradient: a few units of the sum |x||residual|."""
         unit = PRECISION * torch.finfo(self.rows.dtype).eps
         return unit * (self.spectrum.sum() + len(self.rows)).sqrt() * self.residual.flatten(1).norm(dim=1)
 
     def balanced(self, tolerance: float) -> Tensor:
-        """Whether what is left to go for the bias is small beside what the images differ by, or lost in rounding."""
+        """True if the remaining change of the bias is small beside the spread of the logits, or is noise."""
         slope = self.gradient[:, -1].norm(dim=1)
         apart = (self.logits - self.parameters[:, -1:]).flatten(1).norm(dim=1) / len(self.rows) ** 0.5
         return slope <= torch.maximum(tolerance * self.curvature()[:, -1] * apart, self.noise())
@@ -163,7 +163,7 @@ class _Active:
     def curvature(self) -> Tensor:
         """h * spectrum + λ, and h * N for the bias: (A, K + 1)."""
         missed = self.residual.abs()
-        # Images that are all told apart, or hopelessly mistaken, show no curvature; the bias has no λ to fall back on.
+        # Images that are all right or all wrong have no curvature, and the bias has no λ.
         least = (self.penalty / self.steepest).clamp_max(torch.finfo(missed.dtype).eps)
         h = (missed - missed.square()).mean(dim=(1, 2)).maximum(least)
         curvature = h[:, None] * torch.cat([self.spectrum, self.spectrum.new_tensor([len(self.rows)])])
@@ -171,7 +171,7 @@ class _Active:
         return curvature
 
     def keep(self, rows: Tensor) -> None:
-        """Let the strengths go that have arrived."""
+        """Drop the strengths that have converged."""
         for name in ("penalty", "parameters", "strength", "stalled", "lost", "logits", "residual", "gradient"):
             setattr(self, name, getattr(self, name)[rows])
         self.pairs = [(step[rows], change[rows], inverse[rows]) for step, change, inverse in self.pairs]
@@ -231,7 +231,7 @@ class _Active:
         result = inverse * result
         for (step, change, reciprocal), share in zip(self.pairs, reversed(taken), strict=True):
             result = result + (share - reciprocal * _dot(change, result)) * step
-        # numbers at the end of their precision can turn H indefinite: then start over from H_0
+        # rounding can make H indefinite: then restart from H_0
         uphill = _dot(result, self.gradient) <= 0
         return -torch.where(uphill, inverse * self.gradient, result)
 
@@ -239,7 +239,7 @@ class _Active:
         """A length t (A, 1, 1) with |f'(t)| <= CURVATURE |f'(0)|, from the derivative along the line alone.
 
         f'(t) = sum (p(Z + t Z_d) - y) Z_d + λ (W + t D) . D rises with t, so a bracket always closes.
-        The residual of the last length tried is kept: it is that of the next gradient.
+        The residual of the last trial is stored: the next gradient needs it.
         """
         moved = direction[:, :-1]
         linear = self.penalty[:, None, None] * _dot(self.parameters[:, :-1], moved)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import Store
-from frugalvit.data.loader import Batches
-from frugalvit.data.webdataset.streaming_loader import StreamingBatches
+from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.loader import BatchSource
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils.files import utf8_safe
@@ -25,18 +23,14 @@ class SkippedFile(NamedTuple):
     reason: str
 
 
-def record_data_usage(
-    run: RunFolder, notes: Sequence[str], parts: Mapping[str, Store | Batches | StreamingBatches]
-) -> None:
+def record_data_usage(run: RunFolder, notes: Sequence[str], parts: Mapping[str, ImageStore | BatchSource]) -> None:
     """Write the notes on the data, the number of images of each split, and the files that were skipped.
 
     Images that are decoded while training show up as unreadable only then, so this is called again at the end.
     """
-    stores = {name: part.store if isinstance(part, Batches) else part for name, part in parts.items()}
-    bad = [SkippedFile(name, *entry) for name, store in stores.items() for entry in store.bad]
-    used = {name: store.readable for name, store in stores.items() if not isinstance(store, StreamingBatches)}
-    on_demand = [name for name, store in stores.items() if isinstance(store, OnDemandStore)]
-    write_data_usage(run, notes, used, bad, on_demand)
+    unreadable = [SkippedFile(name, *entry) for name, part in parts.items() for entry in part.unreadable]
+    used = {name: part.readable for name, part in parts.items() if part.readable is not None}
+    write_data_usage(run, notes, used, unreadable, [name for name, part in parts.items() if part.found_late])
 
 
 def write_data_usage(

@@ -127,10 +127,11 @@ class FolderLock:
     """Allow one process at a time in a folder. The system frees the lock when the process ends.
 
     hint: what to do if the lock file is not writable
+    wait: wait for another process instead of failing; ``CannotLock`` if the file system has no locks
     """
 
-    def __init__(self, folder: Path, hint: str = "Choose another --out.") -> None:
-        self.path, self.hint = folder / ".lock", hint
+    def __init__(self, folder: Path, hint: str = "Choose another --out.", *, wait: bool = False) -> None:
+        self.path, self.hint, self.wait = folder / ".lock", hint, wait
         self._handle: IO[str] | None = None
 
     def __enter__(self) -> Self:
@@ -139,9 +140,11 @@ class FolderLock:
         except OSError as error:
             raise CannotLock(f"Cannot write {self.path} ({error.strerror}). {self.hint}") from None
         try:
-            _lock(self._handle)
-        except OSError:
+            _lock(self._handle, self.wait)
+        except OSError as error:
             self._handle.close()
+            if self.wait:
+                raise CannotLock(f"Cannot lock {self.path} ({error.strerror}). {self.hint}") from None
             folder = self.path.parent
             raise UserError(f"Another process works in {folder}. Wait for it, or choose another --out.") from None
         return self
@@ -195,15 +198,17 @@ def _is_locked(folder: Path) -> bool:
         return True
 
 
-def _lock(handle: IO[str]) -> None:
+def _lock(handle: IO[str], wait: bool) -> None:
+    """Lock a file. ``OSError`` if it is locked, or (waiting) if there are no locks; Windows waits ten seconds."""
     if os.name == "nt":
         import msvcrt
 
-        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK  # type: ignore[attr-defined]
+        msvcrt.locking(handle.fileno(), mode, 1)  # type: ignore[attr-defined]
     else:
         import fcntl
 
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _flush_folder(folder: Path) -> None:

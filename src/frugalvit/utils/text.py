@@ -16,3 +16,8 @@ def truncate_list(names: Sequence[str], count: int = 5) -> str:
     """``a, b, c and 7 more``."""
     text = ", ".join(names[:count])
     return text if len(names) <= count else f"{text} and {len(names) - count} more"
+
+
+def short_message(error: Exception) -> str:
+    """Return the message of another library's exception on one line, at most 200 characters."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

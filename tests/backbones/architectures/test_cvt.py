@@ -1,4 +1,4 @@
-"""CvT-13: the released numbers, the norm and the attention against their formulas."""
+"""CvT-13 gives the released numbers; its norm and attention equal their formulas."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_channel_norm_of_a_blank_image_has_finite_gradients():
 
 
 @pytest.mark.parametrize("size", [(4, 4), (5, 7), (1, 3)])
-def test_attention_is_recomputed_from_queries_and_keys(size):
+def test_attention_equals_queries_times_keys(size):
     torch.manual_seed(0)
     attention = ConvAttention(dim=8, heads=2, head_dim=4, key_stride=2, drop=0.0).eval()
     x = torch.randn(2, 8, *size)

@@ -1,4 +1,4 @@
-"""Windowed CvT: the released numbers, and attention against loops over positions."""
+"""Windowed CvT gives the released numbers; its attention equals loops over positions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_equals_the_released_network(golden, size):
 
 
 def attention_by_loops(layer: WindowAttention, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masked form: position by position, over the positions of the same window that exist."""
+    """Masked form: a loop over positions, each with the existing positions of its window."""
     batch, dim, height, width = x.shape
     tall, wide = min(layer.window, height), min(layer.window, width)
     queries, keys, values = layer.qkv(x).flatten(2).chunk(3, dim=1)
@@ -74,7 +74,7 @@ def attention_by_loops(layer: WindowAttention, x: torch.Tensor) -> tuple[torch.T
     window=st.integers(1, 4),
     relative_bias=st.booleans(),
 )
-def test_masked_attention_is_the_loop_over_positions(height, width, window, relative_bias):
+def test_masked_attention_equals_loops(height, width, window, relative_bias):
     torch.manual_seed(0)
     layer = WindowAttention(8, 2, window, relative_bias, "masked").double().eval()
     x = torch.randn(2, 8, height, width, dtype=torch.float64, requires_grad=True)
@@ -88,8 +88,8 @@ def test_masked_attention_is_the_loop_over_positions(height, width, window, rela
     torch.testing.assert_close(fast, slow)
 
 
-def test_zeros_are_seen_only_in_the_released_form():
-    """Where windows fit, both forms agree; where they overhang, they differ."""
+def test_padding_matters_only_in_the_released_form():
+    """Both forms are equal if windows divide the map, and differ otherwise."""
     torch.manual_seed(0)
     masked = WindowAttention(8, 2, 4, True, "masked").eval()
     zeros = WindowAttention(8, 2, 4, True, "zeros").eval()
@@ -100,8 +100,8 @@ def test_zeros_are_seen_only_in_the_released_form():
         torch.testing.assert_close(zeros.attention(x).sum(-1), torch.ones(1, 2, side * side))
 
 
-def test_filling_does_not_touch_the_batch_statistics():
-    """In training the masked form normalises over the map's own positions."""
+def test_padding_does_not_change_batch_statistics():
+    """In training the masked form normalizes over the positions of the map only."""
     torch.manual_seed(0)
     layer = WindowAttention(8, 2, 4, True, "masked").train()
     x = torch.randn(3, 8, 5, 6)
@@ -110,6 +110,6 @@ def test_filling_does_not_touch_the_batch_statistics():
     torch.testing.assert_close(layer.qkv.bn.running_mean, 0.1 * seen)
 
 
-def test_unknown_padding_is_said():
+def test_unknown_padding_raises_user_error():
     with pytest.raises(UserError, match="'masked' or 'zeros'"):
         timm.create_model("cvt_tiny_w7", padding="reflect")

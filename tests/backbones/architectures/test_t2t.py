@@ -1,4 +1,4 @@
-"""T2T-ViT-14: the released numbers, the performer and the positions against their formulas."""
+"""T2T-ViT-14 gives the released numbers; performer and positions equal their formulas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_equals_the_released_network(golden):
     torch.testing.assert_close(pooled_grid, torch.from_numpy(arrays["grid"]), rtol=0, atol=1e-4)
 
 
-def test_performer_follows_its_formula():
+def test_performer_equals_its_formula():
     torch.manual_seed(0)
     performer = Performer(in_dim=12, dim=8).eval()
     x = torch.randn(2, 5, 12)
@@ -54,7 +54,7 @@ def test_performer_follows_its_formula():
 
 
 def test_performer_approximates_softmax_attention():
-    """With many random features the estimate comes close to what it stands for."""
+    """With many random features the estimate is close to softmax attention."""
     torch.manual_seed(0)
     performer = Performer(in_dim=4, dim=4, kernel_ratio=5000)
     performer.w.data.normal_()
@@ -73,7 +73,7 @@ def test_positions_are_sinusoids():
             assert abs(table[position, channel].item() - expected) < 1e-6
 
 
-def test_positions_stay_where_the_size_is_the_built_one():
+def test_positions_are_unchanged_at_the_built_size():
     model = timm.create_model("t2t_vit_14", img_size=(48, 80), embed_dim=8, depth=1, num_heads=2, token_dim=4)
     assert model.grid_size == (3, 5)
     torch.testing.assert_close(model.pos_embed, sinusoids(1 + 15, 8))
@@ -83,7 +83,7 @@ def test_positions_stay_where_the_size_is_the_built_one():
     torch.testing.assert_close(tokens[:, 1:], plain + model.pos_embed[:, 1:])
 
 
-def test_attention_is_recomputed_from_queries_and_keys():
+def test_attention_equals_queries_times_keys():
     torch.manual_seed(0)
     model = timm.create_model("t2t_vit_14", embed_dim=8, depth=2, num_heads=2, token_dim=4).eval()
     images = torch.randn(1, 3, 32, 48)

@@ -1,4 +1,4 @@
-"""The window kernels against the plain way: interpreted on the CPU in full precision, and run on a GPU."""
+"""The window kernels equal plain torch: interpreted on the CPU in full precision, and on a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLANS = {
 
 
 def plainly(qkv: Tensor, bias: Tensor, plan: WindowPlan) -> Tensor:
-    """Cut, attend, join."""
+    """Partition, attend, reverse."""
     heads = len(bias)
     windows = window_partition(qkv, plan)
     query, key, value = windows.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
@@ -51,7 +51,7 @@ def inputs(plan: WindowPlan, heads: int, width: int, images: int = 2) -> tuple[T
 
 
 def interpret(plan: WindowPlan) -> None:
-    """Run the kernels' own source on the CPU, value by value, and compare with the plain way."""
+    """Run the source of the kernels on the CPU and compare with plain torch."""
     qkv, bias, grad = inputs(plan, 2, 16)
     expected = plainly(qkv.requires_grad_(), bias.requires_grad_(), plan)
     expected.backward(grad)
@@ -68,8 +68,8 @@ def interpret(plan: WindowPlan) -> None:
     torch.testing.assert_close(parts.sum(0), bias.grad, atol=1e-5, rtol=1e-5)
 
 
-def test_interpreted_kernels_equal_the_plain_way() -> None:
-    """Triton decides at import whether to interpret: so in a process of its own."""
+def test_interpreted_kernels_equal_plain_torch() -> None:
+    """Triton decides at import whether to interpret, so this runs in another process."""
     ran = subprocess.run(
         [sys.executable, __file__], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
@@ -99,8 +99,8 @@ def test_kernels_are_as_exact_as_half_precision_allows(name: str, dtype: torch.d
 
 
 @pytest.mark.gpu
-def test_a_network_with_kernels_equals_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also compiled, and on maps that windows do not divide; twice the same step gives the same bits."""
+def test_network_with_kernels_equals_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also compiled, and on maps that windows do not divide; the same step gives the same bits."""
     torch.manual_seed(0)
     network = SwinTransformer(num_classes=10, drop_path_rate=0.0).cuda()
     images = torch.randn(8, 3, 224, 160, device="cuda")
@@ -129,7 +129,7 @@ def test_a_network_with_kernels_equals_one_without(monkeypatch: pytest.MonkeyPat
         assert (fused - exact).norm() <= allowed
 
 
-def test_what_the_kernels_leave_to_the_plain_way() -> None:
+def test_plans_without_kernel() -> None:
     small = plan_windows((14, 14), (7, 7), (0, 0), True)
     assert window_kernel.fits(small, 32, torch.bfloat16)
     assert not window_kernel.fits(small, 32, torch.float32)

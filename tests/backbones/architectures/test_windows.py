@@ -1,4 +1,4 @@
-"""Relative biases: the gradient that gathers equals the one that an index's backward adds up."""
+"""Relative biases: our gradient equals that of plain indexing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plans() -> list[WindowPlan]:
 
 
 @pytest.mark.parametrize("plan", plans(), ids=str)
-def test_equals_an_index(plan: WindowPlan) -> None:
+def test_relative_bias_equals_indexing(plan: WindowPlan) -> None:
     rows = (2 * plan.table[0] - 1) * (2 * plan.table[1] - 1)
     table = torch.randn(rows, 3, dtype=torch.float64, requires_grad=True)
     index = offsets(plan, table)
@@ -29,14 +29,13 @@ def test_equals_an_index(plan: WindowPlan) -> None:
         assert torch.equal(relative_bias(table, plan), theirs)
 
 
-def test_a_parameter_finds_what_is_kept() -> None:
-    """The same tensor each time: a network asks with its own table in every block and step."""
+def test_offsets_are_cached() -> None:
     plan, table = plans()[0], torch.nn.Parameter(torch.zeros(169, 3))
     assert offsets(plan, table) is offsets(plan, table) is offsets(plan, table.detach())
 
 
 @pytest.mark.parametrize("plan", plans(), ids=str)
-def test_every_pair_is_read_by_its_row_once(plan: WindowPlan) -> None:
+def test_every_pair_reads_one_row(plan: WindowPlan) -> None:
     index = offsets(plan, torch.zeros(1)).flatten()
     pairs = pairs_of_rows(plan, torch.zeros(1))
     for row, found in enumerate(pairs):
@@ -45,7 +44,7 @@ def test_every_pair_is_read_by_its_row_once(plan: WindowPlan) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_network_has_the_same_gradients() -> None:
+def test_compiled_network_has_the_same_gradients() -> None:
     torch.manual_seed(0)
     backbone = create_backbone("swin_nano", img_size=32, embed_dim=8, depths=(2, 2), num_heads=(1, 2), drop_path=0.0)
     images = torch.randn(2, 3, 32, 32)

@@ -1,4 +1,4 @@
-"""Every batched operation against torchvision's functional."""
+"""Batched colour and affine operations against torchvision and PIL."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_gaussian_blur(size: tuple[int, int], kernel: int, device: str) -> None:
 
 
 @DEVICES
-def test_the_least_blur_changes_nothing(device: str) -> None:
-    """Its square is 0, and 0 / 0 is no pixel."""
+def test_smallest_blur_changes_nothing(device: str) -> None:
+    """The square of its sigma is 0."""
     images = (pictures(2).float() / 255).to(device)
     result = color.gaussian_blur(images, torch.tensor([1e-30, 0.0], device=device), 13)
     torch.testing.assert_close(result, images, atol=1e-6 if device == "cpu" else LEVEL, rtol=0)
@@ -106,7 +106,7 @@ def test_other_channel_counts_pass() -> None:
 @DEVICES
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 def test_affine_operations(mode: str, device: str) -> None:
-    """Rotation, shears from the corner and translations, as torchvision's affine with the same meaning."""
+    """Rotation, shears from the corner and translations equal torchvision's affine."""
     images = pictures(5, 24, 18).float() / 255
     fill = torch.tensor([0.4, 0.5, 0.6])
     one = torch.ones(1)
@@ -141,8 +141,8 @@ def test_affine_operations(mode: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "most"), [("bilinear", 0.08), ("bicubic", 0.005)])
-def test_shears_and_translations_turn_as_pils(mode: str, most: float) -> None:
-    """The direction of every affine operation is PIL's, whose bilinear filter differs at the border only."""
+def test_direction_of_affine_operations_is_pils(mode: str, most: float) -> None:
+    """PIL's bilinear filter differs only at the border."""
     image = pictures(6, 40, 32)[5:].float() / 255
     image = color.gaussian_blur(image, torch.tensor([2.0]), 13)
     photo = Image.fromarray((image[0].permute(1, 2, 0) * 255).round().to(torch.uint8).numpy())
@@ -163,7 +163,7 @@ def test_shears_and_translations_turn_as_pils(mode: str, most: float) -> None:
 
 
 def cubic_as_written(image: Tensor, x: float, y: float) -> Tensor:
-    """The four by four taps around a position in pixels from the top left pixel, those outside taken from the edge."""
+    """Sum the four by four taps around a position from the top left pixel; edges repeat."""
 
     def kernel(t: float) -> float:  # a = -1
         t = abs(t)
@@ -178,8 +178,8 @@ def cubic_as_written(image: Tensor, x: float, y: float) -> Tensor:
 
 
 @pytest.mark.parametrize(("cubic", "tolerance"), [(affine.cubic_by_nine, 1e-5), (affine.cubic_by_two, 0.01)])
-def test_cubic_sampling_is_the_kernel(cubic: Callable[..., Tensor], tolerance: float) -> None:
-    """On noise, where neighbours differ most; by two samples a hundredth remains, on photographs far less."""
+def test_cubic_sampling_equals_the_kernel(cubic: Callable[..., Tensor], tolerance: float) -> None:
+    """On noise, where the approximation is worst."""
     image = torch.rand(1, 3, 7, 9, generator=torch.Generator().manual_seed(0))
     places = [(0.3, 0.6), (4.0, 3.0), (7.9, 5.9), (-0.4, 2.5), (8.4, 6.4), (3.5, 3.5)]
     x, y = (torch.tensor([place[axis] for place in places]).view(1, 1, -1) for axis in (0, 1))
@@ -191,8 +191,8 @@ def test_cubic_sampling_is_the_kernel(cubic: Callable[..., Tensor], tolerance: f
 # Policies
 
 
-def test_the_affine_filter_is_an_option_of_its_own() -> None:
-    """Bilinear unless asked otherwise: cubic sampling costs a CPU several times as much."""
+def test_affine_filter_is_an_option() -> None:
+    """The default is bilinear: cubic sampling is several times slower on a CPU."""
     images, sizes = (255 * torch.rand(8, 3, 32, 32)).to(torch.uint8), torch.tensor([[32, 32]] * 8)
     outcomes = []
     for values in ({}, {"affine": "bilinear"}, {"affine": "bicubic"}):

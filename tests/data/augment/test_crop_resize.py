@@ -1,4 +1,4 @@
-"""Crops against torchvision's functional, and the boxes' distribution against its RandomResizedCrop."""
+"""Crops against torchvision's functional, and the distribution of boxes against RandomResizedCrop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def noise(count: int, height: int, width: int, seed: int = 0) -> Tensor:
 
 
 def smooth(count: int, height: int, width: int, seed: int = 0) -> Tensor:
-    """Images without hard edges: uint8 resampling rounds and clips between its two passes, noise would show that."""
+    """Images without hard edges: uint8 resampling rounds between its two passes, which noise would show."""
     coarse = noise(count, max(height // 8, 2), max(width // 8, 2), seed).float()
     return functional.resize(coarse, [height, width], antialias=True).round().to(torch.uint8)
 
@@ -113,7 +113,7 @@ def test_several_views_at_once() -> None:
 
 
 def test_matrix_products_equal_weighted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of the GPU and the way of the CPU are the same linear map."""
+    """The GPU and the CPU path are the same linear map."""
     images, generator = noise(3, 40, 30), torch.Generator().manual_seed(0)
     sizes = same_sizes(images)
     boxes = torch.stack([random_resized_boxes(sizes, (0.2, 1), (0.75, 1.5), generator) for _ in range(2)], 1)
@@ -130,8 +130,8 @@ def test_float_images_in_float_images_out() -> None:
     torch.testing.assert_close(crop_resize(images.float() / 255, sizes, boxes, None, (9, 9)), from_bytes)
 
 
-def test_a_squeezed_image_keeps_its_geometry() -> None:
-    """A gradient stored at another rectangle must give the same crop as the original."""
+def test_cached_size_does_not_change_the_geometry() -> None:
+    """A gradient cached at another aspect ratio gives the same crop as the original."""
     rows = torch.linspace(0, 255, 200)[:, None].expand(200, 120)
     columns = torch.linspace(0, 255, 120).expand(200, 120)
     original = torch.stack([rows, columns, rows / 2 + columns / 2]).round().to(torch.uint8)[None]
@@ -152,7 +152,7 @@ def test_boxes_smaller_than_a_stored_pixel() -> None:
 
 @BOTH
 def test_boxes_between_two_stored_pixels(interpolation: Any) -> None:
-    """One whose edges round to the same stored pixel shows that pixel; cut to none, it would show nothing at all."""
+    """A box whose edges round to the same stored pixel shows that pixel."""
     images, boxes = noise(1, 8, 8), torch.tensor([[26.0, 26, 3, 3]])  # of an 80 x 80 original: from 2.6 to 2.9
     out = crop_resize(images, torch.tensor([[80, 80]]), boxes, None, (4, 4), interpolation)
     torch.testing.assert_close(out, (images[..., 3:4, 3:4].float() / 255).expand(1, 3, 4, 4))
@@ -160,7 +160,7 @@ def test_boxes_between_two_stored_pixels(interpolation: Any) -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(100, 100), (60, 140), (500, 50)])
 @pytest.mark.parametrize(("scale", "ratio"), [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.05, 0.4), (3 / 4, 4 / 3))])
-def test_boxes_are_distributed_as_torchvisions(
+def test_box_distribution_is_torchvisions(
     height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> None:
     count = 3000
@@ -178,12 +178,12 @@ def test_boxes_are_distributed_as_torchvisions(
 
 @pytest.mark.parametrize("size", [(100, 200), (200, 100), (150, 150)])
 @pytest.mark.parametrize("out", [(32, 64), (64, 32), (48, 48)])
-def test_boxes_cover_the_share_they_should(size: tuple[int, int], out: tuple[int, int]) -> None:
-    """Of the image, or where boxes of the input's shape cover less of it than square ones, of as much less."""
+def test_boxes_cover_their_share(size: tuple[int, int], out: tuple[int, int]) -> None:
+    """The share shrinks if boxes of the input's shape cover less than square ones."""
     height, width = size
 
     def largest(shape: float) -> float:
-        """The share of the image that the largest box of this width to height covers."""
+        """Return the share of the image that the largest box with this aspect ratio covers."""
         wider = width / height / shape
         return min(wider, 1 / wider)
 
@@ -213,7 +213,7 @@ def test_evaluation_equals_resize_and_center_crop(height: int, width: int, out: 
 
 
 @pytest.mark.parametrize(("out", "ratio"), [(100, 1.15), (224, 256 / 224), (32, 1.0)])
-def test_the_edges_of_a_resized_image_are_whole_as_torchvisions(out: int, ratio: float) -> None:
+def test_resized_edges_round_as_in_torchvision(out: int, ratio: float) -> None:
     short, long = torch.meshgrid(torch.arange(20, 120), torch.arange(20, 240), indexing="ij")
     sizes = torch.stack([short.flatten(), long.flatten()], 1)
     sizes = sizes[sizes[:, 0] <= sizes[:, 1]]
@@ -244,7 +244,7 @@ def test_pad_crop_equals_torchvisions() -> None:
 
 @pytest.mark.parametrize(("size", "out_size"), [((200, 3), (32, 320)), ((3, 200), (128, 16))])
 def test_no_crop_is_empty(size: tuple[int, int], out_size: tuple[int, int]) -> None:
-    """However thin an image is beside an oblong input."""
+    """Very thin images, and a rectangular input."""
     numbers = uniform(64, RANDOM_BOX_COLUMNS, torch.Generator().manual_seed(0))
     boxes = boxes_from_uniform(torch.tensor([size] * 64), (0.2, 1.0), (3 / 4, 4 / 3), numbers, out_size)
     assert boxes[:, 2:].min() >= 1

@@ -1,4 +1,4 @@
-"""Mixup and cutmix against the obvious loops and timm's distributions."""
+"""Mixup and cutmix against loops and timm's distributions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_equals_the_loop(count: int, blend: Blend) -> None:
     for i in range(count):
         j = i ^ 1 if (i ^ 1) < count else 0
         if blend.box is None:
-            expected = blend.kept * images[i] + (1 - blend.kept) * images[j]
+            expected = blend.share * images[i] + (1 - blend.share) * images[j]
         else:
             top, bottom, left, right = blend.box
             expected = images[i].clone()
@@ -38,8 +38,8 @@ def test_equals_the_loop(count: int, blend: Blend) -> None:
         one = dict.fromkeys(range(5), 0.9 + 0.02)
         wanted = torch.tensor(
             [
-                blend.kept * (one[k] if k == labels[i] else 0.02)
-                + (1 - blend.kept) * (one[k] if k == labels[j] else 0.02)
+                blend.share * (one[k] if k == labels[i] else 0.02)
+                + (1 - blend.share) * (one[k] if k == labels[j] else 0.02)
                 for k in range(5)
             ]
         )
@@ -47,7 +47,7 @@ def test_equals_the_loop(count: int, blend: Blend) -> None:
     torch.testing.assert_close(targets.sum(1), torch.ones(count))
 
 
-def test_targets_are_timms() -> None:
+def test_targets_equal_timms() -> None:
     labels = torch.tensor([3, 1])
     expected = mixup_target(labels, 4, lam=0.3, smoothing=0.1)  # timm's partner in a batch of two is the neighbour too
     _, targets = Mixing(MixingConfig(smoothing=0.1), 4).apply(torch.zeros(2, 3, 4, 4), labels, Blend(0.3))
@@ -76,10 +76,10 @@ def draws(config: MixingConfig, count: int = 2000, size: tuple[int, int] = (32, 
     return [mixing.draw(size, generator) for _ in range(count)]
 
 
-def test_blends_are_distributed_as_timms() -> None:
+def test_blend_distribution_is_timms() -> None:
     ours = draws(MixingConfig())
-    cutmix = [blend.kept for blend in ours if blend.box is not None]
-    mixup = [blend.kept for blend in ours if blend.box is None]
+    cutmix = [blend.share for blend in ours if blend.box is not None]
+    mixup = [blend.share for blend in ours if blend.box is None]
     assert len(cutmix) == pytest.approx(1000, abs=80)
     state = np.random.get_state()  # noqa: NPY002 - timm draws from numpy's global state
     np.random.seed(0)  # noqa: NPY002
@@ -105,16 +105,16 @@ def test_switches() -> None:
     assert all(blend.box is not None for blend in draws(MixingConfig(mixup=0), 50))
     cut = sum(blend.box is not None for blend in draws(MixingConfig(switch_prob=0.2)))
     assert cut == pytest.approx(400, abs=70)
-    mixed = sum(blend.kept < 1 for blend in draws(MixingConfig(prob=0.4, cutmix=0)))
+    mixed = sum(blend.share < 1 for blend in draws(MixingConfig(prob=0.4, cutmix=0)))
     assert mixed == pytest.approx(800, abs=90)
 
 
-def test_box_area_is_what_is_not_kept() -> None:
+def test_box_area_is_the_partners_share() -> None:
     for blend in draws(MixingConfig(mixup=0), 200):
         assert blend.box is not None
         top, bottom, left, right = blend.box
         assert 0 <= top <= bottom <= 32 and 0 <= left <= right <= 48
-        assert blend.kept == pytest.approx(1 - (bottom - top) * (right - left) / (32 * 48))
+        assert blend.share == pytest.approx(1 - (bottom - top) * (right - left) / (32 * 48))
 
 
 def test_same_generator_same_blend() -> None:

@@ -1,4 +1,4 @@
-"""Random policies against timm's and torchvision's: what they draw, how strong, how often."""
+"""Colour jitter, RandAugment and erasing against timm and torchvision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frugalvit.data.rng import uniform
 from helpers.augment_images import DEVICES, pictures
 
 
-def test_jitter_takes_torchvisions_ranges_and_all_orders() -> None:
+def test_jitter_has_torchvisions_ranges_and_all_orders() -> None:
     numbers = uniform(6000, ColorJitter.columns, torch.Generator().manual_seed(0))
     steps = ColorJitter((0.4, 0.4, 0.2, 0.1), 0.8).plan(numbers)
     sequences: dict[int, list[str]] = {}
@@ -52,7 +52,7 @@ def test_jitter_equals_torchvision_image_by_image() -> None:
     assert not torch.equal(result, images)
 
 
-def test_jitter_of_no_strength_is_left_out() -> None:
+def test_jitter_without_strength_is_left_out() -> None:
     assert {s.operation for s in ColorJitter((0, 0.4, 0, 0), 1.0).plan(uniform(20, 9, torch.Generator()))} == {
         "contrast"
     }
@@ -128,7 +128,7 @@ def test_steps_touch_only_their_rows() -> None:
     torch.testing.assert_close(out[[1, 3]], 1 - images[[1, 3]])
 
 
-def test_erasing_is_distributed_as_timms() -> None:
+def test_erasing_distribution_is_timms() -> None:
     count, size = 3000, (32, 40)
     numbers = uniform(count, affine.ERASING_COLUMNS, torch.Generator().manual_seed(0))
     ours = affine.erasing_boxes(numbers, size, (0.02, 1 / 3), (0.3, 1 / 0.3))
@@ -147,8 +147,8 @@ def test_erasing_is_distributed_as_timms() -> None:
     assert (ours[:, 0] + ours[:, 2] <= 32).all() and (ours[:, 1] + ours[:, 3] <= 40).all()
 
 
-def test_an_image_is_never_erased_from_side_to_side() -> None:
-    """As timm has it: where every attempt would be, nothing is erased."""
+def test_erased_box_is_smaller_than_the_image() -> None:
+    """As in timm, nothing is erased if every attempt is too large."""
     numbers = uniform(50, affine.ERASING_COLUMNS, torch.Generator().manual_seed(0))
     assert not affine.erasing_boxes(numbers, (20, 20), (1.0, 1.0), (1.0, 1.0))[:, 2].any()
     wide = affine.erasing_boxes(numbers, (20, 20), (0.5, 1.0), (0.5, 2.0))
@@ -165,6 +165,3 @@ def test_erasing_fills_the_box_with_noise(device: str) -> None:
     noise = out[2, :, 10:, 10:]
     assert abs(float(noise.mean())) < 0.25 and 0.8 < float(noise.std()) < 1.2
     assert not torch.equal(noise[0], noise[1])
-
-
-# Whole transforms

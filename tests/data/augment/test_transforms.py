@@ -1,4 +1,4 @@
-"""From decoded images to views: training, multi-crop and evaluation."""
+"""Transforms from cached images to network inputs: training, multi-crop and evaluation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from torchvision.transforms.v2 import functional
 from frugalvit.config.data import AugmentConfig, CropsConfig
 from frugalvit.data.augment.policies import ColorJitter, Step
 from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment, local_crop_size
-from frugalvit.data.decode import decode
-from frugalvit.data.image_size import resize_to
+from frugalvit.data.decode import decode, resize_to
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
 from helpers.augment_images import LEVEL, pictures
@@ -36,8 +35,8 @@ def test_train_augment_shapes_and_repeatability() -> None:
     assert first.shape == (6, 3, 48, 36) and torch.equal(first, again) and not torch.equal(first, other)
 
 
-def test_train_augment_of_rows_is_rows_of_the_augment() -> None:
-    """What makes ranks share a batch: an image's result does not depend on its neighbours."""
+def test_result_does_not_depend_on_other_images() -> None:
+    """So ranks can share a batch."""
     images = pictures(6, 40, 40)
     augment = TrainAugment(AugmentConfig(jitter=(0.4, 0.4, 0.2, 0.1), blur=0.5, grayscale=0.5), 40)
     numbers = uniform(6, augment.columns, torch.Generator().manual_seed(0))
@@ -47,8 +46,8 @@ def test_train_augment_of_rows_is_rows_of_the_augment() -> None:
 
 
 @pytest.mark.parametrize("out_size", [(64, 64), (48, 96), (120, 40)])
-def test_crops_are_stretched_by_the_ratio_only_whatever_the_inputs_shape(out_size: tuple[int, int]) -> None:
-    """An image whose channels say where a pixel lies: how fast they change across and down is how a crop is scaled."""
+def test_crops_are_stretched_only_by_the_ratio(out_size: tuple[int, int]) -> None:
+    """The channels hold the position of a pixel, so their slope shows the scale of a crop."""
     down, across = (torch.arange(200) / 200).view(-1, 1).expand(200, 200), (torch.arange(200) / 200).expand(200, 200)
     images = torch.stack([down, across, torch.zeros(200, 200)]).expand(64, 3, 200, 200)
     plain = {"mean": (0, 0, 0), "std": (1, 1, 1)}
@@ -71,8 +70,8 @@ def quiet(**changes: object) -> AugmentConfig:
 
 @pytest.mark.parametrize("size", [32, 64, 224])
 @pytest.mark.parametrize("shape", [(248, 224), (213, 320)])
-def test_a_picture_is_seen_as_timm_sees_it(size: int, shape: tuple[int, int]) -> None:
-    """The same crop and filter: timm rounds to bytes after resizing; ours stores a smaller picture before."""
+def test_single_image_equals_timms_transform(size: int, shape: tuple[int, int]) -> None:
+    """timm rounds to bytes after resizing; frugalvit caches a smaller image first."""
     rows, columns = np.mgrid[: shape[0], : shape[1]]
     waves = [np.sin(rows / 9 + phase) * np.cos(columns / 13 - phase) for phase in (0.0, 1.0, 2.0)]
     pixels = (127.5 + 110 * np.stack(waves, 2)).astype(np.uint8)
@@ -102,8 +101,7 @@ def test_small_images_are_shifted_not_resized() -> None:
     assert any(torch.allclose(out[0], candidate) for candidate in candidates)
 
 
-def test_shifts_reach_both_ends_of_the_border() -> None:
-    """By nine steps of which each is as likely: four pixels to one side, none, four to the other."""
+def test_shifts_are_uniform_over_the_border() -> None:
     images = pictures(9, 32, 32)
     augment = TrainAugment(quiet(), 32, mean=(0, 0, 0), std=(1, 1, 1))
     numbers = torch.full((9, augment.columns), 0.5, dtype=torch.float64)
@@ -114,7 +112,7 @@ def test_shifts_reach_both_ends_of_the_border() -> None:
         torch.testing.assert_close(out[shift], padded[shift, :, shift : shift + 32, 4:36])
 
 
-def test_larger_images_are_resized_before_they_are_shifted() -> None:
+def test_larger_images_are_resized_before_the_shift() -> None:
     images = pictures(2, 48, 64)
     out = TrainAugment(quiet(crop="padded", padding=0), 32, (0, 0, 0), (1, 1, 1))(
         images, sizes_of(images), torch.Generator()
@@ -126,7 +124,7 @@ def test_larger_images_are_resized_before_they_are_shifted() -> None:
 
 
 def test_larger_images_are_flipped_once() -> None:
-    """On the way to the padded crop they are cut twice; a flip in both would be none."""
+    """A padded crop crops twice; two flips would cancel."""
     images = pictures(2, 48, 64)
     plain, flipped = (
         TrainAugment(quiet(crop="padded", padding=0, flip=flip), 32, (0, 0, 0), (1, 1, 1))(
@@ -146,7 +144,6 @@ def test_center_crop_only_flips() -> None:
 
 
 def test_erased_boxes_have_timms_shapes() -> None:
-    """Of a tenth of the image, 0.3 to 1 / 0.3 times as high as wide, and of all shapes between."""
     images = torch.zeros(200, 3, 80, 80, dtype=torch.uint8)
     augment = TrainAugment(quiet(crop="center", erasing=1.0, erasing_area=(0.1, 0.1)), 80, (0, 0, 0), (1, 1, 1))
     erased = augment(images, sizes_of(images), torch.Generator().manual_seed(0)).any(1)
@@ -156,8 +153,8 @@ def test_erased_boxes_have_timms_shapes() -> None:
 
 
 @pytest.mark.parametrize(("operation", "share"), [("translate_x", 0.45), ("translate_y", 0.45), ("shear_x", 0.15)])
-def test_what_an_operation_uncovers_is_the_mean(operation: str, share: float) -> None:
-    """Of which normalisation makes zero; black would be far from every image."""
+def test_affine_operations_fill_with_the_mean(operation: str, share: float) -> None:
+    """Normalisation turns the mean into zero."""
     images = torch.full((1, 3, 80, 80), 255, dtype=torch.uint8)
     once = {"operations": 1, "operation_prob": 1.0, "magnitude": 10.0, "magnitude_std": 0.0}
     augment = TrainAugment(quiet(crop="center", **once), 80, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -169,8 +166,7 @@ def test_what_an_operation_uncovers_is_the_mean(operation: str, share: float) ->
 
 
 @pytest.mark.parametrize("kind", ["train", "crops"])
-def test_a_strong_blur_is_a_whole_gaussian(kind: str) -> None:
-    """Three sigmas on either side: a kernel of the usual width would cut this one short."""
+def test_blur_kernel_holds_three_sigmas(kind: str) -> None:
     images = pictures(4, 60, 60)
     plain = ((0, 0, 0), (1, 1, 1))
     if kind == "train":
@@ -241,8 +237,8 @@ def test_multi_crop_probabilities_per_view(monkeypatch: pytest.MonkeyPatch) -> N
         assert jittered == pytest.approx(0.8, abs=0.05)
 
 
-def test_crops_are_solarised_from_the_middle_on() -> None:
-    """As PIL's 128 of 255: the second global crop alone, every value from there on turned round."""
+def test_solarize_threshold() -> None:
+    """As PIL's 128 of 255, on the second global crop only."""
     grey = torch.tensor([0, 64, 127, 128, 200, 255], dtype=torch.uint8)
     images = grey.view(6, 1, 1, 1).expand(6, 3, 8, 8)
     still = {"jitter_prob": 0.0, "grayscale": 0.0, "blur_first": 0.0, "blur_global": 0.0, "local_crops": 0}
@@ -271,8 +267,8 @@ def test_evaluation_equals_torchvision_and_takes_single_images() -> None:
 
 
 @pytest.mark.parametrize("tensor", ["colour", "grey", "flat", "floats"])
-def test_a_tensor_is_the_picture_that_an_array_is(tensor: str) -> None:
-    """As torchvision gives them, channels first."""
+def test_tensors_and_arrays_give_the_same_input(tensor: str) -> None:
+    """Tensors have channels first, as in torchvision."""
     colour = pictures(1, 40, 30)[0]
     given = {"colour": colour, "grey": colour[:1], "flat": colour[0], "floats": colour / 255}[tensor]
     array = (colour if tensor in ("colour", "floats") else colour[:1]).permute(1, 2, 0).numpy()
@@ -281,22 +277,22 @@ def test_a_tensor_is_the_picture_that_an_array_is(tensor: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("picture", "words"),
+    ("picture", "message"),
     [
         (torch.zeros(2, 3, 8, 8), "several images are a list of them"),
         (np.zeros((2, 8, 8, 3), np.uint8), "Several images are a list of them"),
         (torch.zeros(8, 8, 3), "Give .H, W., .1, H, W. or .3, H, W."),
-        (torch.zeros(3, 8, 8) - 1, "normalise nothing"),
+        (torch.zeros(3, 8, 8) - 1, "from 0 to 1"),
     ],
     ids=["batch", "array of several", "channels last", "normalised"],
 )
-def test_what_is_no_picture_is_refused_with_what_is(picture: object, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_wrong_image_shapes_are_errors(picture: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         EvalTransform(16).image(picture)
 
 
 @pytest.mark.parametrize("kind", ["RGBA", "16-bit", "turned", "palette", "transparent palette"])
-def test_a_picture_is_seen_as_its_file_is(tmp_path: Path, kind: str) -> None:
+def test_image_in_memory_equals_its_file(tmp_path: Path, kind: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (20, 30, 4), dtype=np.uint8)
     colour, options, name = Image.fromarray(noise[..., :3].copy()), {}, "x.png"
     if kind == "RGBA":
@@ -316,32 +312,32 @@ def test_a_picture_is_seen_as_its_file_is(tmp_path: Path, kind: str) -> None:
         assert torch.equal(transform.image(opened), transform.image(decode(tmp_path / name)))
 
 
-def test_arrays_that_are_no_images_are_refused() -> None:
+def test_wrong_arrays_are_errors() -> None:
     transform, grey = EvalTransform(16), np.full((20, 30), 99, dtype=np.uint8)
     assert torch.equal(transform.image(grey), transform.image(grey[..., None]))
     assert torch.equal(transform.image(grey), transform.image(np.stack([grey] * 3, 2)))
     for wrong in (grey / 255, np.stack([grey] * 4, 2), grey[None, ..., None], grey[0], grey[:0], grey.astype(int)):
-        with pytest.raises(UserError, match=r"is no image: give a path, a PIL image, or uint8"):
+        with pytest.raises(UserError, match="PIL image"):
             transform.image(wrong)
 
 
-def test_evaluation_up_to_64_pixels_sees_the_whole_image() -> None:
+def test_small_images_are_not_cropped() -> None:
     assert EvalTransform(64).resize_ratio == 1.0 and EvalTransform(65).resize_ratio == pytest.approx(256 / 224)
     image = pictures(1, 64, 64)
     out = EvalTransform(64, (0, 0, 0), (1, 1, 1))(image, torch.tensor([[64, 64]]))
     torch.testing.assert_close(out, image.float() / 255)
 
 
-def test_one_channel_networks_see_grey() -> None:
+def test_grey_input_of_one_channel_networks() -> None:
     image = pictures(1, 64, 64)
     out = EvalTransform(64, mean=(0.5,), std=(0.25,))(image, torch.tensor([[64, 64]]))
     assert out.shape == (1, 1, 64, 64)
 
 
-def test_mistakes_are_said() -> None:
-    with pytest.raises(UserError, match="positive pixels"):
+def test_wrong_arguments_are_errors() -> None:
+    with pytest.raises(UserError, match="0 x 0"):
         EvalTransform(0)
-    with pytest.raises(UserError, match="at least 1"):
+    with pytest.raises(UserError, match="resize_ratio"):
         EvalTransform(64, resize_ratio=0.5)
     with pytest.raises(UserError, match="std"):
         EvalTransform(64, mean=(0.5,), std=(0.0,))
@@ -357,7 +353,7 @@ def test_generators_differ_by_seed_purpose_and_number() -> None:
 
 
 @pytest.mark.gpu
-def test_ship_packs_many_tensors() -> None:
+def test_to_device_packed() -> None:
     tensors = [torch.arange(5), torch.rand(3, 2), torch.tensor([True, False, True]), torch.rand(2, dtype=torch.float64)]
     for tensor, arrived in zip(tensors, to_device_packed(tensors, torch.device("cuda")), strict=True):
         assert arrived.is_cuda and torch.equal(arrived.cpu(), tensor)

@@ -1,8 +1,11 @@
-"""Processes that decode and read for a training: where they cannot be, and what is said when they are gone."""
+"""Images decoded on demand: the same as cached ones, by workers that may die."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -11,20 +14,90 @@ import numpy as np
 import pytest
 import torch
 
-from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.dataset import ArrayExamples
+from frugalvit.config.data import AugmentConfig
+from frugalvit.data.augment.transforms import EvalTransform, TrainAugment
+from frugalvit.data.cache import build
+from frugalvit.data.cache.build import build_store
+from frugalvit.data.cache.on_demand import Decoder, OnDemandStore
+from frugalvit.data.dataset import ArrayExamples, FileExamples
+from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.loader import Batches, eval_batches
 from frugalvit.errors import UserError
-from helpers.streams import batches, write_shards
+from helpers.image_cache import store_of, write_images
+from helpers.shards import streaming_batches, write_numbered
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (6, 4, 4, 3), dtype=np.uint8)
 
 
-def lazy(workers: int) -> OnDemandStore:
+def small_store(workers: int) -> OnDemandStore:
     return OnDemandStore(ArrayExamples(PIXELS, None, "six"), (4, 4), torch.device("cpu"), workers, 0)
+
+
+def on_demand(examples: FileExamples, workers: Any = 0, **keywords: Any) -> OnDemandStore:
+    store = build_store(examples, 36, where="off", workers=workers, **keywords)
+    assert isinstance(store, OnDemandStore)
+    return store
+
+
+def batches(store: Any) -> Batches:
+    return Batches(store, 4, seed=0, augment=TrainAugment(AugmentConfig(), 36))
 
 
 def order(step: int) -> torch.Tensor:
     return torch.arange(2) + 2 * (step % 3)
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(0, 0), (7, 7), ("auto", 3)])
+def test_the_number_of_workers(workers: Any, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "cores", lambda: 3)
+    assert on_demand(write_images(tmp_path), workers).workers == expected
+
+
+@pytest.mark.parametrize(("workers", "batches"), [(2, 5), (96, 105)])
+def test_workers_do_not_decode_far_ahead(workers: int, batches: int) -> None:
+    """Each worker decodes a batch; beyond that few wait, because each takes memory."""
+    store = small_store(workers)
+    submitted: list[list[int]] = []
+
+    class Recorder(Executor):
+        def submit(self, _: Any, indices: list[int]) -> Future[Any]:  # type: ignore[override]
+            submitted.append(indices)
+            done: Future[Any] = Future()
+            done.set_result(store.decoder(indices))
+            return done
+
+    store._pool = Recorder()
+    store.fetcher(order).at(0)
+    assert len(submitted) == batches
+
+
+def test_batches_equal_those_of_cached_images(tmp_path: Path) -> None:
+    examples = write_images(tmp_path, count=10, size=(90, 70))
+    cached, decoded = batches(store_of(examples, 36)), batches(on_demand(examples))
+    for step in (0, 1, 2, 7, 3):
+        one, other = decoded.batch_at(step), cached.batch_at(step)
+        assert torch.equal(one.images, other.images) and torch.equal(one.targets, other.targets)
+    rounds = list(eval_batches(on_demand(examples), EvalTransform(36), 4))
+    assert torch.cat([index for _, _, index in rounds]).tolist() == list(range(10))
+
+
+def test_workers_return_the_same_until_one_is_killed(tmp_path: Path) -> None:
+    examples = write_images(tmp_path, count=12)
+    decoded, cached = batches(on_demand(examples, workers=1)), batches(store_of(examples, 36))
+    for step in (0, 1, 5):
+        assert torch.equal(decoded.batch_at(step).images, cached.batch_at(step).images)
+    (worker,) = multiprocessing.active_children()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(UserError, match="was killed"):
+        [decoded.batch_at(step) for step in range(6, 60)]
+
+
+def test_evaluations_reuse_the_workers(tmp_path: Path) -> None:
+    store = on_demand(write_images(tmp_path), workers=1)
+    rounds = [[index.tolist() for _, _, index in eval_batches(store, EvalTransform(36), 4)] for _ in range(2)]
+    assert rounds[0] == rounds[1] and len(store.pool()._processes) == 1  # type: ignore[attr-defined]
+    store.close()
 
 
 @pytest.fixture
@@ -33,23 +106,16 @@ def daemonic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("daemonic")
-def test_a_daemonic_process_decodes_in_threads() -> None:
-    store = lazy(2)
+def test_a_daemonic_process_decodes_itself(tmp_path: Path) -> None:
+    store = small_store(2)
     fetcher = store.fetcher(order)
-    try:
-        for step in range(4):
-            expected = torch.from_numpy(PIXELS[order(step).numpy()]).permute(0, 3, 1, 2)
-            assert torch.equal(fetcher.at(step).images, expected)
-    finally:
-        store.close()
-
-
-@pytest.mark.usefixtures("daemonic")
-def test_a_daemonic_process_reads_shards_itself(tmp_path: Path) -> None:
-    paths = write_shards(tmp_path)
-    here, there = batches(paths), batches(paths, workers=1)
-    for step in range(2):
-        assert torch.equal(here.batch_at(step).images, there.batch_at(step).images)
+    for step in range(4):
+        expected = torch.from_numpy(PIXELS[order(step).numpy()]).permute(0, 3, 1, 2)
+        assert torch.equal(fetcher.at(step).images, expected)
+    store.close()
+    paths = write_numbered(tmp_path)
+    here, there = streaming_batches(paths), streaming_batches(paths, workers=1)
+    assert torch.equal(here.batch_at(0).images, there.batch_at(0).images)
 
 
 class Broken:
@@ -57,15 +123,43 @@ class Broken:
         raise BrokenProcessPool
 
 
-@pytest.mark.parametrize(("answered", "guard"), [(False, True), (True, False)])
-def test_a_process_that_never_answered_may_lack_the_guard(answered: bool, guard: bool, tmp_path: Path) -> None:
-    store: Any = lazy(1)
-    store.answered, store._pool = answered, Broken()
-    reader: Any = batches(write_shards(tmp_path))
-    reader._start(0)
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_worker_that_never_answered_may_lack_the_guard(answered: bool, tmp_path: Path) -> None:
+    store: Any = small_store(1)
+    store.has_answered, store._pool = answered, Broken()
+    reader: Any = streaming_batches(write_numbered(tmp_path))
+    reader.batch_at(0)
     source = reader.sources[0]
-    source.answered, source.pool = answered, Broken()
+    source.has_answered, source.pool = answered, Broken()
     for call in (lambda: store.fetcher(order).at(0), source.take):
-        with pytest.raises(UserError, match="out of memory") as caught:
+        with pytest.raises(UserError, match="--workers") as caught:
             call()
-        assert ("if __name__" in str(caught.value)) == guard and "--workers" in str(caught.value)
+        assert ("if __name__" in str(caught.value)) != answered
+
+
+class Unreadable(ArrayExamples):
+    """Images of which none can be read; counts the attempts."""
+
+    attempts = 0
+
+    def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
+        self.attempts += 1
+        raise UnreadableImage(self.names[index], "its disk is gone")
+
+
+def test_a_missing_disk_is_not_searched(tmp_path: Path) -> None:
+    examples = Unreadable(np.zeros((1000, 4, 4, 3), np.uint8), np.zeros(1000, np.int64), "gone")
+    decoded = Decoder(examples, (4, 4), limit=50)(list(range(64)))
+    assert examples.attempts == 51 == len(decoded.unreadable) and decoded.index.tolist() == [-1] * 64
+
+
+def test_the_limit_counts_each_image_once(tmp_path: Path) -> None:
+    examples = write_images(tmp_path / "photos", count=10, bad=(4,))
+    store = on_demand(examples, max_bad=0.1)
+    fetcher = store.fetcher(lambda _: torch.arange(10))
+    for step in range(3):
+        assert fetcher.at(step).index.tolist() == [0, 1, 2, 3, 7, 5, 6, 7, 8, 9]
+    assert len(store.unreadable) == 1
+    twice = FileExamples([*examples.names, examples.names[4]], None)
+    with pytest.raises(UserError, match=r"2 of 11 images .*--cache\.max-bad"):
+        on_demand(twice, max_bad=0.1).fetcher(lambda _: torch.arange(11)).at(0)

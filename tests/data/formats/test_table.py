@@ -1,7 +1,8 @@
-"""Tables of paths and labels: what they mean, and what is said where they are wrong."""
+"""Tables of paths and labels: splits, classes, notes and error messages."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -25,7 +26,7 @@ def write_csv(root: Path, text: str, name: str = "t.csv") -> Path:
     return path
 
 
-def test_csv_tsv_and_jsonl_say_the_same(tmp_path: Path) -> None:
+def test_csv_tsv_and_jsonl_are_equivalent(tmp_path: Path) -> None:
     fill(tmp_path, {"my images": 4})
     rows = [("my images/000.png", "cat", "train"), ("my images/001.png", "dog", "train")]
     rows += [("my images/002.png", "dog", "valid"), ("my images/003.png", "cat", "test")]
@@ -44,75 +45,72 @@ def test_csv_tsv_and_jsonl_say_the_same(tmp_path: Path) -> None:
         assert source.splits["val"].labels.tolist() == [1] and source.splits["val"].read(0)[0, 0, 0] == 2
 
 
-def test_numbers_sort_by_value_and_lists_work(tmp_path: Path) -> None:
+def test_integer_labels_sort_by_value(tmp_path: Path) -> None:
     fill(tmp_path, {".": 4})
     table = write_csv(tmp_path, "000.png 10\n001.png 2\n# comment\n002.png 1\n003.png 10\n", "list.txt")
     source = open_data(table, split="given")
     assert source.classes == ("1", "2", "10") and source.splits["train"].labels.tolist() == [2, 1, 0, 2]
 
 
-def test_missing_files_are_counted_and_read_as_bad(tmp_path: Path) -> None:
+def test_missing_files_are_noted_and_unreadable(tmp_path: Path) -> None:
     fill(tmp_path, {".": 2})
     source = open_data(write_csv(tmp_path, "path,label\n000.png,a\n001.png,b\ngone.png,b\n"), split="given")
-    assert "1 of the 3 files" in source.notes[0] and "gone.png" in source.notes[0]
+    assert "1 of its 3 files" in source.notes[0] and "gone.png" in source.notes[0]
     with pytest.raises(UnreadableImage, match="missing"):
         source.splits["train"].read(2)
-    with pytest.raises(UserError, match="None of the 1 files"):
+    with pytest.raises(UserError, match="none of its 1 files"):
         open_data(write_csv(tmp_path, "path,label\nx.png,a\n"))
 
 
 @pytest.mark.parametrize("first", ["000.png,cat,", "000.png,cat,train", "000.png,cat,,"])
-def test_without_a_header_the_first_row_may_end_empty(first: str, tmp_path: Path) -> None:
+def test_table_without_header(first: str, tmp_path: Path) -> None:
     fill(tmp_path, {".": 2})
     found = open_data(write_csv(tmp_path, f"{first}\n001.png,cat,val\n"), split="given").splits
     assert {split: len(examples) for split, examples in found.items()} == {"train": 1, "val": 1}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "names no images"),
         ("path,label\n", "names no images"),
-        ("a,b\n1,2\n", "no column of paths: it has a, b"),
-        ("path,label\n000.png\n", "line 2: 1 cells"),
-        (
-            "path,label\n000.png,cat, big\n001.png,dog\n",
-            "line 2: 3 cells where the first line has 2: .* commas in quotes",
-        ),
-        ("path,label,,\n000.png,cat, big\n", "line 2: 3 cells where the first line has 2"),
-        ("000.png,dog\n001.png,cat, big\n", "line 2: 3 cells where the first line has 2"),
-        ("path;label\n000.png;cat; big\n", "put a value with semicolons in quotes"),
-        ("path,label\n000.png,\n001.png,x\n", "line 2: no label .1 of 2 rows.. Label or delete them; pre-training"),
+        ("a,b\n1,2\n", "no column of paths, only a, b"),
+        ("path,label\n000.png\n", "line 2: expected at least 2 cells, got 1"),
+        ("path,label\n000.png,cat, big\n001.png,dog\n", "line 2: .* got 3.* commas"),
+        ("path,label,,\n000.png,cat, big\n", "line 2: .* got 3"),
+        ("000.png,dog\n001.png,cat, big\n", "line 2: .* got 3"),
+        ("path;label\n000.png;cat; big\n", "line 2: .* semicolons"),
+        ("path,label\n000.png,\n001.png,x\n", "line 2: no label .1 of 2 rows.*--labels ignore"),
         ("path,label\n000.png,\n001.png,x\n2.png,\n", "lines 2, 4: no label .2 of 3 rows"),
         ("path,label\n,x\n", "line 2: the path is empty"),
-        ("path,label,split\n000.png,x,holdout\n", "split 'holdout' is none of"),
+        ("path,label,split\n000.png,x,holdout\n", "line 2: unknown split 'holdout'"),
         ("path,label\n000.png,x\n000.png,y\n", "two labels, 'x' .line 2. and 'y' .line 3."),
         ("path,label\n000.png,x\n./000.png,y\n", "two labels, 'x' .line 2. and 'y' .line 3."),
         ("path,label,split\n000.png,x,train\n000.png,y,val\n", "two labels, 'x' .line 2. and 'y' .line 3."),
         ("path,label,split\n000.png,x,train\n001.png,y,val\n", "1 class that train lacks: y"),
     ],
 )
-def test_mistakes_in_tables_name_their_line(tmp_path: Path, text: str, words: str) -> None:
+def test_errors_in_csv_name_the_line(tmp_path: Path, text: str, message: str) -> None:
     fill(tmp_path, {".": 2})
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         open_data(write_csv(tmp_path, text))
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("{", "not JSON"),
-        ("[1]", "an object was expected"),
+        ("[1]", "expected an object"),
         ('{"x": 1}', "no path"),
-        ('{"path": "a", "label": []}', "a word"),
+        ('{"path": "a", "label": []}', "expected one label"),
     ],
 )
-def test_mistakes_in_jsonl(tmp_path: Path, line: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_errors_in_jsonl(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         open_data(write_csv(tmp_path, line, "t.jsonl"))
 
 
-def test_values_in_quotes_and_empty_cells_at_the_end_are_fine(tmp_path: Path) -> None:
+def test_quoted_values_and_trailing_empty_cells(tmp_path: Path) -> None:
     fill(tmp_path, {".": 2})
     assert open_data(write_csv(tmp_path, 'path,label\n000.png,"cat, big"\n001.png,dog,,\n')).classes == (
         "cat, big",
@@ -123,17 +121,17 @@ def test_values_in_quotes_and_empty_cells_at_the_end_are_fine(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("header", "values", "note"),
     [
-        ("path,class,label", "b,a", "labels from 'label'; 'class' is not used"),
-        ("path,y,target,category", "b,a,c", "labels from 'target'; 'category' and 'y' are not used"),
+        ("path,class,label", "b,a", "labels from 'label'; not used: 'class'"),
+        ("path,y,target,category", "b,a,c", "labels from 'target'; not used: 'category' and 'y'"),
     ],
 )
-def test_a_second_column_of_labels_is_mentioned(tmp_path: Path, header: str, values: str, note: str) -> None:
+def test_second_label_column_is_noted(tmp_path: Path, header: str, values: str, note: str) -> None:
     fill(tmp_path, {".": 1})
     source = open_data(write_csv(tmp_path, f"{header}\n000.png,{values}\n"), split="given")
-    assert source.classes == ("a",) and any(note in said for said in source.notes)
+    assert source.classes == ("a",) and any(note in line for line in source.notes)
 
 
-def test_an_image_in_two_splits_is_noted(tmp_path: Path) -> None:
+def test_image_in_two_splits_is_noted(tmp_path: Path) -> None:
     fill(tmp_path, {".": 3})
     rows = ["000.png,a,train", "./000.png,a,train", "001.png,b,train", "./001.png,b,val", "002.png,a,val"]
     source = open_data(write_csv(tmp_path, "\n".join(["path,label,split", *rows])), split="given")
@@ -143,8 +141,8 @@ def test_an_image_in_two_splits_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.2, 0.3, 0.5])
-def test_no_image_is_in_train_and_in_the_made_val(tmp_path: Path, fraction: float) -> None:
-    """An empty split means train; and a path may be written in full, through a link or with a detour."""
+def test_no_image_is_in_both_train_and_new_val(tmp_path: Path, fraction: float) -> None:
+    """An empty split means train. Paths may be full, go through a link, or contain ``..``."""
     fill(tmp_path / "photos", {".": 12})
     (tmp_path / "link").symlink_to(tmp_path / "photos", target_is_directory=True)
     (tmp_path / "photos" / "t.csv").touch()
@@ -163,7 +161,7 @@ def test_no_image_is_in_train_and_in_the_made_val(tmp_path: Path, fraction: floa
         open_data(write_csv(tmp_path / "photos", full))
 
 
-def test_an_image_of_train_and_val_stays_on_one_side_when_they_are_split_anew(tmp_path: Path) -> None:
+def test_remake_keeps_repeated_images_on_one_side(tmp_path: Path) -> None:
     fill(tmp_path, {".": 24})
     rows = [f"{i:03d}.png,{i % 2},{split}" for i in range(24) for split in ("train", "val")]
     table = write_csv(tmp_path, "\n".join(["path,label,split", *rows]))
@@ -173,51 +171,25 @@ def test_an_image_of_train_and_val_stays_on_one_side_when_they_are_split_anew(tm
         assert not set(source.splits["train"].names) & set(source.splits["val"].names)
 
 
-def test_tables_without_labels_and_other_files(tmp_path: Path) -> None:
+def test_unlabelled_tables_and_unknown_files(tmp_path: Path) -> None:
     fill(tmp_path, {".": 2})
     source = open_data(write_csv(tmp_path, "path\n000.png\n001.png\n000.png\n"))
     assert source.classes is None and len(source) == 2 and "1 repeated row" in source.notes[1]
-    assert "has the column path and no labels (a column called label, class," in source.notes[0]
+    assert "a column called label, class," in source.notes[0]
     (tmp_path / "x.zip").write_bytes(b"PK")
     (tmp_path / "x.csv").write_bytes(b"\xff\xfe\x00")
-    for name, words in (("x.zip", "unpack it"), ("000.png", "single file"), ("x.csv", "not UTF-8")):
-        with pytest.raises(UserError, match=words):
+    for name, message in (("x.zip", "archive"), ("000.png", "no format"), ("x.csv", "not UTF-8")):
+        with pytest.raises(UserError, match=message):
             open_data(tmp_path / name)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_the_only_other_column_means_the_labels(tmp_path: Path, suffix: str) -> None:
-    fill(tmp_path, {".": 4})
-    species = ["robin", "wren", "robin", "wren"]
-    if suffix == "csv":
-        text = "file,species\n" + "".join(f"{i:03d}.png,{name}\n" for i, name in enumerate(species))
-    else:
-        text = "".join(f'{{"file": "{i:03d}.png", "species": "{name}"}}\n' for i, name in enumerate(species))
-    (tmp_path / f"t.{suffix}").write_text(text)
-    source = open_data(tmp_path / f"t.{suffix}", split="given")
-    assert source.classes == ("robin", "wren") and source.splits["train"].labels.tolist() == [0, 1, 0, 1]
-    assert any("column 'species' is taken for the labels" in note for note in source.notes)
-    assert open_data(tmp_path / f"t.{suffix}", split="given", labels="ignore").classes is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "file,species,place\n000.png,robin,a\n001.png,robin,b\n",  # which of the two?
-        "file,photo\n000.png,17\n001.png,18\n",  # no two alike: these are no classes
-        "file,remark\n000.png,blurred\n001.png,\n002.png,blurred\n",
-        "file,remark\n000.png\n001.png,x\n002.png,x\n",
-        "file,image\n000.png,000.png\n001.png,000.png\n",
-    ],
-)
-def test_other_columns_are_named_where_none_means_labels(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["file,species\n000.png,robin\n001.png,robin\n", "file,photo\n000.png,1\n001.png,2\n"])
+def test_table_without_label_column_lists_its_columns(tmp_path: Path, text: str) -> None:
     fill(tmp_path, {".": 3})
     table = write_csv(tmp_path, text)
     source = open_data(table)
-    columns = ", ".join(text.split("\n")[0].split(","))
-    assert (
-        source.classes is None and f"has the columns {columns} and no labels (a column called label," in source.notes[0]
-    )
+    columns = text.partition("\n")[0].replace(",", ", ")
+    assert source.classes is None and f"only {columns}:" in source.notes[0]
     for refuse in (lambda: check_trainable(source), lambda: open_labelled(str(table), None)):
         with pytest.raises(
             UserError, match="a column called label, class, target, category, class_name, label_name or"
@@ -226,28 +198,14 @@ def test_other_columns_are_named_where_none_means_labels(tmp_path: Path, text: s
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_column_that_is_still_to_be_filled_in_is_named(tmp_path: Path, suffix: str) -> None:
-    """As 'frugalvit embed --select' writes it: to say that there is no such column is wrong."""
+def test_empty_label_column_is_noted(tmp_path: Path, suffix: str) -> None:
+    """'frugalvit embed --select' writes such tables."""
     fill(tmp_path, {".": 2})
     text = "path,label\n000.png,\n001.png,\n" if suffix == "csv" else '{"path": "000.png", "label": null}\n'
     source = open_data(write_csv(tmp_path, text, f"to_label.{suffix}"))
     assert source.classes is None
-    with pytest.raises(UserError, match=r"its column 'label' is empty, so read as unlabelled until it is filled in"):
+    with pytest.raises(UserError, match="its column 'label' is empty"):
         check_trainable(source)
-    assert not any("and no labels" in note for note in source.notes)
-
-
-@pytest.mark.parametrize("name", ["path", "label", "split"])
-def test_two_columns_of_one_name_are_noted(tmp_path: Path, name: str) -> None:
-    fill(tmp_path, {".": 2})
-    header, more = f"path,label,split,{name}", {"path": "001.png", "label": "b", "split": "val"}[name]
-    table = write_csv(tmp_path, f"{header}\n000.png,a,train,{more}\n")
-    source = open_data(table, split="given")
-    assert source.classes == ("a",) and sizes(source) == {"train": 1}
-    said = f"has 2 columns called '{name}', the first is read: rename or remove the rest"
-    assert any(said in note for note in source.notes)
-    ignoring = open_data(table, split="given", labels="ignore").notes
-    assert any(said in note for note in ignoring) == (name != "label")
 
 
 def test_tables_from_windows(tmp_path: Path) -> None:
@@ -262,40 +220,25 @@ def test_tables_from_windows(tmp_path: Path) -> None:
     assert open_data(tmp_path / "o.csv", split="given").splits["train"].names == [str(odd)]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
-def test_tables_that_a_spreadsheet_calls_unicode(tmp_path: Path, encoding: str) -> None:
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf16_tables(tmp_path: Path, encoding: str) -> None:
     fill(tmp_path, {".": 2})
     mark = "\ufeff" if encoding == "utf-16-be" else ""
     (tmp_path / "t.tsv").write_bytes((mark + "path\tlabel\r\n000.png\tKäfer\r\n001.png\tx\r\n").encode(encoding))
     assert open_data(tmp_path / "t.tsv", split="given").classes == ("Käfer", "x")
 
 
-def test_text_of_another_kind_says_how_to_save_it(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes("path,label\nkäfer.png,x\n".encode("latin-1"))
-    with pytest.raises(UserError, match="not UTF-8 text: save it as that"):
-        open_data(tmp_path / "t.csv")
-
-
-def test_labels_that_may_be_none_are_noted(tmp_path: Path) -> None:
-    """They stay classes, since NA may be one; but nobody should find out from the confusion matrix."""
+def test_labels_that_mean_missing_are_noted(tmp_path: Path) -> None:
     labels = ["NaN", "null", "None", "N/A", "NA", "nan", "cat", "NA"]
     fill(tmp_path, {".": len(labels)})
     rows = [f"{number:03d}.png,{label}" for number, label in enumerate(labels)]
     source = open_data(write_csv(tmp_path, "\n".join(["path,label", *rows])), split="given")
     assert source.classes == ("N/A", "NA", "NaN", "None", "cat", "nan", "null")
     assert len(source.notes) == 6
-    assert any("'NA', the label of 2 rows, counts as a class; if it means" in note for note in source.notes)
+    assert any("'NA' (2 rows) counts as a class" in note for note in source.notes)
 
 
-def test_numbers_that_are_written_in_two_ways_are_noted(tmp_path: Path) -> None:
-    fill(tmp_path, {".": 6})
-    labels = ["1", "1.0", "1.0", "2", "2.5", "-1"]
-    rows = [f"{number:03d}.png,{label}" for number, label in enumerate(labels)]
-    (note,) = open_data(write_csv(tmp_path, "\n".join(["path,label", *rows])), split="given").notes
-    assert "'1' (1 row) and '1.0' (2 rows) are classes of their own, though the same number" in note
-
-
-def test_val_is_the_same_however_the_table_is_addressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_do_not_depend_on_how_the_table_is_addressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, {"images": 8, "a/.hidden": 8, "a/in": 8, "a2": 8})
     (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
     in_full = [str(tmp_path / place) for place in ("a2", "a/in", "link/in2")]
@@ -315,7 +258,7 @@ def test_val_is_the_same_however_the_table_is_addressed(tmp_path: Path, monkeypa
     assert keys == [row.removesuffix(" 1") for row in odd]
 
 
-def test_classes_of_a_table_can_be_chosen(tmp_path: Path) -> None:
+def test_select_classes_of_a_table(tmp_path: Path) -> None:
     fill(tmp_path, {".": 6})
     rows = [
         "000.png,2,train",
@@ -331,13 +274,13 @@ def test_classes_of_a_table_can_be_chosen(tmp_path: Path) -> None:
         source = open_data(table, classes=classes)
         assert source.classes == ("2", "10") and sizes(source) == {"train": 2, "val": 2}
         assert source.splits["train"].labels.tolist() == [0, 1] and source.splits["val"].labels.tolist() == [1, 0]
-        assert source.splits["val"].read(0)[0, 0, 0] == 3 and "Kept the 2 classes" in source.notes[0]
+        assert source.splits["val"].read(0)[0, 0, 0] == 3 and "the 2 classes of --classes" in source.notes[0]
         assert "test has no image" in source.notes[1]
     bare = open_data(table, classes=["3"], labels="ignore")
     assert bare.classes is None and sizes(bare) == {"train": 1, "test": 1} and bare.splits["train"].labels is None
-    with pytest.raises(UserError, match="lacks 1 of the classes asked for: 7"):
+    with pytest.raises(UserError, match=r"lacks 1 of .*--classes: 7"):
         open_data(table, classes=["2", "7"])
-    with pytest.raises(UserError, match="has no labels, so there are no classes to choose"):
+    with pytest.raises(UserError, match="has no labels, so --classes"):
         open_data(write_csv(tmp_path, "path\n000.png\n", "bare.csv"), classes=["2"])
 
 
@@ -348,25 +291,18 @@ def test_fuzzed_tables(tmp_path_factory: pytest.TempPathFactory, suffix: str, co
     path = tmp_path_factory.getbasetemp() / f"fuzz{suffix}"
     for prefix in (b"", b"path,label\n", b'{"path": "'):
         path.write_bytes(prefix + content)
-        try:
+        with contextlib.suppress(UserError):
             open_data(path)
-        except UserError as error:
-            message = str(error)
-        else:
-            message = "fine"
-        assert message
 
 
 @settings(max_examples=60)
 @given(st.text(max_size=300))
 def test_fuzzed_names(where: str) -> None:
-    try:
+    with contextlib.suppress(UserError):
         open_data("/nowhere/" + where)
-    except UserError as error:
-        assert str(error)  # noqa: PT017
 
 
-def test_the_first_page_names_every_column() -> None:
+def test_start_page_names_every_column() -> None:
     page = (Path(__file__).parents[3] / "docs" / "start.md").read_text(encoding="utf-8")
     sentence = page.partition("A table (CSV")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == {*PATH_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS}

@@ -1,4 +1,4 @@
-"""``frugalvit data pack`` writes decoded images beside the shards: training on them decodes nothing."""
+"""``frugalvit data pack``: the same data as shards, with decoded images that training uses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,142 @@ from frugalvit.cli import main as cli
 from frugalvit.data import open_data
 from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
+from frugalvit.data.dataset import ArrayExamples, DatasetSplits, ImageDataset
 from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.webdataset.index import parse_index
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import ShardExamples
 from frugalvit.errors import UserError
-from helpers.shards import photos
+from helpers.image_cache import store_of
+from helpers.shards import photos, png
+
+# ---- shards ---------------------------------------------------------------------------------------------------------
+
+
+def test_packed_data_are_the_same_data(tmp_path: Path) -> None:
+    source = open_data(photos(tmp_path / "photos"), split="given")
+    pack(source, tmp_path / "a", shard_megabytes=0.005)
+    pack(source, tmp_path / "b", shard_megabytes=0.005)
+    assert len(list((tmp_path / "a").glob("train-*.tar"))) > 1
+    for path in sorted((tmp_path / "a").iterdir()):
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+    packed = open_data(tmp_path / "a", split="given")
+    assert packed.classes == ("cat", "dog") and list(packed.splits) == ["train", "test"]
+    for split, examples in source.splits.items():
+        again = packed.splits[split]
+        before = sorted((int(examples.labels[i]), examples.raw(i)) for i in range(len(examples)))
+        after = sorted((int(again.labels[i]), again.raw(i)) for i in range(len(again)))
+        assert before == after
+    in_order = pack(source, tmp_path / "c", shuffle=False).data
+    assert open_data(tmp_path / "c", split="given").splits["train"].labels.tolist() == [0] * 6 + [1] * 6
+    assert in_order["splits"]["train"][0]["examples"] == 12
+
+
+def test_several_labels_per_image_are_refused(tmp_path: Path) -> None:
+    source = open_data(photos(tmp_path / "photos"), split="given")
+    source.splits["test"].targets = np.ones((12, 2), dtype=np.int8)
+    with pytest.raises(UserError, match="--labels ignore"):
+        pack(source, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_arrays_are_packed_as_png(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
+    source = DatasetSplits("x", "x", "arrays", ("a",), {"train": ArrayExamples(pixels, np.zeros(5), "x")})
+    pack(source, tmp_path / "out", shuffle=False)
+    train = open_data(tmp_path / "out", split="given").splits["train"]
+    np.testing.assert_array_equal(train.read(3)[:, :, 0], pixels[3])
+
+
+def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    pack(open_data(photos(tmp_path / "photos"), split="given"), tmp_path / "out")
+    shards = sorted(str(path) for path in (tmp_path / "out").glob("train-*.tar"))
+    samples = list(webdataset.WebDataset(shards, shardshuffle=False).decode("rgb8"))
+    assert len(samples) == 12 and all(sample["png"].shape == (5, 6, 3) for sample in samples)
+    assert sorted(sample["cls"] for sample in samples) == [0] * 6 + [1] * 6
+
+
+def test_pack_leaves_out_bad_files_and_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = photos(tmp_path / "photos")
+    (root / "train" / "cat" / "bad.png").write_bytes(png(1)[:40])
+    assert cli.main(["data", "pack", str(root), str(tmp_path / "out"), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["bad"]) == 1 and data["splits"]["train"][0]["examples"] == 12
+    assert cli.main(["data", "pack", str(root), str(tmp_path / "out")]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert cli.main(["data", "pack", str(root), str(tmp_path / "other")]) == 0
+    assert "1 bad file\n" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    (tmp_path / "out" / "test-000000.tar").unlink()
+    assert "lacks 1 of the shards" in open_data(tmp_path / "out").notes[0]
+
+
+def test_shards_are_not_written_into_the_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = photos(tmp_path / "photos")
+    (tmp_path / "link").symlink_to(root, target_is_directory=True)
+    (tmp_path / "elsewhere").mkdir()
+    (root / "train" / "away").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    before = sorted(root.rglob("*"))
+    for home, data, out in [
+        (".", "photos", "photos/shards"), (".", "photos", "photos/train/cat/x"), (".", "link", "photos/shards"),
+        (".", "photos", "link/shards"), ("photos", ".", "shards"), ("photos/train", "..", "new"),
+        (".", "photos", "photos/train/away"),
+    ]:  # fmt: skip
+        monkeypatch.chdir(tmp_path / home)
+        assert cli.main(["data", "pack", data, out]) == 2
+        assert f"{out} is inside the dataset {data}" in capsys.readouterr().err
+    assert sorted(root.rglob("*")) == before
+    (root / "train" / "away").unlink()
+    monkeypatch.chdir(root)
+    assert cli.main(["data", "pack", ".", "../photos_packed"]) == 0
+    assert cli.main(["data", "pack", "../photos_packed", "."]) == 2
+    assert "working folder" in capsys.readouterr().err
+
+
+def test_a_stopped_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_data(photos(tmp_path / "photos"), split="given")
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("frugalvit.data.webdataset.pack._add", full)
+    with pytest.raises(UserError, match=r"out \(No space left on device\)"):
+        pack(source, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
+
+
+def test_the_next_pack_removes_what_a_killed_one_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos(tmp_path / "photos")
+    argv = ["data", "pack", str(tmp_path / "photos"), str(tmp_path / "out"), "--quiet"]
+    killed = (
+        "import os; from frugalvit.cli import main as cli; from frugalvit.data.webdataset import pack\n"
+        f"pack._write_index = lambda *_: os.kill(os.getpid(), 9)\ncli.main({argv})"
+    )
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -9
+    assert list(tmp_path.rglob(".*.partial/new/train-000000.tar"))
+    assert cli.main(argv) == 0, capsys.readouterr().err
+    assert not list(tmp_path.rglob(".*")) and len(open_data(tmp_path / "out", split="given")) == 24
+
+
+def test_a_folder_filled_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_data(str(photos(tmp_path / "photos")), split="given")
+    other = tmp_path / "out" / "train-000000.tar"
+
+    def fill(*_: object) -> None:
+        other.parent.mkdir(exist_ok=True)
+        other.write_text("other")
+
+    monkeypatch.setattr("frugalvit.data.webdataset.pack._write_index", fill)
+    with pytest.raises(UserError, match=r"Another process has written to .*out"):
+        pack(source, tmp_path / "out")
+    assert other.read_text() == "other" and [path.name for path in other.parent.iterdir()] == [other.name]
+
+
+# ---- decoded images -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -42,7 +171,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("where", ["auto", "ram", "disk"])
-def test_nothing_is_decoded_again(packed: Path, no_decoding: None, where: str) -> None:
+def test_decoded_images_are_not_decoded_again(packed: Path, no_decoding: None, where: str) -> None:
     for split, examples in open_data(packed, split="given").splits.items():
         store = build_store(examples, 5, where=where)
         assert len(store) == 12 and store.labels.tolist() == examples.labels.tolist(), split
@@ -52,17 +181,21 @@ def test_nothing_is_decoded_again(packed: Path, no_decoding: None, where: str) -
 def test_a_part_of_a_split_is_not_decoded_either(
     packed: Path, tmp_path: Path, where: str, request: pytest.FixtureRequest
 ) -> None:
-    """A val that is made from train takes its rows of train's file."""
+    def without_decoded(examples: ImageDataset) -> ImageDataset:
+        plain = examples.subset(range(len(examples)))
+        plain.decoded = None
+        return plain
+
     source = open_data(packed, split="remake", val_fraction=0.3)
-    plain = {split: build_store(_without(examples), 5) for split, examples in source.splits.items()}
+    plain = {split: store_of(without_decoded(examples), 5) for split, examples in source.splits.items()}
     request.getfixturevalue("no_decoding")
     for split in ("train", "val"):
-        store = build_store(source.splits[split], 5, where=where, cache_dir=tmp_path / "cache")
+        store = store_of(source.splits[split], 5, where=where, cache_dir=tmp_path / "cache")
         assert torch.equal(store.images, plain[split].images) and torch.equal(store.sizes, plain[split].sizes)
         assert torch.equal(store.labels, plain[split].labels) and store.names == plain[split].names
 
 
-def test_a_copy_keeps_its_decoded_images(packed: Path, tmp_path: Path, no_decoding: None) -> None:
+def test_a_copy_uses_its_decoded_images(packed: Path, tmp_path: Path, no_decoding: None) -> None:
     shutil.copytree(packed, tmp_path / "copy")  # with new times
     assert len(build_store(open_data(tmp_path / "copy", split="given").splits["train"], 5)) == 12
 
@@ -70,25 +203,16 @@ def test_a_copy_keeps_its_decoded_images(packed: Path, tmp_path: Path, no_decodi
 def test_other_sizes_and_changed_shards_are_decoded(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = open_data(packed, split="given").splits["train"]
     before = train.fingerprint()
-    assert len(build_store(train, 16)) == 12 and "are of other sizes" in capsys.readouterr().err
+    assert len(build_store(train, 16)) == 12 and "other sizes" in capsys.readouterr().err
     first = sorted(packed.glob("train-*.tar"))[0]
     first.write_bytes(first.read_bytes() + b"\0" * 10240)
     changed = open_data(packed, split="given").splits["train"]
     assert changed.fingerprint() != before
     build_store(changed, 5)
-    assert "are of other shards" in capsys.readouterr().err
+    assert "other shards" in capsys.readouterr().err
 
 
-def test_a_damaged_file_is_said_and_decoded_again(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file,) = packed.glob("train-*.decoded")
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 0xFF
-    file.write_bytes(content)
-    store = build_store(open_data(packed, split="given").splits["train"], 5)
-    assert len(store) == 12 and "is damaged" in capsys.readouterr().err
-
-
-def test_an_image_that_cannot_be_decoded_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_image_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = photos(tmp_path / "photos")
     (root / "train" / "cat" / "Photo 0 (é).png").rename(root / "train" / "cat" / "zoo.png")
     real = ShardExamples.read
@@ -104,12 +228,12 @@ def test_an_image_that_cannot_be_decoded_is_left_out_by_name(tmp_path: Path, mon
     for examples in (train, train.subset(range(1, 12)), train.subset(range(11))):
         has_it = any("zoo" in name for name in examples.names)
         store = build_store(examples, 5, max_bad=0.2)
-        assert isinstance(store, ImageStore) and store.names == examples.names
-        assert store.readable == len(examples) - has_it and len(store.bad) == has_it
-        assert [i for i, name in enumerate(examples.names) if "zoo" not in name] == store.kept.tolist()
+        assert isinstance(store, CachedStore) and store.names == examples.names
+        assert store.readable == len(examples) - has_it and len(store.unreadable) == has_it
+        assert [i for i, name in enumerate(examples.names) if "zoo" not in name] == store.index.tolist()
 
 
-def test_the_command_writes_them_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_decoded_images_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = photos(tmp_path / "photos")
     assert cli.main(["data", "pack", str(root), str(tmp_path / "out"), "--json"]) == 0
     written = json.loads(capsys.readouterr().out)["decoded"]
@@ -118,64 +242,3 @@ def test_the_command_writes_them_by_default(tmp_path: Path, capsys: pytest.Captu
     assert index is not None and all((tmp_path / "out" / file.file).exists() for file in index.decoded)
     assert cli.main(["data", "pack", str(root), str(tmp_path / "without"), "--no-decoded", "--quiet"]) == 0
     assert not list((tmp_path / "without").glob("*.decoded"))
-
-
-def _without(examples: ShardExamples) -> ShardExamples:
-    plain = examples.subset(range(len(examples)))
-    plain.decoded = None
-    return plain
-
-
-def test_the_working_folder_can_be_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It has no name to put a staging folder beside, and must not be replaced by another of the same name."""
-    photos(tmp_path / "photos")
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    before = Path().stat().st_ino
-    assert cli.main(["data", "pack", "../photos", ".", "--quiet"]) == 0, capsys.readouterr().err
-    assert cli.main(["data", "pack", "../photos", "../there", "--quiet"]) == 0
-    names = sorted(path.name for path in Path("../there").iterdir())
-    assert sorted(path.name for path in Path().iterdir()) == names and "index.json" in names
-    assert Path().stat().st_ino == (tmp_path / "here").stat().st_ino == before
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["here", "photos", "there"]
-    assert len(open_data(".", split="given")) == len(open_data("../there", split="given")) == 24
-    assert cli.main(["data", "pack", "../photos", "."]) == 2 and "not empty" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("out", [".", "../out"])
-def test_what_a_killed_packing_left_goes_with_the_next(
-    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    photos(tmp_path / "photos")
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    words = ["data", "pack", "../photos", out, "--quiet"]
-    killed = (
-        "import os; from frugalvit.cli import main as cli; from frugalvit.data import pack\n"
-        f"pack._write_index = lambda *_: os.kill(os.getpid(), 9)\ncli.main({words})"
-    )
-    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -9
-    assert list(tmp_path.rglob(".*.partial/new/train-000000.tar"))
-    assert cli.main(words) == 0, capsys.readouterr().err
-    assert not list(tmp_path.rglob(".*")) and len(open_data(out, split="given")) == 24
-
-
-@pytest.mark.parametrize("out", [".", "out"])
-def test_a_folder_that_was_filled_meanwhile_is_left_alone(
-    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = open_data(str(photos(tmp_path / "photos")), split="given")
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    mine = Path(out) / "train-000000.tar"
-
-    def fill(*_: object) -> None:
-        mine.parent.mkdir(exist_ok=True)
-        mine.write_text("mine")
-
-    monkeypatch.setattr("frugalvit.data.webdataset.pack._write_index", fill)
-    with pytest.raises(UserError, match="filled by somebody else meanwhile"):
-        pack(source, Path(out))
-    assert mine.read_text() == "mine" and [path.name for path in mine.parent.iterdir()] == [mine.name]

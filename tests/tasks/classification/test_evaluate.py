@@ -1,11 +1,10 @@
-"""``frugalvit eval``: the scores a run gave itself, on any labelled images, by the names of their classes."""
+"""``frugalvit eval``: scores of a classifier on labelled images; classes match by name."""
 
 from __future__ import annotations
 
 import csv
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.data import open_data
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
-from frugalvit.probing.extractor import FeatureExtractor
+from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.metrics import wilson_interval
 from frugalvit.tasks.classification import evaluate as evaluation
 from frugalvit.tasks.classification.evaluate import evaluate
@@ -47,31 +46,32 @@ def scored(model: Path, data: Path, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
-    """Three classes with train, val and test, a run that learned some of them, and what it said of itself."""
-    root = tmp_path_factory.mktemp("whole")
+def run_and_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    """A dataset with three classes, a run trained on it, and the result of the run."""
+    root = tmp_path_factory.mktemp("run_and_data")
     data = suite_layouts.folders(root / "squares", {"train": 8, "val": 4, "test": 5})
     return data, root / "run", trained(data, root / "run")
 
 
-def test_scores_are_those_of_the_run(whole: tuple[Path, Path, dict[str, Any]]) -> None:
-    data, run, said = whole
+def test_scores_equal_those_of_the_run(run_and_data: tuple[Path, Path, dict[str, Any]]) -> None:
+    data, run, result = run_and_data
     for model in (run, run / "model"):
         found = scored(model, data)
         assert {name: found[name] for name in ("top1", "top5", "mean_per_class", "scored_on", "scored_images")} == {
-            name: pytest.approx(said[name]) for name in ("top1", "top5", "mean_per_class")
+            name: pytest.approx(result[name]) for name in ("top1", "top5", "mean_per_class")
         } | {"scored_on": "test", "scored_images": 15}
-    assert 0 < found["top1"] < 100, "else nothing below says anything"
+    assert 0 < found["top1"] < 100, "the sums below need right and wrong predictions"
     assert sum(entry["right"] for entry in found["per_class"]) == round(found["top1"] * 15 / 100)
     assert sum(sum(entry["taken_for"].values()) for entry in found["per_class"]) == len(found["surest_mistakes"])
 
 
-def test_the_worst_comes_first() -> None:
-    """Of mistakes the surest; of classes the one most often missed, and of equals the larger."""
+def test_worst_classes_and_mistakes_come_first() -> None:
+    """The most confident mistakes come first, and the worst classes; of equal classes the larger."""
     truth, predicted = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2]), torch.tensor([0, 1, 2, 1, 1, 2, 0, 0, 1])
     chances = torch.full((9, 3), 0.1).scatter_(1, predicted[:, None], torch.linspace(0.5, 0.9, 9)[:, None])
-    found: Any = SimpleNamespace(names=[f"{number}.png" for number in range(9)])
-    mistakes = evaluation._mistakes(found, chances, predicted, truth, ("a", "b", "c"))
+    names = [f"{number}.png" for number in range(9)]
+    features = FeatureSet(torch.zeros(9, 1), truth, None, names, names)
+    mistakes = evaluation._mistakes(features, chances, predicted, truth, ("a", "b", "c"))
     assert [one["image"] for one in mistakes] == ["8.png", "7.png", "6.png", "2.png", "1.png"]
     assert mistakes[0] == {"image": "8.png", "class": "c", "predicted": "b", "probability": pytest.approx(0.9)}
     missed = evaluation._per_class(predicted, truth, ("a", "b", "c"))
@@ -81,25 +81,24 @@ def test_the_worst_comes_first() -> None:
     assert [one["class"] for one in alike] == ["b", "a"]
 
 
-def test_a_val_that_the_run_made_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not all images, most of which it learned from; those are scored where they are asked for, with a word."""
+def test_val_split_is_the_same_as_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Images of the training split are scored only with --split, with a warning."""
     data = suite_layouts.folders(tmp_path / "squares", {"": 12})
-    said = trained(data, tmp_path / "run", val_fraction=0.25)
+    result = trained(data, tmp_path / "run", val_fraction=0.25)
     found = scored(tmp_path / "run", data, out=str(tmp_path / "answers.csv"))
-    assert (found["scored_on"], found["scored_images"]) == (said["scored_on"], said["scored_images"]) == ("val", 9)
-    asked = {row["image"] for row in csv.DictReader((tmp_path / "answers.csv").read_text().splitlines())}
-    assert asked == set(open_data(data, val_fraction=0.25).splits["val"].names)
-    assert "has learned from" not in capsys.readouterr().err
+    assert (found["scored_on"], found["scored_images"]) == (result["scored_on"], result["scored_images"]) == ("val", 9)
+    images = {row["image"] for row in csv.DictReader((tmp_path / "answers.csv").read_text().splitlines())}
+    assert images == set(open_data(data, val_fraction=0.25).splits["val"].names)
+    assert "was trained on" not in capsys.readouterr().err
     assert scored(tmp_path / "run", data, split="all")["scored_images"] == 36
-    assert "has learned from these images (all): its scores on others will be lower" in capsys.readouterr().err
+    assert "was trained on these images (all)" in capsys.readouterr().err
     others = suite_layouts.folders(tmp_path / "others", {"": 3})
     assert (scored(tmp_path / "run", others)["scored_on"], len(open_data(others, split="given"))) == ("all", 9)
-    assert "has learned from" not in capsys.readouterr().err
+    assert "was trained on" not in capsys.readouterr().err
 
 
-def test_names_decide_which_class_is_which(whole: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
-    """Data with some of the classes, numbered otherwise: every image has the answer it had."""
-    data, run, _ = whole
+def test_classes_match_by_name(run_and_data: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    data, run, _ = run_and_data
     shutil.copytree(data / "test" / "class2", tmp_path / "some" / "class2")
     shutil.copytree(data / "test" / "class1", tmp_path / "some" / "class1")
     all_of = {entry["class"]: entry for entry in scored(run, data)["per_class"]}
@@ -111,14 +110,14 @@ def test_names_decide_which_class_is_which(whole: tuple[Path, Path, dict[str, An
     ("more", "line"),
     [
         ({"split": "train"}, "has no train split, only test"),
-        ({}, "has hen, which .* does not know: it tells class0, class1, class2 apart. .*--classes FILE keeps only"),
-        ({"out": "answers.txt"}, "answers.txt: the answers go into a file that ends with .csv"),
+        ({}, "does not know: hen.*class0, class1, class2.*--classes FILE"),
+        ({"out": "answers.txt"}, "answers.txt"),
     ],
 )
-def test_what_cannot_be_scored(
-    more: dict[str, Any], line: str, whole: tuple[Path, Path, dict[str, Any]], tmp_path: Path
+def test_data_that_does_not_match_is_an_error(
+    more: dict[str, Any], line: str, run_and_data: tuple[Path, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    data, run, _ = whole
+    data, run, _ = run_and_data
     shutil.copytree(data / "test" / "class1", tmp_path / "farm" / "test" / "class1")
     shutil.copytree(data / "test" / "class0", tmp_path / "farm" / "test" / "hen")
     with pytest.raises(UserError, match=line):
@@ -128,29 +127,28 @@ def test_what_cannot_be_scored(
     assert scored(run, tmp_path / "farm", classes=str(chosen))["scored_images"] == 5
 
 
-def test_images_without_labels_and_models_without_classes(
-    whole: tuple[Path, Path, dict[str, Any]], tmp_path: Path
+def test_missing_labels_or_classifier_is_an_error(
+    run_and_data: tuple[Path, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    data, run, _ = whole
+    data, run, _ = run_and_data
     suite_layouts.write(tmp_path / "loose" / "a.png", 0, 0)
-    with pytest.raises(UserError, match=r"has no labels to compare with: .*'frugalvit predict' names classes without"):
+    with pytest.raises(UserError, match=r"has no labels.*'frugalvit predict'"):
         scored(run, tmp_path / "loose")
     with pytest.raises(UserError, match="swin_nano has no classifier"):
         scored(Path("swin_nano"), data)
 
 
-def test_the_answer_to_every_image(
-    whole: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_csv_agrees_with_predict(
+    run_and_data: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The CSV says of each image what ``predict`` says; the table names the classes that were missed."""
-    data, run, _ = whole
+    data, run, _ = run_and_data
     out = tmp_path / "answers.csv"
     assert cli.main(["eval", str(run), str(data), "-o", str(out), "--device", "cpu"]) == 0
-    told = capsys.readouterr().out
-    assert "classes most often missed" in told and "surest mistakes" in told and str(out) in told
+    printed = capsys.readouterr().out
+    assert "worst classes" in printed and "confident mistakes" in printed and str(out) in printed
     rows = list(csv.DictReader(out.read_text().splitlines()))
-    told_by = predict(PredictConfig(model=str(run), images=[str(data / "test")], top=1, device="cpu"))
-    first = {row["image"]: row["predictions"][0] for row in told_by.data["predictions"]}
+    predicted = predict(PredictConfig(model=str(run), images=[str(data / "test")], top=1, device="cpu"))
+    first = {row["image"]: row["predictions"][0] for row in predicted.data["predictions"]}
     assert len(rows) == 15 == len(first)
     for row in rows:
         guess = first[row["image"]]
@@ -158,12 +156,12 @@ def test_the_answer_to_every_image(
         assert float(row["probability"]) == pytest.approx(guess["probability"], abs=1e-5)
         assert row["right"] == str(int(row["class"] == row["predicted"]))
     assert cli.main(["eval", str(run), str(data), "-o", str(out), "--device", "cpu"]) == 2
-    assert "is not overwritten" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
-def test_mirror_images_are_averaged(whole: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
-    """By hand: the mean of the probabilities of an image and of the same file, mirrored, in both commands."""
-    data, run, _ = whole
+def test_mirror_images_are_averaged(run_and_data: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    """eval and predict return the mean of the probabilities of an image and its mirror image."""
+    data, run, _ = run_and_data
     images = sorted((data / "test").rglob("*.png"))
     model = load_model(str(run))
     expected = {}
@@ -172,20 +170,19 @@ def test_mirror_images_are_averaged(whole: tuple[Path, Path, dict[str, Any]], tm
         with torch.inference_mode():
             both = torch.cat([model.transform.image(np.asarray(pixels)[:, ::step].copy()) for step in (1, -1)])
             expected[str(path)] = model.backbone.classify(model.backbone(both).pooled).softmax(1).mean(0)
-    told = predict(PredictConfig(model=str(run), images=[str(data / "test")], top=3, device="cpu", mirror=True))
-    for row in told.data["predictions"]:
+    result = predict(PredictConfig(model=str(run), images=[str(data / "test")], top=3, device="cpu", mirror=True))
+    for row in result.data["predictions"]:
         found = {guess["class"]: guess["probability"] for guess in row["predictions"]}
         named = dict(zip(model.classes or (), expected[row["image"]].tolist(), strict=True))
         assert found == pytest.approx(named, abs=1e-5)
     out = tmp_path / "answers.csv"
-    result = scored(run, data, mirror=True, out=str(out))
+    scores = scored(run, data, mirror=True, out=str(out))
     for answer in csv.DictReader(out.read_text().splitlines()):
         assert float(answer["probability"]) == pytest.approx(expected[answer["image"]].max().item(), abs=1e-5)
-    assert result["without_mirror"]["top1"] == scored(run, data)["top1"]
+    assert scores["without_mirror"]["top1"] == scored(run, data)["top1"]
 
 
-def test_mirrored_features_have_a_place_of_their_own(model: Model, squares: Path, cache: Path) -> None:
-    """Features of mirror images are not taken for the others, nor the others for them."""
+def test_mirrored_features_are_cached_separately(model: Model, squares: Path, cache: Path) -> None:
     examples = open_data(squares).splits["test"]
     extractor = FeatureExtractor(model)
     plain, mirrored = extractor(examples), extractor(examples, mirrored=True)
@@ -200,7 +197,7 @@ def test_mirrored_features_have_a_place_of_their_own(model: Model, squares: Path
     [(8, 10, 49.02, 94.33), (0, 10, 0.0, 27.75), (10, 10, 72.25, 100.0), (81, 100, 72.22, 87.49)],
 )
 def test_wilson_interval(right: int, count: int, low: float, high: float) -> None:
-    """Bounds are the shares p at which |right/count - p| is 1.96 of p's own standard errors."""
+    """Bounds are the shares p at which |right/count - p| is 1.96 standard errors of p."""
     found = wilson_interval(right, count)
     assert found == pytest.approx((low, high), abs=0.005)
     for bound in found:
@@ -210,10 +207,10 @@ def test_wilson_interval(right: int, count: int, low: float, high: float) -> Non
             assert abs(right / count - share) / error == pytest.approx(1.959964, rel=1e-5)
 
 
-def test_a_run_knows_its_own_images_wherever_they_are_named_from(
+def test_own_data_is_recognised_after_a_move_or_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name typed in another folder, and a copy; of an exported model the name of the data is all that is known."""
+    """By another path, and as a copy. An exported model knows only the name of its data."""
     suite_layouts.folders(tmp_path / "squares", {"": 12})
     monkeypatch.chdir(tmp_path)
     trained(Path("squares"), Path("run"))
@@ -224,23 +221,22 @@ def test_a_run_knows_its_own_images_wherever_they_are_named_from(
         assert scored(tmp_path / "run", data)["scored_on"] == "val"
     capsys.readouterr()
     assert scored(tmp_path / "exported", tmp_path / "squares")["scored_on"] == "all"
-    assert "was taught with data of this name (squares), and may have learned from these" in capsys.readouterr().err
-    (tmp_path / "exported" / "config.yaml").write_text("foo: 1\n")  # somebody else's
+    assert "was trained on data of this name (squares)" in capsys.readouterr().err
+    (tmp_path / "exported" / "config.yaml").write_text("foo: 1\n")  # of another program
     assert scored(tmp_path / "exported", tmp_path / "copy")["scored_on"] == "all"
 
 
-def test_one_class_alone(whole: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
-    """One folder is no labels to learn from, but it can be asked whether all of it is recognised."""
-    data, run, _ = whole
+def test_folder_of_one_class(run_and_data: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    data, run, _ = run_and_data
     shutil.copytree(data / "test" / "class1", tmp_path / "one" / "class1")
     assert [entry["class"] for entry in scored(run, tmp_path / "one")["per_class"]] == ["class1"]
     shutil.copytree(data / "test" / "class1", tmp_path / "other" / "hen")
-    with pytest.raises(UserError, match="has no labels to compare with"):
+    with pytest.raises(UserError, match="has no labels"):
         scored(run, tmp_path / "other")
 
 
-def test_a_streamed_run_with_chosen_classes(whole: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
-    data, _, _ = whole
+def test_streamed_run_with_selected_classes(run_and_data: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    data, _, _ = run_and_data
     chosen = tmp_path / "classes.txt"
     chosen.write_text("class0\nclass2\n")
     packed = tmp_path / "packed"

@@ -1,4 +1,4 @@
-"""Scores while training against those of the probes, which are compared with scikit-learn's."""
+"""Scores while training equal those of the probes, which are tested against scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from frugalvit.tasks.classification.metrics import ClassificationScores
 
 
 @pytest.mark.parametrize("classes", [2, 4, 12])
-def test_batch_by_batch_they_are_those_of_all_images(classes: int) -> None:
-    """Also where a class has no image, which is nobody's mistake."""
+def test_scores_by_batch_equal_those_of_all_images(classes: int) -> None:
+    """Also if a class has no image."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(classes - 1, (60,), generator=generator)
     logits = torch.randn(60, classes, generator=generator) + 2 * torch.nn.functional.one_hot(labels, classes)
@@ -25,5 +25,5 @@ def test_batch_by_batch_they_are_those_of_all_images(classes: int) -> None:
         assert scores.confusion[truth].tolist() == counts.tolist()
 
 
-def test_without_images_there_is_nothing_right() -> None:
+def test_scores_without_images() -> None:
     assert ClassificationScores(3, torch.device("cpu")).summary() == {"top1": 0, "top5": 0, "mean_per_class": 0}

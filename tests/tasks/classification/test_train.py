@@ -20,7 +20,7 @@ from frugalvit.cli import main as cli
 from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data.augment.transforms import EvalTransform
-from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError
 from frugalvit.experiment import drloc_pairs
@@ -125,7 +125,7 @@ class Brightness:
 
 def test_the_surest_mistakes_come_first_with_their_pictures() -> None:
     levels, labels = torch.tensor([[20, 240, 150, 180, 250, 60, 5], [1, 1, 0, 0, 0, 0, 0]])
-    store = ImageStore.from_arrays(levels.byte().view(7, 1, 1, 1).expand(7, 3, 8, 8), labels)
+    store = CachedStore.from_arrays(levels.byte().view(7, 1, 1, 1).expand(7, 3, 8, 8), labels)
     dataset = EvalSet(store, EvalTransform(8, (0, 0, 0), (1, 1, 1)), batch=2)
     found = worst_mistakes(Brightness(), dataset, ("dark", "light"), count=3)  # type: ignore[arg-type]
     assert [(each["label"], each["predicted"]) for each in found] == [
@@ -219,7 +219,7 @@ def test_data_that_has_moved_is_named_at_the_resume(
     run, stored = tmp_path / "moved", (tmp_path / "moved/config.yaml").read_text()
     assert cli.main(["train", "--resume", str(run)]) == 2
     said = capsys.readouterr().err
-    assert "There is no folder" in said
+    assert "No folder" in said
     assert f"frugalvit train NEW_PATH --resume {run}" in said
     assert cli.main(["train", str(tmp_path / "there"), "--resume", str(run)]) == 0
     assert "have changed" not in capsys.readouterr().err

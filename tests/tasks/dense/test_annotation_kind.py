@@ -1,4 +1,4 @@
-"""Whoever has boxes or masks is told which command learns them, and not that there are no labels."""
+"""Folders with boxes or masks are recognized, and the command that trains on them is proposed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helpers.dense_samples import edit, make_coco, make_scenes
 
 
 def official(root: Path) -> Path:
-    """COCO as it is published: train2017/, val2017/, annotations/."""
+    """COCO's own layout: train2017/, val2017/, annotations/."""
     make_coco(root, train=3, val=2)
     (root / "annotations").mkdir()
     for split in ("train", "val"):
@@ -53,7 +53,7 @@ MAKERS: dict[str, tuple[Callable[[Path], Path], str, str | None]] = {
 
 
 @pytest.mark.parametrize("kind", list(MAKERS))
-def test_boxes_and_masks_are_labels(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_boxes_and_masks_are_recognized(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make, verb, own = MAKERS[kind]
     data = make(tmp_path / "data")
     result = advise(AdviseConfig(data=str(data), trial=0, device="cpu"))
@@ -61,17 +61,17 @@ def test_boxes_and_masks_are_labels(kind: str, tmp_path: Path, capsys: pytest.Ca
     learn = f"frugalvit {verb} train {data}"
     assert commands[0] == learn and commands[-1] == f"{learn} --init RUN"
     pretrain = f"frugalvit pretrain {data / own if own else 'MORE_IMAGES/'}"
-    assert pretrain in commands, "never from images that are scored on"
+    assert pretrain in commands, "never pre-train on validation images"
     assert result.data["splits"] == {"train": 3, "val": 2} and result.data["images"] == 5
     title = result.tables[0].title
     assert "no labels" not in title and ("boxes and masks of 10 objects" in title or "masks of 5 images" in title)
     assert cli.main(["train", str(data), "--steps", "1", "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert f"'{learn}'" in said and "--init RUN" in said and "has no labels" not in said
+    message = capsys.readouterr().err
+    assert f"'{learn}'" in message and "--init RUN" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_other_folders_are_left_to_their_classes(tmp_path: Path) -> None:
+def test_class_folders_are_not_annotations(tmp_path: Path) -> None:
     data = make_coco(tmp_path / "data", train=2, val=1)
     assert find_annotation_kind(data, ("cat", "dog")) is None and find_annotation_kind(data) is not None
     assert find_annotation_kind(tmp_path / "nowhere") is None
@@ -82,7 +82,7 @@ def test_other_folders_are_left_to_their_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drawn", "title", "note"),
+    ("masked", "title", "note"),
     [
         (20, "boxes and masks of 24 objects in 2 categories", "Masks: every training object has one."),
         (
@@ -93,7 +93,7 @@ def test_other_folders_are_left_to_their_classes(tmp_path: Path) -> None:
         (
             1,
             "boxes of 24 objects in 2 categories, masks of 5 of them",
-            "Masks: 1 of 20 training objects has one: too few to learn from, unless --masks true asks for it.",
+            "Masks: 1 of 20 training objects has one: too few to learn from; --masks true overrides this.",
         ),
         (
             0,
@@ -102,12 +102,11 @@ def test_other_folders_are_left_to_their_classes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_how_many_objects_have_masks_is_said(drawn: int, title: str, note: str, tmp_path: Path) -> None:
-    """Of those to learn from, and what a detector makes of it, in one line; crowds teach nothing."""
+def test_the_number_of_masks_is_noted(masked: int, title: str, note: str, tmp_path: Path) -> None:
     data = make_coco(tmp_path / "data", train=10, val=2, side=48)
 
     def without(content: Any) -> None:
-        for entry in content["annotations"][drawn:]:
+        for entry in content["annotations"][masked:]:
             entry["segmentation"] = [[]]
         assert len(content["annotations"]) == 20
 
@@ -116,13 +115,13 @@ def test_how_many_objects_have_masks_is_said(drawn: int, title: str, note: str, 
     assert f"{title}, about 48 px" in result.tables[0].title
     assert [line for line in result.data["notes"] if "ask" in line] == [note]
     learned = open_coco(str(data))
-    assert learned.masks() == (drawn, 20) and learned.about_masks() in note
-    if drawn == 12:
+    assert learned.masks() == (masked, 20) and learned.about_masks() in note
+    if masked == 12:
         edit(data, "train", lambda content: content["annotations"][0].update(iscrowd=1))
         found = find_annotation_kind(data)
         assert found is not None and found.masks.startswith("Masks: 11 of 19 training objects")
 
 
-def test_a_folder_of_masks_has_none_of_boxes(tmp_path: Path) -> None:
+def test_segmentation_masks_have_no_note(tmp_path: Path) -> None:
     found = find_annotation_kind(make_scenes(tmp_path / "data", train=2, val=1))
     assert found is not None and found.masks == ""

@@ -1,4 +1,4 @@
-"""detect and segment from the command line: seconds, but the whole way."""
+"""detect train and segment train: tiny runs from data to report."""
 
 from __future__ import annotations
 
@@ -30,75 +30,70 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["task"]
 
 
-def test_a_detection_run_leaves_everything(detector: Path) -> None:
+def test_detect_writes_scores_weights_and_report(detector: Path) -> None:
     summary = json.loads((detector / "summary.json").read_text())
     for key in ("box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75", "seconds", "run", "best_step"):
         assert key in summary
     for name in ("config.yaml", "metrics.jsonl", "model/model.safetensors", "transfer.safetensors", "report.html"):
         assert (detector / name).stat().st_size > 0
     page = (detector / "report.html").read_text()
-    for words in ("Precision over recall", "Classes", "Best pictures", "Worst pictures", "box AP"):
-        assert words in page
+    for title in ("Precision over recall", "box AP"):
+        assert title in page
     lines = [json.loads(line) for line in (detector / "metrics.jsonl").read_text().splitlines()]
     assert any("loss_box_reg_3" in line for line in lines if line["split"] == "train")
     assert any("mask_ap" in line for line in lines if line["split"] == "val")
-    # All objects are small: what is not there has no score, in files and on the page.
+    # All objects are small: other sizes have no score, in files and in the report.
     for kind in ("box", "mask"):
         assert summary[f"{kind}_ap_small"] is not None
         assert summary[f"{kind}_ap_medium"] is None and summary[f"{kind}_ap_large"] is None
         assert f"{kind} ap small" in page and f"{kind} ap large" not in page
 
 
-def test_images_without_objects_choose_no_best_weights(shapes: Path, tmp_path: Path) -> None:
+def test_val_without_objects_selects_no_best_weights(shapes: Path, tmp_path: Path) -> None:
     empty = make_coco(tmp_path / "empty", side=48)
     edit(empty, "val", lambda content: content.update(annotations=[]))
     summary = commands.train(detect_config(empty, tmp_path / "run", steps=2)).data
     assert summary["box_ap"] is None and summary["val_box_ap"] is None and summary["best_step"] is None
-    assert summary["weights"].startswith("the last step: no score on val")
 
 
-def test_a_segmentation_run_leaves_everything(segmenter: Path) -> None:
+def test_segment_writes_scores_and_report(segmenter: Path) -> None:
     summary = json.loads((segmenter / "summary.json").read_text())
     for key in ("miou", "mean_accuracy", "seconds", "run", "val_miou"):
         assert key in summary
     page = (segmenter / "report.html").read_text()
-    for words in ("Classes", "IoU", "Best pictures", "mIoU"):
-        assert words in page
+    assert "IoU" in page and "mIoU" in page
     assert (segmenter / "pictures" / "worst_1.jpg").exists()
 
 
-def test_reports_tell_what_was_used_and_said_of_the_data(tmp_path: Path) -> None:
+def test_reports_show_used_images_and_notes(tmp_path: Path) -> None:
     coco = make_coco(tmp_path / "coco", train=3, val=2, side=40)
     edit(coco, "train", lambda content: content["annotations"][0].update(bbox=[5, 5, 0, 9]))
     scenes = make_scenes(tmp_path / "scenes", train=3, val=2, side=40)
     commands.train(detect_config(coco, tmp_path / "detect", steps=1))
     segment_commands.train(segment_config(scenes, tmp_path / "segment", steps=1))
-    for kind, words in (
-        ("detect", "1 object with a box without area left out"),
-        ("segment", "label 255 counts nowhere"),
-    ):
+    for kind, note in (("detect", "instances_train.json: 1 object left out"), ("segment", "ignored labels: 255")):
         stored = json.loads((tmp_path / kind / "data.json").read_text(encoding="utf-8"))
-        assert stored["used"] == {"train": 3, "val": 2} and any(words in note for note in stored["notes"])
+        assert stored["used"] == {"train": 3, "val": 2} and any(note in line for line in stored["notes"])
         page = (tmp_path / kind / "report.html").read_text(encoding="utf-8")
-        assert "train: 3 images · val: 2 images" in page and words in page
+        assert "train: 3 images · val: 2 images" in page and note in page
 
 
-def test_runs_write_under_known_names_and_over_nothing(
+def test_runs_write_only_known_files_and_overwrite_none(
     detector: Path, segmenter: Path, scenes: Path, tmp_path: Path
 ) -> None:
     for run in (detector, segmenter):
         assert {path.name for path in run.iterdir()} <= {*DENSE_FILES, ".lock"}
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "worst_1.jpg").write_text("mine")
-    with pytest.raises(UserError, match="has pictures already"):
+    with pytest.raises(UserError, match="pictures"):
         segment_commands.train(segment_config(scenes, tmp_path))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("detect", marks=pytest.mark.slow), "segment"])
-def test_a_resumed_run_ends_as_if_never_stopped(
+def test_a_resumed_run_has_the_same_weights(
     kind: str, tmp_path: Path, shapes: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where another network would be chosen for its images by now."""
+    """Also if another network would be chosen for its images now."""
     command, make, data = (
         (commands, detect_config, shapes) if kind == "detect" else (segment_commands, segment_config, scenes)
     )
@@ -124,7 +119,7 @@ def test_a_resumed_run_ends_as_if_never_stopped(
 
 
 @pytest.mark.parametrize("kind", ["detect", "segment"])
-def test_changed_masks_and_annotations_are_said(
+def test_changed_annotations_are_warned_of_on_resume(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, data = (
@@ -148,18 +143,18 @@ def test_changed_masks_and_annotations_are_said(
     with pytest.raises(KeyboardInterrupt):
         command.train(settings)
     for file in data.rglob("*.*"):
-        os.utime(file, (1, 1))  # as a copy has other times
-    assert "have changed" not in resume()
+        os.utime(file, (1, 1))  # a copy has other times
+    assert "masks or annotations" not in resume()
     if kind == "detect":
         edit(data, "train", lambda content: content["annotations"][0].update(bbox=[1.0, 1.0, 9.0, 9.0]))
     else:
         mask = data / "masks" / "train" / "0.png"
         Image.fromarray(np.asarray(Image.open(mask)).T).save(mask)
-    assert "the masks or annotations of" in resume()
+    assert "masks or annotations" in resume()
 
 
 @pytest.mark.parametrize("where", ["ram", "off"])
-def test_a_picture_that_is_cut_short_is_found_before_training(where: str, tmp_path: Path) -> None:
+def test_truncated_images_are_found_before_training(where: str, tmp_path: Path) -> None:
     for name in ("whole.jpg", "short.jpg"):
         Image.effect_noise((64, 64), 60).save(tmp_path / name)
     whole = (tmp_path / "short.jpg").read_bytes()
@@ -169,30 +164,28 @@ def test_a_picture_that_is_cut_short_is_found_before_training(where: str, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["detect", "segment"])
-@pytest.mark.parametrize(
-    ("split", "words"), [("auto", "has one image: two are needed at least"), ("given", "Use --split auto")]
-)
-def test_one_image_is_too_few_and_leaves_no_folder(kind: str, split: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("split", "message"), [("auto", "one image"), ("given", "--split auto")])
+def test_one_image_is_too_few_and_makes_no_folder(kind: str, split: str, message: str, tmp_path: Path) -> None:
     make, config = (make_coco, detect_config) if kind == "detect" else (make_scenes, segment_config)
     command: Any = commands if kind == "detect" else segment_commands
     data = make(tmp_path / "data", train=1, val=0, side=48)
     (data / "instances_val.json").unlink(missing_ok=True)
     for folder in data.glob("*/val"):
         folder.rmdir()
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         command.train(config(data, tmp_path / "run", split=split))
     assert not (tmp_path / "run").exists()
 
 
-def test_epochs_are_counted_in_steps_of_the_shared_batch(tmp_path: Path) -> None:
+def test_epochs_count_steps_of_the_accumulated_batch(tmp_path: Path) -> None:
     config = detect_config(tmp_path, tmp_path / "run", steps=None, epochs=4, batch=10, accumulate=4)
     plan = TrainPlan.from_config(resolve(config, 100), 100, 1)
     assert (plan.images_per_step, plan.steps_per_epoch, plan.steps) == (8, 12, 48)
 
 
 @pytest.mark.slow
-def test_init_takes_the_backbone_of_a_run(segmenter: Path, shapes: Path, tmp_path: Path) -> None:
-    """The folder says which network it is; everything fits; the detector starts from its weights."""
+def test_init_uses_the_backbone_of_a_run(segmenter: Path, shapes: Path, tmp_path: Path) -> None:
+    """The architecture comes from the folder, and the detector starts from its weights."""
     values = {**COMMON, "backbone": "auto", "backbone_args": {}, "steps": 1, "lr": 1e-12, "init": str(segmenter)}
     values |= {"detector": HEADS, "data": str(shapes), "out": str(tmp_path / "run"), "report": False}
     commands.train(DetectConfig.parse(values))
@@ -206,10 +199,10 @@ def test_init_takes_the_backbone_of_a_run(segmenter: Path, shapes: Path, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["detect", "segment"])
-def test_the_rate_knows_the_network_and_no_start(
+def test_the_rate_does_not_depend_on_init(
     kind: str, shapes: Path, scenes: Path, segmenter: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The run's own decisions, up to the first step: a comparison of starts differs in nothing else."""
+    """Otherwise a comparison of initial weights would differ in the rate, too."""
     command: Any = commands if kind == "detect" else segment_commands
     make, data = (detect_config, shapes) if kind == "detect" else (segment_config, scenes)
     found: list[float] = []
@@ -219,14 +212,14 @@ def test_the_rate_knows_the_network_and_no_start(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "make_schedule", stop)
-    for name, start in (("random", {}), ("begun", {"init": str(segmenter)})):
+    for name, start in (("random", {}), ("init", {"init": str(segmenter)})):
         with pytest.raises(KeyboardInterrupt):
             command.train(make(data, tmp_path / name, lr="auto", **start))
     anchor = 1e-4 if kind == "detect" else 6e-5
     assert found == pytest.approx([10 * anchor * math.sqrt(2 / 16)] * 2, rel=0.05)
 
 
-def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
+def test_boxes_without_masks_are_trained_on(tmp_path: Path) -> None:
     data = make_coco(tmp_path / "boxes", train=3, val=2, side=40)
     for split in ("train", "val"):
         edit(data, split, lambda content: [entry.pop("segmentation") for entry in content["annotations"]])
@@ -235,25 +228,25 @@ def test_boxes_without_masks_train_too(tmp_path: Path) -> None:
     assert "box_ap" in found and "mask_ap" not in found
     decided = {d["name"]: d["value"] for d in json.loads((tmp_path / "run" / "decisions.json").read_text())}
     assert (decided["recipe"], decided["evaluate_every"]) == ("detect-small", 1)
-    with pytest.raises(UserError, match="no usable mask .* --masks"):
+    with pytest.raises(UserError, match="--masks"):
         commands.train(detect_config(data, tmp_path / "other", masks=True))
 
 
-def test_boxes_whose_masks_are_all_empty_are_learnt(tmp_path: Path) -> None:
+def test_objects_whose_masks_are_all_empty(tmp_path: Path) -> None:
     data = make_coco(tmp_path / "empty", train=3, val=2, side=40)
     outside = [[-9.0, -9, -5, -9, -5, -5]]
     edit(data, "train", lambda content: [entry.update(segmentation=outside) for entry in content["annotations"]])
     found = commands.open_annotations(detect_config(data, tmp_path / "run"))
     assert found.splits["train"][0].learnable() and not found.has_masks()
-    assert any("6 of them with a mask that holds no pixel of the image" in note for note in found.notes)
-    with pytest.raises(UserError, match=r"no usable mask .* --masks"):
+    assert any("instances_train.json: 6 of 6 objects" in note for note in found.notes)
+    with pytest.raises(UserError, match="--masks"):
         commands.open_annotations(detect_config(data, tmp_path / "run", masks=True))
     edit(data, "train", lambda content: content.update(annotations=[]))
-    with pytest.raises(UserError, match=r"no objects in its training images"):
+    with pytest.raises(UserError, match="no objects"):
         commands.open_annotations(detect_config(data, tmp_path / "run"))
 
 
-def test_models_and_data_must_belong_together(detector: Path, segmenter: Path, scenes: Path, tmp_path: Path) -> None:
+def test_models_of_other_data_are_refused(detector: Path, segmenter: Path, scenes: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a run of 'frugalvit segment', not of 'detect'"):
         commands.evaluate(commands.DetectEvalConfig(model=str(segmenter), data="x"))
     other = make_coco(tmp_path / "other", train=2, val=1, side=40)
@@ -261,7 +254,7 @@ def test_models_and_data_must_belong_together(detector: Path, segmenter: Path, s
         edit(other, split, lambda content: content["categories"][0].update(name="box"))
     with pytest.raises(UserError, match=r"objects of category 3 'box', which .*detector does not have"):
         commands.evaluate(commands.DetectEvalConfig(model=str(detector), data=str(other)))
-    with pytest.raises(UserError, match="the same labels must count in both"):
+    with pytest.raises(UserError, match="--ignore-index"):
         segment_commands.evaluate(
             segment_commands.SegmentEvalConfig(model=str(segmenter), data=str(scenes), ignore_index=1)
         )
@@ -271,7 +264,7 @@ def test_models_and_data_must_belong_together(detector: Path, segmenter: Path, s
         )
 
 
-def test_compare_trains_what_is_missing_and_tests_in_pairs(scenes: Path, tmp_path: Path) -> None:
+def test_compare_trains_only_missing_runs(scenes: Path, tmp_path: Path) -> None:
     from frugalvit.comparison import dense
     from frugalvit.config.dense import SegmentCompareConfig
 
@@ -288,13 +281,13 @@ def test_compare_trains_what_is_missing_and_tests_in_pairs(scenes: Path, tmp_pat
     before = (tmp_path / "both" / "flat" / "seed_1" / "summary.json").stat().st_mtime_ns
     assert dense.segment(config).data == found
     assert (tmp_path / "both" / "flat" / "seed_1" / "summary.json").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="two settings"):
+    with pytest.raises(UserError, match="settings"):
         dense.segment(SegmentCompareConfig.parse({**values, "settings": []}))
-    with pytest.raises(UserError, match="was run with decoder"):
+    with pytest.raises(UserError, match="decoder"):
         dense.segment(SegmentCompareConfig.parse({**values, "decoder": {"channels": 24}}))
 
 
 @pytest.mark.parametrize("head", ["mask-rcnn", pytest.param("cascade", marks=pytest.mark.slow)])
-def test_detectors_learn_in_half_precision(shapes: Path, tmp_path: Path, head: str) -> None:
+def test_detectors_train_in_half_precision(shapes: Path, tmp_path: Path, head: str) -> None:
     found = commands.train(detect_config(shapes, tmp_path / "run", head=head, precision="bf16", steps=2)).data
     assert found["skipped_steps"] == 0

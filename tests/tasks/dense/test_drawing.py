@@ -1,4 +1,4 @@
-"""Pictures of what was found: every name is whole, every colour has a name."""
+"""Drawings: names are readable, and every colour is in the legend."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from frugalvit.cli.main import main
-from frugalvit.tasks.dense.drawing import colour, colours_of, draw_classes, draw_objects, label_place, with_legend
+from frugalvit.tasks.dense.drawing import colour, colours_of, draw_classes, draw_objects, place_label, with_legend
 from frugalvit.tasks.segmentation.commands import _percent
 
-TEXT = (1.0, 3.0, 60.0, 14.0)  # a name written at (0, 0) begins a little below and to the right of it
+TEXT = (1.0, 3.0, 60.0, 14.0)  # the corners of a name drawn at (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -27,20 +27,20 @@ TEXT = (1.0, 3.0, 60.0, 14.0)  # a name written at (0, 0) begins a little below 
         ((20, 0, 90, 99), "inside"),
     ],
 )
-def test_names_are_whole_and_leave_their_object_free(box: tuple[float, float, float, float], where: str) -> None:
-    x, y = label_place(box, TEXT, (200, 100))
+def test_names_fit_into_the_image_beside_their_box(box: tuple[float, float, float, float], where: str) -> None:
+    x, y = place_label(box, TEXT, (200, 100))
     left, top, right, bottom = x + TEXT[0], y + TEXT[1], x + TEXT[2], y + TEXT[3]
     assert left >= 0 and top >= 0 and right < 200 and bottom < 100
     assert {"above": bottom < box[1], "below": top > box[3], "inside": top >= box[1] and bottom <= box[3]}[where]
 
 
-def test_boxes_at_the_edge_are_drawn_whole() -> None:
+def test_boxes_at_the_edge_are_drawn_completely() -> None:
     picture = draw_objects(np.zeros((100, 100, 3), np.uint8), [{"label": 1, "bbox": [60, 60, 40, 40]}], ["a"], 100)
     pixels = np.asarray(picture)
     assert (pixels[99, 60:] == colour(1)).all() and (pixels[60:, 99] == colour(1)).all()
 
 
-def test_small_images_are_enlarged_and_labels_never_mixed() -> None:
+def test_small_images_are_enlarged_without_mixing_classes() -> None:
     labels = np.zeros((20, 30), np.uint8)
     labels[:, 15:] = 2
     drawn = draw_classes(np.zeros((20, 30, 3), np.uint8), labels, strength=1, enlarge=90)
@@ -50,7 +50,7 @@ def test_small_images_are_enlarged_and_labels_never_mixed() -> None:
     assert draw_classes(np.zeros((200, 300, 3), np.uint8), None, enlarge=90).size == (300, 200)
 
 
-def test_a_legend_has_the_colours_that_are_there() -> None:
+def test_a_legend_has_the_colours_in_the_image() -> None:
     classes = ["ground", "square", "a name that takes much room", "another one that does"]
     whole = with_legend(Image.new("RGB", (300, 40)), [0, 2, 3, 255], classes)
     strip = np.asarray(whole)[40:]
@@ -61,20 +61,19 @@ def test_a_legend_has_the_colours_that_are_there() -> None:
 
 
 @pytest.mark.parametrize(("share", "text"), [(1.0, "100.0 %"), (0.99999, "99.9 %"), (0.9876, "98.8 %"), (0.0, "0.0 %")])
-def test_only_all_is_all(share: float, text: str) -> None:
+def test_only_a_share_of_one_is_100_percent(share: float, text: str) -> None:
     assert _percent(share) == text
 
 
-def test_colours_are_told_wherever_pictures_are(
+def test_colours_are_in_json_and_report(
     segmenter: Path, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(scenes / "images" / "val" / "0.png"), "--out", str(tmp_path / "found"), "--device", "cpu"]
     assert main(["segment", "predict", str(segmenter), *words, "--quiet", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["colours"] == colours_of(told["classes"]) and len(set(told["colours"].values())) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert result["colours"] == colours_of(result["classes"]) and len(set(result["colours"].values())) == 3
     with Image.open(tmp_path / "found" / "0.jpg") as picture:
         assert picture.width == 480 and picture.height > 480  # enlarged, over its legend
     page = (segmenter / "report.html").read_text(encoding="utf-8")
     rows = re.findall(r'<th scope="row"><svg[^>]*><rect[^>]*fill="(#\w+)"/></svg> (\w+)</th>', page)
-    assert rows and all(told["colours"][name] == shade for shade, name in rows)
-    assert "The image, the truth, then what the model found." in page
+    assert rows and all(result["colours"][name] == shade for shade, name in rows)

@@ -1,4 +1,4 @@
-"""The same commands on a GPU in half precision; evaluation there agrees with the CPU's."""
+"""Training on a GPU in half precision; scores agree with the CPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def test_detectors_train_in_half_precision(tmp_path: Path, head: str) -> None:
     config = detect_config(data, tmp_path / "run", head=head, device="cuda", steps=30, evaluate_every=30)
     found = commands.train(config).data
     assert found["skipped_steps"] == 0
-    asked = {"model": str(tmp_path / "run"), "data": str(data), "split": "train"}
-    there, here = (commands.evaluate(DetectEvalConfig(**asked, device=device)).data for device in ("cuda", "cpu"))
+    options = {"model": str(tmp_path / "run"), "data": str(data), "split": "train"}
+    there, here = (commands.evaluate(DetectEvalConfig(**options, device=device)).data for device in ("cuda", "cpu"))
     assert there["box_ap"] == pytest.approx(here["box_ap"], abs=0.02)
 
 
@@ -30,8 +30,8 @@ def test_segmenters_train_in_half_precision(tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "shapes")
     found = segment_commands.train(segment_config(data, tmp_path / "run", device="cuda", steps=30)).data
     assert found["skipped_steps"] == 0 and found["miou"] > 0.2
-    asked = {"model": str(tmp_path / "run"), "data": str(data)}
+    options = {"model": str(tmp_path / "run"), "data": str(data)}
     there, here = (
-        segment_commands.evaluate(SegmentEvalConfig(**asked, device=device)).data for device in ("cuda", "cpu")
+        segment_commands.evaluate(SegmentEvalConfig(**options, device=device)).data for device in ("cuda", "cpu")
     )
     assert there["miou"] == pytest.approx(here["miou"], abs=0.01)

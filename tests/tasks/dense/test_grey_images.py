@@ -1,4 +1,4 @@
-"""Networks of one channel: they see pictures in grey, from the first step to the loaded model."""
+"""Networks with one channel train, score and predict on grey images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frugalvit.data.augment.transforms import Normalize
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection import commands
-from frugalvit.tasks.detection.dataset import lay_out
+from frugalvit.tasks.detection.dataset import stack_images
 from frugalvit.tasks.segmentation import commands as segment_commands
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
 from frugalvit.tasks.segmentation.task import SegmentationTask
@@ -31,20 +31,20 @@ def task_of(channels: int) -> SegmentationTask:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pictures_are_normalised_as_classifiers_do_it(channels: int) -> None:
+def test_images_are_normalized_as_in_classification(channels: int) -> None:
     task, pictures = task_of(channels), torch.randint(0, 256, (2, 3, 20, 28), dtype=torch.uint8)
     images = F.interpolate(pictures / 255, size=(40, 56), mode="bilinear", antialias=True)
     wanted = Normalize(task.backbone.mean, task.backbone.std)(images)
     assert wanted.shape[1] == channels
     torch.testing.assert_close(task.normalize(images), wanted)
-    laid = lay_out(list(pictures), [(40, 56)] * 2, [False, True], task.mean, task.std)
+    laid = stack_images(list(pictures), [(40, 56)] * 2, [False, True], task.mean, task.std)
     torch.testing.assert_close(laid[0, :, :40, :56], wanted[0])
     torch.testing.assert_close(laid[1, :, :40, :56], wanted[1].flip(2))
     assert laid.shape == (2, channels, 64, 64) and not laid[:, :, 40:].any() and not laid[:, :, :, 56:].any()
 
 
 @pytest.mark.parametrize("kind", ["detect", "segment"])
-def test_a_network_of_one_channel_goes_the_whole_way(kind: str, shapes: Path, scenes: Path, tmp_path: Path) -> None:
+def test_one_channel_from_training_to_prediction(kind: str, shapes: Path, scenes: Path, tmp_path: Path) -> None:
     command: Any = commands if kind == "detect" else segment_commands
     make, data = (detect_config, shapes) if kind == "detect" else (segment_config, scenes)
     run, score = tmp_path / "run", "box_ap" if kind == "detect" else "miou"
@@ -63,5 +63,5 @@ def test_a_network_of_one_channel_goes_the_whole_way(kind: str, shapes: Path, sc
 
 
 def test_other_channels_are_refused() -> None:
-    with pytest.raises(UserError, match="takes images of 4 channels, pictures have 3, or 1 in grey"):
+    with pytest.raises(UserError, match="4 channels"):
         task_of(4)

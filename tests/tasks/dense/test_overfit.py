@@ -1,4 +1,4 @@
-"""The whole chain is right when eight images can be learnt by heart: boxes, masks and pixels."""
+"""Detectors and segmenters can overfit eight images."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SMALL = {"embed_dim": 24, "depths": [2, 2, 2], "num_heads": [2, 4, 8]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("head", "bare"), [("mask-rcnn", 0), ("cascade", 0), ("mask-rcnn", 8)])
-def test_detector_learns_eight_images_by_heart(tmp_path: Path, head: str, bare: int) -> None:
-    """Also where half of the objects have no mask to learn from: their kind has, and all are scored."""
+@pytest.mark.parametrize(("head", "stripped"), [("mask-rcnn", 0), ("cascade", 0), ("mask-rcnn", 8)])
+def test_a_detector_overfits_eight_images(tmp_path: Path, head: str, stripped: int) -> None:
+    """Also if half of the training objects have no mask; all are scored with one."""
     data = make_coco(tmp_path / "data", train=8, val=1)
-    whole = (data / "instances_train.json").read_text()
-    edit(data, "train", lambda content: [entry.pop("segmentation") for entry in content["annotations"][:bare]])
+    original = (data / "instances_train.json").read_text()
+    edit(data, "train", lambda content: [entry.pop("segmentation") for entry in content["annotations"][:stripped]])
     config = DetectConfig.parse(
         {
             "data": str(data), "head": head, "backbone": "swin_nano", "backbone_args": SMALL, "img_size": 64,
@@ -30,7 +30,7 @@ def test_detector_learns_eight_images_by_heart(tmp_path: Path, head: str, bare: 
         }
     )  # fmt: skip
     commands.train(config)
-    (data / "instances_train.json").write_text(whole)
+    (data / "instances_train.json").write_text(original)
     learnt = commands.evaluate(
         commands.DetectEvalConfig(model=str(tmp_path / "run"), data=str(data), split="train", device="cpu")
     ).data
@@ -39,7 +39,7 @@ def test_detector_learns_eight_images_by_heart(tmp_path: Path, head: str, bare: 
 
 
 @pytest.mark.slow
-def test_segmenter_learns_eight_images_by_heart(tmp_path: Path) -> None:
+def test_a_segmenter_overfits_eight_images(tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "data", train=8, val=1)
     config = SegmentConfig.parse(
         {

@@ -1,4 +1,4 @@
-"""Trained detectors and segmenters in Python: the same as their commands write."""
+"""fv.load_detector and fv.load_segmenter agree with the commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import frugalvit as fv
 from frugalvit.cli.main import main
 
 
-def test_a_detector_finds_what_its_command_finds(detector: Path, shapes: Path, tmp_path: Path) -> None:
+def test_a_detector_equals_its_command(detector: Path, shapes: Path, tmp_path: Path) -> None:
     picture = sorted((shapes / "images").glob("val_*.png"))[0]
     words = ["--threshold", "0", "--out", str(tmp_path / "found"), "--device", "cpu", "--quiet"]
     assert main(["detect", "predict", str(detector), str(picture), *words]) == 0
@@ -24,12 +24,12 @@ def test_a_detector_finds_what_its_command_finds(detector: Path, shapes: Path, t
     ready = fv.load_detector(detector, device="cpu")
     assert set(ready.classes) == set(names.values())
     pixels = np.asarray(Image.open(picture).convert("RGB"))
-    for given in (str(picture), Image.open(picture), pixels):
-        (found,) = ready.predict(given, threshold=0)
+    for image in (str(picture), Image.open(picture), pixels):
+        (found,) = ready.predict(image, threshold=0)
         assert found and [entry.score for entry in found] == sorted((entry.score for entry in found), reverse=True)
-        said = sorted(written["annotations"], key=lambda entry: -entry["score"])
-        assert [entry.name for entry in found] == [names[entry["category_id"]] for entry in said]
-        for mine, theirs in zip(found, said, strict=True):
+        expected = sorted(written["annotations"], key=lambda entry: -entry["score"])
+        assert [entry.name for entry in found] == [names[entry["category_id"]] for entry in expected]
+        for mine, theirs in zip(found, expected, strict=True):
             assert mine.score == pytest.approx(theirs["score"], abs=1e-4)
             assert mine.box == pytest.approx(theirs["bbox"], abs=0.1)
             assert mine.mask is not None and mine.mask.shape == pixels.shape[:2]
@@ -37,7 +37,7 @@ def test_a_detector_finds_what_its_command_finds(detector: Path, shapes: Path, t
     assert ready.predict([pixels, pixels], threshold=1.0) == [[], []]
 
 
-def test_a_segmenter_says_what_its_command_writes(segmenter: Path, scenes: Path, tmp_path: Path) -> None:
+def test_a_segmenter_equals_its_command(segmenter: Path, scenes: Path, tmp_path: Path) -> None:
     picture = sorted((scenes / "images" / "val").iterdir())[0]
     words = ["--out", str(tmp_path / "found"), "--device", "cpu", "--quiet"]
     assert main(["segment", "predict", str(segmenter), str(picture), *words]) == 0
@@ -47,15 +47,15 @@ def test_a_segmenter_says_what_its_command_writes(segmenter: Path, scenes: Path,
     assert len(ready.classes) == 3
 
 
-def test_a_grey_picture_is_one_too_and_noise_is_none(detector: Path, segmenter: Path) -> None:
+def test_grey_arrays_are_images_and_floats_are_not(detector: Path, segmenter: Path) -> None:
     grey = np.full((40, 52), 90, np.uint8)
     assert fv.load_segmenter(segmenter, device="cpu").predict([grey, grey[..., None]])[1].shape == (40, 52)
-    with pytest.raises(fv.UserError, match=r"An array of float64 and shape \(4, 4, 4\) is no image"):
+    with pytest.raises(fv.UserError, match=r"float64.*\(4, 4, 4\)"):
         fv.load_detector(detector, device="cpu").predict(np.zeros((4, 4, 4)))
 
 
 @pytest.mark.parametrize("kind", ["detector", "segmenter"])
-def test_loading_leaves_random_numbers_and_onednn_to_the_program(kind: str, request: pytest.FixtureRequest) -> None:
+def test_loading_keeps_random_state_and_onednn(kind: str, request: pytest.FixtureRequest) -> None:
     where, loads = request.getfixturevalue(kind), {"detector": fv.load_detector, "segmenter": fv.load_segmenter}
     torch.manual_seed(5)
     expected, onednn = torch.rand(3), torch.backends.mkldnn.enabled
@@ -70,10 +70,10 @@ def test_loading_leaves_random_numbers_and_onednn_to_the_program(kind: str, requ
         torch.backends.mkldnn.enabled = onednn
 
 
-def test_each_refuses_the_other(detector: Path, segmenter: Path) -> None:
+def test_runs_of_the_other_task_are_refused(detector: Path, segmenter: Path) -> None:
     with pytest.raises(fv.UserError, match="is a run of 'frugalvit segment', not of 'detect'"):
         fv.load_detector(segmenter)
     with pytest.raises(fv.UserError, match="is a run of 'frugalvit detect', not of 'segment'"):
         fv.load_segmenter(detector)
-    with pytest.raises(fv.UserError, match=r"There is no device 'cpu:1': 1 of kind 'cpu' here"):
+    with pytest.raises(fv.UserError, match="'cpu:1'"):
         fv.load_detector(detector, device="cpu:1")

@@ -1,4 +1,4 @@
-"""Pyramids of any backbone: shapes, strides, and nothing that waits for a gradient in vain."""
+"""Pyramids of any backbone: shapes, strides and gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_maps_have_the_promised_channels_and_strides(name: str) -> None:
+def test_maps_have_the_stated_channels_and_strides(name: str) -> None:
     keywords, size = CASES[name]
     pyramid = Pyramid(create_backbone(name, img_size=size, **keywords))
     images = torch.rand(2, 3, 96, 128)
@@ -33,7 +33,7 @@ def test_maps_have_the_promised_channels_and_strides(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_everything_that_learns_gets_a_gradient(name: str) -> None:
+def test_every_trainable_parameter_gets_a_gradient(name: str) -> None:
     keywords, size = CASES[name]
     pyramid = Pyramid(create_backbone(name, img_size=size, num_classes=5, **keywords))
     assert all(parameter.grad is None for parameter in pyramid.parameters())
@@ -46,24 +46,24 @@ def test_everything_that_learns_gets_a_gradient(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "keywords", "size", "strides"),
     [
-        ("vit_tiny_patch16_224", TINY_VIT, 96, [3, 6, 12, 24]),  # patches of 12 pixels, which 128 is no multiple of
+        ("vit_tiny_patch16_224", TINY_VIT, 96, [3, 6, 12, 24]),  # patches of 12 pixels
         ("vit_tiny_patch16_224", TINY_VIT | {"patch_size": 14}, 126, [3.5, 7, 14, 28]),
         ("vit_tiny_r_s16_p8_224", {"depth": 1}, 224, [8, 16, 32, 64]),  # patches of 8 cells of 4 pixels
         ("t2t_vit_14", {"depth": 1, "patch_size": 3}, 96, [3, 6, 12, 24]),
         ("swin_nano", CASES["swin_nano"][0] | {"patch_size": 3}, 96, [3, 6, 12]),
         ("swin_nano", CASES["swin_nano"][0] | {"patch_size": 4}, 128, [4, 8, 16]),
         ("inception_v3", {}, 224, [4, 8, 16, 32]),  # convolutions that lose their borders
-        ("resnet10t", {}, 64, [2, 4, 8, 16]),  # a finer stem than the network's own
+        ("resnet10t", {}, 64, [2, 4, 8, 16]),  # a finer stem than usual
     ],
 )
-def test_strides_are_whole_patches_where_the_last_one_hangs_over(
+def test_strides_of_patches_that_do_not_divide_the_image(
     name: str, keywords: dict, size: int, strides: list[float]
 ) -> None:
     backbone = create_backbone(name, img_size=size, **keywords)
     assert Pyramid(backbone).strides == strides
 
 
-def test_channel_norm_is_a_layer_norm_at_every_place() -> None:
+def test_channel_norm_is_a_layer_norm_of_every_cell() -> None:
     norm = MapNorm(6)
     grid = torch.randn(2, 6, 3, 4)
     result = norm(grid)

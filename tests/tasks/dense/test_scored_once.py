@@ -1,4 +1,4 @@
-"""Weights that were scored at the last step are not scored on the same images again."""
+"""The last evaluation of a run is not repeated for its final scores."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LAST, EARLIER = (0.0, 0.5), (0.5, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("verb", "values", "more", "asked"),
+    ("verb", "values", "more", "evaluations"),
     [
         ("detect", LAST, {}, 2),
         ("detect", EARLIER, {}, 3),
         ("segment", LAST, {}, 2),
         ("segment", EARLIER, {}, 3),
-        ("segment", LAST, {"test": {"multi_scale": True, "scales": [1.0]}}, 3),  # and what one look gives is known
+        ("segment", LAST, {"test": {"multi_scale": True, "scales": [1.0]}}, 3),  # the single-scale score is reused
     ],
 )
-def test_a_run_scores_the_same_weights_once(
+def test_a_run_scores_its_last_weights_once(
     verb: str,
     values: tuple[float, ...],
     more: dict[str, Any],
-    asked: int,
+    evaluations: int,
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -41,18 +41,18 @@ def test_a_run_scores_the_same_weights_once(
         "segment": (SegmentationTask, "scores", segment_commands, segment_config, "scenes"),
     }[verb]
     calls: list[Any] = []
-    plain, evaluate, fed = getattr(kind, name), kind.evaluate, iter(values)
-    monkeypatch.setattr(kind, name, lambda task, *rest: calls.append(rest) or plain(task, *rest))
-    monkeypatch.setattr(kind, "evaluate", lambda task, step: evaluate(task, step) | {kind.score: next(fed)})
+    original, evaluate, fed = getattr(kind, name), kind.evaluate, iter(values)
+    monkeypatch.setattr(kind, name, lambda task, *rest: calls.append(rest) or original(task, *rest))
+    monkeypatch.setattr(kind, "evaluate", lambda task, step: evaluate(task, step) | {kind.best_metric: next(fed)})
     where = request.getfixturevalue(data)
     config: Any = make(where, tmp_path / "run", steps=2, evaluate_every=1, report=False, **more)
     summary = commands.train(config).data
-    assert len(calls) == asked and summary["best_step"] == (2 if values == LAST else 1)
-    again = commands.evaluate(_asked(verb, tmp_path / "run", where, config)).data
-    assert again[kind.score] == pytest.approx(summary[kind.score], abs=1e-6), "what was kept is what the weights score"
+    assert len(calls) == evaluations and summary["best_step"] == (2 if values == LAST else 1)
+    again = commands.evaluate(eval_config(verb, tmp_path / "run", where, config)).data
+    assert again[kind.best_metric] == pytest.approx(summary[kind.best_metric], abs=1e-6)
 
 
-def _asked(verb: str, run: Path, data: Path, config: Any) -> Any:
+def eval_config(verb: str, run: Path, data: Path, config: Any) -> Any:
     from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig
 
     values: dict[str, Any] = {"model": str(run), "data": str(data), "device": "cpu"}

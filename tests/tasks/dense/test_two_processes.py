@@ -1,4 +1,4 @@
-"""Two processes with half the batch each train as one process with the whole."""
+"""Two processes with half the batch each equal one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def losses(kind: str, data: Path, out: Path, processes: int, options: list[str])
 
 
 @pytest.mark.slow
-def test_segmentation_is_the_same_to_rounding(tmp_path: Path) -> None:
+def test_segmentation_is_equal_to_rounding(tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "shapes", side=40)
     options = ["--decoder.channels", "16", "--decoder.dropout", "0"]
     one, two = (losses("segment", data, tmp_path / f"run_{n}", n, options) for n in (1, 2))
@@ -32,8 +32,8 @@ def test_segmentation_is_the_same_to_rounding(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_detection_runs_and_learns_alike(tmp_path: Path) -> None:
-    """Which regions are sampled follows from the process too, so the losses are alike, not the same."""
+def test_detection_has_similar_losses(tmp_path: Path) -> None:
+    """The sampled regions depend on the rank, so the losses are similar, not equal."""
     data = make_coco(tmp_path / "shapes", side=48)
     sizes = {"channels": 16, "hidden": 32, "proposals": 30, "samples": 32}
     options = [word for name, value in sizes.items() for word in (f"--detector.{name}", str(value))]

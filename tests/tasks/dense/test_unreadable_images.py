@@ -1,4 +1,4 @@
-"""A picture that cannot be decoded: the same weights and scores wherever pictures are kept, to the bit."""
+"""Unreadable images: weights and scores do not depend on where images are cached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from helpers.dense_samples import make_coco, make_scenes
 
 
 def spoil(path: Path) -> None:
-    """Pixels that cannot be decoded between a sound beginning and a sound end, as a failing disk leaves them."""
+    """Damage the pixels of a file, but not its beginning and end, as a failing disk does."""
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
     content[middle : middle + 64] = bytes(64)
@@ -34,8 +34,7 @@ def picture(kind: str, data: Path, split: str, number: int) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["detect", "segment"])
-def test_the_same_weights_and_scores_wherever_pictures_are_kept(kind: str, tmp_path: Path) -> None:
-    """Those that are not kept are decoded in their turn: one that cannot be gives way, and is not scored."""
+def test_weights_and_scores_do_not_depend_on_the_cache(kind: str, tmp_path: Path) -> None:
     make, config = (make_coco, detect_config) if kind == "detect" else (make_scenes, segment_config)
     command: Any = commands if kind == "detect" else segment_commands
     data = make(tmp_path / "data", train=5, val=3, side=48)
@@ -82,27 +81,27 @@ def pictures_of(folder: Path, where: str, count: int = 6) -> ImageReader:
 
 
 @pytest.mark.parametrize("where", ["ram", "off"])
-def test_the_next_picture_is_learned_from(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_readable_image_is_the_substitute(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pictures = pictures_of(tmp_path, where)
     for number in (2, 5):
         (tmp_path / f"{number}.png").write_bytes(b"no image")
     assert pictures.find_bad(2, max_bad=0.5) == [2, 5]
     found = [pictures.to_learn(index) for index in range(6)]
-    assert [place for place, _ in found] == [0, 1, 3, 3, 4, 0]
+    assert [index for index, _ in found] == [0, 1, 3, 3, 4, 0]
     assert [int(pixels[0, 0, 0]) for _, pixels in found] == [0, 10, 30, 30, 40, 0]
     capsys.readouterr()
     others = pictures.without_bad()
     assert [path.name for path in others.paths] == ["0.png", "1.png", "3.png", "4.png"] and not others.faults
-    assert [int(others.read(place)[0, 0, 0]) for place in range(4)] == [0, 10, 30, 40]
+    assert [int(others.read(index)[0, 0, 0]) for index in range(4)] == [0, 10, 30, 40]
     assert [Path(name).name for name, _ in others.bad] == ["2.png", "5.png"]
-    shutil.rmtree(tmp_path)  # what is kept is there still
+    shutil.rmtree(tmp_path)  # cached images remain
     if where == "ram":
-        assert [others.to_learn(place)[0] for place in range(4)] == [0, 1, 2, 3]
+        assert [others.to_learn(index)[0] for index in range(4)] == [0, 1, 2, 3]
 
 
-def test_pictures_that_vanish_are_named_until_they_are_too_many(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vanishing_images_are_named_until_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures = pictures_of(tmp_path, "off")
     assert pictures.find_bad(2, max_bad=0.4) == []
     for number in (1, 2):
@@ -111,5 +110,5 @@ def test_pictures_that_vanish_are_named_until_they_are_too_many(
         assert [pictures.to_learn(index)[0] for index in range(6)] == [0, 3, 3, 3, 4, 5]
     assert capsys.readouterr().err.count("(left out)") == 2 and len(pictures.bad) == 2
     (tmp_path / "4.png").unlink()
-    with pytest.raises(UserError, match=r"3 of 6 images cannot be read, .*raise --cache\.max-bad"):
+    with pytest.raises(UserError, match=r"3 of 6 images .*--cache\.max-bad"):
         pictures.to_learn(4)

@@ -1,4 +1,4 @@
-"""A detector's batches: equal to pictures and objects brought to size one by one, whatever is kept or sent together."""
+"""Batches of a detector equal those of a slow oracle, image by image, with any cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from frugalvit.tasks.dense.experiment import open_pictures
 from frugalvit.tasks.dense.loader import StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.coco import masks_of, open_coco
-from frugalvit.tasks.detection.dataset import ObjectPictures, Objects, View, lay_out, make_targets, shifted, unpack
+from frugalvit.tasks.detection.dataset import (
+    DetectionDataset,
+    Objects,
+    View,
+    make_targets,
+    stack_images,
+    unpack_bits,
+    unpack_on_device,
+)
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.tasks.detection.task import DetectionTask
@@ -30,9 +38,9 @@ BATCH = 4
 
 
 def one_by_one(
-    task: DetectionTask, dataset: ObjectPictures, step: int, seed: int
+    task: DetectionTask, dataset: DetectionDataset, step: int, seed: int
 ) -> tuple[Tensor, list[Any], list[Any]]:
-    """The oracle: each picture by itself, its masks rasterised anew, padded at the end."""
+    """The oracle: resize every image and rasterize its masks by itself, then pad."""
     order = [
         int(
             torch.randperm(len(dataset), generator=generator_for(seed, "order", place // len(dataset)))[
@@ -55,14 +63,14 @@ def one_by_one(
         ).unbind(1)
         target = {"labels": torch.tensor([dataset.data.class_of()[e["category_id"]] for e in entries]).long()}
         masks = torch.zeros(0, height, width, dtype=torch.uint8)
-        known = [entry for entry in entries if "segmentation" in entry]
-        if known:
-            drawn = torch.from_numpy(masks_of(known, annotated.height, annotated.width))[:, None].float()
+        masked = [entry for entry in entries if "segmentation" in entry]
+        if masked:
+            drawn = torch.from_numpy(masks_of(masked, annotated.height, annotated.width))[:, None].float()
             masks = (F.interpolate(drawn, size=(height, width), mode="bilinear")[:, 0] >= 0.5).to(torch.uint8)
         if flip_number < 0.5:
             image, masks, left, right = image.flip(3), masks.flip(2), width - right, width - left
         target["boxes"] = torch.stack([left, top, right, bottom], 1)
-        target["mask_of"] = torch.tensor([known.index(e) if e in known else -1 for e in entries]).long()
+        target["mask_of"] = torch.tensor([masked.index(e) if e in masked else -1 for e in entries]).long()
         targets.append(target | ({"masks": masks} if dataset.masks else {}))
         images.append(task.normalize(image)[0])
         sizes.append((height, width))
@@ -70,10 +78,10 @@ def one_by_one(
         for target in targets:
             del target["mask_of"]
     sides = [-(-max(size[axis] for size in sizes) // 32) * 32 for axis in (0, 1)]
-    whole = torch.zeros(BATCH, 3, *sides)
-    for place, image in enumerate(images):
-        whole[place, :, : image.shape[1], : image.shape[2]] = image
-    return whole, sizes, targets
+    padded = torch.zeros(BATCH, 3, *sides)
+    for index, image in enumerate(images):
+        padded[index, :, : image.shape[1], : image.shape[2]] = image
+    return padded, sizes, targets
 
 
 def task_of(masks: bool) -> DetectionTask:
@@ -84,7 +92,7 @@ def task_of(masks: bool) -> DetectionTask:
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six pictures: polygons and run lengths, one picture without objects, one crowd."""
+    """Six images: polygons and run lengths, one image without objects, one crowd."""
     root = make_coco(tmp_path_factory.mktemp("coco") / "shapes", train=6, val=1, side=50)
 
     def change(content: dict[str, Any]) -> None:
@@ -110,24 +118,24 @@ def is_equal(found: Any, wanted: tuple[Tensor, list[Any], list[Any]]) -> bool:
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("where", ["ram", "off"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_batches_equal_pictures_made_one_by_one(shapes: Path, masks: bool, where: str, workers: int) -> None:
-    """In the first epoch and when masks are remembered; a feed that begins later gives the same (resume)."""
+def test_batches_equal_the_oracle(shapes: Path, masks: bool, where: str, workers: int) -> None:
+    """In the first epoch and with cached masks; a loader that starts later gives the same (resume)."""
     data = open_coco(str(shapes))
     items, task = data.splits["train"], task_of(masks)
-    dataset = ObjectPictures(items, data, open_pictures(items, where), masks)
+    dataset = DetectionDataset(items, data, open_pictures(items, where), masks)
     for seed in (0, 1):
         task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         for step in range(6):
             assert is_equal(task.batch_at(step), one_by_one(task, dataset, step, seed))
         task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         assert is_equal(task.batch_at(4), one_by_one(task, dataset, 4, seed))
-    assert len(dataset._kept) == (len(items) if where == "ram" else 0)
+    assert len(dataset._cache) == (len(items) if where == "ram" else 0)
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 9])
 @pytest.mark.parametrize("where", ["ram", "off"])
-def test_some_objects_have_no_mask(tmp_path: Path, count: int, where: str) -> None:
-    """Those of whole pictures too; nothing is told of it in batches where all objects have one."""
+def test_batches_with_objects_without_a_mask(tmp_path: Path, count: int, where: str) -> None:
+    """Also all objects of an image; batches in which all objects have a mask have no mask_of."""
     root = make_coco(tmp_path / "shapes", train=6, val=1, side=50)
 
     def strip(content: dict[str, Any]) -> None:
@@ -138,49 +146,49 @@ def test_some_objects_have_no_mask(tmp_path: Path, count: int, where: str) -> No
     edit(root, "train", strip)
     data = open_coco(str(root))
     items, task = data.splits["train"], task_of(True)
-    dataset = ObjectPictures(items, data, open_pictures(items, where), True)
+    dataset = DetectionDataset(items, data, open_pictures(items, where), True)
     task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
     batches = [task.batch_at(step) for step in range(6)]
     assert all(is_equal(batch, one_by_one(task, dataset, step, 0)) for step, batch in enumerate(batches))
-    told = ["mask_of" in target for batch in batches for target in batch.targets]
-    assert any(told) and (count > 1 or not all(told))
-    bare = sum(int((target["mask_of"] < 0).sum()) for b in batches for target in b.targets if "mask_of" in target)
-    assert bare == 4 * count, "in four epochs each object is seen four times"
+    has_indices = ["mask_of" in target for batch in batches for target in batch.targets]
+    assert any(has_indices) and (count > 1 or not all(has_indices))
+    maskless = sum(int((target["mask_of"] < 0).sum()) for b in batches for target in b.targets if "mask_of" in target)
+    assert maskless == 4 * count, "four epochs"
 
 
 @pytest.mark.parametrize(
     ("memory", "pictures", "masks"), [(45_000, False, False), (47_811, True, False), (47_812, True, True)]
 )
-def test_masks_count_where_memory_is_short(
+def test_masks_are_cached_only_if_they_fit(
     shapes: Path, memory: int, pictures: bool, masks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six pictures of 50 × 50 take 45,000 bytes, the masks of their nine objects 2,812; all may take a quarter."""
+    """Six images of 50 × 50 take 45,000 bytes, the masks of nine objects 2,812; all may take a quarter of it."""
     monkeypatch.setattr(loader, "memory_share", lambda: 4 * memory)
     data = open_coco(str(shapes))
     items = data.splits["train"]
-    dataset = ObjectPictures(items, data, open_pictures(items), True)
+    dataset = DetectionDataset(items, data, open_pictures(items), True)
     for index in range(len(items)):
         dataset.load(index)
-    assert dataset.pictures.keeps == pictures and len(dataset._kept) == (len(items) if masks else 0)
-    boxes = ObjectPictures(items, data, open_pictures(items), False)
+    assert dataset.pictures.keeps == pictures and len(dataset._cache) == (len(items) if masks else 0)
+    boxes = DetectionDataset(items, data, open_pictures(items), False)
     boxes.load(0)
-    assert len(boxes._kept) == pictures
+    assert len(boxes._cache) == pictures
 
 
-def test_real_objects_too(data_root: Path) -> None:
+def test_batches_of_real_objects_equal_the_oracle(data_root: Path) -> None:
     data = open_coco(str(data_root / "coco_mini"))
     items, task = data.splits["val"][:10], task_of(True)
-    dataset = ObjectPictures(items, data, open_pictures(items, "ram"), True)
+    dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
     task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=3)
     assert all(is_equal(task.batch_at(step), one_by_one(task, dataset, step, 3)) for step in range(4))
 
 
-def test_evaluation_sees_pictures_as_training_does_without_chance(shapes: Path) -> None:
+def test_evaluation_resizes_images_as_training_does(shapes: Path) -> None:
     data, task = open_coco(str(shapes)), task_of(False)
     pictures = open_pictures(data.splits["train"], "ram")
     read = [pictures.read(place) for place in range(3)]
     sizes = [task.view.fit(50, 50, 80)] * 3
-    seen = lay_out(read, sizes, [False] * 3, task.mean, task.std)
+    seen = stack_images(read, sizes, [False] * 3, task.mean, task.std)
     for image, pixels in zip(seen, read, strict=True):
         alone = F.interpolate(pixels[None].float() / 255, size=(80, 80), mode="bilinear", antialias=True)
         assert torch.equal(image[:, :80, :80], task.normalize(alone)[0])
@@ -188,8 +196,8 @@ def test_evaluation_sees_pictures_as_training_does_without_chance(shapes: Path) 
 
 
 @given(st.integers(0, 4), st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_masks_come_back_from_their_bits(count: int, height: int, width: int, seed: int) -> None:
-    """Also where they end within a byte."""
+def test_masks_survive_packing(count: int, height: int, width: int, seed: int) -> None:
+    """Also if they end within a byte."""
     drawn = np.random.default_rng(seed).integers(0, 2, (count, height, width), dtype=np.uint8)
     objects = Objects(torch.zeros(count, 4), torch.zeros(count).long(), torch.from_numpy(np.packbits(drawn)))
     size = (height, width)
@@ -198,12 +206,12 @@ def test_masks_come_back_from_their_bits(count: int, height: int, width: int, se
     assert torch.equal(second["masks"], torch.from_numpy(drawn[:, :, ::-1].copy()))
 
 
-def test_a_device_unpacks_as_numpy_does() -> None:
+def test_torch_unpacks_bits_as_numpy_does() -> None:
     bits = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(shifted(bits), unpack(bits))
+    assert torch.equal(unpack_on_device(bits), unpack_bits(bits))
 
 
-def test_targets_follow_their_picture() -> None:
+def test_targets_follow_resizing_and_flips() -> None:
     inside = torch.zeros(2, 64, 64, dtype=torch.uint8)
     inside[0, 4:34, 4:30] = inside[1, 20:40, 40:60] = 1
     boxes = torch.tensor([[4.0, 4, 30, 34], [40.0, 20, 60, 40]])
@@ -217,12 +225,12 @@ def test_targets_follow_their_picture() -> None:
 
 
 @pytest.mark.gpu
-def test_bits_and_batches_are_the_same_on_a_gpu(shapes: Path) -> None:
+def test_batches_are_equal_on_a_gpu(shapes: Path) -> None:
     bits = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(unpack(bits.cuda()).cpu(), unpack(bits))
+    assert torch.equal(unpack_bits(bits.cuda()).cpu(), unpack_bits(bits))
     data = open_coco(str(shapes))
     items, task = data.splits["train"], task_of(True)
-    dataset = ObjectPictures(items, data, open_pictures(items, "ram"), True)
+    dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
     found = []
     for device in ("cpu", "cuda"):
         task.to(device).feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)

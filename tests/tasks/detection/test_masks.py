@@ -1,4 +1,4 @@
-"""Masks of boxes lie where their boxes do, both when they are learnt and when they are drawn, pixel by pixel."""
+"""Masks are cropped and pasted exactly where their boxes are."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from frugalvit.tasks.detection.masks import cut_masks, mask_loss, on_masks, paste_masks
+from frugalvit.tasks.detection.masks import crop_masks, mask_loss, paste_masks, select_masked
 
 
 def slowly_pasted(mask: Tensor, box: list[float], size: tuple[int, int]) -> Tensor:
-    """The mask (m, m) at every pixel's centre: four cells around it, each by its nearness; zeros beyond the mask."""
+    """The oracle: bilinear interpolation of a mask (m, m) at every pixel centre, with zeros around the mask."""
     cells = len(mask)
     left, top, right, bottom = box
     values = torch.zeros(size)
@@ -36,8 +36,8 @@ def slowly_pasted(mask: Tensor, box: list[float], size: tuple[int, int]) -> Tens
     cells=st.integers(1, 6),
     seed=st.integers(0, 10_000),
 )
-def test_pixels_are_read_at_their_centres(size: tuple[int, int], cells: int, seed: int) -> None:
-    """Boxes of all sizes, over the border too; pixels within rounding of a half may fall to either side."""
+def test_masks_are_interpolated_at_pixel_centres(size: tuple[int, int], cells: int, seed: int) -> None:
+    """Boxes of all sizes, also over the border. Values within rounding of 0.5 are not compared."""
     random = torch.Generator().manual_seed(seed)
     low = torch.rand(3, 2, generator=random) * 20 - 5
     boxes = torch.cat([low, low + 0.1 + torch.rand(3, 2, generator=random) * 20], 1)
@@ -51,7 +51,7 @@ def test_pixels_are_read_at_their_centres(size: tuple[int, int], cells: int, see
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_a_full_mask_fills_its_box_and_no_more(precision: torch.dtype) -> None:
+def test_a_full_mask_fills_exactly_its_box(precision: torch.dtype) -> None:
     boxes = torch.tensor([[10.0, 20, 20, 30], [0, 0, 40, 50], [3, 4, 4, 5], [10.4, 10.4, 12.6, 12.6], [5.6, 5, 6.4, 9]])
     with torch.autocast("cpu", torch.bfloat16):  # which would round where a pixel lies
         found = paste_masks(torch.ones(5, 1, 28, 28, dtype=precision), boxes, (50, 40))
@@ -61,7 +61,7 @@ def test_a_full_mask_fills_its_box_and_no_more(precision: torch.dtype) -> None:
     assert paste_masks(torch.ones(0, 1, 28, 28), boxes[:0], (50, 40)).shape == (0, 50, 40)
 
 
-def test_interpolation_is_torchs() -> None:
+def test_interpolation_equals_torch() -> None:
     torch.manual_seed(0)
     mask, (left, top, right, bottom) = torch.rand(1, 1, 28, 28), (13.3, 7.7, 91.2, 60.1)
     rows, columns = (torch.arange(70) + 0.5 - top) / (bottom - top), (torch.arange(100) + 0.5 - left) / (right - left)
@@ -73,7 +73,7 @@ def test_interpolation_is_torchs() -> None:
 
 
 def slowly_cut(mask: Tensor, box: list[float], side: int) -> Tensor:
-    """Every cell is the mean of places spread evenly in it, at most a pixel apart, between the pixels' centres."""
+    """The oracle: a cell is the mean of samples spread evenly in it, at most a pixel apart."""
     height, width = mask.shape
     left, top, right, bottom = box
     high, wide = (bottom - top) / side, (right - left) / side
@@ -94,7 +94,7 @@ def slowly_cut(mask: Tensor, box: list[float], side: int) -> Tensor:
 
 @settings(deadline=None, max_examples=15)
 @given(counts=st.lists(st.integers(0, 3), min_size=1, max_size=3), side=st.integers(1, 4), seed=st.integers(0, 10_000))
-def test_masks_are_learnt_as_the_plain_formula_has_it(counts: list[int], side: int, seed: int) -> None:
+def test_mask_loss_equals_the_formula(counts: list[int], side: int, seed: int) -> None:
     """Images with and without objects; the loss and its gradient."""
     random = torch.Generator().manual_seed(seed)
     targets, regions, owners, wanted, labels = [], [], [], [], []
@@ -121,13 +121,13 @@ def test_masks_are_learnt_as_the_plain_formula_has_it(counts: list[int], side: i
 
 
 CASES = st.lists(st.lists(st.booleans(), max_size=4), min_size=1, max_size=4)
-"""For every image which of its objects have a mask."""
+"""Which objects of every image have a mask."""
 
 
 def some_objects(
     cases: list[list[bool]], random: torch.Generator
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], list[Tensor]]:
-    """Targets, and three regions an object with their owners."""
+    """Targets, and three regions per object with their owners."""
     targets, regions, owners = [], [], []
     for known in cases:
         count, flags = len(known), torch.tensor(known, dtype=torch.bool)
@@ -146,8 +146,8 @@ def some_objects(
 
 @settings(deadline=None, max_examples=40)
 @given(cases=CASES, side=st.integers(1, 3), seed=st.integers(0, 10_000))
-def test_only_regions_of_objects_with_a_mask_learn(cases: list[list[bool]], side: int, seed: int) -> None:
-    """The loss and its gradients are those of a loop over them; the others have none at all."""
+def test_only_regions_of_masked_objects_have_a_gradient(cases: list[list[bool]], side: int, seed: int) -> None:
+    """Loss and gradients equal those of a loop over them."""
     random = torch.Generator().manual_seed(seed)
     targets, regions, owners = some_objects(cases, random)
     weights = torch.randn(4, 4 * side * side, generator=random, requires_grad=True)
@@ -156,7 +156,7 @@ def test_only_regions_of_objects_with_a_mask_learn(cases: list[list[bool]], side
     def head(boxes: Tensor) -> Tensor:
         return (boxes @ weights / 5).view(-1, 4, side, side)
 
-    kept, shown = on_masks(inputs, owners, targets)
+    kept, shown = select_masked(inputs, owners, targets)
     loss = mask_loss(head(torch.cat(kept)), [part.detach() for part in kept], shown, targets)
     terms = []
     for target, boxes, given_boxes, owner, known in zip(targets, inputs, regions, owners, cases, strict=True):
@@ -179,47 +179,15 @@ def test_only_regions_of_objects_with_a_mask_learn(cases: list[list[bool]], side
         assert not gradient[torch.tensor(without, dtype=torch.bool)].any()
 
 
-def loss_before(
-    logits: Tensor, regions: list[Tensor], owners: list[Tensor], targets: list[dict[str, Tensor]]
-) -> Tensor:
-    """As it was when every object had a mask."""
-    if not len(logits):
-        return logits.sum() * 0
-    labels = torch.cat([target["labels"][owner] for target, owner in zip(targets, owners, strict=True)])
-    wanted = torch.cat(
-        [
-            cut_masks(target["masks"], owner, region, logits.shape[-1])
-            for target, owner, region in zip(targets, owners, regions, strict=True)
-        ]
-    )
-    return F.binary_cross_entropy_with_logits(logits[torch.arange(len(labels)), labels], wanted)
-
-
-@settings(deadline=None, max_examples=20)
-@given(counts=st.lists(st.integers(0, 4), min_size=1, max_size=4), told=st.booleans(), seed=st.integers(0, 10_000))
-def test_where_all_have_masks_nothing_has_changed(counts: list[int], told: bool, seed: int) -> None:
-    """To the bit, whether it is told or not that they have."""
-    random = torch.Generator().manual_seed(seed)
-    targets, regions, owners = some_objects([[True] * count for count in counts], random)
-    if not told:
-        targets = [{name: value for name, value in target.items() if name != "mask_of"} for target in targets]
-    kept, shown = on_masks(regions, owners, targets)
-    assert all(torch.equal(*pair) for pair in zip([*kept, *shown], [*regions, *owners], strict=True))
-    logits = torch.randn(3 * sum(counts), 4, 5, 5, generator=random, requires_grad=True)
-    found = [loss(logits, kept, shown, targets) for loss in (mask_loss, loss_before)]
-    assert torch.equal(*found)
-    assert torch.equal(*(torch.autograd.grad(one, logits)[0] for one in found))
-
-
 @pytest.mark.parametrize("box", [(30, 20, 54, 44), (0, 0, 28, 28), (7, 5, 91, 61)])
-def test_what_is_learnt_is_drawn_where_it_was(box: tuple[int, int, int, int]) -> None:
-    """A frame with a hole, cut out and pasted back; half a pixel would show on one side of it."""
+def test_cropping_and_pasting_keeps_positions(box: tuple[int, int, int, int]) -> None:
+    """A frame with a hole, cropped and pasted back; a shift of half a pixel would show."""
     left, top, right, bottom = box
     mask = torch.zeros(1, 70, 100, dtype=torch.uint8)
     mask[0, top:bottom, left:right] = 1
     mask[0, top + 8 : bottom - 8, left + 8 : right - 8] = 0
     boxes = torch.tensor([box], dtype=torch.float32)
-    cut = cut_masks(mask, torch.tensor([0]), boxes, 28)
+    cut = crop_masks(mask, torch.tensor([0]), boxes, 28)
     assert torch.allclose(cut, cut.flip(1, 2), atol=1e-4)
     again = paste_masks(cut[None], boxes, (70, 100))
     overlap = (again & mask.bool()).sum() / (again | mask.bool()).sum()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from faster_coco_eval import COCO, COCOeval_faster
 
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, open_coco
-from frugalvit.tasks.detection.dataset import ObjectPictures
-from frugalvit.tasks.detection.metrics import IGNORED, Confusion, _curves, agreement, average_precision
+from frugalvit.tasks.detection.dataset import DetectionDataset, View
+from frugalvit.tasks.detection.metrics import _curves, agreement, average_precision
 from frugalvit.tasks.detection.task import DetectionTask, summary_of
-from helpers.dense_models import noisy
+from helpers.dense_models import detector, noisy
 from helpers.dense_samples import edit, make_coco
 
 
@@ -158,46 +157,6 @@ def test_crowds_forgive(data: CocoData) -> None:
     assert average_precision(images, data, [*found, wrong], "bbox").ap == pytest.approx(1)
 
 
-def test_iou_by_hand() -> None:
-    """truth 0 0 1 1 / 2 2 2 i, predicted 0 1 1 1 / 2 2 0 0: i is not counted."""
-    truth = torch.tensor([[0, 0, 1, 1], [2, 2, 2, IGNORED]], dtype=torch.uint8)
-    predicted = torch.tensor([[0, 1, 1, 1], [2, 2, 0, 0]])
-    confusion = Confusion(3)
-    confusion.add(predicted, truth)
-    assert confusion.counts.tolist() == [[1, 1, 0], [0, 2, 0], [1, 0, 2]]
-    assert confusion.ious().tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3])
-    assert confusion.accuracies().tolist() == pytest.approx([1 / 2, 1, 2 / 3])  # not 1/2, 2/3 and 1, the precisions
-    scores = confusion.summary()
-    assert scores["miou"] == pytest.approx(5 / 9)
-    assert scores["mean_accuracy"] == pytest.approx((1 / 2 + 1 + 2 / 3) / 3)
-    assert scores["pixel_accuracy"] == pytest.approx(5 / 7)
-
-
-def test_perfect_pixels_score_one_and_absent_classes_do_not_count() -> None:
-    truth = torch.randint(0, 4, (2, 9, 7))
-    confusion = Confusion(6)
-    confusion.add(truth, truth)
-    assert confusion.summary() == {"miou": 1.0, "mean_accuracy": 1.0, "pixel_accuracy": 1.0}
-
-
-def test_iou_equals_torchmetrics() -> None:
-    from torchmetrics.classification import MulticlassJaccardIndex
-
-    generator = torch.Generator().manual_seed(0)
-    truth, predicted = (torch.randint(0, 5, (3, 16, 16), generator=generator) for _ in range(2))
-    truth[0, :4] = IGNORED
-    confusion = Confusion(5)
-    confusion.add(predicted, truth)
-    theirs = MulticlassJaccardIndex(5, average="macro", ignore_index=IGNORED)(predicted, truth)
-    assert confusion.summary()["miou"] == pytest.approx(float(theirs), abs=1e-6)
-
-
-def test_nothing_counted_is_no_error() -> None:
-    confusion = Confusion(2)
-    confusion.add(torch.zeros(3, 3, dtype=torch.int64), torch.full((3, 3), IGNORED))
-    assert confusion.summary()["miou"] == 0
-
-
 def test_agreement_is_f1() -> None:
     truth = [{"label": 1, "bbox": [0, 0, 10, 10]}, {"label": 1, "bbox": [20, 0, 10, 10]}]
     hit = {"label": 1, "bbox": [1, 0, 10, 10], "score": 0.9}
@@ -212,20 +171,27 @@ def _text(counts: Any) -> str:
     return counts.decode() if isinstance(counts, bytes) else counts
 
 
-def test_masks_are_not_scored_on_data_of_boxes(tmp_path: Path) -> None:
-    """A detector with masks is evaluated on a file that has boxes only: its boxes are scored."""
-    data = make_coco(tmp_path / "shapes")
+def test_mask_ap_counts_only_objects_with_a_mask(data: CocoData) -> None:
+    images = data.splits["train"]
+    found = noisy(images, data, 0.0)
+    for image in images:
+        del image.objects[0]["segmentation"]
+    detected = found[1::2]  # the second object of each image
+    assert average_precision(images, data, detected, "segm").ap == pytest.approx(1)
+    box_ap = average_precision(images, data, detected, "bbox").ap
+    assert box_ap is not None and box_ap < 0.6, "boxes count for all objects"
+    for entry in detected:
+        del entry["segmentation"]
+    assert average_precision(images, data, detected, "segm").ap == 0, "detections without a mask do not count"
 
-    def boxes_only(content: dict[str, Any]) -> None:
-        for entry in content["annotations"]:
-            del entry["segmentation"]
 
-    edit(data, "val", boxes_only)
-    opened = open_coco(str(data), "given")
+@pytest.mark.parametrize("has_masks", [True, False])
+def test_masks_are_scored_if_the_data_have_some(tmp_path: Path, has_masks: bool) -> None:
+    folder = make_coco(tmp_path / "boxes")
+    if not has_masks:
+        edit(folder, "val", lambda content: [entry.pop("segmentation") for entry in content["annotations"]])
+    opened = open_coco(str(folder), "given")
     images = opened.splits["val"]
-    truth = images[0].objects[0]
-    box = {"image": 0, "label": opened.class_of()[truth["category_id"]], "score": 0.9, "bbox": truth["bbox"]}
-    with_masks: Any = SimpleNamespace(net=SimpleNamespace(spec=SimpleNamespace(masks=True)))
-    dataset = ObjectPictures(images, opened, ImageReader([], []), masks=True)
-    found = DetectionTask.scores(with_masks, dataset, [box])
-    assert list(found) == ["bbox"] and found["bbox"].ap > 0
+    task = DetectionTask(detector(masks=True), View(32))
+    dataset = DetectionDataset(images, opened, ImageReader([], []), masks=True)
+    assert list(task.scores(dataset, [])) == (["bbox", "segm"] if has_masks else ["bbox"])

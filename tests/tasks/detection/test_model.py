@@ -1,4 +1,4 @@
-"""The detectors' parts: views of pictures, what the cascade does to boxes, and that everything learns."""
+"""Detectors: shapes, gradients, the cascade, anchors and crops."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torchvision.ops import MultiScaleRoIAlign
 from frugalvit import create_backbone
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection import model
-from frugalvit.tasks.detection.cascade import OVERLAPS, CascadeHeads
+from frugalvit.tasks.detection.cascade import OVERLAPS, CascadeHead
 from frugalvit.tasks.detection.dataset import View
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.tasks.detection.masks import paste_masks
 from frugalvit.tasks.detection.model import Detector
-from frugalvit.tasks.detection.rpn_roi import own, pad_objects
+from frugalvit.tasks.detection.rpn_roi import match_regions, pad_objects
 from helpers.dense_models import SIZES, detector, targets
 
 
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
-def test_every_parameter_learns_and_objects_have_their_shapes(head: str, masks: bool) -> None:
+def test_every_parameter_has_a_gradient_and_shapes_fit(head: str, masks: bool) -> None:
     net = detector(head, masks)
     images = torch.rand(2, 3, 64, 64)
     losses = net(images, SIZES, targets(masks))
@@ -37,7 +37,7 @@ def test_every_parameter_learns_and_objects_have_their_shapes(head: str, masks: 
     sum(losses.values()).backward()
     assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
     net.eval()
-    with torch.no_grad():  # make it see something everywhere
+    with torch.no_grad():  # detect objects everywhere
         for name, parameter in net.named_parameters():
             if name.endswith(("cls_score.bias", "scores.bias")):
                 parameter.copy_(torch.tensor([-3.0, 2, 1, 0]))
@@ -54,9 +54,9 @@ def test_every_parameter_learns_and_objects_have_their_shapes(head: str, masks: 
 
 
 @pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
-def test_objects_below_the_usual_limit_are_found_where_asked_for(head: str) -> None:
+def test_the_score_threshold_can_be_lowered(head: str) -> None:
     net = detector(head, masks=False).eval()
-    with torch.no_grad():  # almost sure that nothing is there
+    with torch.no_grad():  # almost only background
         for name, parameter in net.named_parameters():
             if name.endswith(("cls_score.bias", "scores.bias")):
                 parameter.copy_(torch.tensor([5.0, 0, 0, 0]))
@@ -66,20 +66,20 @@ def test_objects_below_the_usual_limit_are_found_where_asked_for(head: str) -> N
         net.set_score_threshold(least)
         found = net.detect(images, SIZES, SIZES)
         counts.append(sum(len(objects["boxes"]) for objects in found))
-    assert counts[0] == counts[1] == 0 < counts[2], "a higher limit is the caller's to draw"
+    assert counts[0] == counts[1] == 0 < counts[2], "it is never raised"
 
 
-def test_only_masks_of_sure_objects_are_drawn_and_image_after_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_masks_above_the_threshold_are_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
     net = detector().eval()
     net.set_score_threshold(0.0)
     images, original = torch.rand(2, 3, 64, 64), [(128, 100), (96, 128)]
-    drawn: list[int] = []
+    pasted: list[int] = []
 
-    def watched(masks: torch.Tensor, *rest: Any) -> torch.Tensor:
-        drawn.append(len(masks))
+    def recorded(masks: torch.Tensor, *rest: Any) -> torch.Tensor:
+        pasted.append(len(masks))
         return paste_masks(masks, *rest)
 
-    monkeypatch.setattr(model, "paste_masks", watched)
+    monkeypatch.setattr(model, "paste_masks", recorded)
     whole = list(net.detect(images, SIZES, original))
     with torch.inference_mode():
         raw = net(images, SIZES)
@@ -89,34 +89,34 @@ def test_only_masks_of_sure_objects_are_drawn_and_image_after_image(monkeypatch:
         assert torch.equal(objects["masks"], paste_masks(seen["masks"], objects["boxes"], size))
     scores = torch.cat([objects["scores"] for objects in whole]).sort().values
     least = scores[len(scores) // 2].item()
-    drawn.clear()
+    pasted.clear()
     sure = list(net.detect(images, SIZES, original, least))
-    assert drawn == [len(objects["scores"]) for objects in sure] and 0 < sum(drawn) < len(scores)
+    assert pasted == [len(objects["scores"]) for objects in sure] and 0 < sum(pasted) < len(scores)
     for objects, every in zip(sure, whole, strict=True):
         kept = [score >= least for score in every["scores"].tolist()]
         assert all(torch.equal(objects[name], every[name][kept]) for name in every)
     assert [len(objects["masks"]) for objects in net.detect(images, SIZES, original, 2.0)] == [0, 0]
 
 
-def heads() -> CascadeHeads:
+def heads() -> CascadeHead:
     found = detector("cascade").heads
-    assert isinstance(found, CascadeHeads)
+    assert isinstance(found, CascadeHead)
     return found
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_each_stage_asks_for_more_overlap(stage: int) -> None:
-    """A box of 30 × 30 shrunk from one side: IoU = share kept."""
-    kept = [0.45, 0.55, 0.65, 0.75]
-    boxes = [torch.tensor([[0.0, 0, 30 * share, 30] for share in kept])]
+def test_each_stage_needs_more_overlap(stage: int) -> None:
+    """A box of 30 × 30 shrunk from one side: its IoU is its share."""
+    shares = [0.45, 0.55, 0.65, 0.75]
+    boxes = [torch.tensor([[0.0, 0, 30 * share, 30] for share in shares])]
     truth = [{"boxes": torch.tensor([[0.0, 0, 30, 30]]), "labels": torch.tensor([2])}]
-    owners, labels = own(boxes, pad_objects(truth), heads().matchers[stage])
-    assert labels[0].tolist() == [2 if share >= OVERLAPS[stage] else 0 for share in kept]
+    owners, labels = match_regions(boxes, pad_objects(truth), heads().matchers[stage])
+    assert labels[0].tolist() == [2 if share >= OVERLAPS[stage] else 0 for share in shares]
     assert owners[0].tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_refining_by_the_wanted_offsets_lands_on_the_objects(stage: int) -> None:
+def test_the_target_offsets_refine_boxes_to_objects(stage: int) -> None:
     cascade = heads()
     boxes = [torch.tensor([[3.0, 5, 25, 30], [10.0, 10, 20, 40]]), torch.tensor([[0.0, 0, 9, 9]])]
     goals = [torch.tensor([[4.0, 4, 30, 34], [12.0, 8, 19, 50]]), torch.tensor([[1.0, 2, 7, 9]])]
@@ -126,8 +126,8 @@ def test_refining_by_the_wanted_offsets_lands_on_the_objects(stage: int) -> None
         assert torch.allclose(found, goal, atol=1e-3)
 
 
-def test_each_stage_learns_from_the_boxes_of_the_one_before() -> None:
-    """Without a gradient through them, and weighed by 1, 1/2 and 1/4: equal logits cost ln 4 whatever is there."""
+def test_each_stage_trains_on_boxes_of_the_one_before() -> None:
+    """Without a gradient through them, with weights of 1, 1/2 and 1/4: equal logits cost ln 4."""
     cascade = heads()
     offset = torch.tensor([0.5, -0.5, 0.2, 0.1], requires_grad=True)
     seen: list[list[torch.Tensor]] = []
@@ -151,8 +151,8 @@ def test_each_stage_learns_from_the_boxes_of_the_one_before() -> None:
         assert not any(found.requires_grad for found in after)
 
 
-def test_cascade_averages_the_scores_of_its_stages() -> None:
-    """Boxes that no stage moves: the score is the mean of the three softmaxes, the box the proposal."""
+def test_the_cascade_averages_scores_over_stages() -> None:
+    """With zero offsets the score is the mean of three softmaxes, and the box is the proposal."""
     cascade = heads().eval()
     logits = [torch.tensor([[0.0, 3, 0, 0]]), torch.tensor([[0.0, 1, 2, 0]]), torch.tensor([[1.0, 2, 0, 0]])]
     for stage, values in zip(cascade.stages, logits, strict=True):
@@ -165,16 +165,16 @@ def test_cascade_averages_the_scores_of_its_stages() -> None:
 
 
 @pytest.mark.parametrize(("shared", "kept"), [(0.4, 2), (0.6, 1)])
-def test_near_duplicates_of_a_class_are_dropped(shared: float, kept: int) -> None:
-    """Those that overlap by more than a half: boxes of 30 × 30, of which one is narrower."""
+def test_nms_drops_duplicates_of_a_class(shared: float, kept: int) -> None:
+    """Boxes that overlap by more than a half; one of two boxes of 30 × 30 is narrower."""
     boxes = torch.tensor([[0.0, 0, 30, 30], [0.0, 0, 30 * shared, 30]])
-    found = heads()._choose(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0, 0.8, 0]]))
+    found = heads()._select(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0, 0.8, 0]]))
     assert found["labels"].tolist() == [2] * kept
-    assert len(heads()._choose(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0.8, 0, 0]]))["labels"]) == 2
+    assert len(heads()._select(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0.8, 0, 0]]))["labels"]) == 2
 
 
-def test_settings_are_those_of_the_paper() -> None:
-    """torchvision's, but for as many proposals in training as at test."""
+def test_settings_are_those_of_torchvision() -> None:
+    """Except that training uses as many proposals as test."""
     network: Any = torch.nn.Identity()
     network.out_channels = 16
     theirs = FasterRCNN(network, 4)
@@ -196,8 +196,7 @@ def test_settings_are_those_of_the_paper() -> None:
     )
 
 
-def test_training_sizes_are_the_papers_eleven() -> None:
-    """Each as often as the others."""
+def test_training_uses_the_eleven_sizes_of_the_papers() -> None:
     view = View(800)
     assert [view.side_for((place + 0.5) / 11) for place in range(11)] == list(range(480, 801, 32))
 
@@ -205,7 +204,7 @@ def test_training_sizes_are_the_papers_eleven() -> None:
 @given(
     height=st.integers(20, 900), width=st.integers(20, 900), number=st.floats(0, 1, exclude_max=True)
 )  # fmt: skip
-def test_short_side_or_long_side_is_met(height: int, width: int, number: float) -> None:
+def test_images_are_resized_by_their_short_or_long_side(height: int, width: int, number: float) -> None:
     view = View(800)
     short = view.side_for(number)
     assert 480 <= short <= 800 and (short - 480) % 32 == 0
@@ -215,8 +214,8 @@ def test_short_side_or_long_side_is_met(height: int, width: int, number: float) 
     assert tall / wide == pytest.approx(height / width, rel=0.1)
 
 
-def test_half_precision_keeps_boxes_exact() -> None:
-    """bfloat16 would round places to multiples of four pixels; anchors, boxes and scores stay in float32."""
+def test_boxes_are_exact_in_half_precision() -> None:
+    """bfloat16 would round positions to four pixels; anchors, boxes and scores are float32."""
     net = detector("cascade")
     maps = [torch.rand(1, 16, 8, 8, dtype=torch.bfloat16), torch.rand(1, 16, 4, 4, dtype=torch.bfloat16)]
     anchors = FloatAnchors(((16,), (32,)), [100.0, 200.0])
@@ -231,7 +230,7 @@ def test_half_precision_keeps_boxes_exact() -> None:
 
 
 def over_the_edge(patch: int) -> Detector:
-    """A plain ViT with patches of so many pixels, of which inputs of multiples of 32 are not whole numbers."""
+    """A plain ViT whose patches do not divide inputs of multiples of 32."""
     size = {"patch_size": patch, "embed_dim": 32, "depth": 1, "num_heads": 2}
     backbone = create_backbone("vit_tiny_patch16_224", img_size=8 * patch, **size)
     return Detector(Pyramid(backbone), DetectorSpec(2, masks=False, channels=16, hidden=32, anchors=2)).eval()
@@ -239,7 +238,7 @@ def over_the_edge(patch: int) -> Detector:
 
 @pytest.mark.parametrize("size", [(96, 96), (96, 128), (160, 96)])
 @pytest.mark.parametrize("patch", [12, 14, 16])
-def test_anchors_stand_on_their_cells(patch: int, size: tuple[int, int]) -> None:
+def test_anchors_are_centred_on_their_cells(patch: int, size: tuple[int, int]) -> None:
     net = over_the_edge(patch)
     images = torch.zeros(2, 3, *size)
     with torch.no_grad():
@@ -256,8 +255,8 @@ def test_anchors_stand_on_their_cells(patch: int, size: tuple[int, int]) -> None
 
 @pytest.mark.parametrize("size", [(96, 96), (96, 128)])
 @pytest.mark.parametrize("patch", [12, 14, 16])
-def test_crops_are_read_where_the_box_is(patch: int, size: tuple[int, int]) -> None:
-    """Maps whose cells hold their places in pixels, as torchvision counts them: a crop's mean is the box's middle."""
+def test_crops_are_taken_at_the_box(patch: int, size: tuple[int, int]) -> None:
+    """With maps of pixel positions, as torchvision counts them, the mean of a crop is the centre of its box."""
     net = over_the_edge(patch)
     with torch.no_grad():
         maps = net.features(torch.zeros(1, 3, *size))
@@ -273,7 +272,7 @@ def test_crops_are_read_where_the_box_is(patch: int, size: tuple[int, int]) -> N
 
 
 def four_levels(anchors: float) -> Detector:
-    """Of strides 4, 8, 16 and 32."""
+    """A detector with strides of 4, 8, 16 and 32."""
     torch.manual_seed(0)
     tiny = {"embed_dim": 16, "depths": [1] * 4, "num_heads": [1, 2, 4, 8], "patch_size": 4}
     backbone = create_backbone("swin_tiny_w7", img_size=128, **tiny)
@@ -282,16 +281,15 @@ def four_levels(anchors: float) -> Detector:
 
 
 @pytest.mark.parametrize("anchors", [2, 4, 8])
-def test_a_region_is_read_on_the_level_of_its_size(anchors: int) -> None:
-    """As the papers' 224 px on stride 16 with anchors of 8 strides, and as much less with smaller ones."""
+def test_a_region_is_cropped_from_the_level_of_its_size(anchors: int) -> None:
+    """224 px on stride 16 with anchors of 8 strides, proportionally less with smaller ones."""
     net = four_levels(anchors)
     sides = [28 * anchors * factor * 1.01 for factor in (0.1, 0.25, 0.5, 1, 1.9, 2, 9)]
     boxes = [torch.tensor([[0, 0, side, side] for side in sides])]
     assert net.heads.box_roi_pool.map_levels(boxes).tolist() == [0, 0, 1, 2, 2, 3, 3]
 
 
-def test_powers_of_two_are_torchvisions() -> None:
-    """Strides 4, 8, 16 and 32: anchors and crops are exactly those that torchvision makes of sizes alone."""
+def test_strides_of_powers_of_two_equal_torchvision() -> None:
     net = four_levels(8)
     spec = net.spec
     assert net.features.strides == [4, 8, 16, 32, 64]

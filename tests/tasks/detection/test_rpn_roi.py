@@ -1,4 +1,4 @@
-"""All images at once against torchvision's way, image by image: the same numbers, bit for bit, and the same chance."""
+"""Batched RPN and RoI heads equal torchvision's bit for bit, random numbers included."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = [(64, 64), (48, 64), (64, 40), (33, 64), (64, 64)]
 
 
 def some_targets(counts: tuple[int, ...], seed: int = 0) -> list[dict[str, Tensor]]:
-    """Images with so many objects each; boxes of all sizes, a very small one and two equal ones among them."""
+    """Images with ``counts`` objects: boxes of all sizes, one very small, two equal."""
     random = torch.Generator().manual_seed(seed)
     targets = []
     for number, count in enumerate(counts):
@@ -44,7 +44,7 @@ def some_targets(counts: tuple[int, ...], seed: int = 0) -> list[dict[str, Tenso
 
 
 def some_regions(counts: tuple[int, ...], seed: int = 1) -> list[Tensor]:
-    """Near the objects and elsewhere; another number in every image."""
+    """Regions near the objects and elsewhere, a different number per image."""
     random = torch.Generator().manual_seed(seed)
     found = []
     for number, target in enumerate(some_targets(counts)):
@@ -58,7 +58,7 @@ def some_regions(counts: tuple[int, ...], seed: int = 1) -> list[Tensor]:
 
 
 def both(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[Any, Any]:
-    """What each gives from the same random state, and that they leave the same one behind."""
+    """Call both with the same random state, and check that the states agree afterwards."""
     found = []
     for call in (ours, theirs):
         torch.manual_seed(7)
@@ -75,7 +75,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def proposals_of(net: Detector, images: int) -> tuple[Any, ...]:
-    """What region proposals work on: anchors, scores, offsets and the boxes that follow."""
+    """The inputs of region proposals: anchors, scores, offsets, boxes."""
     torch.manual_seed(3)
     listed = ImageList(torch.rand(images, 3, 64, 64), SIZES[:images])
     features = list(net.features(listed.tensors).values())
@@ -94,11 +94,11 @@ def gradients(net: Detector, losses: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("counts", OBJECTS)
 @pytest.mark.parametrize("most", [2**24, 25_000, 1])
-def test_anchors_get_the_objects_torchvision_gives_them(
+def test_anchor_targets_and_losses_equal_torchvision(
     counts: tuple[int, ...], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when two images or only one at a time fit."""
-    monkeypatch.setitem(rpn_roi._MOST_OVERLAPS, "cpu", most)
+    """Also if only two images or one fit at a time."""
+    monkeypatch.setitem(rpn_roi._MAX_OVERLAPS, "cpu", most)
     net, targets = detector(), some_targets(counts)
     anchors, scores, offsets, _, _ = proposals_of(net, len(counts))
     ours = net.rpn.assign_targets_to_anchors(anchors, targets)
@@ -125,8 +125,8 @@ def test_anchors_get_the_objects_torchvision_gives_them(
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("few", [True, False])
-def test_the_same_proposals_are_kept(training: bool, broken: bool, few: bool) -> None:
-    """Also where boxes have no size and numbers are undefined; torchvision has one way for few and one for many."""
+def test_proposals_equal_torchvision(training: bool, broken: bool, few: bool) -> None:
+    """Also with empty boxes and NaN; torchvision handles few and many boxes differently."""
     net = detector().train(training)
     net.rpn._pre_nms_top_n = dict.fromkeys(net.rpn._pre_nms_top_n, 100 if few else 1000)
     _, scores, _, boxes, levels = proposals_of(net, 5)
@@ -145,8 +145,10 @@ def test_the_same_proposals_are_kept(training: bool, broken: bool, few: bool) ->
 
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("counts", OBJECTS)
-def test_heads_lose_and_learn_the_same(counts: tuple[int, ...], masks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once torchvision's masks to learn are not half a pixel off."""
+def test_losses_and_gradients_equal_torchvision(
+    counts: tuple[int, ...], masks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torchvision's mask targets corrected by half a pixel."""
     monkeypatch.setattr(roi_heads, "roi_align", partial(roi_align, aligned=True))
     net, targets, boxes = detector(masks=masks), some_targets(counts), some_regions(counts)
     torch.manual_seed(0)
@@ -165,9 +167,9 @@ def test_heads_lose_and_learn_the_same(counts: tuple[int, ...], masks: bool, mon
 
 @pytest.mark.parametrize("counts", OBJECTS)
 @pytest.mark.parametrize(("high", "low", "always"), [(0.5, 0.5, False), (0.7, 0.3, True), (0.6, 0.2, False)])
-def test_matching_is_torchvisions(counts: tuple[int, ...], high: float, low: float, always: bool) -> None:
+def test_matching_equals_torchvision(counts: tuple[int, ...], high: float, low: float, always: bool) -> None:
     matcher, targets, boxes = Matcher(high, low, always), some_targets(counts), some_regions(counts)
-    owners, labels = rpn_roi.own(boxes, rpn_roi.pad_objects(targets), matcher)
+    owners, labels = rpn_roi.match_regions(boxes, rpn_roi.pad_objects(targets), matcher)
     for part, target, owner, label in zip(boxes, targets, owners, labels, strict=True):
         if not len(target["boxes"]):
             assert not owner.any() and not label.any() and len(owner) == len(part)
@@ -176,14 +178,14 @@ def test_matching_is_torchvisions(counts: tuple[int, ...], high: float, low: flo
         assert torch.equal(owner, wanted.clamp(min=0))
         named = torch.where(wanted >= 0, target["labels"][wanted.clamp(min=0)], 0)
         assert torch.equal(label, torch.where(wanted == -2, -1, named))
-    goals = rpn_roi.goals_of(owners, rpn_roi.pad_objects(targets))
+    goals = rpn_roi.gather_boxes(owners, rpn_roi.pad_objects(targets))
     for goal, target, owner in zip(goals, targets, owners, strict=True):
         known = target["boxes"] if len(target["boxes"]) else torch.zeros(1, 4)
         assert torch.equal(goal, known[owner])
 
 
 @pytest.mark.parametrize("size", [4, 16, 500])
-def test_sampling_is_torchvisions(size: int) -> None:
+def test_sampling_equals_torchvision(size: int) -> None:
     sampler = BalancedPositiveNegativeSampler(size, 0.25)
     random = torch.Generator().manual_seed(2)
     labels = [torch.randint(-1, 3, (count,), generator=random) for count in (30, 7, 90)]
@@ -195,15 +197,15 @@ def test_sampling_is_torchvisions(size: int) -> None:
         chosen = [torch.where(yes | no)[0] for yes, no in zip(*sampler(labels), strict=True)]
         return [[part[keep] for part, keep in zip(parts, chosen, strict=True)] for parts in (boxes, owners, labels)]
 
-    ours, theirs = both(lambda: rpn_roi.choose(boxes, owners, labels, sampler), image_by_image)
+    ours, theirs = both(lambda: rpn_roi.sample_regions(boxes, owners, labels, sampler), image_by_image)
     assert same(ours[:3], theirs)
     assert ours[3] == [int((part > 0).sum()) for part in theirs[2]]
-    shown = rpn_roi.on_objects(*ours)
+    shown = rpn_roi.select_positives(*ours)
     assert same(shown[0], [part[label > 0] for part, label in zip(theirs[0], theirs[2], strict=True)])
     assert same(shown[1], [part[label > 0] for part, label in zip(theirs[1], theirs[2], strict=True)])
 
 
-def test_lines_and_points_are_left_out() -> None:
+def test_lines_and_points_are_dropped() -> None:
     boxes = [*some_regions((3, 0)), torch.zeros(2, 4), torch.zeros(0, 4)]
     boxes[0][1, 2:] = boxes[0][1, :2]
-    assert same(rpn_roi.not_empty(boxes), [part[remove_small_boxes(part, 1e-2)] for part in boxes])
+    assert same(rpn_roi.drop_empty(boxes), [part[remove_small_boxes(part, 1e-2)] for part in boxes])

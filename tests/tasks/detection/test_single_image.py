@@ -1,4 +1,4 @@
-"""What a detector finds in a picture follows from that picture alone, whatever is looked at together with it."""
+"""The detections of an image do not depend on the other images of its batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frugalvit.tasks.dense.experiment import open_pictures
 from frugalvit.tasks.dense.predict_io import single_device_fabric
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.coco import open_coco
-from frugalvit.tasks.detection.dataset import ObjectPictures, View, frame_of
+from frugalvit.tasks.detection.dataset import DetectionDataset, View, padded_size
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.tasks.detection.task import DetectionTask
@@ -48,7 +48,7 @@ def are_alike(found: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
 
 @pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
 @pytest.mark.parametrize("masks", [True, False])
-def test_objects_are_the_same_together_and_one_by_one(head: str, masks: bool) -> None:
+def test_detections_are_equal_in_batches_and_alone(head: str, masks: bool) -> None:
     task, pictures = task_of(head, masks), noise()
     together = task.detect(pictures)
     for pixels, found in zip(pictures, together, strict=True):
@@ -57,7 +57,7 @@ def test_objects_are_the_same_together_and_one_by_one(head: str, masks: bool) ->
 
 
 @pytest.mark.parametrize("batch", [2, 3, 16])
-def test_a_set_is_searched_in_batches_of_one_frame_and_told_in_order(
+def test_batches_have_one_size_and_results_are_in_order(
     batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_folder = make_coco(tmp_path / "data", train=1, val=len(SHAPES), side=40)
@@ -72,23 +72,23 @@ def test_a_set_is_searched_in_batches_of_one_frame_and_told_in_order(
     edit(data_folder, "val", change)
     data, task = open_coco(str(data_folder)), task_of("mask-rcnn", False)
     items = data.splits["val"]
-    dataset = ObjectPictures(items, data, open_pictures(items, "ram"), False)
+    dataset = DetectionDataset(items, data, open_pictures(items, "ram"), False)
     task.eval_batch = 1
     alone = task.find(dataset)
-    looks: list[int] = []
+    batches: list[int] = []
     original = task.net.forward
     monkeypatch.setattr(
-        task.net, "forward", lambda images, *rest: (looks.append(len(images)), original(images, *rest))[1]
+        task.net, "forward", lambda images, *rest: (batches.append(len(images)), original(images, *rest))[1]
     )
     task.eval_batch = batch
     found = task.find(dataset)
     assert [entry["image"] for entry in found] == [entry["image"] for entry in alone]
     assert are_alike(found, alone)
-    assert sum(looks) == len(SHAPES) and max(looks) > 1
+    assert sum(batches) == len(SHAPES) and max(batches) > 1
 
 
-def test_beyond_every_picture_there_is_a_strip() -> None:
+def test_every_image_is_padded() -> None:
     for side in range(1, 200):
-        height, width = frame_of((side, 2 * side))
+        height, width = padded_size((side, 2 * side))
         assert side < height <= side + 32 and 2 * side < width <= 2 * side + 32
         assert height % 32 == 0 and width % 32 == 0

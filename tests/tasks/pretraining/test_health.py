@@ -1,4 +1,4 @@
-"""The monitor: both collapses by name, no alarm for a healthy run, and an effective rank that is right."""
+"""Health metrics: both collapses are reported, a healthy run is not, and the effective rank is right."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ SIGNS = {
 }
 
 
-def test_a_healthy_run_raises_nothing() -> None:
+def test_healthy_run_has_no_warning() -> None:
     health = Health(K, steps=500, settled=50)
     assert feed(health, [healthy(t / 50) for t in range(50)]) == []
     assert health.verdict() == "healthy" and not health.collapsed
 
 
 @pytest.mark.parametrize("name", SIGNS)
-def test_each_sign_is_called_by_its_name_once(name: str) -> None:
+def test_each_problem_is_reported_once(name: str) -> None:
     health = Health(K, steps=500, settled=50)
     assert feed(health, [SIGNS[name](t / 50) for t in range(50)]) == [name]
     assert "." in str(health.raised[name]) and health.collapsed == ("collapse" in name or name == "dead features")
 
 
-@pytest.mark.parametrize(("knn", "rank", "said"), [(20, 40, ["stagnation"]), (60, 40, []), (20, 80, [])])
-def test_features_that_get_better_are_no_stagnation(knn: float, rank: float, said: list[str]) -> None:
-    """k-NN and rank come on lines of their own, between those of the losses."""
+@pytest.mark.parametrize(("knn", "rank", "expected"), [(20, 40, ["stagnation"]), (60, 40, []), (20, 80, [])])
+def test_improving_features_are_not_stagnation(knn: float, rank: float, expected: list[str]) -> None:
+    """k-NN and rank have their own lines, between those of the losses."""
     health, flat = Health(K, steps=500, settled=50), healthy(0.5) | {"effective_rank": 40.0}
     lines = []
     for t in range(50):
@@ -70,11 +70,11 @@ def test_features_that_get_better_are_no_stagnation(knn: float, rank: float, sai
             share = t / 49
             lines[-1] = {"knn": 20 + (knn - 20) * share, "effective_rank": 40 + (rank - 40) * share}
             lines[-1]["feature_deviation"] = 0.6
-    assert feed(health, lines) == said
+    assert feed(health, lines) == expected
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "expected"),
     [
         ({}, ["uniform collapse (views)"]),
         ({"region_loss": math.log(K)}, ["uniform collapse (views)"]),
@@ -85,11 +85,11 @@ def test_features_that_get_better_are_no_stagnation(knn: float, rank: float, sai
         ({"region_loss": 0.7 * math.log(K), "teacher_entropy": math.log(K) - 0.02}, []),
     ],
 )
-def test_what_still_tells_images_apart_has_not_collapsed(more: dict[str, float], said: list[str]) -> None:
-    """One level near ln K is no collapse while the other, or the features, tell images apart; one at ln K is."""
+def test_no_collapse_while_images_differ(more: dict[str, float], expected: list[str]) -> None:
+    """One level near ln K is not a collapse if the other level or the features still separate images."""
     health = Health(K, steps=500, settled=50)
     signs = [SIGNS["uniform collapse (views)"](t / 50) | {"teacher_entropy": 0.99 * math.log(K)} for t in range(50)]
-    assert feed(health, [line | more for line in signs]) == said
+    assert feed(health, [line | more for line in signs]) == expected
     assert all("view loss 6.93" in str(alarm) for alarm in health.raised.values())
 
 
@@ -105,10 +105,8 @@ FLAT, ALONE = math.log(K), {"teacher_entropy": 0.01, "prototypes_used": 1.1}
         (ALONE | {"prototypes_used": 500.0}, 0.1, None),
     ],
 )
-def test_regions_that_collapse_are_named_whatever_the_views_do(
-    views: bool, signs: dict[str, float], loss: float, name: str | None
-) -> None:
-    """Their signs are marked beside those of the views, and plain where there are none; as the task writes them."""
+def test_collapse_of_regions_is_reported(views: bool, signs: dict[str, float], loss: float, name: str | None) -> None:
+    """Region metrics have a suffix beside those of the views, and none without views."""
     health = Health(K, steps=500, settled=50, stop=True)
     marked = {f"region_{sign}": value for sign, value in signs.items()}
     learning = {"view_loss": 0.95 * FLAT, "feature_deviation": 0.1} if views else signs | {"feature_deviation": 0.1}
@@ -120,7 +118,7 @@ def test_regions_that_collapse_are_named_whatever_the_views_do(
 
 
 @pytest.mark.parametrize(
-    ("loss", "knn", "said"),
+    ("loss", "knn", "expected"),
     [
         (lambda t: 5.0, 60.0, ["stagnation"]),
         (lambda t: 5.0 + 0.05 * (-1) ** round(50 * t), 60.0, ["stagnation"]),
@@ -129,16 +127,16 @@ def test_regions_that_collapse_are_named_whatever_the_views_do(
     ],
     ids=["flat", "noise", "down and up again", "nothing left to gain"],
 )
-def test_a_loss_that_moves_is_no_stagnation(loss: Callable[[float], float], knn: float, said: list[str]) -> None:
+def test_moving_loss_is_not_stagnation(loss: Callable[[float], float], knn: float, expected: list[str]) -> None:
     health = Health(K, steps=500, settled=50)
     still = healthy(0.5) | {"effective_rank": 40.0, "knn": knn}
-    assert feed(health, [still | {"loss": loss(t / 50)} for t in range(50)]) == said
+    assert feed(health, [still | {"loss": loss(t / 50)} for t in range(50)]) == expected
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("lines", [range(20, 21), range(20, 30), range(6, 24), range(50)], ids=len)
-def test_what_is_no_number_is_no_sign(bad: float, lines: range) -> None:
-    """One window that is not finite in a run that learns, several, a whole third of it, and nothing else."""
+def test_nonfinite_values_are_ignored(bad: float, lines: range) -> None:
+    """One window, several, a third of the run, or all."""
     health = Health(K, steps=500, settled=50, stop=True)
     seen = [healthy(t / 50) for t in range(50)]
     for t in lines:
@@ -146,7 +144,7 @@ def test_what_is_no_number_is_no_sign(bad: float, lines: range) -> None:
     assert feed(health, seen) == [] and not health.collapsed
 
 
-def test_a_k_nn_that_wavers_or_comes_back_is_not_worse() -> None:
+def test_noisy_or_recovering_knn_is_not_worse() -> None:
     wavering = [healthy(t / 50) | {"knn": 10.0 - 2 * (t % 2)} for t in range(50)]
     low = [healthy(t / 50) | {"knn": 4.0 if t < 10 else 1.5} for t in range(50)]  # a handful of images more or less
     dipping = [healthy(t / 50) | {"knn": 4.0 if t in (20, 21) else 10.0} for t in range(50)]
@@ -154,23 +152,21 @@ def test_a_k_nn_that_wavers_or_comes_back_is_not_worse() -> None:
         assert feed(Health(K, steps=500, settled=50), lines) == []
 
 
-@pytest.mark.parametrize(("steps", "said"), [(20, []), (199, []), (400, ["stagnation"])])
-def test_a_short_run_has_not_stagnated(steps: int, said: list[str]) -> None:
-    """Twenty steps of a loss that does not move are a beginning: nobody should be told that more will not help."""
+@pytest.mark.parametrize(("steps", "expected"), [(20, []), (199, []), (400, ["stagnation"])])
+def test_short_run_is_not_stagnation(steps: int, expected: list[str]) -> None:
     health = Health(K, steps=steps, settled=4)
     lines = ((step, SIGNS["stagnation"](step / steps)) for step in range(1, steps + 1))
-    assert [alarm.name for step, line in lines for alarm in health.check(step, line)] == said
+    assert [alarm.name for step, line in lines for alarm in health.check(step, line)] == expected
 
 
 def test_four_lines_are_too_few_to_diverge() -> None:
-    """The first losses of a run jump about."""
     health = Health(K, steps=500, settled=0, patience=1)
     lines = [healthy(0.0) | {"loss": loss} for loss in (6.5, 9.0, 12.0, 15.0)]
     assert feed(health, lines) == []
     assert [alarm.name for alarm in health.check(50, healthy(0.0) | {"loss": 15.0})] == ["divergence"]
 
 
-def test_a_beginning_is_not_a_collapse() -> None:
+def test_start_of_a_run_is_not_a_collapse() -> None:
     health = Health(K, steps=500, settled=400)
     assert feed(health, [SIGNS["uniform collapse (views)"](0.0) for _ in range(30)]) == []
 
@@ -190,20 +186,21 @@ def test_effective_rank() -> None:
 
 
 @pytest.mark.parametrize(("used", "raised"), [(80.0, False), (4.0, True)])
-def test_a_sample_uses_few_of_many_prototypes(used: float, raised: bool) -> None:
-    """With the papers' 65,536 a sharp teacher gives every crop of a small sample a prototype of its own."""
+def test_small_sample_uses_few_prototypes(used: float, raised: bool) -> None:
+    """With 65,536 prototypes a sharp teacher gives every crop its own."""
     health = Health(prototypes=65536, steps=100, settled=0)
     alarms = [
         alarm
         for step in range(10)
-        for alarm in health.check(step, {"teacher_entropy": 0.2, "prototypes_used": used, "loss": 5.0, "view_loss": 5.0})
+        for alarm in health.check(
+            step, {"teacher_entropy": 0.2, "prototypes_used": used, "loss": 5.0, "view_loss": 5.0}
+        )
     ]
     assert any(alarm.name.startswith("one-prototype collapse") for alarm in alarms) == raised
 
 
 @pytest.mark.parametrize("queries", [True, False])
-def test_twenty_neighbours_vote_while_training(queries: bool) -> None:
-    """The papers' number; on features that say nothing every other gives another share of right answers."""
+def test_knn_uses_twenty_neighbours(queries: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     bank, asked = (
         (torch.randn(900, 64, generator=generator), torch.randint(4, (900,), generator=generator)) for _ in range(2)
@@ -216,8 +213,8 @@ def test_twenty_neighbours_vote_while_training(queries: bool) -> None:
 
 
 @pytest.mark.parametrize(("rank", "deviation", "dead"), [(1.02, 0.001, True), (1.02, 0.5, False), (40.0, 0.001, False)])
-def test_dead_features_have_neither_rank_nor_deviation(rank: float, deviation: float, dead: bool) -> None:
-    """Two groups of images have a low rank, and features that lie close together a low deviation: both are alive."""
+def test_dead_features_lack_rank_and_deviation(rank: float, deviation: float, dead: bool) -> None:
+    """A low rank alone, or a low deviation alone, is not dead."""
     line = {"effective_rank": rank, "feature_deviation": deviation}
     raised = feed(Health(K, 100, settled=0), [healthy(t / 10) | line for t in range(8)])
     assert ("dead features" in raised) == dead

@@ -1,4 +1,4 @@
-"""What a report of a segmenter says of each class."""
+"""The table of classes in a segmenter's report."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from frugalvit.report.sections import table
-from frugalvit.tasks.detection.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.commands import _per_class
+from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 
 
-def test_classes_that_are_only_predicted_are_shown_as_they_count() -> None:
-    """The mean of the table is the mIoU; a class in neither truth nor prediction is in none of both."""
+def test_classes_that_are_only_predicted_are_in_the_table() -> None:
+    """The mean of the table is the mIoU."""
     confusion = Confusion(4)
     confusion.add(torch.tensor([0, 0, 0, 1, 1, 2, 3]), torch.tensor([0, 0, 0, 1, 1, 1, IGNORED]))
     data: Any = SimpleNamespace(data=SimpleNamespace(classes=("sky", "road", "tree", "car")))

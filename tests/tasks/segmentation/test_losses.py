@@ -1,4 +1,4 @@
-"""What a segmenter's two heads cost, by maps of which it is known where they lie in the picture."""
+"""Losses of a segmenter's two heads."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def segmenter(auxiliary: float) -> Any:
 
 
 def halves(grid: Tensor) -> Tensor:
-    """Logits that are sure: the left half of the map is of class 0, the right one of class 1."""
+    """Confident logits: class 0 in the left half of the map, class 1 in the right half."""
     side = torch.arange(grid.shape[3]) >= grid.shape[3] // 2
     return 40.0 * torch.stack([~side, side]).float()[None, :, None].expand(len(grid), 2, grid.shape[2], -1)
 
 
 @pytest.mark.parametrize("auxiliary", [0.4, 0.1])
-def test_the_helpers_answers_lie_where_its_map_does(auxiliary: float) -> None:
-    """On the second coarsest map; sure answers in the wrong place would cost 40 a pixel."""
-    net, seen = segmenter(auxiliary), []
-    net.helper.forward = lambda grid: seen.append(grid.shape[3]) or halves(grid)
+def test_the_auxiliary_logits_are_aligned_with_the_image(auxiliary: float) -> None:
+    """On the second coarsest map; confident wrong logits cost 40 per pixel."""
+    net, widths = segmenter(auxiliary), []
+    net.helper.forward = lambda grid: widths.append(grid.shape[3]) or halves(grid)
     labels = (torch.arange(SIDE) >= SIDE // 2).long().expand(1, SIDE, SIDE)
     right = net.losses(torch.rand(1, 3, SIDE, SIDE), labels)["loss_auxiliary"]
     wrong = net.losses(torch.rand(1, 3, SIDE, SIDE), 1 - labels)["loss_auxiliary"]
-    assert seen == [round(SIDE / net.pyramid.strides[-2])] * 2
+    assert widths == [round(SIDE / net.pyramid.strides[-2])] * 2
     assert right < auxiliary * 1.0 and wrong == pytest.approx(auxiliary * 40.0, rel=0.1)
 
 
-def test_without_a_weight_there_is_no_helper() -> None:
+def test_no_auxiliary_head_without_a_weight() -> None:
     net = segmenter(0.0)
     assert net.helper is None and list(net.losses(torch.rand(1, 3, SIDE, SIDE), torch.zeros(1, SIDE, SIDE).long())) == [
         "loss_main"

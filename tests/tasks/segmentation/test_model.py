@@ -1,4 +1,4 @@
-"""UperNet, its loss, crops, sliding windows and multi-scale testing."""
+"""UperNet and its loss, training crops, sliding windows, multi-scale testing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from frugalvit.tasks.dense.experiment import open_pictures
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader
 from frugalvit.tasks.dense.predict_io import single_device_fabric
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection.metrics import IGNORED
 from frugalvit.tasks.segmentation import model
+from frugalvit.tasks.segmentation import task as segment_task
 from frugalvit.tasks.segmentation.dataset import open_scenes
+from frugalvit.tasks.segmentation.metrics import IGNORED
 from frugalvit.tasks.segmentation.model import (
     Segmenter,
     SegmenterSpec,
@@ -38,7 +39,7 @@ from frugalvit.tasks.segmentation.model import (
 )
 from frugalvit.tasks.segmentation.task import (
     COLUMNS,
-    LabelledPictures,
+    SegmentationDataset,
     SegmentationTask,
     choose_crop,
     distort,
@@ -53,7 +54,7 @@ def segmenter(classes: int = 3, auxiliary: float = 0.4) -> Segmenter:
     return Segmenter(Pyramid(backbone), SegmenterSpec(classes, 16, 0.0, auxiliary))
 
 
-def test_every_parameter_learns() -> None:
+def test_every_parameter_has_a_gradient() -> None:
     net = segmenter()
     images, labels = torch.rand(2, 3, 32, 32), torch.randint(0, 3, (2, 32, 32))
     losses = net.losses(images, labels)
@@ -63,8 +64,8 @@ def test_every_parameter_learns() -> None:
     assert set(segmenter(auxiliary=0).losses(images, labels)) == {"loss_main"}
 
 
-class Places(torch.nn.Module):
-    """A pyramid whose cells hold the column, in pixels, that their middle is at: ``ends`` says how many there are."""
+class PixelPositions(torch.nn.Module):
+    """A pyramid whose cells hold the column of their centre in pixels; ``ends`` rounds the number of cells."""
 
     channels, strides = [1, 1, 1], [4.0, 8.0, 32.0]
 
@@ -77,18 +78,17 @@ class Places(torch.nn.Module):
         return [(stride * (torch.arange(cells) + 0.5)).expand(1, 1, cells, cells) for cells, stride in sides]
 
 
-@pytest.mark.parametrize("ends", [math.ceil, math.floor])  # the last cell hangs over the edge, or a remainder is lost
+@pytest.mark.parametrize("ends", [math.ceil, math.floor])  # the last cell is cut, or missing
 @pytest.mark.parametrize("side", [72, 90, 96, 100, 171])
-def test_what_a_coarse_map_saw_is_fused_where_it_was(side: int, ends: Callable[[float], int]) -> None:
-    net = Segmenter(Places(ends), SegmenterSpec(1, 1, 0.0, 0.0))  # type: ignore[arg-type]
+def test_levels_are_fused_without_a_shift(side: int, ends: Callable[[float], int]) -> None:
+    net = Segmenter(PixelPositions(ends), SegmenterSpec(1, 1, 0.0, 0.0))  # type: ignore[arg-type]
     same = torch.nn.Identity()
     net.pooling = net.fuse = net.classify = same  # type: ignore[assignment]
     net.lateral = net.smooth = torch.nn.ModuleList([same, same])
     maps = net.pyramid(torch.zeros(1, 3, side, side))
     fused = net(torch.zeros(1, 3, side, side))[0, :, 0] / torch.tensor([[1.0], [2.0], [3.0]])  # sums of 1 to 3 levels
     finest = maps[0][0, 0, 0]
-    # Between the middles of the first and the last cell of each level, beyond which there is nothing to interpolate;
-    # and a cell of the level between further in.
+    # Between the centres of the first and the last cell of each level, and one middle cell further in.
     inside = (finest >= 16 + 8) & (finest <= min(maps[1].max(), maps[2].max() - 8))
     assert fused.shape == (3, len(finest)) and inside.sum() >= 4
     for level in fused:
@@ -96,8 +96,8 @@ def test_what_a_coarse_map_saw_is_fused_where_it_was(side: int, ends: Callable[[
 
 
 @pytest.mark.parametrize("cells", [26, 25, 24])
-def test_logits_lie_where_their_cells_do(cells: int) -> None:
-    """Cells of four pixels in an image of 102: one hangs over the edge, one is short of it, two lost borders."""
+def test_logits_are_resized_without_a_shift(cells: int) -> None:
+    """Cells of four pixels in an image of 102: the last is cut, missing, or the borders are lost."""
     columns = 4 * (torch.arange(float(cells)) + 0.5) - 0.5
     found = model._to_scale(columns.expand(1, 1, 2, cells), 4, (8, 102))[0, 0, 0]
     assert found.shape == (102,)
@@ -107,8 +107,8 @@ def test_logits_lie_where_their_cells_do(cells: int) -> None:
     torch.testing.assert_close(found[2:98], truth.clamp(max=float(columns[-1]))[2:98])
 
 
-def test_half_batches_average_to_the_whole() -> None:
-    """Group norms and a mean over all pixels: two processes with half the batch equal one with the whole."""
+def test_two_half_batches_equal_one_batch() -> None:
+    """Thanks to group norms and a mean over all pixels."""
     net = segmenter()
     images, labels = torch.rand(4, 3, 32, 32), torch.randint(0, 3, (4, 32, 32))
     labels[0, :20] = IGNORED
@@ -140,7 +140,7 @@ def test_windows_cover_everything(length: int, window: int) -> None:
 
 
 class Pointwise(torch.nn.Module):
-    """A network whose answer at a pixel depends on that pixel alone: windows and flips must not matter."""
+    """A network whose output at a pixel depends on that pixel alone, so that windows and flips change nothing."""
 
     spec, pyramid = SegmenterSpec(2), SimpleNamespace(strides=[1.0])
 
@@ -150,14 +150,14 @@ class Pointwise(torch.nn.Module):
 
 @pytest.mark.parametrize("window", [0, 7, 16, 64])
 @pytest.mark.parametrize("flip", [False, True])
-def test_windows_and_flips_are_put_back_where_they_came_from(window: int, flip: bool) -> None:
+def test_windows_and_flips_keep_positions(window: int, flip: bool) -> None:
     net, images = Pointwise(), torch.randn(2, 3, 21, 34)
     found = probabilities(net, images, (21, 34), window=window, flip=flip)  # type: ignore[arg-type]
     assert torch.allclose(found, net(images).softmax(1), atol=1e-5)
 
 
 class Patchwise(torch.nn.Module):
-    """Patches of 16 pixels, the last ones hanging over the edge; each says what its mean is."""
+    """Means of patches of 16 pixels; the last patch extends past the edge."""
 
     spec, pyramid = SegmenterSpec(2), SimpleNamespace(strides=[16.0])
 
@@ -167,8 +167,8 @@ class Patchwise(torch.nn.Module):
         return torch.stack([means.sum(1), -means[:, 0]], 1)
 
 
-def test_what_hangs_over_the_edge_is_cut_off() -> None:
-    """An image that ends within a patch is answered as the part of a larger one that it is."""
+def test_the_last_patch_is_cut_at_the_edge() -> None:
+    """An image that ends within a patch equals a part of a larger image."""
     net, images = Patchwise(), torch.zeros(1, 3, 48, 64)
     images[:, :, :40, :50] = torch.randn(1, 3, 40, 50)
     whole = probabilities(net, images, (48, 64))  # type: ignore[arg-type]
@@ -184,10 +184,10 @@ def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
     with torch.no_grad():
         for scale in (0.5, 1.5):
             size = (max(32, round(32 * scale)), max(32, round(32 * scale * 56 / 40)))
-            look = F.interpolate(picture[None] / 255, size=size, mode="bilinear", antialias=True)
-            look = (look - task.mean) / task.std
+            resized = F.interpolate(picture[None] / 255, size=size, mode="bilinear", antialias=True)
+            resized = (resized - task.mean) / task.std
             for mirrored in (False, True):
-                logits = task.net(look.flip(3) if mirrored else look)
+                logits = task.net(resized.flip(3) if mirrored else resized)
                 covered = [round(cells * task.net.pyramid.strides[0]) for cells in logits.shape[2:]]
                 chances = F.interpolate(logits, size=covered, mode="bilinear").softmax(1)[:, :, : size[0], : size[1]]
                 chances = chances.flip(3) if mirrored else chances
@@ -196,27 +196,27 @@ def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
     assert (found == total.argmax(0)).float().mean() > 0.999
 
 
-@pytest.mark.parametrize("together", [1, 2, 3, 7])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 @pytest.mark.parametrize("scales", [[1.0], [0.5, 1.0, 3.0]])
-def test_classes_of_large_pictures_are_compared_a_few_at_a_time(
-    together: int, scales: list[float], monkeypatch: pytest.MonkeyPatch
+def test_classes_of_large_images_are_compared_in_chunks(
+    chunk: int, scales: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As probabilities of all classes at full size would say; no more of them are ever made than are allowed."""
+    """The result equals that of all classes at once, and the memory limit holds."""
     size = (90, 120)
     views = [torch.randn(7, round(30 * scale), round(40 * scale)).softmax(0) for scale in scales]
-    views[0][3] = views[0][1]  # of equals the first
+    views[0][3] = views[0][1]  # the first of equals wins
     whole = sum(F.interpolate(view[None], size=size, mode="bilinear")[0] for view in views)
     made: list[int] = []
     original = F.interpolate
 
-    def watched(*given: torch.Tensor, **more: Any) -> torch.Tensor:
-        made.append(original(*given, **more).numel())
-        return original(*given, **more)
+    def recorded(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        made.append(original(*tensors, **options).numel())
+        return original(*tensors, **options)
 
-    monkeypatch.setattr(model, "_AT_ONCE", together * 90 * 120 + 1)
-    monkeypatch.setattr(F, "interpolate", watched)
+    monkeypatch.setattr(model, "_MAX_PROBABILITIES", chunk * 90 * 120 + 1)
+    monkeypatch.setattr(F, "interpolate", recorded)
     assert torch.equal(most_probable(views, size), whole.argmax(0))  # type: ignore[union-attr]
-    assert max(made) == together * 90 * 120
+    assert max(made) == chunk * 90 * 120
 
 
 @pytest.mark.parametrize(
@@ -228,31 +228,23 @@ def test_classes_of_large_pictures_are_compared_a_few_at_a_time(
         ((200, 3), 64, (256, 32)),
     ],
 )
-def test_strips_are_looked_at_smaller(size: tuple[int, int], side: int, seen: tuple[int, int]) -> None:
+def test_strips_are_resized_smaller(size: tuple[int, int], side: int, seen: tuple[int, int]) -> None:
     assert size_at_test(size, side) == seen
 
 
-def test_a_strip_takes_no_more_than_four_squares() -> None:
-    task = SegmentationTask(segmenter(), 64).eval()
-    pixels: list[int] = []
-    task.net.register_forward_pre_hook(lambda _, given: pixels.append(given[0][0, 0].numel()))
-    found = task.predict([torch.zeros(3, 3, 200, dtype=torch.uint8)], TestConfig())
-    assert found.shape == (1, 3, 200) and 0 < max(pixels) <= 4 * 64 * 64
-
-
-def test_pictures_of_a_batch_are_brought_to_their_size_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_resolution_is_computed_image_by_image(monkeypatch: pytest.MonkeyPatch) -> None:
     task, made = SegmentationTask(segmenter(), 32).eval(), []
     original = F.interpolate
 
-    def watched(*given: torch.Tensor, size: tuple[int, int], **more: Any) -> torch.Tensor:
-        found = original(*given, size=size, **more)
+    def recorded(*tensors: torch.Tensor, size: tuple[int, int], **options: Any) -> torch.Tensor:
+        found = original(*tensors, size=size, **options)
         if tuple(size) == (100, 140):
             made.append(len(found))
         return found
 
     pictures = [torch.randint(0, 256, (3, 100, 140), dtype=torch.uint8) for _ in range(3)]
     alone = torch.cat([task.predict([picture], TestConfig()) for picture in pictures])
-    monkeypatch.setattr(F, "interpolate", watched)
+    monkeypatch.setattr(F, "interpolate", recorded)
     found = task.predict(pictures, TestConfig())
     assert made == [1, 1, 1] and found.dtype == torch.int64
     assert (found == alone).float().mean() > 0.999
@@ -272,7 +264,7 @@ def test_crops_stay_inside_and_keep_the_shape(height: int, width: int, numbers: 
     assert crop.out[0] == pytest.approx(crop.height * scale, abs=max(1.0, scale))
 
 
-def test_crops_filled_by_one_class_are_drawn_anew() -> None:
+def test_crops_filled_by_one_class_are_drawn_again() -> None:
     labels = torch.zeros(64, 64, dtype=torch.uint8)
     labels[:, 48:] = 1
     random = np.random.default_rng(0)
@@ -287,13 +279,13 @@ def test_crops_filled_by_one_class_are_drawn_anew() -> None:
     assert shares[0.75] > 90 > shares[1.0]
 
 
-def test_a_share_of_one_draws_nothing_anew() -> None:
+def test_a_largest_share_of_one_takes_the_first_crop() -> None:
     numbers = np.random.default_rng(0).random(COLUMNS).tolist()
     crop = choose_crop(torch.zeros(64, 64, dtype=torch.uint8), 32, (2.0, 2.0), 1.0, numbers)
     assert (crop.top, crop.left) == (int(numbers[2] * 33), int(numbers[3] * 33))
 
 
-def test_distortion_changes_half_and_keeps_the_range() -> None:
+def test_distortion_changes_colours_within_range() -> None:
     images, whole = torch.rand(8, 3, 6, 6), torch.ones(8, 1, 6, 6)
     none = torch.ones(8, 8, dtype=torch.float64) * 0.9
     assert torch.allclose(distort(images, none, whole), images, atol=1e-5)
@@ -307,8 +299,7 @@ def test_distortion_changes_half_and_keeps_the_range() -> None:
     torch.testing.assert_close(distort(red, strongest, torch.ones(1, 1, 1, 1)), tenth, atol=1e-3, rtol=0)
 
 
-def test_distortion_is_torchvisions_contrast_of_the_picture_alone() -> None:
-    """A picture in a corner of black: its own pixels become what torchvision makes of it by itself."""
+def test_contrast_equals_torchvision_without_the_padding() -> None:
     picture = torch.rand(1, 3, 4, 5) * 0.5 + 0.3
     padded, inside = torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8)
     padded[..., :4, :5], inside[..., :4, :5] = picture, 1
@@ -317,26 +308,26 @@ def test_distortion_is_torchvisions_contrast_of_the_picture_alone() -> None:
     torch.testing.assert_close(found, adjust_contrast(picture, 0.5), atol=1e-5, rtol=0)
 
 
-def test_an_image_of_which_nothing_counts_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+def test_images_with_only_ignored_pixels_have_no_share(tmp_path: Path) -> None:
     root = make_scenes(tmp_path / "shapes", train=1, val=3, side=40)
     Image.fromarray(np.full((40, 40), IGNORED, np.uint8)).save(root / "masks" / "val" / "1.png")
     data = open_scenes(str(root))
     scenes = data.splits["val"]
     task = SegmentationTask(segmenter(), 32)
     task.fabric, task.eval_batch = single_device_fabric("cpu"), 3
-    _, shares = task.scores(LabelledPictures(scenes, data, open_pictures(scenes, "ram")), TestConfig())
+    _, shares = task.scores(SegmentationDataset(scenes, data, open_pictures(scenes, "ram")), TestConfig())
     assert [scenes[place].path.name for place, _ in shares] == ["0.png", "2.png"]
     assert all(0 <= share <= 1 for _, share in shares)
 
 
-def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> None:
+def test_batches_depend_on_seed_step_and_rank(tmp_path: Path) -> None:
     data = open_scenes(str(make_scenes(tmp_path / "shapes")))
     scenes = data.splits["train"]
 
     def batch(step: int, rank: int = 0, world: int = 1, seed: int = 0) -> torch.Tensor:
         pictures = ImageReader([scene.path for scene in scenes], [(s.height, s.width) for s in scenes])
         task = SegmentationTask(segmenter(), 32)
-        dataset = LabelledPictures(scenes, data, pictures)
+        dataset = SegmentationDataset(scenes, data, pictures)
         task.feeding = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=seed, rank=rank, world=world)
         for earlier in range(max(0, step - 1), step):
             task.batch_at(earlier)
@@ -353,11 +344,11 @@ def test_batches_follow_from_seed_and_step_and_are_shared(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("photometric", [True, False])
 @pytest.mark.parametrize("scales", [(0.5, 2.0), (0.4, 0.8)])
-def test_batches_equal_crops_made_one_by_one(tmp_path: Path, photometric: bool, scales: tuple[float, float]) -> None:
-    """Also where the picture is smaller than the crop: what is beyond it changes none of its colours."""
+def test_batches_equal_the_oracle(tmp_path: Path, photometric: bool, scales: tuple[float, float]) -> None:
+    """The oracle crops image by image. Padding of small images changes none of their colours."""
     data = open_scenes(str(make_scenes(tmp_path / "shapes", side=45)))
     scenes = data.splits["train"]
-    dataset = LabelledPictures(scenes, data, open_pictures(scenes, "ram"))
+    dataset = SegmentationDataset(scenes, data, open_pictures(scenes, "ram"))
     task = SegmentationTask(segmenter(), 40, scales=scales, photometric=photometric)
     task.feeding = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=5, workers=2)
     for step in range(4):
@@ -392,13 +383,51 @@ def test_an_epoch_sees_every_image_once() -> None:
 
 
 @pytest.mark.parametrize(("memory", "masks"), [(4 * 24 * 48**2 + 1, False), (4 * 32 * 48**2, True)])
-def test_labels_are_kept_where_there_is_room_beside_the_pictures(
+def test_masks_are_cached_only_if_they_fit(
     tmp_path: Path, memory: int, masks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight pictures of 48 × 48 take 24 times that in bytes, their labels 8 times; all may take a quarter."""
+    """Eight images of 48 × 48 take 24 × 48² bytes, their masks 8 × 48²; all may take a quarter of the memory."""
     monkeypatch.setattr(loader, "memory_share", lambda: memory)
     data = open_scenes(str(make_scenes(tmp_path / "shapes")))
     scenes = data.splits["train"]
-    dataset = LabelledPictures(scenes, data, open_pictures(scenes))
+    dataset = SegmentationDataset(scenes, data, open_pictures(scenes))
     dataset.load(0)
-    assert dataset.pictures.keeps and len(dataset._kept) == masks
+    assert dataset.pictures.keeps and len(dataset._cache) == masks
+
+
+@pytest.mark.parametrize(
+    ("test", "window", "views"),
+    [
+        ({}, 0, [(32, False)]),
+        ({"window": 20}, 20, [(32, False)]),
+        ({"multi_scale": True, "scales": [1.0, 2.0]}, 32, [(32, True), (64, True)]),
+        ({"multi_scale": True, "scales": [2.0], "flip": False}, 32, [(64, False)]),
+        ({"multi_scale": True, "scales": [2.0], "window": 0}, 0, [(64, True)]),
+    ],
+)
+def test_scales_windows_and_flips_of_a_test(
+    test: dict[str, Any], window: int, views: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, bool]] = []
+    windows: set[int] = set()
+
+    def record(net: Any, images: torch.Tensor, size: tuple[int, int], *, window: int, flip: bool) -> torch.Tensor:
+        calls.append((images.shape[2], flip))
+        windows.add(window)
+        return torch.zeros(len(images), 3, *size)
+
+    monkeypatch.setattr(segment_task, "probabilities", record)
+    task = SegmentationTask(segmenter(), 32)
+    image = torch.zeros(3, 48, 60, dtype=torch.uint8)
+    assert task.predict([image, image], TestConfig(**test)).shape == (2, 48, 60)
+    assert calls == views and windows == {window}
+
+
+def test_ignored_pixels_do_not_fill_a_crop() -> None:
+    """Three classes have equal shares of the few counted pixels: the first position is taken."""
+    labels = torch.full((20, 40), IGNORED, dtype=torch.uint8)
+    labels[:, 8:11], labels[:, 30:33] = torch.arange(3), torch.arange(3)
+    numbers = [0.5, 0.0, *[0.25, 0.25], *[0.75, 0.75] * 9]
+    assert choose_crop(labels, 10, (1.0, 1.0), 0.75, numbers).left == 5
+    labels[:, :25] = IGNORED  # the first position has no counted pixel
+    assert choose_crop(labels, 10, (1.0, 1.0), 0.75, numbers).left == 15

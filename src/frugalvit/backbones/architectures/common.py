@@ -22,9 +22,9 @@ from frugalvit.backbones.timm_features import is_exporting, select_stages
 from frugalvit.errors import UserError
 
 Parts = Sequence[tuple[Callable[[Any], Any], Sequence[Sequence[nn.Module]]]]
-"""For every stage its embedding, of the image or of the grid before it, and its blocks.
+"""For every stage its embedding (of the image or the previous grid) and its blocks.
 
-A block is a sequence of modules that take and give the running state; the one with the attention stands first.
+A block is a sequence of modules that take and return the running state; the first one has the attention.
 """
 
 
@@ -36,7 +36,7 @@ class MapNorm(nn.LayerNorm):
 
 
 class Residual(nn.Module):
-    """x + fn(norm(x)), the summand dropped for whole samples with probability ``drop_path``."""
+    """x + fn(norm(x)), with stochastic depth: fn is dropped per sample with probability ``drop_path``."""
 
     def __init__(self, norm: nn.Module, fn: nn.Module, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class Blocks(nn.Module):
 
 
 class StagedModel(nn.Module):
-    """Base of our own networks: blocks in stages, a final grid, a linear classifier on what is pooled from it."""
+    """Base of our networks: blocks in stages, a final grid, a linear classifier on the pooled features."""
 
     family: str
     norm: nn.Module
-    """The final norm; a network without one says so in ``final_norm``."""
+    """The final norm; a network without one overrides ``final_norm``."""
     stem_names: str
-    """Pattern of the names of parameters before the first block."""
+    """Pattern of the parameter names before the first block."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class StagedModel(nn.Module):
         self.head_drop = nn.Dropout(drop_rate)
         self.head = self._new_head(num_classes)
 
-    # What a network adds -------------------------------------------------------------------------------------------
+    # Defined by each network
 
     def stage_parts(self) -> Parts:
         raise NotImplementedError
@@ -118,25 +118,25 @@ class StagedModel(nn.Module):
         return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Patterns of parameter names after the stem, each with a place or with groups that give it (timm's form)."""
+        """Patterns of parameter names after the stem, in timm's form for layer-wise learning rates."""
         raise NotImplementedError
 
-    # base.GridModel ------------------------------------------------------------------------------------------------
+    # GridModel
 
     def run_blocks(
         self, images: Tensor, visit: Callable[[Any], None] | None = None, stop_before_last: bool = False
     ) -> Any:
-        """The state after all blocks (or before the last one); ``visit`` sees it after every block."""
+        """Return the state after all blocks (or before the last); ``visit`` is called with it after every block."""
         state: Any = None
         parts = self.stage_parts()
-        save_memory = self.grad_checkpointing and torch.is_grad_enabled()
+        recompute = self.grad_checkpointing and torch.is_grad_enabled()
         for stage, (embed, blocks) in enumerate(parts):
             state = embed(self.to_grid(state) if stage else images)
             for position, block in enumerate(blocks):
                 if stop_before_last and stage == len(parts) - 1 and position == len(blocks) - 1:
                     return state
                 for module in block:
-                    state = checkpoint(module, state, use_reentrant=False) if save_memory else module(state)
+                    state = checkpoint(module, state, use_reentrant=False) if recompute else module(state)
                 if visit is not None:
                     visit(state)
         return state
@@ -155,7 +155,7 @@ class StagedModel(nn.Module):
         last_block = self.stage_parts()[-1][1][-1]
         return last_block[0].attention(self.run_blocks(images, stop_before_last=True))  # type: ignore[operator]
 
-    # timm ----------------------------------------------------------------------------------------------------------
+    # timm
 
     def forward_features(self, images: Tensor) -> Tensor:
         return self.forward_grid(images)[0]
@@ -165,7 +165,7 @@ class StagedModel(nn.Module):
         return pooled if pre_logits else self.head(pooled)
 
     def pool(self, features: Tensor) -> Tensor:
-        """What the classifier sees, from ``forward_features``' result: here the mean over the grid."""
+        """Pool the result of ``forward_features`` for the classifier: the mean over the grid."""
         return features.mean((2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -180,17 +180,14 @@ class StagedModel(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The stages' grids, as timm's ``features_only=True`` asks for them.
-
-        ``stop_early`` is a permission to leave later blocks out, of which no use is made.
-        """
+        """Return the stages' grids, for timm's ``features_only=True``. ``stop_early`` is ignored."""
         grids: list[Tensor] = []
         state = self.run_blocks(x, lambda state: grids.append(self.to_grid(state)))
         stages = select_stages(self, grids, indices, norm, output_fmt)
         return stages if intermediates_only else (self.features_of(state), stages)
 
     def features_of(self, state: Any) -> Tensor:
-        """The last state as ``forward_features`` returns it."""
+        """Return the last state in the form of ``forward_features``."""
         return self.final_norm(self.to_grid(state))
 
     def get_classifier(self) -> nn.Module:
@@ -208,7 +205,7 @@ class StagedModel(nn.Module):
         self.grad_checkpointing = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """For learning rates that decay with depth: a block is one layer."""
+        """Groups for layer-wise learning rates: a block is one layer."""
         return {"stem": self.stem_names, "blocks": [*self.layer_names(), (r"^norm\.", (99999,))]}
 
     def no_weight_decay(self) -> set[str]:
@@ -217,12 +214,12 @@ class StagedModel(nn.Module):
 
 
 def stochastic_depth(rate: float) -> nn.Module:
-    """What drops a summand for whole samples with probability ``rate``."""
+    """Stochastic depth with this rate."""
     return DropPath(rate) if rate > 0 else nn.Identity()
 
 
 def initialise(module: nn.Module) -> None:
-    """Truncated normals of deviation 0.02 and zero biases in linear layers, as every release of these has it."""
+    """Initialize linear layers as in all released code: truncated normal with std 0.02, zero biases."""
     if isinstance(module, nn.Linear):
         small_normal(module)
 
@@ -234,7 +231,7 @@ def small_normal(layer: nn.Linear | nn.Conv2d) -> None:
 
 
 def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
-    """Rates growing linearly from 0 at the first block to ``rate`` at the last, by stage."""
+    """Rates per stage that grow linearly from 0 at the first block to ``rate`` at the last."""
     count = sum(depths)
     rates = iter([rate * i / max(count - 1, 1) for i in range(count)])
     return [[next(rates) for _ in range(depth)] for depth in depths]
@@ -243,40 +240,40 @@ def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
 def stage_widths(
     embed_dim: int | Sequence[int], ratios: Sequence[int], depths: Sequence[int], num_heads: Sequence[int]
 ) -> list[int]:
-    """The width of every stage: given one by one, or as the first, the others in the published ratios to it."""
+    """Return the width of every stage: a list, or the first width times the published ratios."""
     widths = [embed_dim * ratio for ratio in ratios] if isinstance(embed_dim, int) else list(embed_dim)
     if not len(widths) == len(depths) == len(num_heads):
         raise UserError(
-            f"{len(widths)} widths, {len(depths)} depths and {len(num_heads)} head counts do not make stages; "
-            "give embed_dim, depths and num_heads one value for each stage."
+            f"embed_dim has {len(widths)} stages, depths {len(depths)} and num_heads {len(num_heads)}; "
+            "use one value per stage."
         )
     return widths
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Heads share the width equally."""
+    """Check that the heads share the width equally."""
     if dim % heads:
-        raise UserError(f"A width of {dim} cannot be shared by {heads} heads; change embed_dim or num_heads.")
+        raise UserError(f"The width {dim} is not a multiple of {heads} heads; change embed_dim or num_heads.")
 
 
 def check_pixels(images: Tensor, kernel: int, padding: int) -> None:
-    """A first kernel that hangs over both edges of an image finds no place on it."""
+    """Check that the image is not smaller than the first kernel without its padding."""
     height, width, fewest = images.shape[2], images.shape[3], kernel - 2 * padding
     if height < fewest or width < fewest:
-        raise UserError(f"{height}x{width} pixels are too few for this network: it needs {fewest} along each side.")
+        raise UserError(f"{height}x{width} pixels are too few for this network: it needs {fewest} per side.")
 
 
 def build(
     network: type[StagedModel], name: str, stages: int, pretrained: bool, keywords: dict[str, Any], **more: Any
 ) -> Any:
-    """A network by timm's builder: weights, another head, and its stages where ``features_only`` asks for them."""
+    """Build a network with timm's builder, which handles weights, heads and ``features_only``."""
     stages = len(keywords.get("depths", range(stages)))
     feature_cfg = {"out_indices": tuple(range(stages)), "feature_cls": "getter"}
     return build_model_with_cfg(network, name, pretrained, feature_cfg=feature_cfg, **more, **keywords)
 
 
 def timm_cfg(first_conv: str) -> dict[str, Any]:
-    """timm's description of a network without released timm weights: ImageNet's statistics at 224 px."""
+    """timm's configuration of a network without timm weights: ImageNet's statistics at 224 px."""
     return {
         "url": "",
         "num_classes": 1000,
@@ -297,7 +294,7 @@ def join_heads(attended: Tensor) -> Tensor:
     """(B, heads, T, d) -> (B, T, heads * d)."""
     tokens = attended.transpose(1, 2)
     if is_exporting():
-        # How a fused attention lays out what it gives depends on gradients and the batch; a program that is exported
-        # must not rely on it, since the exporter to ONNX, for one, runs it again another way.
+        # The memory layout of fused attention depends on gradients and the batch. An exported program must not rely on
+        # it: the ONNX exporter runs the program again in another way.
         tokens = tokens.clone(memory_format=torch.contiguous_format)
     return tokens.flatten(2)

@@ -2,13 +2,13 @@
 
 Wu et al., "CvT: Introducing Convolutions to Vision Transformers" (2021), in the shape of the Drloc experiments:
 
-* three stages, widths 64-192-384, depths 1-2-10, heads 1-3-6 of 64 channels each whatever the width;
+* three stages, widths 64-192-384, depths 1-2-10, heads 1-3-6 of 64 channels each;
 * no class token and no final norm: the classifier sees the mean of the last map;
 * a norm over channels that divides by (standard deviation + 1e-5);
 * queries from a depthwise 3x3 convolution of stride 1, keys and values from one of stride 2, so that a map of
   h x w positions attends to ceil(h/2) x ceil(w/2) keys.
 
-19.94 M parameters with 1,000 classes. Convolutions ask nothing of the size: any input, square or not.
+19.94 M parameters with 1,000 classes. Inputs of any size, square or not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["CvT"]
 
 
 class ChannelNorm(nn.Module):
-    """(x - mean) / (std + eps) * g + b over the channels of (B, C, H, W); std is the population's."""
+    """(x - mean) / (std + eps) * g + b over the channels of (B, C, H, W), with the population std."""
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class ChannelNorm(nn.Module):
         self.b = nn.Parameter(torch.zeros(1, dim, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        # At least in float32, under autocast too: a variance in bf16 loses most of its digits.
+        # At least float32, also under autocast: a variance in bf16 is too inaccurate.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         centred = wide - wide.mean(1, keepdim=True)
         variance = centred.square().mean(1, keepdim=True)
@@ -90,7 +90,7 @@ class ConvAttention(nn.Module):
         return self.to_out(out.transpose(2, 3).reshape(x.shape[0], -1, *x.shape[2:]))
 
     def attention(self, x: Tensor) -> Tensor:
-        """(B, heads, T, T): a key stands for a square of ``key_stride`` cells a side, which share its weight."""
+        """(B, heads, T, T): a key covers a square of ``key_stride`` cells per side, which share its weight."""
         height, width = x.shape[2:]
         key_map = self.to_kv(x).chunk(2, dim=1)[0]
         scores = self.split(self.to_q(x)) @ self.split(key_map).transpose(2, 3) * self.head_dim**-0.5
@@ -102,7 +102,7 @@ class ConvAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two pointwise convolutions; dropout stands inside so that they keep their released numbers, 0 and 3."""
+    """Two pointwise convolutions; with dropout inside, they have the indices of the release, 0 and 3."""
 
     def __init__(self, dim: int, hidden: int, drop: float) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class CvT(StagedModel):
         self.layers = nn.Sequential(*layers)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        # A later stage's embedding goes with the stage's first block.
+        # A later stage's embedding belongs to the stage's first block.
         return [(r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", (0,))]
 
     def stage_parts(self) -> Parts:

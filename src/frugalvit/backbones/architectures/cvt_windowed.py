@@ -1,19 +1,19 @@
-"""CvT-T with window size 7, as EsViT pre-trains it: attention within windows, neighbours met by convolution.
+"""CvT-T with window size 7, as EsViT pretrains it: attention within windows, convolutions between them.
 
 Li et al., "Efficient Self-supervised Vision Transformers for Representation Learning" (EsViT, 2022), 2.1, A.2 and
 Table 6, after Wu et al., "CvT" (2021):
 
 * four stages, widths 64-192-384-768, depths 2-2-6-2, heads 1-3-6-12; embeddings are convolutions 7/4 and 3/2;
 * one depthwise 3x3 convolution, batch norm and a pointwise convolution give queries, keys and values together;
-* attention within windows of 7 x 7 (of the whole map where it is smaller), never shifted: windows exchange
-  information through the 3x3 convolutions and the embeddings only;
+* attention within windows of 7 x 7 (or the full map if it is smaller), never shifted: windows exchange information only
+  through the 3x3 convolutions and the embeddings;
 * scores are scaled by (full width)^-1/2, not by the head's; the MLP uses x * sigmoid(1.702 x);
 * a relative position bias per window and head, as the paper says. The released runs had none:
   ``relative_bias=False``, 29.30 M parameters.
 
-Any size, square or not: windows that overhang the map are filled up. ``padding="masked"`` (default) convolves the
-map itself and keeps the filling out of the attention. ``padding="zeros"`` is the released form: zeros are appended
-before the convolution and attended to like positions.
+Inputs of any size, square or not: windows beyond the map are padded. ``padding="masked"`` (default) convolves the map
+without padding and masks the padding in attention. ``padding="zeros"`` is the released form: zeros are appended before
+the convolution and attended to like positions.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class WindowAttention(nn.Module):
         self.dim = dim
         self.heads = heads
         self.window = window
-        self.window_size = (window, window)  # as the tables of other windowed networks are read by
+        self.window_size = (window, window)  # the name in other windowed networks
         self.padding = padding
         self.qkv = ConvProjection(dim)
         self.proj_out = nn.Conv2d(dim, dim, 1)
@@ -111,7 +111,7 @@ class WindowAttention(nn.Module):
         return min(self.window, height), min(self.window, width)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """q, k, v as (3, B, windows * heads, N, d) with N positions a window, and what is added to the scores."""
+        """Return q, k, v as (3, B, windows * heads, N, d) with N positions per window, and the bias of the scores."""
         height, width = x.shape[2:]
         window = self.window_of(height, width)
         fill = (0, -width % window[1], 0, -height % window[0])
@@ -128,12 +128,12 @@ class WindowAttention(nn.Module):
             real = (real_rows & real_columns).reshape(tall * wide, 1, 1, -1)
             bias = torch.where(real, 0.0 if bias is None else bias, float("-inf"))
         if bias is not None:
-            # Windows and heads share one axis, so that the batch needs no copies of the bias.
+            # Windows and heads share one axis, so that the bias is not copied per image.
             bias = bias.expand(tall * wide, self.heads, *[window[0] * window[1]] * 2).flatten(0, 1).to(qkv.dtype)
         return parts, bias
 
     def bias(self, window: tuple[int, int]) -> Tensor | None:
-        """(heads, N, N): the table's entry for the offset between every two positions of a window."""
+        """(heads, N, N): the table's entries for the offsets between all positions of a window."""
         table = self.relative_position_bias_table
         if table is None:
             return None
@@ -144,7 +144,7 @@ class WindowAttention(nn.Module):
         return table[index].permute(2, 0, 1)
 
     def merge(self, windows: Tensor, height: int, width: int) -> Tensor:
-        """(B, windows * heads, N, d) -> (B, heads * d, height, width), the filling cut off."""
+        """(B, windows * heads, N, d) -> (B, heads * d, height, width), without the padding."""
         window = self.window_of(height, width)
         tall, wide = -(-height // window[0]), -(-width // window[1])
         maps = windows.reshape(windows.shape[0], tall, wide, self.heads, *window, -1).permute(0, 3, 6, 1, 4, 2, 5)
@@ -156,7 +156,7 @@ class WindowAttention(nn.Module):
         return self.proj_out(self.merge(out, x.shape[2], x.shape[3]))
 
     def attention(self, x: Tensor) -> Tensor:
-        """(B, heads, T, T) over the T positions of the map: zero between windows, filling left out."""
+        """(B, heads, T, T) over the T positions of the map: zero between windows, without padding."""
         batch, (height, width) = x.shape[0], x.shape[2:]
         (queries, keys, _), bias = self.project(x)
         scores = (queries @ keys.transpose(2, 3)).float() * self.dim**-0.5
@@ -164,9 +164,9 @@ class WindowAttention(nn.Module):
         window = self.window_of(height, width)
         tall, wide = -(-height // window[0]), -(-width // window[1])
         cells = torch.arange(tall * window[0] * wide * window[1], device=x.device)
-        place = cells.view(tall, window[0], wide, window[1]).transpose(1, 2).reshape(tall * wide, -1)
+        index = cells.view(tall, window[0], wide, window[1]).transpose(1, 2).reshape(tall * wide, -1)
         full = weights.new_zeros(batch, self.heads, len(cells), len(cells))
-        full[:, :, place[:, :, None], place[:, None]] = weights.unflatten(1, (-1, self.heads)).transpose(1, 2)
+        full[:, :, index[:, :, None], index[:, None]] = weights.unflatten(1, (-1, self.heads)).transpose(1, 2)
         real = cells.view(tall * window[0], wide * window[1])[:height, :width].flatten()
         full = full[:, :, real][..., real]
         return full / full.sum(-1, keepdim=True)
@@ -220,7 +220,7 @@ class WindowedCvT(StagedModel):
         self.apply(initialise)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        # A later stage's embedding goes with the stage's first block.
+        # A later stage's embedding belongs to the stage's first block.
         return [(r"^stage(\d+)\.1\.layers\.(\d+)\.", None), (r"^stage(\d+)\.0\.", (0,))]
 
     def stage_parts(self) -> Parts:
@@ -229,9 +229,9 @@ class WindowedCvT(StagedModel):
 
 
 def initialise(module: nn.Module) -> None:
-    """Truncated normals of deviation 0.02 and zero biases in linear layers and pointwise convolutions.
+    """Initialize linear layers and pointwise convolutions: truncated normal with std 0.02, zero biases.
 
-    The spatial convolutions keep torch's initialisation: a norm follows each, so that their scale does not matter.
+    Spatial convolutions keep torch's initialization: a norm follows each, so their scale does not matter.
     """
     if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)):
         small_normal(module)

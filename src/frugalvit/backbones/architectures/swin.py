@@ -1,9 +1,9 @@
 """Swin Transformer (Liu et al., 2021, arXiv:2103.14030) for maps of any size, as EsViT and Drloc use it.
 
-timm has a Swin too. This one exists because (1) the released EsViT pads before it shifts and timm shifts before it
-pads, so that timm differs at every size that windows do not divide; (2) new training wants padding that is masked;
-(3) one object takes every crop size, without rebuilding masks in each call. Parameter names are timm's: weights go
-both ways, and at sizes that windows divide both compute the same.
+timm has a Swin too. Three reasons for this one: (1) the released EsViT pads before it shifts and timm shifts before it
+pads, so timm differs at every size that windows do not divide; (2) new training should mask the padding; (3) one object
+takes every crop size without rebuilding masks in each call. Parameter names are timm's, so weights can be exchanged. At
+sizes that windows divide both compute the same.
 """
 
 from __future__ import annotations
@@ -38,17 +38,191 @@ from frugalvit.backbones.weights.resample import quiet_tables
 from frugalvit.errors import UserError
 from frugalvit.utils.triton import TRITON_AVAILABLE
 
+if TRITON_AVAILABLE:
+    from frugalvit.backbones.architectures.window_kernel import fits, window_attention
+
 Padding = Literal["masked", "zeros"]
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches to tokens: (B, C, H, W) -> (B, H/p, W/p, D), with zero padding to full patches."""
+
+    def __init__(self, patch_size: int, in_chans: int, dim: int, norm_eps: float) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(in_chans, dim, patch_size, patch_size)
+        self.norm = nn.LayerNorm(dim, eps=norm_eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        batch, channels, height, width = images.shape
+        patch = self.patch_size
+        if height % patch or width % patch:
+            images = functional.pad(images, (0, -width % patch, 0, -height % patch))
+            height, width = images.shape[2:]
+        # The convolution as a matrix product: tokens are channels-last, and pixels are copied instead of tokens.
+        patches = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return self.norm(functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias))
+
+
+class PatchMerging(nn.Module):
+    """Merge four neighbours into one token: (B, h, w, C) -> (B, ceil(h/2), ceil(w/2), D)."""
+
+    def __init__(self, dim: int, out_dim: int, norm_eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim, eps=norm_eps)
+        self.reduction = nn.Linear(4 * dim, out_dim, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        height, width = tokens.shape[1:3]
+        if height % 2 or width % 2:
+            tokens = functional.pad(tokens, (0, 0, 0, width % 2, 0, height % 2))
+        batch, height, width, channels = tokens.shape
+        tokens = tokens.reshape(batch, height // 2, 2, width // 2, 2, channels)
+        tokens = tokens.permute(0, 1, 3, 4, 2, 5).flatten(3)  # the published order: down first, then right
+        return self.reduction(self.norm(tokens))
+
+
+class WindowAttention(nn.Module):
+    """softmax(q kᵀ / √d + B) v within windows; B comes from a table of relative offsets (Swin Eq. 4)."""
+
+    def __init__(self, dim: int, num_heads: int, window_size: Size) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.window_size = window_size
+        table = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.empty(table, num_heads))
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, tokens: Tensor, plan: WindowPlan) -> Tensor:
+        """(B, h, w, C) -> the same shape, by the kernel if it supports the plan, else in plain torch."""
+        if self._can_use_kernel(tokens, plan):
+            bias = relative_bias(self.relative_position_bias_table, plan).permute(2, 0, 1)
+            return self.proj(window_attention(self.qkv(tokens), bias, plan))
+        query, key, value = self._heads(window_partition(tokens, plan))
+        bias = self._bias(plan, query)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        return window_reverse(self.proj(join_heads(attended)), plan)
+
+    def _can_use_kernel(self, tokens: Tensor, plan: WindowPlan) -> bool:
+        # Models are exported from the CPU, so an export never contains a kernel.
+        if not TRITON_AVAILABLE or not tokens.is_cuda:
+            return False
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else tokens.dtype
+        return fits(plan, tokens.shape[-1] // self.num_heads, dtype) and _has_bf16_units(tokens.device)
+
+    def weights(self, windows: Tensor, plan: WindowPlan) -> Tensor:
+        """Return the softmax, (B * windows, heads, N, N), at least in fp32, so that rows sum to 1."""
+        query, key, _ = self._heads(windows)
+        scores = query @ key.transpose(-2, -1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * query.shape[-1] ** -0.5
+        return (scores + self._bias(plan, query)).softmax(-1)
+
+    def _heads(self, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        count, tokens, _ = windows.shape
+        query, key, value = self.qkv(windows).view(count, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        return query, key, value
+
+    def _bias(self, plan: WindowPlan, query: Tensor) -> Tensor:
+        """Relative bias plus mask, (1 or B * windows, heads, N, N), in the precision of the scores."""
+        # Read in full precision, then rounded: the gradients of a table entry are added in full precision.
+        bias = relative_bias(self.relative_position_bias_table, plan).to(query.dtype).permute(2, 0, 1)[None]
+        masked = mask(plan, query)
+        if masked is None:
+            return bias
+        bias = bias + masked.to(query.dtype)[:, None]  # (windows, heads, N, N)
+        images = query.shape[0] // plan.count
+        return bias[None].expand(images, -1, -1, -1, -1).flatten(0, 1)
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Do not use the kernels in the body, for comparisons."""
+    global TRITON_AVAILABLE
+    before, TRITON_AVAILABLE = TRITON_AVAILABLE, False
+    try:
+        yield
+    finally:
+        TRITON_AVAILABLE = before
+
+
+@torch.compiler.assume_constant_result
+def _has_bf16_units(device: torch.device) -> bool:
+    """Whether the GPU has matrix units for bfloat16: Ampere or later."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)) in windows, then x + MLP(norm(x)); tokens are (B, h, w, C)."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window_size: Size,
+        shift: Size,
+        mlp_ratio: float,
+        drop_path: float,
+        mask_padding: bool,
+        norm_eps: float,
+    ) -> None:
+        super().__init__()
+        self.shift = shift
+        self.mask_padding = mask_padding
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
+        self.attn = WindowAttention(dim, num_heads, window_size)
+        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def plan(self, tokens: Tensor) -> WindowPlan:
+        size = (tokens.shape[1], tokens.shape[2])
+        return plan_windows(size, self.attn.window_size, self.shift, self.mask_padding)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        plan = self.plan(tokens)
+        tokens = tokens + self.drop_path1(self.attn(self.norm1(tokens), plan))
+        return tokens + self.drop_path2(self.mlp(self.norm2(tokens)))
+
+
+class Stage(nn.Module):
+    """Patch merging (not in the first stage), then blocks that alternate between plain and shifted windows."""
+
+    def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
+        super().__init__()
+        self.downsample = downsample
+        self.blocks = nn.Sequential(*blocks)
+        self.grad_checkpointing = False
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.forward_blocks(tokens)[-1]
+
+    def block_list(self) -> list[Block]:
+        return cast("list[Block]", list(self.blocks))
+
+    def forward_blocks(self, tokens: Tensor) -> list[Tensor]:
+        """Every block's output."""
+        tokens = self.downsample(tokens)
+        outputs = []
+        for block in self.blocks:
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                tokens = checkpoint(block, tokens, use_reentrant=False)  # type: ignore[assignment]
+            else:
+                tokens = block(tokens)
+            outputs.append(tokens)
+        return outputs
 
 
 class SwinTransformer(nn.Module):
     """Images of any size to a grid of tokens at ``patch_size * 2 ** (stages - 1)`` pixels.
 
-    Window and shift of every stage are fixed here, from ``img_size``: a stage whose map is not larger than the window
-    gets a window of its map's size and no shift. Other sizes at run time keep them, as in the released code.
+    ``img_size`` sets window and shift of every stage: a stage whose map is not larger than the window has a window of
+    its map's size and no shift. Images of other sizes use the same windows, as in the released code.
 
-    padding   "masked" (default) never attends to padding; "zeros" computes what released EsViT weights were trained
-              with. Both are the same where windows divide every map.
+    padding   "masked" (default) never attends to padding; "zeros" is the form of released EsViT weights. Both are equal
+              if windows divide every map.
     norm_eps  1e-6 as EsViT; Microsoft's and timm's Swin have 1e-5.
     """
 
@@ -74,14 +248,14 @@ class SwinTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if padding not in ("masked", "zeros"):
-            raise UserError(f"padding={padding!r} is not known; use 'masked' or 'zeros' (as released EsViT)")
+            raise UserError(f"padding={padding!r} is unknown; use 'masked' or 'zeros' (as released EsViT)")
         if len(depths) != len(num_heads):
-            raise UserError(
-                f"depths has {len(depths)} stages and num_heads {len(num_heads)}; give one number per stage"
-            )
+            raise UserError(f"depths has {len(depths)} stages and num_heads {len(num_heads)}; use one number per stage")
         dims = [embed_dim * 2**stage for stage in range(len(depths))]
         if odd := [f"{dim}/{heads}" for dim, heads in zip(dims, num_heads, strict=True) if dim % heads]:
-            raise UserError(f"the width of a stage must be a multiple of its heads; not so: {', '.join(odd)}")
+            raise UserError(
+                f"the width of a stage must be a multiple of its heads, unlike {', '.join(odd)}; change embed_dim"
+            )
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.embed_dim = embed_dim
@@ -134,7 +308,7 @@ class SwinTransformer(nn.Module):
         self.apply(_initialise)
 
     def shape(self) -> dict[str, Any]:
-        """The constructor's keywords that decide what is computed, as plain values."""
+        """Return the constructor's keywords that define the network, as plain values."""
         return dict(self._shape)
 
     def no_weight_decay(self) -> set[str]:
@@ -197,10 +371,7 @@ class SwinTransformer(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """timm's way to ask for stages; the same as ``forward_grid_blocks`` at ``stage_ends``.
-
-        ``stop_early`` is a permission to leave later blocks out, of which no use is made.
-        """
+        """Return the stages, for timm's ``features_only=True``. ``stop_early`` is ignored."""
         grids = self.forward_grid_blocks(x)
         stages = select_stages(self, grids, indices, norm, output_fmt)
         return stages if intermediates_only else (self.final_norm(grids[-1]).permute(0, 2, 3, 1), stages)
@@ -209,7 +380,7 @@ class SwinTransformer(nn.Module):
         return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def last_window_attention(self, images: Tensor) -> tuple[Tensor, WindowPlan]:
-        """The last block's softmax as computed, (B * windows, heads, N, N) with padded positions, and its plan."""
+        """Return the last block's softmax, (B * windows, heads, N, N) with padded positions, and its plan."""
         tokens = self.patch_embed(images)
         *earlier_stages, last = self._stages()
         for stage in earlier_stages:
@@ -224,38 +395,38 @@ class SwinTransformer(nn.Module):
     def last_attention(self, images: Tensor) -> Tensor:
         weights, plan = self.last_window_attention(images)
         batch, heads, count = images.shape[0], weights.shape[1], plan.size[0] * plan.size[1]
-        # Where every position of every window lies on the map; padding goes to one extra place that is cut off.
-        place = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
-        place = (window_partition(place, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
+        # The index on the map of every position of every window; padding has one extra index that is dropped.
+        indices = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
+        indices = (window_partition(indices, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
         full = weights.new_zeros(batch, heads, count + 1, count + 1)
-        for window, index in enumerate(place):
+        for window, index in enumerate(indices):
             full[:, :, index[:, None], index[None, :]] = weights.view(batch, -1, *weights.shape[1:])[:, window]
         full = full[:, :, :count, :count]
         return full / full.sum(-1, keepdim=True)
 
 
 def pair(value: int | Sequence[int]) -> Size:
-    """One number or two as (height, width)."""
+    """Return one number or two as (height, width)."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def _window_and_shift(size: Size, window: Size) -> tuple[Size, Size]:
-    """Window and shift of a stage whose map is ``size``: a map within the window needs no shift."""
+    """Return window and shift of a stage whose map is ``size``: a map within the window needs no shift."""
     shift = tuple(extent // 2 if length > extent else 0 for length, extent in zip(size, window, strict=True))
     return (min(size[0], window[0]), min(size[1], window[1])), (shift[0], shift[1])
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """timm's reading of names and tables, but tables that fit are kept.
+    """Apply timm's filter, but leave tables of the right shape unchanged.
 
-    timm takes every table of a window that is not square for one of a square window, and resamples or refuses it.
+    timm treats the table of a non-square window as one of a square window, and resamples or refuses it.
     """
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name.endswith("bias_table")}
     fitting = {
         name: state_dict[name] for name in shapes if name in state_dict and state_dict[name].shape == shapes[name]
     }
     others = {name: value for name, value in state_dict.items() if name not in fitting}
-    with quiet_tables():  # of timm's own loader, too
+    with quiet_tables():
         return {**timm_filter(others, model), **fitting}
 
 
@@ -285,7 +456,7 @@ def _cfg(**overrides: Any) -> dict[str, Any]:
     }
 
 
-# Weights of the same shape that timm publishes (Microsoft's, ImageNet-1k); none exist for W=14, for nano and for mini.
+# timm publishes weights of the same shape (Microsoft's, ImageNet-1k), but none for W=14, nano and mini.
 default_cfgs = generate_default_cfgs(
     {
         "swin_tiny_w7": _cfg(hf_hub_id="timm/swin_tiny_patch4_window7_224.ms_in1k"),
@@ -303,7 +474,7 @@ default_cfgs = generate_default_cfgs(
 TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.1}
 SMALL = {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.2}
 BASE = {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32), "drop_path_rate": 0.2}
-# Ours, for demos and CPUs: three stages, and at 224 px patches of 8, so that the grid is 7 x 7 as in its big sisters.
+# For demos and CPUs: three stages, and patches of 8 at 224 px, so that the grid is 7 x 7 as in the larger networks.
 NANO = {
     "patch_size": 8,
     "embed_dim": 32,
@@ -313,242 +484,41 @@ NANO = {
     "drop_path_rate": 0.0,
     "norm_eps": 1e-5,
 }
-# For images of 32 to 64 px on a GPU: the shape of Gani et al. 2022 ("How to train vision transformer on small-scale
+# For images of 32 to 64 px on a GPU, in the shape of Gani et al. 2022 ("How to train vision transformer on small-scale
 # datasets?"), 7 M parameters, windows of 4, whose pre-trained and fine-tuned accuracies on CIFAR are published.
 MINI = NANO | {"embed_dim": 96, "depths": (2, 6, 4), "num_heads": (3, 6, 12), "drop_path_rate": 0.1}
 
 
-def _create(variant: str, pretrained: bool, defaults: dict[str, Any], keywords: dict[str, Any]) -> SwinTransformer:
-    stages = len(keywords.get("depths", defaults["depths"]))
-    return build_model_with_cfg(
-        SwinTransformer,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": tuple(range(stages)), "feature_cls": "getter"},
-        **{**defaults, **keywords},
-    )
+VARIANTS: dict[str, tuple[dict[str, Any], int]] = {  # shape, window size
+    "swin_tiny_w7": (TINY, 7),
+    "swin_small_w7": (SMALL, 7),
+    "swin_base_w7": (BASE, 7),
+    "swin_tiny_w14": (TINY, 14),
+    "swin_small_w14": (SMALL, 14),
+    "swin_base_w14": (BASE, 14),
+    "swin_nano": (NANO, 7),
+    "swin_mini": (MINI, 4),
+}
 
 
-@register_model
-def swin_tiny_w7(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-    """Swin-T with 7 x 7 windows (EsViT, Drloc)."""
-    return _create("swin_tiny_w7", pretrained, {**TINY, "window_size": 7}, keywords)
+def _register(variant: str) -> None:
+    """Register a variant with timm, which takes its name from the function's name."""
+
+    def create(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
+        shape, window_size = VARIANTS[variant]
+        keywords = {**shape, "window_size": window_size, **keywords}
+        return build_model_with_cfg(
+            SwinTransformer,
+            variant,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg={"out_indices": tuple(range(len(keywords["depths"]))), "feature_cls": "getter"},
+            **keywords,
+        )
+
+    create.__name__ = create.__qualname__ = variant
+    register_model(create)
 
 
-@register_model
-def swin_small_w7(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-    """Swin-S with 7 x 7 windows (EsViT)."""
-    return _create("swin_small_w7", pretrained, {**SMALL, "window_size": 7}, keywords)
-
-
-@register_model
-def swin_base_w7(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-    """Swin-B with 7 x 7 windows (EsViT)."""
-    return _create("swin_base_w7", pretrained, {**BASE, "window_size": 7}, keywords)
-
-
-@register_model
-def swin_tiny_w14(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-    """Swin-T with 14 x 14 windows (EsViT)."""
-    return _create("swin_tiny_w14", pretrained, {**TINY, "window_size": 14}, keywords)
-
-
-@register_model
-def swin_small_w14(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-    """Swin-S with 14 x 14 windows (EsViT)."""
-    return _create("swin_small_w14", pretrained, {**SMALL, "window_size": 14}, keywords)
-
-
-@register_model
-def swin_base_w14(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-    """Swin-B with 14 x 14 windows (EsViT)."""
-    return _create("swin_base_w14", pretrained, {**BASE, "window_size": 14}, keywords)
-
-
-@register_model
-def swin_nano(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-    """A Swin of about 400,000 parameters for CPUs and demonstrations."""
-    return _create("swin_nano", pretrained, {**NANO, "window_size": 7}, keywords)
-
-
-@register_model
-def swin_mini(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-    """A Swin of 7 million parameters for small images."""
-    return _create("swin_mini", pretrained, {**MINI, "window_size": 4}, keywords)
-
-
-if TRITON_AVAILABLE:
-    from frugalvit.backbones.architectures.window_kernel import fits, window_attention
-
-
-class PatchEmbed(nn.Module):
-    """Non-overlapping patches to tokens: (B, C, H, W) -> (B, H/p, W/p, D). An image is zero-padded to whole patches."""
-
-    def __init__(self, patch_size: int, in_chans: int, dim: int, norm_eps: float) -> None:
-        super().__init__()
-        self.patch_size = patch_size
-        self.proj = nn.Conv2d(in_chans, dim, patch_size, patch_size)
-        self.norm = nn.LayerNorm(dim, eps=norm_eps)
-
-    def forward(self, images: Tensor) -> Tensor:
-        batch, channels, height, width = images.shape
-        patch = self.patch_size
-        if height % patch or width % patch:
-            images = functional.pad(images, (0, -width % patch, 0, -height % patch))
-            height, width = images.shape[2:]
-        # The convolution as a matrix product: tokens come out last-channel, and the copy is of pixels, not of tokens.
-        patches = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
-        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
-        return self.norm(functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias))
-
-
-class PatchMerging(nn.Module):
-    """Four neighbours to one token of another width: (B, h, w, C) -> (B, ceil(h/2), ceil(w/2), D)."""
-
-    def __init__(self, dim: int, out_dim: int, norm_eps: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4 * dim, eps=norm_eps)
-        self.reduction = nn.Linear(4 * dim, out_dim, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        height, width = tokens.shape[1:3]
-        if height % 2 or width % 2:
-            tokens = functional.pad(tokens, (0, 0, 0, width % 2, 0, height % 2))
-        batch, height, width, channels = tokens.shape
-        tokens = tokens.reshape(batch, height // 2, 2, width // 2, 2, channels)
-        tokens = tokens.permute(0, 1, 3, 4, 2, 5).flatten(3)  # the published order: down first, then right
-        return self.reduction(self.norm(tokens))
-
-
-class WindowAttention(nn.Module):
-    """softmax(q kᵀ / √d + B) v within windows; B is read from a table by relative offset (Swin Eq. 4)."""
-
-    def __init__(self, dim: int, num_heads: int, window_size: Size) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.window_size = window_size
-        table = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
-        self.relative_position_bias_table = nn.Parameter(torch.empty(table, num_heads))
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, tokens: Tensor, plan: WindowPlan) -> Tensor:
-        """(B, h, w, C) -> the same shape, by one kernel over the map where that serves, else window by window."""
-        if self._kernels_serve(tokens, plan):
-            bias = relative_bias(self.relative_position_bias_table, plan).permute(2, 0, 1)
-            return self.proj(window_attention(self.qkv(tokens), bias, plan))
-        query, key, value = self._heads(window_partition(tokens, plan))
-        bias = self._bias(plan, query)
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return window_reverse(self.proj(join_heads(attended)), plan)
-
-    def _kernels_serve(self, tokens: Tensor, plan: WindowPlan) -> bool:
-        if (
-            not TRITON_AVAILABLE or not tokens.is_cuda
-        ):  # models are exported from the CPU: an export never holds a kernel
-            return False
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else tokens.dtype
-        return fits(plan, tokens.shape[-1] // self.num_heads, dtype) and _modern(tokens.device)
-
-    def weights(self, windows: Tensor, plan: WindowPlan) -> Tensor:
-        """The softmax itself, (B * windows, heads, N, N), for looking at: at least in fp32, so that rows sum to 1."""
-        query, key, _ = self._heads(windows)
-        scores = query @ key.transpose(-2, -1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * query.shape[-1] ** -0.5
-        return (scores + self._bias(plan, query)).softmax(-1)
-
-    def _heads(self, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        count, tokens, _ = windows.shape
-        query, key, value = self.qkv(windows).view(count, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        return query, key, value
-
-    def _bias(self, plan: WindowPlan, query: Tensor) -> Tensor:
-        """Relative bias plus mask, (1 or B * windows, heads, N, N), in the precision of the scores."""
-        # Read in full precision, then rounded: the gradients of a table entry, one per pair, add up in full precision.
-        bias = relative_bias(self.relative_position_bias_table, plan).to(query.dtype).permute(2, 0, 1)[None]
-        forbidden = mask(plan, query)
-        if forbidden is None:
-            return bias
-        bias = bias + forbidden.to(query.dtype)[:, None]  # (windows, heads, N, N)
-        images = query.shape[0] // plan.count
-        return bias[None].expand(images, -1, -1, -1, -1).flatten(0, 1)
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Leave the kernels out for a while, to compare with them."""
-    global TRITON_AVAILABLE
-    before, TRITON_AVAILABLE = TRITON_AVAILABLE, False
-    try:
-        yield
-    finally:
-        TRITON_AVAILABLE = before
-
-
-@torch.compiler.assume_constant_result
-def _modern(device: torch.device) -> bool:
-    """Ampere or later: matrix units for bfloat16."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)) in windows, then x + MLP(norm(x)); tokens are (B, h, w, C)."""
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        window_size: Size,
-        shift: Size,
-        mlp_ratio: float,
-        drop_path: float,
-        mask_padding: bool,
-        norm_eps: float,
-    ) -> None:
-        super().__init__()
-        self.shift = shift
-        self.mask_padding = mask_padding
-        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
-        self.attn = WindowAttention(dim, num_heads, window_size)
-        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
-
-    def plan(self, tokens: Tensor) -> WindowPlan:
-        size = (tokens.shape[1], tokens.shape[2])
-        return plan_windows(size, self.attn.window_size, self.shift, self.mask_padding)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        plan = self.plan(tokens)
-        tokens = tokens + self.drop_path1(self.attn(self.norm1(tokens), plan))
-        return tokens + self.drop_path2(self.mlp(self.norm2(tokens)))
-
-
-class Stage(nn.Module):
-    """Merging of the stage before (none in the first), then blocks whose windows alternate between two places."""
-
-    def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
-        super().__init__()
-        self.downsample = downsample
-        self.blocks = nn.Sequential(*blocks)
-        self.grad_checkpointing = False
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.forward_blocks(tokens)[-1]
-
-    def block_list(self) -> list[Block]:
-        return cast("list[Block]", list(self.blocks))
-
-    def forward_blocks(self, tokens: Tensor) -> list[Tensor]:
-        """Every block's output."""
-        tokens = self.downsample(tokens)
-        outputs = []
-        for block in self.blocks:
-            if self.grad_checkpointing and torch.is_grad_enabled():
-                tokens = checkpoint(block, tokens, use_reentrant=False)  # type: ignore[assignment]
-            else:
-                tokens = block(tokens)
-            outputs.append(tokens)
-        return outputs
+for _variant in VARIANTS:
+    _register(_variant)

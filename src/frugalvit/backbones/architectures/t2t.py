@@ -2,12 +2,12 @@
 
 Yuan et al., "Tokens-to-Token ViT" (2021), in the shape of the Drloc experiments:
 
-* three soft splits (windows 7, 3, 3 with strides 4, 2, 2): the pixels or tokens of a window are concatenated;
-  after each of the first two a small performer of width 64 mixes the tokens in linear time;
+* three soft splits (windows 7, 3, 3 with strides 4, 2, 2) concatenate the pixels or tokens of a window; after each of
+  the first two a small performer of width 64 mixes the tokens in linear time;
 * fixed sinusoids over the token number as position embedding, bicubically resampled for other sizes;
 * 14 blocks of width 384, 6 heads, MLP ratio 3, no bias in the q, k, v projection, LayerNorm eps 1e-5.
 
-21.55 M parameters with 1,000 classes. The grid is the final tokens after the last norm; the class token is pooled.
+21.55 M parameters with 1,000 classes. The grid is the final tokens after the last norm; ``pooled`` is the class token.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Performer(nn.Module):
     """One-headed attention in linear time, by positive random features (Choromanski et al., 2021).
 
     softmax(q k) v is approximated by phi(q) (phi(k)^T v) / (phi(q) sum_t phi(k_t)) with
-    phi(x) = exp(w x - |x|^2 / 2) / sqrt(m) and m orthogonal rows w that are drawn once and never trained.
-    The shortcut is taken from the values, since the width changes: (B, T, in) -> (B, T, dim).
+    phi(x) = exp(w x - |x|^2 / 2) / sqrt(m) and m orthogonal rows w, drawn once and never trained. The residual
+    connection starts at the values, since the width changes: (B, T, in) -> (B, T, dim).
     """
 
     def __init__(self, in_dim: int, dim: int, kernel_ratio: float = 0.5) -> None:
@@ -67,9 +67,9 @@ class Performer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         keys, queries, values = self.kqv(self.norm1(x)).chunk(3, dim=-1)
-        # Exponents lose their meaning in bf16 and exp overflows in fp16, so this part is at least in float32.
+        # Exponents are too inaccurate in bf16 and exp overflows in fp16, so this part is at least float32.
         precise = torch.promote_types(values.dtype, torch.float32)
-        shapes_only = x.device.type == "meta"  # where there is no autocast to leave
+        shapes_only = x.device.type == "meta"  # without autocast
         with nullcontext() if shapes_only else torch.autocast(x.device.type, enabled=False):
             key_features, query_features = self.phi(keys.to(precise)), self.phi(queries.to(precise))
             total = query_features @ key_features.sum(1).unsqueeze(-1)
@@ -85,7 +85,7 @@ class SoftSplit:
         self.kernel, self.stride, self.padding = kernel, stride, (kernel - stride + 1) // 2
 
     def steps(self, side: int) -> int:
-        """How many windows lie along a side."""
+        """Number of windows along a side."""
         return (side + 2 * self.padding - self.kernel) // self.stride + 1
 
     def __call__(self, maps: Tensor) -> Tokens:
@@ -105,7 +105,7 @@ class TokensToToken(nn.Module):
         self.project = nn.Linear(token_dim * 3 * 3, embed_dim)
 
     def steps(self, side: int) -> int:
-        """How many tokens lie along a side of an image."""
+        """Number of tokens along a side of an image."""
         for split in self.splits:
             side = split.steps(side)
         return side
@@ -141,7 +141,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block on (B, T, D), carrying the grid's size along."""
+    """Pre-norm transformer block on (B, T, D); the state also has the grid's size."""
 
     def __init__(self, dim: int, heads: int, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()

@@ -1,21 +1,20 @@
-"""ViL-T with window size 7, as EsViT pre-trains it: windows that see their eight neighbours, and a global token.
+"""ViL-T with window size 7, as EsViT pretrains it: windows that attend to their eight neighbours, and a global token.
 
 Zhang et al., "Multi-Scale Vision Longformer" (2021), in the four-stage shape of EsViT (Li et al., 2022; 2.1, A.2,
 Table 6, heads of 32 channels):
 
 * widths 96-192-384-768, depths 2-2-6-2, heads 3-6-12-24, patches of 4 and then 2 x 2, LayerNorm eps 1e-6;
-* stages 1 and 2: a position attends to its own window of 7 x 7, to the eight windows around it and to one global
-  token; the global token attends to everything. Stages 3 and 4: full attention;
-* stages 1-3 each begin with a fresh global token, stage 4 has none: the mean of its tokens is what is pooled;
+* stages 1 and 2: a position attends to its window of 7 x 7, to the eight windows around it and to one global token; the
+  global token attends to everything. Stages 3 and 4: full attention;
+* stages 1-3 each start with a new global token, stage 4 has none: the mean of its tokens is the pooled feature;
 * relative position biases only, no absolute positions. 27.57 M parameters.
 
-Any size, square or not. The bias tables reach as far as 224 px need. For another size the full-attention stages look
-up the offset itself, offsets beyond the table taking its edge (``bias_resize="table"``, default). The released code
-resizes the (tokens x tokens) bias of 224 px as if it were a picture (``bias_resize="matrix"``), which mixes unrelated
-offsets; it is here because released weights saw it on 96 px crops.
+Inputs of any size, square or not. The bias tables cover the offsets at 224 px. At another size the full-attention
+stages look up each offset, and offsets beyond the table use its edge (``bias_resize="table"``, default). The released
+code resizes the (tokens x tokens) bias of 224 px like an image (``bias_resize="matrix"``), which mixes unrelated
+offsets; released weights were trained with it on 96 px crops.
 
-The released training looked at one random neighbour window per step; ``neighbours="random"`` does so, drawing from
-torch's generator on the CPU. The default sees all eight, in training as in evaluation.
+The released training attends to one random neighbour window per step; here it is always all eight.
 """
 
 from __future__ import annotations
@@ -48,12 +47,11 @@ __all__ = ["VisionLongformer"]
 
 Tokens = tuple[Tensor, int, int]
 """(B, global tokens + h * w, C), h, w."""
-Neighbours = Literal["all", "random"]
 BiasResize = Literal["table", "matrix"]
 
 
 class PatchEmbedding(nn.Module):
-    """Patches of the last stage's grid (or of the image), a norm, and the stage's own global tokens in front."""
+    """Patches of the previous grid (or of the image), a norm, and the stage's global tokens in front."""
 
     def __init__(self, in_dim: int, dim: int, patch: int, global_tokens: int) -> None:
         super().__init__()
@@ -74,7 +72,7 @@ class PatchEmbedding(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """What attention adds to its scores: a table over offsets between positions, and biases of the global tokens."""
+    """Biases of attention scores: a table over offsets between positions, and biases of the global tokens."""
 
     def __init__(self, heads: int, reach: int, global_tokens: int) -> None:
         super().__init__()
@@ -89,13 +87,13 @@ class RelativeBias(nn.Module):
             self.g2g_relative_position_bias = nn.Parameter(trunc_normal_(among, std=0.02))
 
     def local_bias(self, query_rows: Tensor, query_columns: Tensor, key_rows: Tensor, key_columns: Tensor) -> Tensor:
-        """(heads, queries, keys) for positions given by row and column; far offsets take the table's edge."""
-        rows = self._place_in_table(query_rows[:, None] - key_rows)
-        columns = self._place_in_table(query_columns[:, None] - key_columns)
+        """(heads, queries, keys) for positions by row and column; far offsets use the table's edge."""
+        rows = self._table_index(query_rows[:, None] - key_rows)
+        columns = self._table_index(query_columns[:, None] - key_columns)
         return self.local_relative_position_bias_table[rows * (2 * self.reach + 1) + columns].permute(2, 0, 1)
 
-    def _place_in_table(self, offsets: Tensor) -> Tensor:
-        """Offsets -reach to reach as 0 to 2 · reach. Not by ``clamp``: torch 2.11 fails to compile that for a GPU."""
+    def _table_index(self, offsets: Tensor) -> Tensor:
+        """Offsets -reach to reach as 0 to 2 · reach. Not with ``clamp``: torch 2.11 fails to compile it for a GPU."""
         near = torch.where(offsets > self.reach, self.reach, offsets)
         return torch.where(near < -self.reach, -self.reach, near) + self.reach
 
@@ -151,17 +149,16 @@ class FullAttention(RelativeBias):
 
 
 class SparseAttention(RelativeBias):
-    """A position attends to the global tokens, its own window and the windows around it: (B, G + h * w, C).
+    """A position attends to the global tokens, its window and the windows around it: (B, G + h * w, C).
 
-    The grid is filled up to whole windows and surrounded by a ring of empty ones, so that every window has eight
-    neighbours; what lies outside the grid is masked. W positions a side make N = W^2 queries a window.
+    The grid is padded to full windows and surrounded by a ring of empty ones, so that every window has eight
+    neighbours; positions outside the grid are masked. A window of W x W positions has N = W^2 queries.
     """
 
-    def __init__(self, dim: int, heads: int, window: int, global_tokens: int, neighbours: Neighbours) -> None:
+    def __init__(self, dim: int, heads: int, window: int, global_tokens: int) -> None:
         super().__init__(heads, 2 * window - 1, global_tokens)
         self.window = window
         self.global_tokens = global_tokens
-        self.neighbours = neighbours
         self.query = nn.Linear(dim, dim)
         self.kv = nn.Linear(dim, 2 * dim)
         self.proj = nn.Linear(dim, dim)
@@ -196,13 +193,12 @@ class SparseAttention(RelativeBias):
         ring = (side, side + fill_right, side, side + fill_below)
         around = F.pad(keys_values[:, count:].unflatten(1, (height, width)), (0, 0, *ring))
         inside = F.pad(torch.ones(1, height, width, 1, dtype=torch.bool, device=queries.device), (0, 0, *ring))
-        choice = self.choose_neighbour(queries.device)
-        around, inside = self.gather(around, choice), self.gather(inside, choice)
+        around, inside = self.gather(around), self.gather(inside)
         around = around.unflatten(4, (2, self.heads, -1)).permute(4, 0, 1, 2, 5, 3, 6)
         around = around.reshape(2, batch, tall * wide * self.heads, around.shape[5], -1)
         mask = inside.reshape(tall * wide, 1, 1, -1)
 
-        bias = self.neighbourhood_bias(choice)
+        bias = self.neighbourhood_bias()
         bias = torch.where(mask, bias, float("-inf"))
         if count:
             each = (tall * wide, -1, side * side, -1)
@@ -211,49 +207,27 @@ class SparseAttention(RelativeBias):
             bias = torch.cat([self.g2l_relative_position_bias[1][None, :, None].expand(each), bias], dim=3)
         bias = bias.flatten(0, 1)[None].to(windows.dtype)
 
-        # Windows and heads share one axis, so that the batch needs no copies of the bias.
+        # Windows and heads share one axis, so that the bias is not copied per image.
         out = F.scaled_dot_product_attention(windows, around[0], around[1], bias)
         out = out.reshape(batch, tall, wide, self.heads, side, side, -1).permute(0, 1, 4, 2, 5, 3, 6)
         out = out.reshape(batch, tall * side, wide * side, -1)[:, :height, :width]
         return out.flatten(1, 2)
 
-    def choose_neighbour(self, device: torch.device) -> Tensor | None:
-        """None for all eight, or in training the (row, column) in {0, 1, 2} of one of them (the centre is (1, 1))."""
-        if self.neighbours == "all" or not self.training:
-            return None
-        drawn = torch.randint(8, ())
-        drawn = drawn + (drawn >= 4)
-        return torch.stack([drawn // 3, drawn % 3]).to(device)
-
-    def gather(self, ringed: Tensor, choice: Tensor | None) -> Tensor:
-        """Keys of every window: (B, tall + 2 windows, wide + 2 windows, C) -> (B, tall, wide, keys, C).
-
-        All: 3W x 3W keys, row by row over the whole neighbourhood. One: the own window's W x W, then the other's.
-        """
+    def gather(self, ringed: Tensor) -> Tensor:
+        """Keys of every window: (B, tall + 2 windows, wide + 2 windows, C) -> (B, tall, wide, 3W x 3W keys, C)."""
         side = self.window
         tall, wide = ringed.shape[1] // side - 2, ringed.shape[2] // side - 2
         blocks = ringed.reshape(-1, tall + 2, side, wide + 2, side, ringed.shape[3])
-        if choice is None:
-            rows = torch.cat([blocks[:, step : step + tall] for step in range(3)], dim=2)
-            both = torch.cat([rows[:, :, :, step : step + wide] for step in range(3)], dim=4)
-            return both.transpose(2, 3).flatten(3, 4)
-        own = blocks[:, 1:-1, :, 1:-1]
-        row_index = torch.arange(tall, device=ringed.device) + choice[0]
-        column_index = torch.arange(wide, device=ringed.device) + choice[1]
-        other = blocks.index_select(1, row_index).index_select(3, column_index)
-        return torch.cat([window.transpose(2, 3).flatten(3, 4) for window in (own, other)], dim=3)
+        rows = torch.cat([blocks[:, step : step + tall] for step in range(3)], dim=2)
+        both = torch.cat([rows[:, :, :, step : step + wide] for step in range(3)], dim=4)
+        return both.transpose(2, 3).flatten(3, 4)
 
-    def neighbourhood_bias(self, choice: Tensor | None) -> Tensor:
+    def neighbourhood_bias(self) -> Tensor:
         """(heads, N, keys) in the order of :meth:`gather`."""
         side, device = self.window, self.local_relative_position_bias_table.device
         rows, columns = positions(side, side, device)
-        if choice is None:
-            key_rows, key_columns = positions(3 * side, 3 * side, device)
-            key_rows, key_columns = key_rows - side, key_columns - side
-        else:
-            key_rows = torch.cat([rows, rows + (choice[0] - 1) * side])
-            key_columns = torch.cat([columns, columns + (choice[1] - 1) * side])
-        return self.local_bias(rows, columns, key_rows, key_columns)
+        key_rows, key_columns = positions(3 * side, 3 * side, device)
+        return self.local_bias(rows, columns, key_rows - side, key_columns - side)
 
 
 class AttentionHalf(nn.Module):
@@ -272,7 +246,7 @@ class AttentionHalf(nn.Module):
     def attention(self, state: Tokens) -> Tensor:
         x, height, width = state
         if isinstance(self.attn, SparseAttention):
-            raise UserError("This ViL ends in sparse attention, which has no full map; end it with a full stage.")
+            raise UserError("This ViL ends in sparse attention, which has no full map; use fewer sparse_stages.")
         return self.attn.attention(self.norm(x), height, width)
 
 
@@ -308,13 +282,10 @@ class VisionLongformer(StagedModel):
         num_heads: Sequence[int] = (3, 6, 12, 24),
         sparse_stages: int = 2,
         mlp_ratio: float = 4.0,
-        neighbours: Neighbours = "all",
         bias_resize: BiasResize = "table",
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        if neighbours not in ("all", "random"):
-            raise UserError(f"neighbours={neighbours!r} is unknown; choose 'all' or 'random' (as released EsViT).")
         if bias_resize not in ("table", "matrix"):
             raise UserError(f"bias_resize={bias_resize!r} is unknown; choose 'table' or 'matrix' (as released EsViT).")
         count = len(depths)
@@ -330,7 +301,7 @@ class VisionLongformer(StagedModel):
             layer: list[nn.Module] = [PatchEmbedding(in_dim, dim, patch, global_tokens)]
             for rate in rates[stage]:
                 if stage < sparse_stages:
-                    attention = SparseAttention(dim, heads, window_size, global_tokens, neighbours)
+                    attention = SparseAttention(dim, heads, window_size, global_tokens)
                 else:
                     side = window_size * 2 ** (count - 1 - stage)  # the stage's grid at 224 px
                     attention = FullAttention(dim, heads, side, global_tokens, bias_resize)
@@ -342,8 +313,8 @@ class VisionLongformer(StagedModel):
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         names: list[tuple[str, tuple[int, ...] | None]] = []
         for stage, depth in enumerate(self.depths, start=1):
-            names.append((rf"^layer{stage}\.0\.", (stage, 0)))  # a later stage's embedding goes with its first block
-            # The two halves of a block are numbered one after the other.
+            names.append((rf"^layer{stage}\.0\.", (stage, 0)))  # a later stage's embedding belongs to its first block
+            # The two halves of a block have consecutive numbers.
             names += [(rf"^layer{stage}\.(?:{2 * i + 1}|{2 * i + 2})\.", (stage, i)) for i in range(depth)]
         return names
 
@@ -357,9 +328,9 @@ class VisionLongformer(StagedModel):
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Released names -> ours: the global projections are the local ones stored twice, indices are computed."""
-    left_out = ("query_global", "kv_global", "proj_global", "relative_position_index")
-    return {name: value for name, value in state_dict.items() if not any(part in name for part in left_out)}
+    """Drop tensors of the release that we do not have: copies of the local projections, and indices."""
+    dropped = ("query_global", "kv_global", "proj_global", "relative_position_index")
+    return {name: value for name, value in state_dict.items() if not any(part in name for part in dropped)}
 
 
 default_cfgs = {"vil_tiny_w7": timm_cfg(first_conv="layer1.0.proj")}

@@ -2,15 +2,15 @@
 
     out = softmax(q kᵀ / √d + B) v    within every window (Swin, Eq. 4)
 
-The plain way copies the tokens into windows, adds a bias and a mask of (windows, heads, N, N), and copies back. Here a
-program takes one head and walks over windows: it finds where a window's tokens lie on the padded and shifted map by
-arithmetic, keeps the head's bias in registers, and never stores scores. The backward pass computes the softmax again.
-Gradients of the bias are added in a fixed order, so that the same step gives the same bits.
+Plain torch copies the tokens into windows, adds a bias and a mask of (windows, heads, N, N), and copies back. Here a
+program takes one head and loops over windows: it computes the positions of a window's tokens on the padded and shifted
+map, holds the head's bias in registers, and never stores scores. The backward pass recomputes the softmax. Gradients of
+the bias are added in a fixed order, so that the same step gives the same bits.
 
-``fits`` says where the kernels serve; everything else takes the plain way in ``swin_layers``.
+``fits`` tells whether the kernels support a plan; ``swin.WindowAttention`` computes everything else in plain torch.
 """
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# Triton's stubs know scalars only, not the tiles that its language is about.
+# Triton's type stubs describe only scalars, not tiles.
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from torch.utils.flop_counter import register_flop_formula
 from frugalvit.backbones.architectures.windows import WindowPlan
 
 MOST_TOKENS = 64
-"""Tokens of the largest window (8 x 8): scores of one window and head are one tile in registers."""
+"""Tokens of the largest window (8 x 8): the scores of one window and head are one tile in registers."""
 HEAD_WIDTHS = (16, 32, 64)
 _FORWARD, _BACKWARD = (2, 2), (4, 3)  # warps and stages, the fastest of those tried on an H200
-_PROGRAMS = 1024  # fills the largest GPU several times over; each walks over its share of the windows
+_PROGRAMS = 1024  # fills the largest GPU several times; each loops over its share of the windows
 
 
 def fits(plan: WindowPlan, width: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute this plan: half precision, small windows, padding (if any) that nobody looks at."""
+    """Whether the kernels support this plan: half precision, small windows, no padding or masked padding."""
     small = plan.window[0] * plan.window[1] <= MOST_TOKENS and width in HEAD_WIDTHS
     return small and dtype in (torch.float16, torch.bfloat16) and (plan.mask_padding or not any(plan.padding))
 
@@ -44,7 +44,7 @@ def window_attention(qkv: Tensor, bias: Tensor, plan: WindowPlan) -> Tensor:
 
 
 def numbers_of(plan: WindowPlan) -> list[int]:
-    """A plan as the kernels take it."""
+    """Return a plan as the list of numbers that the kernels take."""
     return [*plan.size, *plan.window, *plan.padded, *plan.roll, *plan.shift]
 
 
@@ -52,15 +52,15 @@ def numbers_of(plan: WindowPlan) -> list[int]:
 def _tokens(
     window, across, height, width, rows, columns, tall, wide, down, right, part_down, part_right, TILE: tl.constexpr
 ):
-    """Of one window of an image: each token's position on the map, whether it is one, and its region."""
+    """Return for each token of a window its position on the map, whether it is real, and its region."""
     token = tl.arange(0, TILE)
     row = window // across * rows + token // columns  # on the padded and shifted map
     column = window % across * columns + token % columns
-    y, x = row + down, column + right  # where it was before the shift
+    y, x = row + down, column + right  # before the shift
     y = tl.where(y >= tall, y - tall, y)
     x = tl.where(x >= wide, x - wide, x)
     real = (token < rows * columns) & (y < height) & (x < width)
-    # As in windows._axis_regions: after a shift the last window holds what met from opposite borders.
+    # As in windows._axis_regions: after a shift the last window contains tokens from opposite borders.
     above = (row >= tall - rows).to(tl.int32) + (row >= tall - part_down).to(tl.int32)
     above = tl.where(down > 0, above, (y >= part_down).to(tl.int32))
     left = (column >= wide - columns).to(tl.int32) + (column >= wide - part_right).to(tl.int32)
@@ -70,9 +70,9 @@ def _tokens(
 
 @triton.jit
 def _powers(query, key, table, real, region, MASKED: tl.constexpr, SCALE: tl.constexpr):
-    """(TILE, TILE) float: 2 to the power of scores below their row's highest, and the sum of each row.
+    """(TILE, TILE) float: 2 to the power of the scores minus their row's maximum, and the sum of each row.
 
-    Scores are kept in units of ln 2, since the hardware knows powers of two; ``table`` is so already.
+    Scores are in units of ln 2, since the hardware computes powers of two; so is ``table``.
     """
     scores = tl.dot(query, tl.trans(key)) * (SCALE * 1.4426950408889634) + table
     if MASKED:
@@ -83,11 +83,11 @@ def _powers(query, key, table, real, region, MASKED: tl.constexpr, SCALE: tl.con
 
 @triton.jit
 def _table(bias, head, count, TILE: tl.constexpr):
-    """A head's biases in units of ln 2, and -1e30 where the tile is larger than the window."""
+    """A head's biases in units of ln 2, and -1e30 beyond the window."""
     token = tl.arange(0, TILE)
     square = (token[:, None] < count) & (token[None, :] < count)
-    found = tl.load(bias + (head * count + token[:, None]) * count + token[None, :], mask=square, other=0.0)
-    return tl.where(token[None, :] < count, found * 1.4426950408889634, -1e30)
+    values = tl.load(bias + (head * count + token[:, None]) * count + token[None, :], mask=square, other=0.0)
+    return tl.where(token[None, :] < count, values * 1.4426950408889634, -1e30)
 
 
 @triton.jit
@@ -101,10 +101,10 @@ def forward_kernel(
     table = _table(bias, head, rows * columns, TILE)
     for window in range(tl.program_id(0), windows, tl.num_programs(0)):
         image = (window // each).to(tl.int64) * height * width
-        place, real, region = _tokens(
+        index, real, region = _tokens(
             window % each, across, height, width, rows, columns, tall, wide, down, right, part_down, part_right, TILE
         )
-        at = (image + place)[:, None] * (HEADS * WIDTH) + head * WIDTH
+        at = (image + index)[:, None] * (HEADS * WIDTH) + head * WIDTH
         source = qkv + at * 3 - (head * WIDTH * 2) + channel[None, :]
         query = tl.load(source, mask=real[:, None], other=0.0)
         key = tl.load(source + HEADS * WIDTH, mask=real[:, None], other=0.0)
@@ -127,10 +127,10 @@ def backward_kernel(
     to_bias = tl.zeros((TILE, TILE), tl.float32)
     for window in range(tl.program_id(0), windows, tl.num_programs(0)):
         image = (window // each).to(tl.int64) * height * width
-        place, real, region = _tokens(
+        index, real, region = _tokens(
             window % each, across, height, width, rows, columns, tall, wide, down, right, part_down, part_right, TILE
         )
-        at = (image + place)[:, None] * (HEADS * WIDTH) + head * WIDTH
+        at = (image + index)[:, None] * (HEADS * WIDTH) + head * WIDTH
         three = at * 3 - (head * WIDTH * 2) + channel[None, :]
         query = tl.load(qkv + three, mask=real[:, None], other=0.0)
         key = tl.load(qkv + three + HEADS * WIDTH, mask=real[:, None], other=0.0)
@@ -171,7 +171,7 @@ def launch(
 
 
 def shares_of(qkv: Tensor, bias: Tensor, numbers: list[int]) -> int:
-    """Into how many parts the windows of a batch are dealt."""
+    """Return the number of programs that share the windows of a batch."""
     _, _, rows, columns, tall, wide = numbers[:6]
     windows = qkv.shape[0] * (tall // rows) * (wide // columns)
     return min(windows, -(-_PROGRAMS // bias.shape[0]))
@@ -210,11 +210,11 @@ _attend.register_autograd(_gradients, setup_context=_remember)
 
 @register_flop_formula(torch.ops.frugalvit.window_attention)
 def _operations(qkv: torch.Size, bias: torch.Size, *_: Any, **__: Any) -> int:
-    """Two products a window, forward: 2 · 2 · tokens · N · C."""
+    """Two products per window, forward: 2 · 2 · tokens · N · C."""
     return 4 * math.prod(qkv) // 3 * bias[-1]
 
 
 @register_flop_formula(torch.ops.frugalvit.window_attention_backward)
 def _operations_backward(grad: torch.Size, qkv: torch.Size, bias: torch.Size, *_: Any, **__: Any) -> int:
-    """Four products a window; the scores that are computed again are not counted, as is custom."""
+    """Four products per window; recomputed scores are not counted, as usual."""
     return 8 * math.prod(grad) * bias[-1]

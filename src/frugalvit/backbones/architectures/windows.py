@@ -1,12 +1,12 @@
-"""Where the windows of a Swin block lie on a map of any size: padding, shift, masks and relative offsets.
+"""Windows of a Swin block on a map of any size: padding, shift, masks and relative offsets.
 
-A map is padded at the bottom and right to a multiple of the window, rolled up and left by the shift, and cut. Tokens
-that the roll brought together from opposite borders belong to different *regions* and must not see each other.
+A map is padded at the bottom and right to a multiple of the window, rolled up and left by the shift, and partitioned.
+Tokens from opposite borders that the roll puts side by side belong to different *regions*: no attention between them.
 
 Two kinds of padding (released EsViT pads before it shifts, timm shifts before it pads):
-  "zeros"   as released EsViT: the padding is attended to like any token, only regions are kept apart.
+  "zeros"   as released EsViT: padding is attended to like any token; only regions are masked.
   "masked"  padding is never attended to. An axis not longer than its window then needs neither padding nor roll: one
-            window holds exactly its tokens, and masking the regions alone gives the same attention with less work.
+            window has exactly its tokens, and masking the regions gives the same attention with less work.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 from torch import Tensor, nn
 
 MASKED = -1e4
-"""Added to a forbidden score: exp of it is zero in every precision, and a row with nothing allowed stays finite."""
+"""Added to a masked score: its exp is zero in every precision, and a fully masked row stays finite."""
 
 Size = tuple[int, int]
 
 
 class WindowPlan(NamedTuple):
-    """How one block cuts a map of ``size`` tokens. Everything is (height, width) in tokens."""
+    """How one block partitions a map of ``size`` tokens. All values are (height, width) in tokens."""
 
     size: Size
-    table: Size  # the window the table of relative biases was made for
-    window: Size  # the window that is cut: smaller than ``table`` only along an axis shorter than it
-    shift: Size  # where regions part
-    roll: Size  # what is really rolled: zero along an axis with a single window of its own length
+    table: Size  # the window of the table of relative biases
+    window: Size  # the actual window: smaller than ``table`` only along an axis shorter than it
+    shift: Size  # the border between regions
+    roll: Size  # the actual roll: zero along an axis with a single window of its length
     padding: Size
     mask_padding: bool
 
@@ -51,20 +51,20 @@ class WindowPlan(NamedTuple):
 
 
 def plan_windows(size: Size, table: Size, shift: Size, mask_padding: bool) -> WindowPlan:
-    """The plan for a map of ``size`` under windows of ``table`` moved by ``shift``."""
+    """Return the plan of a map of ``size`` with windows of ``table`` moved by ``shift``."""
     window, roll, padding = [], [], []
     for length, extent, offset in zip(size, table, shift, strict=True):
-        whole = mask_padding and length <= extent
-        window.append(length if whole else extent)
-        roll.append(0 if whole else offset)
-        padding.append(0 if whole else -length % extent)
+        is_single = mask_padding and length <= extent
+        window.append(length if is_single else extent)
+        roll.append(0 if is_single else offset)
+        padding.append(0 if is_single else -length % extent)
     return WindowPlan(
         size, table, (window[0], window[1]), shift, (roll[0], roll[1]), (padding[0], padding[1]), mask_padding
     )
 
 
 def window_partition(tokens: Tensor, plan: WindowPlan) -> Tensor:
-    """(B, h, w, C) -> (B * windows, tokens of a window, C): pad, roll, cut."""
+    """(B, h, w, C) -> (B * windows, tokens of a window, C): pad, roll, partition."""
     if any(plan.padding):
         tokens = torch.nn.functional.pad(tokens, (0, 0, 0, plan.padding[1], 0, plan.padding[0]))
     if any(plan.roll):
@@ -76,7 +76,7 @@ def window_partition(tokens: Tensor, plan: WindowPlan) -> Tensor:
 
 
 def window_reverse(windows: Tensor, plan: WindowPlan) -> Tensor:
-    """The inverse of :func:`cut`: (B * windows, tokens of a window, C) -> (B, h, w, C)."""
+    """The inverse of :func:`window_partition`: (B * windows, tokens of a window, C) -> (B, h, w, C)."""
     height, width = plan.padded
     rows, columns = plan.window
     channels = windows.shape[-1]
@@ -90,17 +90,17 @@ def window_reverse(windows: Tensor, plan: WindowPlan) -> Tensor:
 
 
 def offsets(plan: WindowPlan, tokens: Tensor) -> Tensor:
-    """(N, N) row of the table of relative biases for every pair of tokens in a window, on the device of ``tokens``."""
+    """(N, N): the row in the table of relative biases for every pair of tokens in a window."""
     return _cached(_build_offsets, (plan.window, plan.table), tokens)
 
 
 def pairs_of_rows(plan: WindowPlan, tokens: Tensor) -> Tensor:
-    """(rows of the table, N): which of the N · N pairs of tokens read a row; N · N, one past them, where none does."""
+    """(rows of the table, N): the pairs of tokens (of N · N) that read a row; N · N stands for no pair."""
     return _cached(_build_pairs, (plan.window, plan.table), tokens)
 
 
 def mask(plan: WindowPlan, tokens: Tensor) -> Tensor | None:
-    """(windows, N, N): 0 where a token may look, :data:`MASKED` where not; None when everything is allowed."""
+    """(windows, N, N): 0 for allowed pairs and :data:`MASKED` for others; None if all are allowed."""
     return _cached(_build_mask, (plan,), tokens) if plan.needs_mask else None
 
 
@@ -127,7 +127,7 @@ def _build_mask(plan: WindowPlan, device: torch.device) -> Tensor:
     (rows, row_real), (columns, column_real) = (_axis_regions(plan, axis, device) for axis in (0, 1))
     region = (rows[:, None] * 3 + columns[None, :])[None, :, :, None]
     real = (row_real[:, None] & column_real[None, :])[None, :, :, None]
-    still = plan._replace(padding=(0, 0), roll=(0, 0))  # both maps are laid out as padded and rolled already
+    still = plan._replace(padding=(0, 0), roll=(0, 0))  # both maps are already padded and rolled
     region, real = window_partition(region, still)[..., 0], window_partition(real, still)[..., 0]
     forbidden = region[:, :, None] != region[:, None, :]
     if plan.mask_padding:
@@ -142,14 +142,14 @@ def _axis_regions(plan: WindowPlan, axis: int, device: torch.device) -> tuple[Te
     if roll:
         rolled = torch.arange(padded, device=device)
         region = (rolled >= padded - plan.window[axis]).long() + (rolled >= padded - shift).long()
-    else:  # a single window in natural order: the shift parts it in two (or not at all when it is zero)
+    else:  # a single window without roll: a shift above zero divides it into two regions
         region = (original >= shift).long()
     return region, original < length
 
 
-# Masks and offsets depend on shapes alone. They are kept per device outside the modules, so that copies of a model
-# share them and no checkpoint holds them. Tracing (compile, export, jit) computes them in the graph instead, where they
-# fuse into their users: a cached tensor would be a foreign constant there.
+# Masks and offsets depend only on shapes. They are cached per device outside the modules, so that copies of a model
+# share them and checkpoints do not contain them. Tracing (compile, export, jit) computes them in the graph, where they
+# are fused into their users; a cached tensor would be a constant there.
 _cache: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
 _CACHE_ENTRIES = 256
 
@@ -159,19 +159,19 @@ def _cached(build: Callable[..., Tensor], arguments: tuple, tokens: Tensor) -> T
     if traced or type(tokens) not in (Tensor, nn.Parameter) or tokens.is_meta:
         return build(*arguments, tokens.device)
     key = (build, arguments, tokens.device)
-    found = _cache.get(key)
-    if found is None:
-        with torch.inference_mode(False):  # a tensor made in inference mode could never be used in training
-            found = build(*arguments, tokens.device)
-        _cache[key] = found
+    result = _cache.get(key)
+    if result is None:
+        with torch.inference_mode(False):  # a tensor made in inference mode cannot be used in training
+            result = build(*arguments, tokens.device)
+        _cache[key] = result
         while len(_cache) > _CACHE_ENTRIES:
             _cache.popitem(last=False)
-    return found
+    return result
 
 
 def relative_bias(table: Tensor, plan: WindowPlan) -> Tensor:
     """(rows, heads) -> (N, N, heads): the bias of every pair of tokens in a window."""
-    # torch.jit.trace cannot record a function with a gradient of its own.
+    # torch.jit.trace cannot record a custom autograd function.
     if torch.is_grad_enabled() and table.requires_grad and not torch.jit.is_tracing():  # pyright: ignore
         return _Read.apply(table, plan)  # type: ignore[return-value]
     return table[offsets(plan, table)]

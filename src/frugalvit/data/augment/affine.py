@@ -47,12 +47,12 @@ def translation(x: Tensor, y: Tensor) -> Tensor:
 
 
 def affine(images: Tensor, maps: Tensor, fill: Tensor, mode: str = "bilinear") -> Tensor:
-    """Resample (B, C, H, W) in [0, 1] by maps (B, 6); what lies outside takes ``fill`` (C,).
+    """Resample (B, C, H, W) in [0, 1] by maps (B, 6); pixels outside the image get ``fill`` (C,).
 
     mode: "bilinear" and "nearest" as torchvision's affine, "bicubic" as PIL's, which timm's RandAugment uses.
     """
     height, width = images.shape[-2:]
-    # Everything stays in float32: positions in half precision would be off by a tenth of a pixel.
+    # float32 throughout: positions in half precision would be off by a tenth of a pixel.
     a, b, c, d, e, f = (column.view(-1, 1, 1) for column in maps.float().unbind(1))
     x = torch.arange(width, device=images.device, dtype=torch.float32) - (width - 1) / 2
     y = (torch.arange(height, device=images.device, dtype=torch.float32) - (height - 1) / 2)[:, None]
@@ -66,27 +66,27 @@ def affine(images: Tensor, maps: Tensor, fill: Tensor, mode: str = "bilinear") -
     if mode != "bilinear":
         inside = (x_in.abs() < width / 2) & (y_in.abs() < height / 2)
         return torch.where(inside[:, None], picture, fill)
-    # The share of a pixel's four neighbours that lies inside the image.
+    # The share of a pixel's four neighbours that is inside the image.
     cover = ((width + 1) / 2 - x_in.abs()).clamp_(0, 1) * ((height + 1) / 2 - y_in.abs()).clamp_(0, 1)
     return picture.sub_(fill).mul_(cover[:, None]).add_(fill)
 
 
 def cubic_by_two(images: Tensor, x_in: Tensor, y_in: Tensor) -> Tensor:
-    """The cubic kernel of PIL's transforms, a = -1, at positions (B, H, W) in pixels from the centre.
+    """Sample with PIL's cubic kernel, a = -1, at positions (B, H, W) in pixels from the centre.
 
     grid_sample's kernel has a = -0.75, and kernels are linear in a: w₋₁ = (4 w₋₀.₇₅ - w₀) / 3, where w₀ is bilinear
-    sampling at positions bent by 3t² - 2t³. Along both axes at once that leaves out (4/9) of the product of the two
+    sampling at positions bent by 3t² - 2t³. Along both axes at once this omits (4/9) of the product of the two
     differences w₀ - w₋₀.₇₅, which are at most 0.11 each: half a per cent of a mixed second difference of pixels.
     """
     height, width = images.shape[-2:]
     sharp = _sample(images, x_in, y_in, "bicubic", "border")
-    bent = [_whole(at, side) for at, side in ((x_in, width), (y_in, height))]
-    x_bent, y_bent = (whole + part * part * (3 - 2 * part) for whole, part in bent)
+    bent = [_split_position(at, side) for at, side in ((x_in, width), (y_in, height))]
+    x_bent, y_bent = (pixel + part * part * (3 - 2 * part) for pixel, part in bent)
     return sharp.mul_(4 / 3).sub_(_sample(images, x_bent, y_bent, "bilinear", "border"), alpha=1 / 3)
 
 
 def cubic_by_nine(images: Tensor, x_in: Tensor, y_in: Tensor) -> Tensor:
-    """The same kernel by bilinear samples alone: along each axis the outer neighbours, and the inner two as one."""
+    """Sample with the same kernel by bilinear samples only: per axis the outer neighbours, and the inner two as one."""
     height, width = images.shape[-2:]
     total = torch.zeros((), device=images.device)
     for y_weight, y in _three(y_in, height):
@@ -96,19 +96,19 @@ def cubic_by_nine(images: Tensor, x_in: Tensor, y_in: Tensor) -> Tensor:
 
 
 def _three(position: Tensor, side: int) -> list[tuple[Tensor, Tensor]]:
-    """Weights and places along an axis whose bilinear samples add up to the four taps of the cubic with a = -1."""
-    whole, part = _whole(position, side)
+    """Return weights and positions whose bilinear samples add up to the four taps of the cubic with a = -1."""
+    pixel, part = _split_position(position, side)
     rest = 1 - part
     before, after = -part * rest * rest, -rest * part * part
-    right = part * (1 + part - part * part)  # the tap at whole + 1; all four add up to 1
+    right = part * (1 + part - part * part)  # the tap at pixel + 1; all four add up to 1
     inner = 1 - before - after
-    return [(before, whole - 1), (inner, whole + right / inner), (after, whole + 2)]
+    return [(before, pixel - 1), (inner, pixel + right / inner), (after, pixel + 2)]
 
 
-def _whole(position: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """A position from the centre of ``side`` pixels as that of the pixel at or before it, and what is left."""
-    whole = (position + (side - 1) / 2).floor() - (side - 1) / 2
-    return whole, position - whole
+def _split_position(position: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Split a position (from the centre of ``side`` pixels) into the pixel at or before it, and the fraction."""
+    pixel = (position + (side - 1) / 2).floor() - (side - 1) / 2
+    return pixel, position - pixel
 
 
 def _sample(images: Tensor, x_in: Tensor, y_in: Tensor, mode: str, outside: str = "zeros") -> Tensor:
@@ -120,9 +120,9 @@ def _sample(images: Tensor, x_in: Tensor, y_in: Tensor, mode: str, outside: str 
 def erasing_boxes(
     numbers: Tensor, size: tuple[int, int], area: tuple[float, float], ratio: tuple[float, float]
 ) -> Tensor:
-    """Boxes (B, 4) of top, left, height, width to erase, from uniform numbers (B, 23), distributed as timm's.
+    """Draw boxes (B, 4) of top, left, height, width to erase from uniform numbers (B, 23), distributed as timm's.
 
-    Ten attempts at once, the first that is smaller than the image wins; height 0 where none is.
+    The first of ten attempts that is smaller than the image wins; the height is 0 if none is.
     """
     height, width = size
     share, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]
@@ -142,8 +142,8 @@ def erasing_boxes(
 def erase(images: Tensor, boxes: Tensor, noise_start: Tensor) -> Tensor:
     """Fill each image's box (B, 4) with standard normal noise, pixel by pixel.
 
-    The noise is read from one long stored sequence at each image's own start (B,), in 0..2^20: the same on every
-    device and in every process, without a random generator on the device.
+    The noise comes from one long stored sequence, from each image's own start (B,) in 0..2^20. So it is the same on
+    every device and in every process, without a random generator on the device.
     """
     batch, channels, height, width = images.shape
     rows = torch.arange(height, device=images.device).view(1, 1, -1, 1)
@@ -151,7 +151,7 @@ def erase(images: Tensor, boxes: Tensor, noise_start: Tensor) -> Tensor:
     top, left, tall, wide = (part.view(-1, 1, 1, 1) for part in boxes.unbind(1))
     inside = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)
     length = channels * height * width
-    every_start = _noise(length, images.device).unfold(0, length, 1)  # a view: row s is the sequence from s on
+    every_start = _noise(length, images.device).unfold(0, length, 1)  # a view: row s is the sequence from s
     noise = every_start.index_select(0, noise_start).view(batch, channels, height, width)
     return torch.where(inside, noise.to(images.dtype), images)
 
@@ -163,5 +163,5 @@ def _noise(extra: int, device: torch.device) -> Tensor:
 
 
 def noise_starts(numbers: Tensor) -> Tensor:
-    """Uniform numbers (B,) in [0, 1) as starts in the noise sequence."""
+    """Turn uniform numbers (B,) in [0, 1) into starts in the noise sequence."""
     return (numbers * _NOISE_LENGTH).long()

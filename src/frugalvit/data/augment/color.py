@@ -1,10 +1,10 @@
-"""Batched colour operations: every image of a batch with its own strength.
+"""Batched colour operations: each image of a batch has its own strength.
 
 Images are float (B, C, H, W) in [0, 1]; a strength is a tensor (B,) on the same device. Each function equals
 torchvision's functional of that name on the same image and strength. Values stay continuous between operations
-(PIL and torchvision round to 1/255 after each); only ``posterize`` and ``equalize``, which are about the 256 grey
-levels, look at rounded values. Colour needs three channels; other channel counts pass ``saturation``, ``hue`` and
-``grayscale`` unchanged, and ``contrast`` then pulls towards the mean over all channels.
+(PIL and torchvision round to 1/255 after each); only ``posterize`` and ``equalize`` round to the 256 grey levels.
+Colour needs three channels: with another number, ``saturation``, ``hue`` and ``grayscale`` change nothing, and
+``contrast`` uses the mean over all channels.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def grayscale(images: Tensor) -> Tensor:
 
 
 def hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turn the hue by ``shift`` of a full circle (-0.5 to 0.5), keeping HSV's saturation and value.
+    """Rotate the hue by ``shift`` of a full circle (-0.5 to 0.5); HSV's saturation and value stay.
 
     With V = max, chroma = max - min and H in sixths, channel n of (red 5, green 3, blue 1) becomes
     V - chroma · max(0, min(k, 4 - k, 1)) with k = (n + H) mod 6: HSV to RGB without a case per sextant.
@@ -75,7 +75,7 @@ def invert(images: Tensor) -> Tensor:
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Invert every value at or above the threshold (in [0, 1]; 128/255 is the customary one)."""
+    """Invert every value at or above the threshold (in [0, 1]; usually 128/255)."""
     above = (images >= _spread(threshold)).to(images.dtype)
     return above.sub_(images).abs_()  # |1 - x| above, |0 - x| below
 
@@ -101,7 +101,7 @@ def autocontrast(images: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Equalise each channel's histogram with PIL's integer table; a channel with too few values to do so stays."""
+    """Equalise each channel's histogram with PIL's integer table; a channel with too few values stays."""
     levels = (images * 255).round_().long().flatten(2)
     counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.int64, device=images.device)
     counts.scatter_add_(2, levels, torch.ones_like(levels))
@@ -128,20 +128,20 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
     """Gaussian blur with reflected borders and each image's own sigma, as two banded matrix products Ky · image · Kxᵀ.
 
-    The kernel is torchvision's: exp(-d²/2σ²) over ``kernel_size`` pixels, normalised. It may not reach across the
-    image (its half must be smaller than height and width), as with every reflecting border.
+    The kernel is torchvision's: exp(-d²/2σ²) over ``kernel_size`` pixels, normalised. Half of it must be smaller than
+    height and width, as with every reflecting border; otherwise it is cut.
     """
     height, width = images.shape[-2:]
     radius = min(kernel_size // 2, height - 1, width - 1)
     dtype = torch.float16 if images.is_cuda else images.dtype
     distance = torch.arange(radius + 1, device=images.device)
-    sigma = sigma.float().clamp(min=1e-3)[:, None]  # one that small blurs nothing, and the square of a smaller one is 0
+    sigma = sigma.float().clamp(min=1e-3)[:, None]  # blurs nothing; the square of a smaller sigma is 0
     taps = torch.exp(-(distance**2) / (2 * sigma**2))  # (B, radius + 1)
     taps = taps / (2 * taps.sum(1, keepdim=True) - taps[:, :1])
     batch, channels = images.shape[:2]
     with torch.autocast(images.device.type, enabled=False):  # bfloat16 has too few digits for pixels
         down = (taps @ _reach(height, radius, images.device).flatten(1)).view(-1, height, height).to(dtype)
-        # Written transposed: products with a transposed view are slow on a CPU.
+        # Built transposed: products with a transposed view are slow on a CPU.
         across = (taps @ _reach(width, radius, images.device).mT.flatten(1)).view(-1, width, width).to(dtype)
         narrow = torch.bmm(images.to(dtype).reshape(batch, channels * height, width), across)
         rows = narrow.view(batch, channels, height, width).transpose(1, 2).reshape(batch, height, channels * width)
@@ -151,7 +151,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
 
 @functools.lru_cache(maxsize=32)
 def _reach(length: int, radius: int, device: torch.device) -> Tensor:
-    """(radius + 1, length, length): how often pixel i sees pixel j at each distance, reflections counted in."""
+    """Count how often pixel i sees pixel j at each distance, with reflections: (radius + 1, length, length)."""
     pixel = torch.arange(length)
     here, there = pixel[:, None], pixel[None, :]
     distance = torch.arange(radius + 1)[:, None, None]

@@ -1,4 +1,4 @@
-"""Crop, flip and antialiased resize of a whole batch as two batched matrix products.
+"""Crop, flip and antialiased resize of a batch as two batched matrix products.
 
 Resampling is linear and separable. For one image with stored rows S, stored columns S' and an output of h x w,
 
@@ -8,8 +8,8 @@ where row i of W holds the filter (bilinear triangle, or bicubic with a = -1/2) 
 the scale when it shrinks (antialias), cut at the crop's border and normalised: what torchvision's ``resized_crop``
 does for tensors and PIL for images. A flip reverses the rows of Wx.
 
-Boxes are in pixels of the ORIGINAL image. A stored image may be squeezed to another rectangle: x and y then simply
-have different scales, and the geometry stays exact.
+Boxes are in pixels of the ORIGINAL image. A cached image may have another size and aspect ratio: x and y then have
+different scales, and the geometry stays exact.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def boxes_from_uniform(
     numbers: Tensor,
     out_size: tuple[int, int] = (1, 1),
 ) -> Tensor:
-    """Boxes (B, 4) of top, left, height, width in original pixels, distributed as torchvision's RandomResizedCrop.
+    """Draw boxes (B, 4) of top, left, height, width, distributed as torchvision's RandomResizedCrop.
 
-    From ready uniform numbers (B, 22): all ten attempts at once, the first that fits wins.
-    sizes: (B, 2) height and width. Where none fits, the largest centred box within the ratio limits is taken.
+    sizes: (B, 2) height and width in original pixels. numbers: (B, 22) uniform. The first of ten attempts that fits
+    wins; if none fits, the largest centred box within the ratio limits is used.
 
-    For a rectangular output the ratio is relative to its own, for evaluation does not stretch images either. Where
-    boxes of this shape cannot cover as much of an image as square ones, the scale is of so much less: else hardly any
-    would fit, and crops would not vary.
+    For a rectangular output the ratio is relative to the output's, because evaluation does not stretch images either.
+    If boxes of this shape cannot cover as much of an image as square ones, the scale shrinks by that factor. Without
+    this hardly any box would fit, and crops would all be alike.
     """
     height, width = sizes.double().unbind(-1)
     share, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]
@@ -56,7 +56,7 @@ def boxes_from_uniform(
     tried_width, tried_height = torch.sqrt(area * aspect).round(), torch.sqrt(area / aspect).round()
     fits = (tried_width > 0) & (tried_width <= width[:, None]) & (tried_height > 0) & (tried_height <= height[:, None])
     first = fits.int().argmax(1, keepdim=True)
-    found = fits.any(1)
+    any_fits = fits.any(1)
 
     box_height, box_width = tried_height.gather(1, first)[:, 0], tried_width.gather(1, first)[:, 0]
     top = torch.floor(numbers[:, -2] * (height - box_height + 1))
@@ -69,20 +69,20 @@ def boxes_from_uniform(
     centred_left = torch.floor((width - centred_width) / 2)
     drawn = torch.stack([top, left, box_height, box_width], 1)
     centred = torch.stack([centred_top, centred_left, centred_height, centred_width], 1)
-    return torch.where(found[:, None], drawn, centred).float()
+    return torch.where(any_fits[:, None], drawn, centred).float()
 
 
 def _covered(height: Tensor, width: Tensor, shape: float) -> Tensor:
-    """The share of images that the largest box of this width to height covers."""
+    """Return the share of an image that the largest box with this aspect ratio covers."""
     wider = width / height / shape
     return torch.minimum(wider, 1 / wider)
 
 
 def center_boxes(sizes: Tensor, out_size: tuple[int, int], resize_ratio: float) -> Tensor:
-    """What ``Resize(int(resize_ratio * out)) + CenterCrop(out)`` sees, as boxes (B, 4) in original pixels.
+    """Return what ``Resize(int(resize_ratio * out)) + CenterCrop(out)`` shows: boxes (B, 4) in original pixels.
 
-    The shorter edge becomes int(resize_ratio * out) (the one that binds, for a rectangular output), the longer edge
-    and the offsets are rounded to whole pixels of the resized image, as torchvision does.
+    The shorter edge (relative to a rectangular output) becomes int(resize_ratio * out). The longer edge and the
+    offsets are rounded to pixels of the resized image, as in torchvision.
     """
     size = sizes.double()
     out = torch.tensor(out_size, dtype=torch.float64)
@@ -104,12 +104,12 @@ def crop_resize(
     interpolation: Interpolation = "bilinear",
     border: Border = "box",
 ) -> Tensor:
-    """Cut, flip and resize every image by its own box(es).
+    """Crop, flip and resize every image by its own box or boxes.
 
     images: (B, C, S, S') uint8, or float in [0, 1], on any device.
     sizes:  (B, 2) original height and width; boxes: (B, 4) or (B, V, 4) in original pixels; flips: (B,) or (B, V)
-            or None: all on the CPU, where they were drawn (their range decides the filter's length without a wait).
-    border: "box" cuts first, then resizes (training crops); "image" resizes, then cuts (evaluation).
+            or None: all on the CPU, so that the filter's length is known without waiting for the device.
+    border: "box" crops first, then resizes (training crops); "image" resizes, then crops (evaluation).
     Returns float32 in [0, 1]: (B, C, h, w), or (V, B, C, h, w) for V boxes an image.
     """
     single = boxes.dim() == 2
@@ -135,16 +135,16 @@ def crop_resize(
 
 
 class Filter(NamedTuple):
-    """One axis of a resampling in sparse form: the stored pixels (B, V, out, taps) and their weights, same shape."""
+    """One axis of a resampling in sparse form: stored pixels (B, V, out, taps) and their weights, same shape."""
 
     pixels: Tensor
     weights: Tensor
 
 
 def _by_products(images: Tensor, down: Filter, across: Filter) -> Tensor:
-    """(V, B, C, h, w) by two dense batched matrix products: what a GPU is made for.
+    """Compute (V, B, C, h, w) by two dense batched matrix products, for GPUs.
 
-    One conversion serves all views; rows come first so that both products are plain batched ones and no image is
+    One conversion serves all views. Rows come first, so that both products are plain batched ones and no image is
     repeated. Half precision on a GPU: uint8 is exact in it, and the error stays below a quarter of a grey level.
     """
     dtype = torch.float16 if images.is_cuda and images.dtype == torch.uint8 else torch.float32
@@ -161,9 +161,10 @@ def _by_products(images: Tensor, down: Filter, across: Filter) -> Tensor:
 
 
 def _by_taps(images: Tensor, down: Filter, across: Filter) -> Tensor:
-    """(V, B, C, h, w) by adding only the rows, then only the columns, a pixel needs: on a CPU 2 to 4 times faster.
+    """Compute (V, B, C, h, w) by adding only the rows, then the columns, that a pixel needs.
 
-    ``embedding_bag`` is a weighted sum of table rows; the table is first the images' rows, then their columns.
+    On a CPU this is 2 to 4 times faster. ``embedding_bag`` is a weighted sum of table rows; the table is first the
+    images' rows, then their columns.
     """
     batch, channels, rows, columns = images.shape
     views, height, width = down.pixels.shape[1], down.pixels.shape[2], across.pixels.shape[2]
@@ -176,7 +177,7 @@ def _by_taps(images: Tensor, down: Filter, across: Filter) -> Tensor:
 
 
 def _weighted_rows(table: Tensor, axis: Filter, stride: int) -> Tensor:
-    """Row i of the result is the sum of the table rows of image (or view) b, pixels[b, …, i], by their weights."""
+    """Sum table rows by weight: row i of image (or view) b sums the rows pixels[b, …, i]."""
     taps = axis.pixels.shape[-1]
     offset = torch.arange(len(axis.pixels)).view(-1, *[1] * (axis.pixels.dim() - 1)) * stride
     bags, weights = (axis.pixels + offset).view(-1, taps), axis.weights.reshape(-1, taps)
@@ -184,7 +185,7 @@ def _weighted_rows(table: Tensor, axis: Filter, stride: int) -> Tensor:
 
 
 def _taps(length: Tensor, out: int, interpolation: Interpolation) -> int:
-    """How many stored pixels the widest filter of the batch touches."""
+    """Return how many stored pixels the widest filter of the batch touches."""
     widest = max(float(length.max()) / out, 1.0) if length.numel() else 1.0
     return 2 * math.ceil(_RADIUS[interpolation] * widest) + 1
 
@@ -199,7 +200,7 @@ def _filter(
     border: Border,
     flips: Tensor | None = None,
 ) -> Filter:
-    """One axis' filter from crop starts and lengths (B, V) in stored pixels."""
+    """Build the filter of one axis from crop starts and lengths (B, V) in stored pixels."""
     device = start.device
     taps = min(taps, stored)
     position = torch.arange(out, device=device, dtype=torch.float32) + 0.5
@@ -235,7 +236,7 @@ _KERNEL = {"bilinear": _triangle, "bicubic": _cubic}
 
 
 def pad_crop(images: Tensor, corners: Tensor, flips: Tensor, pad: int) -> Tensor:
-    """Shift by whole pixels over a black border: ``RandomCrop(size, padding=pad)`` and flip, batched.
+    """Shift by full pixels over a black border: ``RandomCrop(size, padding=pad)`` and flip, batched.
 
     images: (B, C, H, W); corners: (B, 2) row and column in 0..2·pad; flips: (B,). Returns the same shape and dtype.
     """
@@ -246,7 +247,7 @@ def pad_crop(images: Tensor, corners: Tensor, flips: Tensor, pad: int) -> Tensor
     tall, wide = padded.shape[-2:]
     rows = torch.arange(height, device=images.device) + top[:, None, None]
     plane = torch.arange(batch * channels, device=images.device).view(batch, channels, 1)
-    first = (plane * tall + rows) * wide + left[:, None, None]  # (B, C, H) where each row of the result begins
-    every_row = padded.flatten().unfold(0, width, 1)  # a view: row s is the width pixels from s on
+    first = (plane * tall + rows) * wide + left[:, None, None]  # (B, C, H) start of each row of the result
+    every_row = padded.flatten().unfold(0, width, 1)  # a view: row s is the width pixels from s
     out = every_row.index_select(0, first.flatten()).view_as(images)
     return out.index_copy_(0, flipped, out.index_select(0, flipped).flip(-1))

@@ -5,8 +5,8 @@ One blend per step, as timm's batch mode: with λ ~ Beta(α, α),
     mixup:   x_i ← λ·x_i + (1-λ)·x_j                 cutmix:   a box of area 1-λ of x_i is taken from x_j
     y_i ← λ·smooth(y_i) + (1-λ)·smooth(y_j)          smooth(y) = (1-ε)·onehot(y) + ε/K
 
-The partner of image i is its neighbour j = i^1, so any even slice of a batch mixes within itself and two processes
-with half a batch each see what one sees with the whole. The last image of an odd batch takes the first as partner.
+The partner of image i is its neighbour j = i^1. So any even slice of a batch mixes within itself, and two processes
+with half a batch each compute the same as one. In an odd batch the partner of the last image is the first.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from frugalvit.config.data import MixingConfig
 
 
 class Blend(NamedTuple):
-    """What one step does: the kept share λ, and cutmix's box (top, bottom, left, right) or None for mixup."""
+    """The mix of one step: the share λ of the own image, and cutmix's box (top, bottom, left, right) or None."""
 
-    kept: float
+    share: float
     box: tuple[int, int, int, int] | None = None
 
 
 def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
-    """(B,) class numbers as (B, K) smoothed distributions."""
+    """Turn class numbers (B,) into smoothed distributions (B, K)."""
     off = smoothing / classes
     targets = torch.full((len(labels), classes), off, device=labels.device)
     return targets.scatter_(1, labels[:, None], 1 - smoothing + off)
 
 
 def partners(count: int, device: torch.device | str = "cpu") -> Tensor:
-    """(count,) the neighbour each image is mixed with."""
+    """Return the neighbour that each image is mixed with: (count,)."""
     neighbour = torch.arange(count, device=device) ^ 1
-    return neighbour % count if count else neighbour  # only the last of an odd batch points past the end: to the first
+    return neighbour % count if count else neighbour  # the last image of an odd batch wraps to the first
 
 
 class Mixing:
     """Mixup and cutmix on a batch of normalised images.
 
-    How often "auto" mixes is for a run to decide (``experiment/auto_values.py``); here, without one, it is every time.
+    ``experiment/auto_values.py`` resolves prob "auto" for a run; otherwise "auto" is 1.
 
     >>> mixing = Mixing(MixingConfig(), classes=100)
-    >>> mixed, targets = mixing(images, labels, generator)     # ``images`` stay as they were
+    >>> mixed, targets = mixing(images, labels, generator)     # does not change ``images``
     """
 
     def __init__(self, config: MixingConfig, classes: int) -> None:
@@ -58,7 +58,7 @@ class Mixing:
         return self.apply(images, labels, self.draw((images.shape[-2], images.shape[-1]), generator))
 
     def draw(self, size: tuple[int, int], generator: torch.Generator) -> Blend:
-        """One step's blend for images of (height, width)."""
+        """Draw the blend of one step for images of (height, width)."""
         config = self.config
         dice = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
         applied, switch, row, column = dice.random(4)
@@ -72,18 +72,18 @@ class Mixing:
         middle_row, middle_column = int(row * height), int(column * width)
         top, bottom = max(middle_row - tall // 2, 0), min(middle_row + (tall + 1) // 2, height)
         left, right = max(middle_column - wide // 2, 0), min(middle_column + (wide + 1) // 2, width)
-        kept = 1 - (bottom - top) * (right - left) / (height * width)  # what the border cut off counts as kept
-        return Blend(kept, (top, bottom, left, right))
+        share = 1 - (bottom - top) * (right - left) / (height * width)  # the border may have cut the box
+        return Blend(share, (top, bottom, left, right))
 
     def apply(self, images: Tensor, labels: Tensor, blend: Blend) -> tuple[Tensor, Tensor]:
-        """Images (mixed, a new tensor; else the given ones) and targets (B, K); labels are class numbers (B,)."""
+        """Mix images and labels (B,); return images (a new tensor if mixed) and targets (B, K)."""
         targets = soft_targets(labels, self.classes, self.config.smoothing)
-        if blend.kept == 1:
+        if blend.share == 1:
             return images, targets
         partner = partners(len(images), images.device)
-        targets = torch.lerp(targets[partner], targets, blend.kept)
+        targets = torch.lerp(targets[partner], targets, blend.share)
         if blend.box is None:
-            return torch.lerp(images[partner], images, blend.kept), targets
+            return torch.lerp(images[partner], images, blend.share), targets
         top, bottom, left, right = blend.box
         mixed = images.clone()
         mixed[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right][partner]

@@ -1,9 +1,9 @@
-"""Which operation happens to which image: colour jitter and RandAugment, batched.
+"""Colour jitter and RandAugment, batched: choose the operations of each image.
 
-A policy turns uniform numbers (one row an image) into a list of ``Step``s: an operation, the images it happens to and
-their strengths. Images that drew the same operation at the same place of their own sequence are processed together,
-so per-image order and choice are exactly as if every image were alone, with a few dozen batched calls instead of
-one Python call per image. Choices are made on the CPU, so sizes of the groups are known without asking the device.
+A policy turns uniform numbers (one row per image) into a list of ``Step``s: an operation, its images and their
+strengths. Images that drew the same operation at the same position of their sequence are processed together. So order
+and choice per image are exactly as if every image were alone, with a few dozen batched calls instead of one Python
+call per image. The CPU makes the choices, so the sizes of the groups are known without waiting for the device.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ def run_steps(
     blur_size: int = 13,
     interpolation: str = "bilinear",
 ) -> Tensor:
-    """Apply the steps in order; ``images`` (B, C, H, W) float in [0, 1] may be overwritten.
+    """Apply the steps in order; may overwrite ``images`` (B, C, H, W), float in [0, 1].
 
-    ``fill`` and ``interpolation`` are the affine operations': what lies outside, and "bilinear" or "bicubic".
+    The affine operations use ``fill`` outside the image, and ``interpolation`` "bilinear" or "bicubic".
     """
     steps = [step for step in steps if len(step.rows)]
     operations = _PLAIN | _GRADED
     if fill is not None:
         operations["affine"] = partial(affine.affine, fill=fill, mode=interpolation)
     operations["blur"] = partial(color.gaussian_blur, kernel_size=blur_size)
-    arrived = iter(to_device_packed([t for step in steps for t in step[1:] if t is not None], images.device))
+    on_device = iter(to_device_packed([t for step in steps for t in step[1:] if t is not None], images.device))
     for step in steps:
-        rows = next(arrived)
-        strength = () if step.strength is None else (next(arrived),)
-        if len(step.rows) == len(images):  # rows are sorted and unique, so these are all of them, in order
+        rows = next(on_device)
+        strength = () if step.strength is None else (next(on_device),)
+        if len(step.rows) == len(images):  # rows are sorted and unique, so these are all images in order
             images = operations[step.operation](images, *strength)
         else:
             changed = operations[step.operation](images.index_select(0, rows), *strength)
@@ -75,26 +75,26 @@ def run_steps(
 
 
 def chosen(operation: str, numbers: Tensor, probability: float | Tensor) -> Step:
-    """A step without strength on the rows whose uniform number (B,) falls below the probability."""
+    """Return a step without strength on the rows whose uniform number (B,) is below the probability."""
     return Step(operation, (numbers < probability).nonzero()[:, 0])
 
 
 def blur_step(numbers: Tensor, probability: float | Tensor, sigma: tuple[float, float]) -> Step:
-    """Gaussian blur from uniform numbers (B, 2): whether, and sigma."""
+    """Return a Gaussian blur from uniform numbers (B, 2): whether, and sigma."""
     rows = (numbers[:, 0] < probability).nonzero()[:, 0]
     return Step("blur", rows, _between(numbers[rows, 1], *sigma).float())
 
 
 def blur_kernel_size(sigma: tuple[float, float]) -> int:
-    """Odd width that holds three sigmas on either side: beyond, a Gaussian is below 1/90 of its peak."""
+    """Return an odd width with three sigmas on either side: beyond, a Gaussian is below 1/90 of its peak."""
     return 2 * math.ceil(3 * sigma[1]) + 1
 
 
 class ColorJitter:
     """Brightness, contrast, saturation and hue in an order drawn per image, as torchvision's ColorJitter.
 
-    At each of the four places of the order, the images that drew the same operation for that place go together:
-    16 batched calls give all 24 orders exactly.
+    At each of the four positions, the images that drew the same operation are processed together: 16 batched calls
+    give all 24 orders exactly.
     """
 
     columns = 9
@@ -111,16 +111,16 @@ class ColorJitter:
         order = numbers[:, 1:5].argsort(1)
         strengths = torch.stack([_between(numbers[:, 5 + i], *limits) for i, limits in enumerate(self.ranges)], 1)
         steps = []
-        for place in range(4):
+        for position in range(4):
             for operation, name in enumerate(self.names):
                 if self.active[operation]:
-                    rows = (applied & (order[:, place] == operation)).nonzero()[:, 0]
+                    rows = (applied & (order[:, position] == operation)).nonzero()[:, 0]
                     steps.append(Step(name, rows, strengths[rows, operation].float()))
         return steps
 
 
 class RandAugment:
-    """timm's ``rand-m9-mstd0.5-inc1``: ``layers`` operations an image, each applied with ``probability``.
+    """timm's ``rand-m9-mstd0.5-inc1``: ``layers`` operations per image, each applied with ``probability``.
 
     An operation is drawn uniformly, with replacement, from the fifteen below; its magnitude m is normal around
     ``magnitude`` and clipped to 0..10 (uniform in 0..``magnitude`` when the deviation is infinite). ± is a fair coin.
@@ -128,7 +128,7 @@ class RandAugment:
         autocontrast, equalize, invert    no strength
         rotate                            ±3·m degrees
         posterize                         keep 4 - floor(0.4·m) bits
-        solarize                          invert grey levels from 256 - floor(25.6·m) on
+        solarize                          invert grey levels from 256 - floor(25.6·m)
         solarize_add                      add floor(11·m) grey levels below 128
         saturation, contrast, brightness, sharpness     factor 1 ± 0.09·m, at least 0.1
         shear_x, shear_y                  ±0.03·m
@@ -181,17 +181,17 @@ class RandAugment:
             "translate_x": affine.translation(level * 0.45 * width, none),
             "translate_y": affine.translation(none, level * 0.45 * height),
         }
-        place = torch.full((len(self.names),), -1)
+        slot_of = torch.full((len(self.names),), -1)
         for slot, name in enumerate(self.affine_names):
-            place[self.names.index(name)] = slot
-        slot = torch.where(operation >= 0, place[operation.clamp(min=0)], -1)
+            slot_of[self.names.index(name)] = slot
+        slot = torch.where(operation >= 0, slot_of[operation.clamp(min=0)], -1)
         rows = (slot >= 0).nonzero()[:, 0]
         stacked = torch.stack([maps[name] for name in self.affine_names], 1)  # (B, 5, 6)
         return Step("affine", rows, stacked[rows, slot[rows]].float())
 
 
 def _strength(name: str, magnitude: Tensor, signed: Tensor) -> Tensor | None:
-    """The operation's own parameter for a RandAugment magnitude."""
+    """Turn a RandAugment magnitude into the parameter of an operation."""
     if name in _PLAIN:
         return None
     if name == "posterize":

@@ -1,8 +1,8 @@
-"""Batches of stored images turned into batches for the network: training, multi-crop and evaluation.
+"""Transforms from cached images to network inputs: training, multi-crop and evaluation.
 
 Each transform declares how many uniform numbers it uses per image (``columns``). ``apply`` is a pure function of
-images, sizes and those numbers; calling the transform draws them first. Operations themselves live in ``color``,
-``geometry`` and ``crops``; which image gets which is decided in ``policies``.
+images, sizes and those numbers; calling the transform draws them first. The operations are in ``color``, ``affine``
+and ``crop_resize``; ``policies`` decides which image gets which.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from frugalvit.data.augment.crop_resize import (
     pad_crop,
 )
 from frugalvit.data.augment.policies import ColorJitter, RandAugment, blur_kernel_size, blur_step, chosen, run_steps
-from frugalvit.data.decode import as_pixels
-from frugalvit.data.image_size import cached_size_alone, min_cached_size, resize_to
+from frugalvit.data.decode import as_pixels, resize_to
+from frugalvit.data.image_size import cached_size_alone, min_cached_size
 from frugalvit.data.rng import to_device_packed, uniform
 from frugalvit.errors import UserError
 
@@ -40,8 +40,7 @@ Size = int | tuple[int, int]
 class Augment(Protocol):
     """What the loader needs of a training transform.
 
-    columns: uniform numbers it uses per image.   repeats: copies of an image in a batch.
-    pixels: of all views it makes of an image.
+    columns: uniform numbers per image.   repeats: copies of an image in a batch.   pixels: of all views of an image.
     """
 
     columns: int
@@ -54,7 +53,7 @@ class Augment(Protocol):
 def as_pair(size: Size) -> tuple[int, int]:
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 1:
-        raise UserError(f"An image size of {height} x {width} is not possible; give positive pixels.")
+        raise UserError(f"The image size {height} x {width} is not positive.")
     return height, width
 
 
@@ -68,23 +67,23 @@ class Normalize:
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(1, C, 1, 1) mean and 1/std, copied to the device once."""
+        """Return mean and 1/std (1, C, 1, 1), copied to the device once."""
         if device not in self._on:
             mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
             self._on[device] = (mean.to(device), (1 / std).to(device))
         return self._on[device]
 
     def __call__(self, images: Tensor) -> Tensor:
-        if images.shape[1] == 3 and len(self.mean) == 1:  # a network of one channel sees grey
+        if images.shape[1] == 3 and len(self.mean) == 1:  # the network has one input channel
             images = luma(images)
         mean, inverse = self.statistics(images.device)
         return (images - mean).mul_(inverse)
 
 
 class TrainAugment:
-    """Supervised training: crop, flip, RandAugment, jitter, grey, blur, normalise, erase; in that order, as timm.
+    """Supervised training: crop, flip, RandAugment, jitter, grey, blur, normalise, erase; in timm's order.
 
-    How many operations "auto" draws is for a run to decide (``experiment/auto_values.py``); here, without one, two.
+    ``experiment/auto_values.py`` resolves operations "auto" for a run; otherwise "auto" is 2.
 
     >>> augment = TrainAugment(AugmentConfig(), 224)
     >>> batch = augment(stored_images, sizes, generator)          # (B, 3, 224, 224), normalised
@@ -102,7 +101,7 @@ class TrainAugment:
         self.normalize = Normalize(mean, std)
         self.crop = config.crop
         if self.crop == "auto":
-            self.crop = usual_crop(max(self.out_size))
+            self.crop = default_crop(max(self.out_size))
         operations = 2 if config.operations == "auto" else config.operations
         self.rand = RandAugment(operations, config.operation_prob, config.magnitude, config.magnitude_std)
         self.jitter = ColorJitter(config.jitter, config.jitter_prob)
@@ -139,8 +138,8 @@ class TrainAugment:
         if self.crop == "resized":
             boxes = boxes_from_uniform(sizes, config.scale, config.ratio, numbers, self.out_size)
             return crop_resize(images, sizes, boxes, flips, self.out_size, config.interpolation)
-        whole = images.shape[-2:] == self.out_size and bool((sizes == torch.tensor(self.out_size)).all())
-        if self.crop == "center" or not whole:
+        has_out_size = images.shape[-2:] == self.out_size and bool((sizes == torch.tensor(self.out_size)).all())
+        if self.crop == "center" or not has_out_size:
             boxes = center_boxes(sizes, self.out_size, 1.0)
             early = flips if self.crop == "center" else None
             images = crop_resize(images, sizes, boxes, early, self.out_size, config.interpolation, border="image")
@@ -161,9 +160,9 @@ class TrainAugment:
 
 
 class MultiCrop:
-    """The views of label-free pre-training: global crops first, then local ones, each (B, C, h, w), normalised.
+    """Views for pre-training: global crops first, then local ones, each (B, C, h, w), normalised.
 
-    All crops of one size are cut by one pair of matrix products and coloured as one batch of crops.
+    One pair of matrix products makes all crops of one size; colour operations treat them as one batch.
     """
 
     repeats = 1
@@ -217,7 +216,7 @@ class MultiCrop:
         flips = flip[..., 0] < config.flip
         crops = crop_resize(images, sizes, boxes.view(batch, views, 4), flips, out_size, config.interpolation)
 
-        # From here on a crop is an image: rows are view-major, as the crops lie in memory.
+        # From here a crop is an image; rows are view-major, as the crops are in memory.
         _, _, jitter, gray, blur, solar = numbers.transpose(0, 1).reshape(views * batch, -1).split(self.widths, 1)
         first = (torch.arange(views) == 0).repeat_interleave(batch)
         if is_global:
@@ -235,13 +234,13 @@ class MultiCrop:
         return list(self.normalize(crops).split(batch))
 
 
-def usual_crop(side: int) -> Literal["padded", "resized"]:
-    """How training images of this many pixels are cut: a resized crop leaves too little of a small one."""
+def default_crop(side: int) -> Literal["padded", "resized"]:
+    """Return the crop for training images of this size: a resized crop leaves too little of a small image."""
     return "padded" if side <= SMALL_INPUT else "resized"
 
 
 def local_crop_size(config: CropsConfig, out_size: tuple[int, int]) -> tuple[int, int]:
-    """Local crops keep the paper's 96 : 224, rounded to a multiple of 8 pixels that a patch grid can take."""
+    """Return the size of local crops: the paper's 96 : 224, rounded to a multiple of 8 for the patch grid."""
     if config.local_size != "auto":
         return as_pair(config.local_size)
     height, width = (max(8, round(side * 96 / 224 / 8) * 8) for side in out_size)
@@ -251,7 +250,7 @@ def local_crop_size(config: CropsConfig, out_size: tuple[int, int]) -> tuple[int
 class EvalTransform:
     """Resize the shorter edge to int(resize_ratio · out), centre crop, normalise; no randomness.
 
-    ``resize_ratio`` "auto" is 256/224, and 1 up to 64 pixels, where cutting the border away costs more than it brings.
+    ``resize_ratio`` "auto" is 256/224, and 1 up to 64 pixels, because small images lose too much at the border.
     """
 
     def __init__(
@@ -268,34 +267,35 @@ class EvalTransform:
             (1.0 if max(self.out_size) <= 64 else 256 / 224) if resize_ratio == "auto" else float(resize_ratio)
         )
         if self.resize_ratio < 1:
-            raise UserError(f"resize_ratio is {self.resize_ratio}; it must be at least 1, the crop must fit the image.")
+            raise UserError(f"resize_ratio {self.resize_ratio} is below 1: the crop would not fit the image.")
         self.normalize = Normalize(mean, std)
 
     def __call__(self, images: Tensor, sizes: Tensor) -> Tensor:
         """images (B, C, S, S') uint8 on the device, sizes (B, 2) on the CPU -> (B, C, h, w)."""
         boxes = center_boxes(sizes, self.out_size, self.resize_ratio)
-        cut = crop_resize(images, sizes, boxes, None, self.out_size, self.interpolation, border="image")
-        return self.normalize(cut)
+        cropped = crop_resize(images, sizes, boxes, None, self.out_size, self.interpolation, border="image")
+        return self.normalize(cropped)
 
     def image(self, picture: Any, device: torch.device | str = "cpu") -> Tensor:
-        """One picture, as :func:`as_pixels` takes them: (1, C, h, w), read and stored as a dataset of it alone is.
+        """Transform one image of any kind that :func:`as_pixels` accepts: (1, C, h, w).
 
-        So the network sees a file in a dataset, the file by its name and the picture in memory alike.
+        It is read and resized as in a dataset of this image alone. So the network gets the same input from a dataset,
+        from a file, and from memory.
         """
-        pixels = as_pixels(picture, at_least=self.enough)
+        pixels = as_pixels(picture, at_least=self.min_size)
         if pixels.shape[2] == 1:
             pixels = np.repeat(pixels, 3, 2)
         size = (pixels.shape[0], pixels.shape[1])
-        stored = resize_to(pixels, cached_size_alone(size, self.enough))
+        stored = resize_to(pixels, cached_size_alone(size, self.min_size))
         return self(torch.from_numpy(stored).permute(2, 0, 1)[None].to(device), torch.tensor([size]))
 
     @property
-    def enough(self) -> tuple[int, int]:
-        """The height and width that a picture is read and stored with at least, where it has as much."""
+    def min_size(self) -> tuple[int, int]:
+        """The height and width to which larger images may be reduced when they are decoded and cached."""
         return min_cached_size(self.out_size)
 
     def spec(self) -> dict[str, Any]:
-        """The keywords that make this transform again."""
+        """Return the arguments that create this transform."""
         return {
             "out_size": list(self.out_size),
             "mean": list(self.normalize.mean),

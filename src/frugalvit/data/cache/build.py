@@ -1,19 +1,17 @@
-"""Decode once, keep as uint8: on the device, in RAM, or mapped from a file that later runs and other processes share.
+"""Decode images once and cache them as uint8: on the device, in RAM, or in a file that other processes share.
 
-``build_store`` decides where ("auto" by size and free memory, said in one line), decodes in threads and leaves
-unreadable images out by name. What a run learns from, and in which order, is the same at every place. Images whose
-decoding takes long are written to the cache folder under the examples' fingerprint, so a changed source is decoded anew
-and an unchanged one never again.
+``build_store`` chooses the location ("auto" by size and free memory), decodes in threads and leaves out unreadable
+images by name. The batches of a run do not depend on the location. Images that take long to decode go into a file,
+named by the dataset's fingerprint: later runs on unchanged data read it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -21,23 +19,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frugalvit.data.cache import file_format
+from frugalvit.data.cache.file_format import CachedImages, CacheWriteError, open_file, write_file
 from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import ImageStore
-from frugalvit.data.dataset import ArrayExamples, ImageDataset
-from frugalvit.data.decode import UnreadableImage, almost_black
-from frugalvit.data.image_size import min_cached_size, probe_images, resize_to
+from frugalvit.data.cache.store import CachedStore, ImageStore, check_unreadable
+from frugalvit.data.dataset import ImageDataset
+from frugalvit.data.decode import UnreadableImage, describe_darkness, resize_to
+from frugalvit.data.image_size import min_cached_size, probe_images
 from frugalvit.data.paths import cache_root, local
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import CannotLock, FolderLock, remove_parts
 from frugalvit.utils.system import available_memory, cores, processes_here
 
-Where = Literal["auto", "device", "ram", "disk", "off"]
-CACHE_LOCATIONS: tuple[Where, ...] = ("device", "ram", "disk", "off")  # the fastest first
-_WORTH_WRITING = 8.0  # seconds of decoding that later runs are spared
+Location = Literal["auto", "device", "ram", "disk", "off"]
+CACHE_LOCATIONS: tuple[Location, ...] = ("device", "ram", "disk", "off")  # the fastest first
+_WORTH_WRITING = 8.0  # seconds of decoding that a file saves later runs
 _DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
-_PATIENCE = 30.0  # seconds to wait for a lock without seeing its holder write
+_MAX_LOGGED = 20  # unreadable images named in the log
+_FAST_DECODE = 0.001  # seconds per image below which most of the decoding is Python, one thread at a time
 
 
 def build_store(
@@ -45,28 +44,28 @@ def build_store(
     size: int | tuple[int, int],
     *,
     device: torch.device | str = "cpu",
-    where: Where = "auto",
+    where: Location = "auto",
     stored: int | Literal["auto"] = "auto",
     cache_dir: str | Path | None = None,
     max_bad: float = 0.05,
     workers: int | Literal["auto"] = "auto",
-    agree: Callable[[Where], Where] = lambda place: place,
-) -> ImageStore | OnDemandStore:
-    """Decode ``examples`` for inputs of ``size`` (height, width) and keep them where they serve ``device`` best.
+    agree: Callable[[Location], Location] = lambda location: location,
+) -> ImageStore:
+    """Decode images for inputs of ``size`` (height, width) and cache them where batches for ``device`` are fastest.
 
     Args:
-        examples: encoded images: of folders, tables, shards or memory.
+        examples: the encoded images.
         size: pixels of a network's input: one side, or height and width.
-        device: what the batches are for; the images themselves lie there if ``where`` says so.
+        device: the device of the batches.
         where: "auto" takes the device if the images fill less than 40 % of its free memory, else RAM (50 %), else a
-            mapped file, else decodes in worker processes ("off") while training.
-        stored: shorter side of a stored image; "auto" is 256/224 of the input, or the native size where all images
-            have the same, not much larger one.
+            mapped file, else "off": worker processes decode while training.
+        stored: shorter side of a cached image; "auto" is 256/224 of the input, or the native size if all images have
+            the same, not much larger one.
         cache_dir: default ~/.cache/frugalvit, or FRUGALVIT_CACHE.
-        max_bad: share of unreadable images (at least one) that are left out before it is an error; with "off" they
-            are met, and counted, while training.
+        max_bad: largest share of unreadable images (one is always allowed unless it is 0); more is an error. With
+            "off" they are found, and counted, while training.
         workers: decoding threads at most (processes for "off"); auto: one for each core of this process.
-        agree: what "auto" comes to where several processes have chosen, each for itself.
+        agree: maps this process's choice for "auto" to the choice of all processes.
     """
     if len(examples) == 0:
         raise UserError("There are no images to load.")
@@ -75,101 +74,92 @@ def build_store(
     size = (size, size) if isinstance(size, int) else size
     packed = packed_images(examples, size, stored)
     if packed is not None:
-        rectangle, seconds = (packed.images.shape[-2], packed.images.shape[-1]), 0.0
+        cached_size, seconds = (packed.images.shape[-2], packed.images.shape[-1]), 0.0
     else:
-        rectangle, seconds = probe_images(examples, size, stored)
-    threads, abreast = threads_for(seconds, max(1, workers))
-    seconds *= len(examples) / abreast
-    volume = len(examples) * 3 * rectangle[0] * rectangle[1]
+        cached_size, seconds = probe_images(examples, size, stored)
+    threads, speedup = decoding_threads(seconds, max(1, workers))
+    volume = len(examples) * 3 * cached_size[0] * cached_size[1]
     folder = local(cache_dir) if cache_dir else cache_root()
-    place = agree(choose_cache_location(volume, device, folder)) if where == "auto" else where
-    if place == "device" and device.type == "cpu":
-        place = "ram"
-    _say_choice(place, volume, len(examples), rectangle, where)
+    location = agree(choose_cache_location(volume, device, folder)) if where == "auto" else where
+    if location == "device" and device.type == "cpu":
+        location = "ram"
+    _log_location(location, volume, len(examples), cached_size, where)
     limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
-    if place == "off":
-        return OnDemandStore(examples, rectangle, device, workers, limit)
+    if location == "off":
+        return OnDemandStore(examples, cached_size, device, workers, limit)
 
     if packed is not None:
-        packed = packed if examples.split_rows is None else _these_rows(packed, examples)
-        check_bad(packed.bad, limit, len(examples))
-    if packed is not None and (place != "disk" or packed.mapped):
-        found = packed
-    elif place == "disk" or (seconds > _WORTH_WRITING and _writable(folder, volume)):
+        packed = packed if examples.split_rows is None else _select_rows(packed, examples)
+        check_unreadable(packed.unreadable, limit, len(examples))
+    if packed is not None and (location != "disk" or packed.mapped):
+        return _make_store(examples, packed, location, device)
+    if location == "disk" or (seconds * len(examples) / speedup > _WORTH_WRITING and _has_space(folder, volume)):
         try:
-            found = _through_file(examples, rectangle, folder, threads, limit, packed)
-        except file_format.CacheWriteError as error:
-            if place == "disk":
+            cached = _decode_to_file(examples, cached_size, folder, threads, limit, packed)
+            return _make_store(examples, cached, location, device)
+        except CacheWriteError as error:
+            if location == "disk":
                 raise
-            console.warning(f"{error} Decoding for this run alone.")
-            found = _in_memory(examples, rectangle, threads, limit)
-    else:
-        found = _in_memory(examples, rectangle, threads, limit)
-    return _as_store(examples, found, place, device)
-
-
-def _in_memory(examples: ImageDataset, rectangle: tuple[int, int], threads: int, limit: int) -> file_format.Decoded:
-    images = torch.empty((len(examples), 3, *rectangle), dtype=torch.uint8)
-    return file_format.Decoded(images, *decode_all(examples, rectangle, images, threads, limit))
+            console.warning(f"{error} Decoding for this run only.")
+    images = torch.empty((len(examples), 3, *cached_size), dtype=torch.uint8)
+    cached = CachedImages(images, *decode_all(examples, cached_size, images, threads, limit))
+    return _make_store(examples, cached, location, device)
 
 
 def packed_images(
     examples: ImageDataset, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
-) -> file_format.Decoded | None:
-    """The decoded images that came with a packed dataset, where there are some for inputs of ``size``.
+) -> CachedImages | None:
+    """Open the decoded images of a packed dataset that fit inputs of ``size``; None if there are none.
 
-    Those of the whole split, of which ``examples`` may be a part.
+    They are those of the full split, of which ``examples`` may be a part.
     """
     if examples.decoded is None:
         return None
     paths = examples.decoded.for_input(min_cached_size(size, stored))
     for path in paths:
-        found = file_format.open_file(path, examples.decoded.fingerprint)
-        if found is not None and examples.split_rows is None and int(found.kept[-1]) >= len(examples):
-            console.warning(f"{path} holds more images than the shards: decoding anew")
-            continue
-        if found is not None:
-            console.info(f"decoded images came with the dataset: {path}")
-            return found
-    what = "other shards" if paths else "other sizes"
-    console.info(f"the decoded images beside the shards are of {what}: decoding anew")
+        cached = open_file(path, examples.decoded.fingerprint)
+        if cached is not None and (examples.split_rows is not None or int(cached.index[-1]) < len(examples)):
+            console.info(f"using the decoded images of the dataset: {path}")
+            return cached
+    reason = "shards" if paths else "sizes"
+    console.info(f"the decoded images of the dataset are for other {reason}: decoding again")
     return None
 
 
-def _these_rows(found: file_format.Decoded, examples: ImageDataset) -> file_format.Decoded:
-    """A part of the decoded images, copied into memory."""
+def _select_rows(cached: CachedImages, examples: ImageDataset) -> CachedImages:
+    """Copy the images of a part of the split into memory."""
     assert examples.split_rows is not None
-    rows = torch.from_numpy(examples.split_rows)
-    row_of = torch.full((max(int(rows.max()), int(found.kept.max())) + 1,), -1)
-    row_of[found.kept] = torch.arange(len(found.kept))
-    there = row_of[rows]
-    kept = (there >= 0).nonzero()[:, 0]
-    reasons = dict(found.bad)
-    gone = [examples.names[i] for i in (there < 0).nonzero()[:, 0].tolist()]
-    bad = [(name, reasons.get(name, "unreadable when it was packed")) for name in gone]
-    if not len(kept):
-        raise UserError(f"None of the {len(examples)} images can be read; the first: {': '.join(bad[0])}.")
-    return file_format.Decoded(found.images[there[kept]], found.sizes[there[kept]], kept, bad)
+    wanted = torch.from_numpy(examples.split_rows)
+    row_of = torch.full((max(int(wanted.max()), int(cached.index.max())) + 1,), -1)
+    row_of[cached.index] = torch.arange(len(cached.index))
+    rows = row_of[wanted]
+    index = (rows >= 0).nonzero()[:, 0]
+    reasons = dict(cached.unreadable)
+    missing = [examples.names[i] for i in (rows < 0).nonzero()[:, 0].tolist()]
+    unreadable = [(name, reasons.get(name, "unreadable when it was packed")) for name in missing]
+    if not len(index):
+        raise _none_readable(unreadable)
+    return CachedImages(cached.images[rows[index]], cached.sizes[rows[index]], index, unreadable)
 
 
-def choose_cache_location(volume: int, device: torch.device, folder: Path) -> Where:
-    """Where ``volume`` bytes go: the fastest place with room to spare."""
+def choose_cache_location(volume: int, device: torch.device, folder: Path) -> Location:
+    """Choose the fastest location with enough space for ``volume`` bytes."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         if volume < _DEVICE_SHARE * free:
             return "device"
     if volume < _RAM_SHARE * memory_share():
         return "ram"
-    return "disk" if _writable(folder, volume) else "off"
+    return "disk" if _has_space(folder, volume) else "off"
 
 
 def memory_share() -> int:
-    """Bytes of RAM that this process may take, where each of several here holds its own copy of the images."""
+    """Bytes of RAM for this process: each process of this machine holds its own copy of the images."""
     return available_memory() // processes_here()
 
 
-def _writable(folder: Path, volume: int) -> bool:
-    """Whether the cache folder can take the images and leave a tenth of the disk free."""
+def _has_space(folder: Path, volume: int) -> bool:
+    """True if the folder is writable and a tenth of the disk stays free."""
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if existing is None or not os.access(existing, os.W_OK):
         return False
@@ -177,202 +167,148 @@ def _writable(folder: Path, volume: int) -> bool:
     return volume < usage.free - 0.1 * usage.total
 
 
-def _through_file(
+def _decode_to_file(
     examples: ImageDataset,
-    rectangle: tuple[int, int],
+    cached_size: tuple[int, int],
     folder: Path,
     threads: int,
     limit: int,
-    packed: file_format.Decoded | None = None,
-) -> file_format.Decoded:
-    """The images from the cache file, decoded into it first where it is missing, damaged or of another source.
+    packed: CachedImages | None,
+) -> CachedImages:
+    """Open the cache file; decode into it first if it is missing, damaged or made from another source.
 
-    With ``packed`` they are decoded already and only copied. A whole file is taken without the lock: its entry may
-    belong to another person, who lets us read it and no more.
+    packed: images that are already decoded, and only copied
     """
     fingerprint = examples.fingerprint()
-    place = folder / "images" / f"{fingerprint}_{rectangle[0]}x{rectangle[1]}"
-    path = place / "images.bin"
-    looked_at = _mark_of(path)
-    if looked_at is not None and (found := _found(path, fingerprint, limit)) is not None:
-        return found
+    entry = folder / "images" / f"{fingerprint}_{cached_size[0]}x{cached_size[1]}"
+    path = entry / "images.bin"
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        entry.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise file_format.CacheWriteError(
-            f"The cache folder {folder} cannot be written ({error.strerror}); see --cache.folder."
+        raise CacheWriteError(
+            f"Cannot write to the cache folder {folder} ({error.strerror}); see --cache.folder."
         ) from None
-    with _alone_in(place):
-        if _mark_of(path) != looked_at and (found := _found(path, fingerprint, limit)) is not None:
-            return found
 
-        def fill(images: Tensor) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
-            if packed is not None:
-                images[: len(packed.kept)] = packed.images
-                return packed.sizes, packed.kept, packed.bad
-            return decode_all(examples, rectangle, images, threads, limit)
+    def fill(images: Tensor) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
+        if packed is None:
+            return decode_all(examples, cached_size, images, threads, limit)
+        images[: len(packed.index)] = packed.images
+        return packed.sizes, packed.index, packed.unreadable
 
-        file_format.write_file(path, fingerprint, (len(examples), 3, *rectangle), fill)
-        found = file_format.open_file(path, fingerprint)
-    if found is None:
-        raise UserError(f"The cache file {path} cannot be read back; the disk may be failing. Try --cache.where ram.")
-    console.info(f"decoded images kept for later runs in {place}")
-    return found
-
-
-def _found(path: Path, fingerprint: str, limit: int) -> file_format.Decoded | None:
-    found = file_format.open_file(path, fingerprint)
-    if found is None or len(found.bad) > limit:
-        return None
-    console.info(f"decoded images found in {path.parent}")
-    return found
+    with _locked(entry):
+        cached = open_file(path, fingerprint)
+        if cached is not None and len(cached.unreadable) <= limit:
+            console.info(f"using cached images: {entry}")
+            return cached
+        write_file(path, fingerprint, (len(examples), 3, *cached_size), fill)
+        cached = open_file(path, fingerprint)
+    if cached is None:
+        raise UserError(f"Cannot read the cache file {path} back: the disk may be failing. Try --cache.where ram.")
+    console.info(f"cached the decoded images for later runs: {entry}")
+    return cached
 
 
-def _mark_of(path: Path) -> tuple[int, int] | None:
-    """What changes when another file takes the place of this one; None where there is none."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_ino, facts.st_mtime_ns
+@contextmanager
+def _locked(entry: Path) -> Iterator[None]:
+    """Hold the lock of a cache entry; wait while another process decodes into it.
 
-
-@contextlib.contextmanager
-def _alone_in(place: Path) -> Iterator[None]:
-    """Hold the entry's lock; wait while another process decodes into it.
-
-    A lock that nobody works under (file systems without locks) is ignored after a while, and one that may not be
-    touched at once: writing is atomic anyway.
+    Without the right to lock (another user's entry, a file system without locks) it continues: writing is atomic.
     """
-    lock, quiet_since = FolderLock(place), time.monotonic()
-    parts = _parts_in(place)
-    said = held = False
-    while not held and time.monotonic() - quiet_since < _PATIENCE:
+    with ExitStack() as stack:
         try:
-            lock.__enter__()
-            held = True
+            stack.enter_context(FolderLock(entry))
         except CannotLock:
-            break
+            pass
         except UserError:
-            before, parts = parts, _parts_in(place)
-            if parts - before:  # a part that stays as it is was left by a killed process
-                quiet_since = time.monotonic()
-            if not said:
-                console.info("another process is decoding these images; waiting for it")
-                said = True
-            time.sleep(0.1)
-    try:
-        if held:
-            with contextlib.suppress(OSError):  # another person's
-                remove_parts(place)
+            console.info("another process is decoding these images; waiting for it")
+            with suppress(CannotLock):
+                stack.enter_context(FolderLock(entry, wait=True))
+        else:
+            with suppress(OSError):  # another user's
+                remove_parts(entry)  # of killed processes
         yield
-    finally:
-        if held:
-            lock.__exit__(None, None, None)
 
 
-def _parts_in(place: Path) -> set[tuple[Path, int]]:
-    """Half-written files with the time somebody last worked on them."""
-    found = set()
-    for part in place.glob(".*.part"):
-        with contextlib.suppress(OSError):  # finished in this moment
-            found.add((part, part.stat().st_mtime_ns))
-    return found
-
-
-def _as_store(examples: ImageDataset, found: file_format.Decoded, place: str, device: torch.device) -> ImageStore:
-    kept = found.kept
-    images = found.images[: len(kept)]
-    if place == "device":
+def _make_store(examples: ImageDataset, cached: CachedImages, location: Location, device: torch.device) -> CachedStore:
+    images = cached.images[: len(cached.index)]
+    if location == "device":
         images = _to_device(images, device)
-    elif place == "ram" and found.mapped:
+    elif location == "ram" and cached.mapped:
         images = images.clone()
     labels = None if examples.labels is None else torch.from_numpy(examples.labels)
-    for name, reason in found.bad[:20]:
+    for name, reason in cached.unreadable[:_MAX_LOGGED]:
         console.warning(f"left out: {name}: {reason}")
-    if len(found.bad) > 20:
-        console.warning(f"left out: {len(found.bad) - 20} further unreadable images")
-    if len(images) and (dark := almost_black(int(images[:: max(1, len(images) // 256)].max()))):
-        console.warning(f"{examples.names[int(kept[0])]} and those beside it: {dark}")
-    return ImageStore(images, found.sizes, labels, examples.names, kept, device, place, found.bad)
+    if len(cached.unreadable) > _MAX_LOGGED:
+        console.warning(f"left out: {len(cached.unreadable) - _MAX_LOGGED} more unreadable images")
+    if len(images) and (dark := describe_darkness(int(images[:: max(1, len(images) // 256)].max()))):
+        console.warning(f"{examples.names[int(cached.index[0])]} and others: {dark}")
+    return CachedStore(images, cached.sizes, labels, examples.names, cached.index, device, location, cached.unreadable)
 
 
 def _to_device(images: Tensor, device: torch.device, block: int = 1024) -> Tensor:
-    """In blocks, so that no second copy of everything is ever pinned."""
-    there = torch.empty(images.shape, dtype=torch.uint8, device=device)
+    """Copy in blocks, so that no second copy of everything is ever pinned."""
+    copied = torch.empty(images.shape, dtype=torch.uint8, device=device)
     for start in range(0, len(images), block):
-        there[start : start + block].copy_(images[start : start + block])
-    return there
+        copied[start : start + block].copy_(images[start : start + block])
+    return copied
 
 
-def _say_choice(place: str, volume: int, count: int, rectangle: tuple[int, int], where: str) -> None:
-    words = {
+def _log_location(location: str, volume: int, count: int, cached_size: tuple[int, int], where: str) -> None:
+    text = {
         "device": "on the device",
         "ram": "in RAM",
-        "disk": "in a file mapped into memory",
-        "off": "nowhere: workers decode them while training",
+        "disk": "in a mapped file",
+        "off": "not cached: workers decode them while training",
     }
-    reason = "auto: " if where == "auto" else ""
+    auto = "auto: " if where == "auto" else ""
     size = f"{volume / 1e9:.2f} GB" if volume >= 1e8 else f"{volume / 1e6:.1f} MB"
-    console.info(f"cache: {reason}{count} images as {rectangle[0]} x {rectangle[1]} uint8, {size}, {words[place]}")
+    console.info(f"cache: {auto}{count} images as {cached_size[0]} x {cached_size[1]} uint8, {size}, {text[location]}")
 
 
-QUICK = 0.001
-"""Seconds of an image below which most of its decoding is Python, which runs one thread at a time."""
+def decoding_threads(seconds: float, threads: int) -> tuple[int, float]:
+    """Threads for images that take ``seconds`` each to decode, and the speedup they reach.
 
-
-def threads_for(seconds: float, threads: int) -> tuple[int, float]:
-    """Threads to decode images of so many seconds with, and how many of them get on at a time.
-
-    Of small images (CIFAR's take 0.2 ms) two cores decoded 3,500 a second in one thread, 5,300 in four, 4,300 in
-    sixteen; sixteen cores with as many threads no more than 2,000 and with four 2,400: threads that wait for each
-    other get on like half of one.
+    Small images (CIFAR takes 0.2 ms) on two cores: 3,500 a second in one thread, 5,300 in four, 4,300 in sixteen. On
+    sixteen cores: 2,000 a second in sixteen threads, 2,400 in four. So many threads are slower than one.
     """
-    return (min(4, threads), 0.5) if seconds < QUICK else (threads, threads)
+    return (min(4, threads), 0.5) if seconds < _FAST_DECODE else (threads, threads)
 
 
 def decode_all(
-    examples: ImageDataset, rectangle: tuple[int, int], images: Tensor, threads: int, limit: int
+    examples: ImageDataset, cached_size: tuple[int, int], images: Tensor, threads: int, limit: int
 ) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
-    """Decode into ``images`` (N, 3, S, S'), good ones moved to the front; (sizes, kept positions, bad ones)."""
-    if isinstance(examples, ArrayExamples) and examples.images.shape[1:3] == rectangle:
-        pixels = torch.from_numpy(np.ascontiguousarray(examples.images))
-        images.copy_(pixels.view(len(examples), *rectangle, -1).permute(0, 3, 1, 2))  # grey spreads over three channels
-        return torch.tensor([rectangle]).repeat(len(examples), 1), torch.arange(len(examples)), []
+    """Decode into the front of ``images`` (N, 3, S, S'); returns sizes, indices, and the unreadable images."""
+    array = examples.as_array()
+    if array is not None and array.shape[1:3] == cached_size:
+        pixels = torch.from_numpy(np.ascontiguousarray(array))
+        images.copy_(pixels.view(len(examples), *cached_size, -1).permute(0, 3, 1, 2))  # grey fills three channels
+        return torch.tensor([cached_size]).repeat(len(examples), 1), torch.arange(len(examples)), []
 
-    def one(i: int) -> tuple[int, int] | UnreadableImage:
+    def decode_one(i: int) -> tuple[int, int] | UnreadableImage:
         try:
-            pixels = examples.read(i, at_least=rectangle)
+            pixels = examples.read(i, at_least=cached_size)
         except UnreadableImage as error:
             return error
-        images[i] = torch.from_numpy(resize_to(pixels, rectangle)).permute(2, 0, 1)
+        images[i] = torch.from_numpy(resize_to(pixels, cached_size)).permute(2, 0, 1)
         return pixels.shape[0], pixels.shape[1]
 
-    sizes, kept, bad = [], [], []
+    sizes, index, unreadable = [], [], []
+    blocks = [range(start, min(start + 1024, len(examples))) for start in range(0, len(examples), 1024)]
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
-        results = (result for block in _blocks(len(examples)) for result in pool.map(one, block))
+        results = (result for block in blocks for result in pool.map(decode_one, block))
         for i, result in enumerate(console.progress(results, total=len(examples), label="decoding")):
             if isinstance(result, UnreadableImage):
-                bad.append((result.name, result.reason))
-                check_bad(bad, limit, len(examples))
+                unreadable.append((result.name, result.reason))
+                check_unreadable(unreadable, limit, len(examples))
                 continue
-            if len(kept) != i:
-                images[len(kept)] = images[i]
-            kept.append(i)
+            if len(index) != i:
+                images[len(index)] = images[i]
+            index.append(i)
             sizes.append(result)
-    if not kept:
-        raise UserError(f"None of the {len(examples)} images can be read; the first: {bad[0][0]}: {bad[0][1]}.")
-    return torch.tensor(sizes), torch.tensor(kept), bad
+    if not index:
+        raise _none_readable(unreadable)
+    return torch.tensor(sizes), torch.tensor(index), unreadable
 
 
-def _blocks(count: int, length: int = 1024) -> list[range]:
-    return [range(start, min(start + length, count)) for start in range(0, count, length)]
-
-
-def check_bad(bad: list[tuple[str, str]], limit: int, count: int) -> None:
-    if len(bad) > limit:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in bad[:3])
-        raise UserError(
-            f"{len(bad)} of {count} images cannot be read, more than --cache.max-bad allows: {shown}. "
-            "Mend or remove them ('frugalvit data' lists them all)."
-        )
+def _none_readable(unreadable: list[tuple[str, str]]) -> UserError:
+    return UserError(f"None of the {len(unreadable)} images can be read; the first: {': '.join(unreadable[0])}.")

@@ -1,24 +1,28 @@
-"""Decoded images, ready to be fetched in batches: kept on the device, in RAM or mapped from a file."""
+"""Where the loader takes images from: the ``ImageStore`` interface, and the store of cached images."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from frugalvit.data.rng import to_device_packed
+from frugalvit.errors import UserError
+
+Order = Callable[[int], Tensor]
+"""Step -> indices (B,) of the images that the step needs."""
 
 
 class Fetched(NamedTuple):
-    """Raw images of a batch: uint8 (B, 3, S, S') on the device, original sizes (B, 2) and positions (B,) on the CPU.
+    """Raw images of a batch: uint8 (B, 3, S, S') on the device, original sizes (B, 2) and indices (B,) on the CPU.
 
-    The positions are those of the images that came, which for an unreadable one is that of its stand-in.
+    The index of an unreadable image is the index of its substitute.
     """
 
     images: Tensor
@@ -26,184 +30,226 @@ class Fetched(NamedTuple):
     index: Tensor
 
 
-class Fetcher:
-    """Images of step after step. ``order(step)`` names the positions a step needs."""
+class Fetcher(ABC):
+    """Brings the images of each step to the device."""
 
-    def __init__(self, store: ImageStore, order: Callable[[int], Tensor]) -> None:
-        self.store, self.order = store, order
-
+    @abstractmethod
     def at(self, step: int) -> Fetched:
-        rows = self.store.rows[self.order(step)]
-        return Fetched(self.store.fetch(rows), self.store.sizes[rows], self.store.kept[rows])
+        """Return the images of a step."""
 
 
-class AheadFetcher(Fetcher):
-    """Gathers the next step's images from RAM or disk in a thread while the device works on this one."""
+class ImageStore(ABC):
+    """All images of a split, cached (``CachedStore``) or decoded on demand (``OnDemandStore``).
 
-    def __init__(self, store: ImageStore, order: Callable[[int], Tensor]) -> None:
-        super().__init__(store, order)
-        self.pool = ThreadPoolExecutor(1, thread_name_prefix="fetch")
-        self.waiting: dict[int, Future[Tensor]] = {}
-
-    def at(self, step: int) -> Fetched:
-        rows = self.store.rows[self.order(step)]
-        ahead = self.waiting.pop(step, None)
-        host = ahead.result() if ahead is not None else self.store.gather(rows)
-        self.waiting = {step + 1: self.pool.submit(self._gather_step, step + 1)}
-        images = host.to(self.store.device, non_blocking=True)
-        return Fetched(images, self.store.sizes[rows], self.store.kept[rows])
-
-    def _gather_step(self, step: int) -> Tensor:
-        return self.store.gather(self.store.rows[self.order(step)])
-
-
-@dataclass
-class ImageStore:
-    """All images of a split that can be read, as one uint8 tensor (M, 3, S, S').
-
-    Every image is squeezed to the same rectangle; ``sizes`` (M, 2) remembers the height and width it was decoded at,
-    in which crops are drawn. ``labels`` and ``names`` are those of all N images of the split, in whose positions a
-    fetcher is asked; ``kept`` (M,) are the positions of the images, ``rows`` (N,) says which of them each position
-    gets. Unreadable images are listed in ``bad``, and others stand in for them (``standins.py``).
+    Its length counts unreadable images too. Each has a substitute, so the order of a run does not depend on where the
+    images are stored.
     """
 
-    images: Tensor
-    sizes: Tensor
+    location: str  # "device", "ram", "disk" or "off"
     labels: Tensor | None
     names: list[str]
-    kept: Tensor
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    where: str = "ram"
-    bad: list[tuple[str, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        labels = None if self.labels is None else self.labels.numpy(force=True)
-        self.rows = torch.from_numpy(substitute_rows(self.kept.numpy(), len(self.names), labels))
-
-    @classmethod
-    def from_arrays(
-        cls, images: np.ndarray | Tensor, labels: np.ndarray | Tensor | None = None, device: torch.device | str = "cpu"
-    ) -> ImageStore:
-        """Images of one size that are already decoded: uint8 (N, 3, H, W), or (N, H, W, 3)."""
-        tensor = torch.as_tensor(images)
-        if tensor.shape[1] != 3 and tensor.shape[-1] == 3:
-            tensor = tensor.permute(0, 3, 1, 2).contiguous()
-        sizes = torch.tensor([tensor.shape[-2:]]).expand(len(tensor), 2).contiguous()
-        names = [str(i) for i in range(len(tensor))]
-        numbers = None if labels is None else torch.as_tensor(labels).long()
-        device = torch.device(device)
-        return cls(tensor.to(device), sizes, numbers, names, torch.arange(len(tensor)), device)
+    device: torch.device
+    unreadable: list[tuple[str, str]]  # name and reason
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def readable(self) -> int:
-        return len(self.kept)
+        """The number of images without those known to be unreadable."""
+        return len(self) - len(self.unreadable)
+
+    @property
+    def on_device(self) -> bool:
+        """True if fetching a batch needs no transfer to the device."""
+        return False
+
+    @property
+    def found_late(self) -> bool:
+        """True if unreadable images are found only when a step needs them."""
+        return False
+
+    @abstractmethod
+    def fetcher(self, order: Order) -> Fetcher:
+        """Return what brings the images of each step to the device."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the memory or the processes of the store."""
+
+
+class CachedStore(ImageStore):
+    """All readable images of a split as one uint8 tensor (M, 3, S, S') on the device, in RAM or in a mapped file.
+
+    Args:
+        images: (M, 3, S, S'), all resized to the cached size.
+        sizes: (M, 2) height and width at which each image was decoded; crops are drawn in this size.
+        labels: (N,) labels of all images of the split, readable or not.
+        names: their N names.
+        index: (M,) indices in the split of the readable images, ascending.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        sizes: Tensor,
+        labels: Tensor | None,
+        names: list[str],
+        index: Tensor,
+        device: torch.device | str = "cpu",
+        location: str = "ram",
+        unreadable: list[tuple[str, str]] | None = None,
+    ) -> None:
+        self.images, self.sizes, self.labels, self.names, self.index = images, sizes, labels, names, index
+        self.device, self.location, self.unreadable = torch.device(device), location, unreadable or []
+        numbers = None if labels is None else labels.numpy(force=True)
+        # (N,) the row of ``images`` for each index of the split
+        self.rows = torch.from_numpy(substitute_rows(index.numpy(), len(names), numbers))
+
+    @classmethod
+    def from_arrays(
+        cls, images: np.ndarray | Tensor, labels: np.ndarray | Tensor | None = None, device: torch.device | str = "cpu"
+    ) -> CachedStore:
+        """Store decoded images of one size: uint8 (N, 3, H, W), or (N, H, W, 3)."""
+        tensor = torch.as_tensor(images)
+        if tensor.shape[1] != 3 and tensor.shape[-1] == 3:
+            tensor = tensor.permute(0, 3, 1, 2).contiguous()
+        sizes = torch.tensor([tensor.shape[-2:]]).expand(len(tensor), 2).contiguous()
+        names = [str(i) for i in range(len(tensor))]
+        numbers = None if labels is None else torch.as_tensor(labels).long()
+        return cls(tensor.to(device), sizes, numbers, names, torch.arange(len(tensor)), device)
+
+    @property
+    def readable(self) -> int:
+        return len(self.index)
+
+    @property
+    def on_device(self) -> bool:
+        return self.images.device.type == self.device.type
 
     def fetch(self, rows: Tensor) -> Tensor:
-        """These of the images (B,), on the device."""
-        if self.images.device.type == self.device.type:
+        """Copy these rows (B,) of the images to the device."""
+        if self.on_device:
             return self.images.index_select(0, to_device_packed([rows], self.images.device)[0])
         return self.gather(rows).to(self.device, non_blocking=True)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """These of the images in (pinned) host memory."""
+        """Copy these rows of the images to (pinned) host memory."""
         pinned = self.device.type == "cuda"
         batch = torch.empty((len(rows), *self.images.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
         return torch.index_select(self.images, 0, rows, out=batch)
 
-    def fetcher(self, order: Callable[[int], Tensor]) -> Fetcher:
-        """Whatever brings batches to the device without making it wait."""
-        away = self.images.device.type == "cpu" and self.device.type == "cuda"
-        return AheadFetcher(self, order) if away else Fetcher(self, order)
+    def fetcher(self, order: Order) -> Fetcher:
+        needs_copy = self.images.device.type == "cpu" and self.device.type == "cuda"
+        return PrefetchingFetcher(self, order) if needs_copy else CachedFetcher(self, order)
 
     def close(self) -> None:
-        """Let the images go, whoever still holds the store: a task and its network are not collected at once."""
+        """Free the images even if a task still refers to the store."""
         on_gpu = self.images.is_cuda
         self.images = self.images.new_empty(0)
         if on_gpu:
-            torch.cuda.empty_cache()  # what PyTorch keeps to itself would not count as free for the next run
+            torch.cuda.empty_cache()  # so that the next run sees the memory as free
 
 
-def substitutes(place: int, count: int, labels: np.ndarray | None) -> Iterator[int]:
-    """An image's own place, then those to try for it: of its class in their order, round the end, then the others."""
-    yield place
+class CachedFetcher(Fetcher):
+    """Takes the images of a step out of a ``CachedStore``."""
+
+    def __init__(self, store: CachedStore, order: Order) -> None:
+        self.store, self.order = store, order
+
+    def at(self, step: int) -> Fetched:
+        rows = self.store.rows[self.order(step)]
+        return Fetched(self._images(step, rows), self.store.sizes[rows], self.store.index[rows])
+
+    def _images(self, step: int, rows: Tensor) -> Tensor:
+        return self.store.fetch(rows)
+
+
+class PrefetchingFetcher(CachedFetcher):
+    """Gathers the next step's images from RAM or disk in a thread while the device computes this step."""
+
+    def __init__(self, store: CachedStore, order: Order) -> None:
+        super().__init__(store, order)
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="fetch")
+        self.pending: dict[int, Future[Tensor]] = {}
+
+    def _images(self, step: int, rows: Tensor) -> Tensor:
+        ready = self.pending.pop(step, None)
+        host = ready.result() if ready is not None else self.store.gather(rows)
+        self.pending = {step + 1: self.pool.submit(self._gather_step, step + 1)}
+        return host.to(self.store.device, non_blocking=True)
+
+    def _gather_step(self, step: int) -> Tensor:
+        return self.store.gather(self.store.rows[self.order(step)])
+
+
+def check_unreadable(unreadable: list[tuple[str, str]], limit: int, count: int) -> None:
+    """Raise ``UserError`` if more than ``limit`` of ``count`` images are unreadable."""
+    if len(unreadable) > limit:
+        examples = "; ".join(f"{name}: {reason}" for name, reason in unreadable[:3])
+        raise UserError(
+            f"{len(unreadable)} of {count} images cannot be read, more than --cache.max-bad allows: {examples}. "
+            "Fix or remove them ('frugalvit data' lists them all)."
+        )
+
+
+def substitutes(index: int, count: int, labels: np.ndarray | None) -> Iterator[int]:
+    """Yield an image's index, then its substitutes: the next of its class, cyclically, then the next of all."""
+    yield index
     if labels is not None:
-        same = np.flatnonzero(labels == labels[place])
-        behind = int(np.searchsorted(same, place))
-        yield from same[behind + 1 :].tolist()
-        yield from same[:behind].tolist()
+        same = np.flatnonzero(labels == labels[index])
+        position = int(np.searchsorted(same, index))
+        yield from same[position + 1 :].tolist()
+        yield from same[:position].tolist()
     for distance in range(1, count):
-        other = (place + distance) % count
-        if labels is None or labels[other] != labels[place]:
+        other = (index + distance) % count
+        if labels is None or labels[other] != labels[index]:
             yield other
 
 
-def substitute_rows(kept: np.ndarray, count: int, labels: np.ndarray | None) -> np.ndarray:
-    """For each of ``count`` places the row, among those ``kept`` (ascending), of its own image or of its stand-in."""
-    rows = np.searchsorted(kept, np.arange(count)) % len(kept)
-    gone = np.setdiff1d(np.arange(count), kept, assume_unique=True)
-    if labels is None or not len(gone):
+def substitute_rows(readable: np.ndarray, count: int, labels: np.ndarray | None) -> np.ndarray:
+    """For each of ``count`` indices, the position in ``readable`` (ascending) of its image or its first substitute."""
+    rows = np.searchsorted(readable, np.arange(count)) % len(readable)
+    missing = np.setdiff1d(np.arange(count), readable, assume_unique=True)
+    if labels is None or not len(missing):
         return rows
-    for label in np.unique(labels[gone]):
-        same = np.flatnonzero(labels[kept] == label)
+    for label in np.unique(labels[missing]):
+        same = np.flatnonzero(labels[readable] == label)
         if len(same):
-            mine = gone[labels[gone] == label]
-            rows[mine] = same[np.searchsorted(kept[same], mine) % len(same)]
+            of_class = missing[labels[missing] == label]
+            rows[of_class] = same[np.searchsorted(readable[same], of_class) % len(same)]
     return rows
 
 
 class SharedStores:
-    """Stores by what they were made from, the last few that were asked for.
+    """Keeps the last few stores, so that the runs of one process decode the same images once.
 
-    They are kept inside of ``shared`` alone: their images may fill much of a GPU, and those that keep no images have
-    processes that decode.
+    Stores are shared only inside ``shared``: their images may fill a GPU, and on-demand stores own processes.
     """
 
-    def __init__(self, most: int = 4) -> None:
-        self.most, self.sharers = most, 0
-        self.stores: dict[Hashable, Store] = {}
+    def __init__(self, limit: int = 4) -> None:
+        self.limit, self.depth = limit, 0
+        self.stores: dict[Hashable, ImageStore] = {}
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Around a run, or around several: what is decoded serves all of them, and goes with the outermost."""
-        self.sharers += 1
+        """Share stores inside this context; the outermost context closes them at its end."""
+        self.depth += 1
         try:
             yield
         finally:
-            self.sharers -= 1
-            while not self.sharers and self.stores:
+            self.depth -= 1
+            while not self.depth and self.stores:
                 self.stores.popitem()[1].close()
 
-    def get(self, key: Hashable, build: Callable[[], Store]) -> Store:
-        """The store that was built for this key, or a new one."""
-        if not self.sharers:
+    def get(self, key: Hashable, build: Callable[[], ImageStore]) -> ImageStore:
+        """Return the store of this key, or build it."""
+        if not self.depth:
             return build()
-        found = self.stores.pop(key, None)
-        if found is None:
-            while len(self.stores) >= self.most:
-                self.stores.pop(next(iter(self.stores)))  # not closed: the run of now may still use it
-            found = build()
-        self.stores[key] = found  # the last again
-        return found
-
-
-class Store(Protocol):
-    """What the loader needs of a store: ``ImageStore``, or ``OnDemandStore`` for images that are decoded on the fly.
-
-    It is as long as there are images, those among them that cannot be read: which these are may show only when they
-    are fetched, and then others stand in for them, so the order of a run does not depend on where images are kept.
-    """
-
-    sizes: Tensor
-    labels: Tensor | None
-    names: list[str]
-    device: torch.device
-    bad: list[tuple[str, str]]
-
-    def __len__(self) -> int: ...
-    @property
-    def readable(self) -> int: ...
-    def fetcher(self, order: Callable[[int], Tensor]) -> Any: ...
-    def close(self) -> None: ...
+        store = self.stores.pop(key, None)
+        if store is None:
+            while len(self.stores) >= self.limit:
+                self.stores.pop(next(iter(self.stores)))  # not closed: the current run may still use it
+            store = build()
+        self.stores[key] = store  # most recently used last
+        return store

@@ -1,6 +1,6 @@
 """Hugging Face datasets: ``hf:name``, ``hf:name:config``, a folder of ``save_to_disk``, a Parquet or Arrow file.
 
-The ``datasets`` package is an extra and is imported only here. It never runs code that comes with a dataset.
+The optional ``datasets`` package is imported only here. It never runs code that comes with a dataset.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.folder import SPLIT_NAMES, unknown_classes
-from frugalvit.data.formats.table import LABEL_COLUMNS, class_list
+from frugalvit.data.formats.table import LABEL_COLUMNS, class_list, is_file
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.text import truncate_list
+from frugalvit.utils.text import short_message, truncate_list
 
-_FINE_FIRST = ("fine_label", *LABEL_COLUMNS, "labels", "coarse_label")
+_LABEL_COLUMNS = ("fine_label", *LABEL_COLUMNS, "labels", "coarse_label")  # the first that exists is used
+_FILE_SUFFIXES = (".parquet", ".arrow")
 
 
 class HubExamples(ImageDataset):
@@ -38,8 +40,8 @@ class HubExamples(ImageDataset):
         name = self.names[index]
         try:
             cell = self.rows[int(self.indices[index])][self.column]
-        except Exception as error:  # a damaged table fails inside Arrow, in its own ways
-            raise UnreadableImage(name, f"its row cannot be read: {_short(error)}") from None
+        except Exception as error:  # Arrow raises many exception types for a damaged table
+            raise UnreadableImage(name, f"cannot read its row: {short_message(error)}") from None
         if isinstance(cell, bytes):
             return cell
         if isinstance(cell, dict) and cell.get("bytes"):
@@ -48,8 +50,8 @@ class HubExamples(ImageDataset):
             try:
                 return Path(cell["path"]).read_bytes()
             except OSError as error:
-                raise UnreadableImage(name, f"{cell['path']} cannot be read: {error.strerror or error}") from None
-        raise UnreadableImage(name, "its row holds no image")
+                raise UnreadableImage(name, f"cannot read {cell['path']}: {error.strerror or error}") from None
+        raise UnreadableImage(name, "its row has no image")
 
     def stored_size(self, index: int) -> int:
         try:
@@ -57,23 +59,30 @@ class HubExamples(ImageDataset):
         except UnreadableImage:
             return -1
 
-    def _select(self, whole: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(whole, HubExamples)
-        self.indices = whole.indices[chosen]
+    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
+        assert isinstance(full, HubExamples)
+        self.indices = full.indices[chosen]
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
-        mark = getattr(self.rows, "_fingerprint", "")
-        return ((mark, index) for index in self.indices.tolist())
+        fingerprint = getattr(self.rows, "_fingerprint", "")
+        return ((fingerprint, index) for index in self.indices.tolist())
 
 
-def is_saved(path: Path) -> bool:
-    """Whether ``save_to_disk`` wrote this folder."""
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+def is_hub_name(where: str) -> bool:
+    """True for ``hf:…``."""
+    return where.startswith("hf:")
 
 
-def open_saved(path: Path) -> DatasetSplits:
-    """A folder of ``save_to_disk``, or one Parquet or Arrow file."""
-    datasets = _package()
+def is_saved(where: str) -> bool:
+    """True for a folder of ``save_to_disk``, or a Parquet or Arrow file."""
+    if any(is_file(f"{where}/{name}") for name in ("dataset_dict.json", "state.json")):
+        return True
+    return Path(where).suffix.lower() in _FILE_SUFFIXES and is_file(where)
+
+
+def open_saved(where: str, options: OpenOptions) -> DatasetSplits:
+    """Open a folder of ``save_to_disk``, or a Parquet or Arrow file."""
+    path, datasets = Path(where), _import_datasets()
     try:
         with _quiet():
             if path.is_dir():
@@ -81,30 +90,30 @@ def open_saved(path: Path) -> DatasetSplits:
             else:
                 reader = datasets.Dataset.from_parquet if path.suffix == ".parquet" else datasets.Dataset.from_file
                 loaded = reader(str(path))
-    except Exception as error:  # pyarrow and datasets raise dozens of kinds; all mean the same to the reader
-        raise UserError(f"{path} cannot be read as a dataset: {_short(error)}") from None
-    return _source(loaded, str(path), path.stem)
+    except Exception as error:  # pyarrow and datasets raise dozens of types
+        raise UserError(f"Cannot read {path} as a dataset: {short_message(error)}") from None
+    return _build_splits(loaded, str(path), path.stem)
 
 
-def open_hub(where: str) -> DatasetSplits:
-    """``hf:name`` or ``hf:name:config``; what was downloaded before needs no network."""
+def open_hub(where: str, options: OpenOptions) -> DatasetSplits:
+    """Open ``hf:name`` or ``hf:name:config``; a dataset in the local cache needs no network."""
     address = where.removeprefix("hf:")
     if not address:
         raise UserError("Give a dataset behind 'hf:', for example hf:uoft-cs/cifar100.")
     if Path(address).exists():
-        return open_saved(Path(address))
+        return open_saved(address, options)
     name, _, config = address.partition(":")
-    datasets = _package()
+    datasets = _import_datasets()
     console.info(f"loading {name} from the Hugging Face hub")
     try:
         with _quiet():
             loaded = datasets.load_dataset(name, config or None)
-    except Exception as error:  # network, authentication, unknown name, damaged cache: each with its own class
-        raise UserError(_explain(error, name, config)) from None
-    return _source(loaded, where, name.rpartition("/")[2])
+    except Exception as error:  # network, authentication, unknown name, damaged cache: each has its own type
+        raise UserError(_error_message(error, name, config)) from None
+    return _build_splits(loaded, where, name.rpartition("/")[2])
 
 
-def _package() -> Any:
+def _import_datasets() -> Any:
     try:
         import datasets
     except ImportError:
@@ -112,28 +121,27 @@ def _package() -> Any:
     return datasets
 
 
-def _explain(error: Exception, name: str, config: str) -> str:
-    kind, text = type(error).__name__, _short(error)
-    low = f"{kind} {text}".lower()
+def _error_message(error: Exception, name: str, config: str) -> str:
+    text = short_message(error)
+    low = f"{type(error).__name__} {text}".lower()
     if "config name is missing" in low or "builderconfig" in low:
-        return f"'hf:{name}' has several configurations, give one as hf:{name}:CONFIG ({text})"
-    if any(
-        word in low for word in ("offline", "connect", "resolve", "network", "timed out", "timeout", "couldn't reach")
-    ):
+        return f"'hf:{name}' has several configurations. Give one as hf:{name}:CONFIG ({text})"
+    offline = ("offline", "connect", "resolve", "network", "timed out", "timeout", "couldn't reach")
+    if any(word in low for word in offline):
         return (
-            f"'hf:{name}' cannot be reached and is not in the local cache. Without a network, copy a folder that "
+            f"Cannot reach 'hf:{name}', and it is not in the local cache. Without a network, copy a folder that "
             "save_to_disk wrote, or a Parquet file, and give its path."
         )
     if any(word in low for word in ("gated", "401", "403", "authent")):
-        return f"'hf:{name}' asks for permission: accept its terms on its page and run 'hf auth login'."
+        return f"'hf:{name}' needs permission. Accept its terms on its page and run 'hf auth login'."
     if "notfound" in low or "404" in low or "doesn't exist" in low:
         return f"The Hugging Face hub has no dataset '{name}'{f' with configuration {config}' if config else ''}."
-    return f"'hf:{name}' cannot be loaded: {text}"
+    return f"Cannot load 'hf:{name}': {text}"
 
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Neither progress bars on standard output nor log lines: one message of ours is enough."""
+    """Silence log lines, and move progress bars from standard output to standard error."""
     loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub", "fsspec")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -146,7 +154,7 @@ def _quiet() -> Any:
             logger.setLevel(level)
 
 
-def _source(loaded: Any, where: str, name: str) -> DatasetSplits:
+def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:
     parts = dict(loaded.items()) if hasattr(loaded, "items") else {"train": loaded}
     notes: list[str] = []
     by_split: dict[str, Any] = {}
@@ -160,39 +168,40 @@ def _source(loaded: Any, where: str, name: str) -> DatasetSplits:
     if left_out:
         notes.append(f"{where}: not read: {truncate_list(left_out)} (not train, val or test, or empty).")
     if not by_split:
-        raise UserError(f"{where} has no split that can be used: {truncate_list([*map(str, parts)]) or 'none at all'}.")
+        raise UserError(f"{where} has no train, val or test split, only {truncate_list([*map(str, parts)]) or 'none'}.")
     first = by_split.get("train", next(iter(by_split.values())))
     column = _image_column(first, where)
-    label = next((key for key in _FINE_FIRST if key in first.column_names), None)
+    label = next((key for key in _LABEL_COLUMNS if key in first.column_names), None)
     if label is None:
         notes.append(f"{where} has no column of labels ({truncate_list(first.column_names, 8)}): read as unlabelled.")
     texts = {split: _labels(rows, label) if label else None for split, rows in by_split.items()}
-    judged = [texts["train"]] if "train" in texts else list(texts.values())
-    if any(found is not None and None in found for found in judged):
+    decisive = [texts["train"]] if "train" in texts else list(texts.values())
+    if any(labels is not None and None in labels for labels in decisive):
         notes.append(f"{where}: some rows have no label: read as unlabelled.")
         texts = dict.fromkeys(texts)
-    texts = _without_hidden(texts)
-    classes = _classes(first, label, texts.get("train") or next(iter(texts.values())))
-    index = {word: number for number, word in enumerate(classes)}
+    texts = _drop_hidden(texts)
+    names = getattr(first.features[label], "names", None) if label else None
+    classes = sorted(names) if names else class_list(texts.get("train") or next(iter(texts.values())) or [])
+    index = {text: number for number, text in enumerate(classes)}
     splits: dict[str, ImageDataset] = {}
     for split in ("train", "val", "test"):
         if split not in by_split:
             continue
-        words = texts[split]
+        labels = texts[split]
         numbers = None
-        if words is not None:
-            unknown = class_list(word for word in words if word not in index)
+        if labels is not None:
+            unknown = class_list(text for text in labels if text not in index)
             if unknown:
                 raise unknown_classes(f"{split} in {where}", "train", unknown, split)
-            numbers = np.array([-1 if word is None else index[word] for word in words])
-        examples: ImageDataset = HubExamples(_undecoded(by_split[split], column), column, numbers, f"{name}/{split}")
+            numbers = np.array([-1 if text is None else index[text] for text in labels])
+        examples: ImageDataset = HubExamples(_encoded(by_split[split], column), column, numbers, f"{name}/{split}")
         hidden = 0 if numbers is None else int((numbers < 0).sum())
         if numbers is not None and hidden:
             notes.append(f"{split} in {where}: {hidden:,} of {len(numbers):,} rows have no label: left out.")
             examples = examples.subset(numbers >= 0)
         if len(examples):
             splits[split] = examples
-    labelled = any(found is not None for found in texts.values())
+    labelled = any(labels is not None for labels in texts.values())
     return DatasetSplits(name, where, "Hugging Face dataset", tuple(classes) if labelled else None, splits, notes)
 
 
@@ -206,11 +215,11 @@ def _image_column(rows: Any, where: str) -> str:
     nested = [c for c, f in rows.features.items() if isinstance(f, dict) and "bytes" in f]
     if binary or nested:
         return (binary or nested)[0]
-    raise UserError(f"{where} has no column of images: {truncate_list(list(rows.features), 8)}.")
+    raise UserError(f"{where} has no column of images, only {truncate_list(list(rows.features), 8)}.")
 
 
-def _undecoded(rows: Any, column: str) -> Any:
-    """Only the image column, as encoded bytes: we decode ourselves."""
+def _encoded(rows: Any, column: str) -> Any:
+    """Select the image column as encoded bytes: frugalvit decodes them."""
     from datasets import Image
 
     rows = rows.select_columns([column])
@@ -218,8 +227,8 @@ def _undecoded(rows: Any, column: str) -> Any:
 
 
 def _labels(rows: Any, column: str) -> list[str | None] | None:
-    """Labels as words; None for a column of lists or numbers that name no classes."""
-    if column not in rows.column_names:  # a split to be judged elsewhere may come without it
+    """Read labels as text; None for a column of lists or floats, which are not classes."""
+    if column not in rows.column_names:  # the test split of a challenge may lack it
         return [None for _ in range(len(rows))]
     feature, values = rows.features[column], rows[column][:]
     names = getattr(feature, "names", None)
@@ -230,21 +239,12 @@ def _labels(rows: Any, column: str) -> list[str | None] | None:
     return [None if value is None else str(value) for value in values]
 
 
-def _without_hidden(texts: dict[str, list[str | None] | None]) -> dict[str, list[str | None] | None]:
-    """-1 means that a label is kept secret, unless it is a class of train."""
+def _drop_hidden(texts: dict[str, list[str | None] | None]) -> dict[str, list[str | None] | None]:
+    """Replace -1, the label of a hidden test set, by None; unless train has such a class."""
     train = texts.get("train")
     if train is None or "-1" in train:
         return texts
     return {
-        split: words if words is None else [None if word == "-1" else word for word in words]
-        for split, words in texts.items()
+        split: labels if labels is None else [None if text == "-1" else text for text in labels]
+        for split, labels in texts.items()
     }
-
-
-def _classes(rows: Any, column: str | None, words: list[str | None] | None) -> list[str]:
-    names = getattr(rows.features[column], "names", None) if column else None
-    return sorted(names) if names else class_list(words or [])
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Open a dataset by its name: torchvision downloads and reads it, or files that were put in place by hand are read."""
+"""Datasets with a name: torchvision downloads and reads them, or the user copies the files."""
 
 from __future__ import annotations
 
@@ -15,21 +15,53 @@ from typing import Any
 import numpy as np
 
 from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, ImageDataset
-from frugalvit.data.formats import folder as folders
 from frugalvit.data.formats import table
-from frugalvit.data.formats.named_catalog import DATASETS, Known, dataset_status
-from frugalvit.data.formats.named_catalog import list_datasets as list_datasets
-from frugalvit.data.paths import datasets_root
+from frugalvit.data.formats.base import OpenOptions
+from frugalvit.data.formats.folder import open_folder
+from frugalvit.data.formats.named_catalog import DATASETS, Known, dataset_status, datasets_in
+from frugalvit.data.paths import datasets_root, is_folder, local
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
+from frugalvit.utils.text import short_message
 
 _Parts = tuple[Sequence[str], dict[str, ImageDataset]]
-_SPLIT_SEED = 0  # of the splits that a dataset's makers left open: fixed, so that results compare
+_SPLIT_SEED = 0  # for datasets without official splits; fixed, so that results compare
+
+
+def is_name(where: str) -> bool:
+    """True for ``NAME`` and ``NAME:FOLDER`` of a known dataset."""
+    return where.partition(":")[0].lower() in DATASETS
+
+
+def open_by_name(where: str, options: OpenOptions) -> DatasetSplits:
+    """Open ``NAME`` from the folder of named datasets, or ``NAME:FOLDER``."""
+    name, _, folder = where.partition(":")
+    return open_named(name.lower(), local(folder) if folder else options.root)
+
+
+def is_named_folder(where: str) -> bool:
+    """True for a folder with a known dataset whose images are in arrays, not in files."""
+    path = Path(where)
+    if not is_folder(path) or not datasets_in(path):
+        return False
+    try:
+        return not len(open_folder(where, OpenOptions(labels="ignore")))
+    except UserError:
+        return True
+
+
+def open_named_folder(where: str, options: OpenOptions) -> DatasetSplits:
+    """Open the only known dataset in a folder."""
+    names = datasets_in(Path(where))
+    if len(names) > 1:
+        choices = ", ".join(f"{name}:{where}" for name in names)
+        raise UserError(f"{where} holds several datasets. Choose one of {choices}.")
+    return open_named(names[0], where)
 
 
 def open_named(name: str, root: str | Path | None = None) -> DatasetSplits:
-    """The splits of a dataset as its makers defined them, downloaded first where that is possible and needed."""
+    """Open the official splits of a dataset; download it first if necessary and possible."""
     known, home = DATASETS[name], datasets_root(root)
     state, instruction = dataset_status(name, home)
     if state == "by hand":
@@ -37,38 +69,38 @@ def open_named(name: str, root: str | Path | None = None) -> DatasetSplits:
     if state == "downloadable":
         _download(name, known, home)
     notes: list[str] = []
-    if name in _OWN:
-        return _OWN[name](home, notes)
+    if name in _WITHOUT_TORCHVISION:
+        return _WITHOUT_TORCHVISION[name](home, notes)
     try:
         classes, splits = (_SPECIAL.get(name) or _from_torchvision)(name, known, home, notes)
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, ImportError) as error:
         raise UserError(
-            f"{known.title} in {home} cannot be read ({_short(error)}). Move it away to have it downloaded again."
+            f"Cannot read {known.title} in {home} ({short_message(error)}). Move it away to download it again."
         ) from None
-    return _sorted_source(name, home, classes, splits, notes)
+    return _sort_classes(name, home, classes, splits, notes)
 
 
 def _download(name: str, known: Known, home: Path) -> None:
-    """Into a folder of its own first, so that a broken download never looks like a dataset."""
+    """Download into a temporary folder first: a partial download never counts as a dataset."""
     staging = home / ".incomplete" / f"{name}.{os.getpid()}"  # several processes may start at once
     try:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
     except OSError as error:
         raise UserError(
-            f"Cannot write to {home} ({error.strerror}): set FRUGALVIT_DATASETS to another folder."
+            f"Cannot write to {home} ({error.strerror}). Set FRUGALVIT_DATASETS to another folder."
         ) from None
     console.info(f"downloading {known.title} to {home}")
     try:
-        # torchvision talks on standard output, which belongs to results.
+        # torchvision prints to standard output, which is for results.
         with contextlib.redirect_stdout(sys.stderr):
             for arguments in known.splits.values():
                 _make(known, staging, download=True, **arguments)
-    except Exception as error:  # the network fails in many ways; the person needs one line
-        what = " and ".join(str(home / mark) for mark in known.marks[:3])
+    except Exception as error:  # the network raises many types
+        files = " and ".join(str(home / path) for path in known.files[:3])
         raise UserError(
-            f"{known.title} cannot be downloaded ({_short(error)}). Without a network, bring it by hand: as "
-            f"torchvision.datasets.{known.torchvision} lays it out, so that there is {what}."
+            f"Cannot download {known.title} ({short_message(error)}). Without a network, copy {files}, in the layout "
+            f"of torchvision.datasets.{known.torchvision}."
         ) from None
     else:
         for entry in sorted(staging.iterdir()):
@@ -102,7 +134,7 @@ def _from_torchvision(name: str, known: Known, home: Path, notes: list[str]) -> 
 
 
 def _examples(dataset: Any, name: str, home: str) -> ImageDataset:
-    """Files or arrays, whichever a torchvision dataset holds."""
+    """Take the files or arrays of a torchvision dataset."""
     for files, labels in (("_image_files", "_labels"), ("_images", "_labels")):
         if hasattr(dataset, files) and hasattr(dataset, labels):
             paths = [str(path) for path in getattr(dataset, files)]
@@ -118,7 +150,7 @@ def _examples(dataset: Any, name: str, home: str) -> ImageDataset:
 
 
 def _open_sun397(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
-    """The first of the official partitions (50 + 50 images per class) where its lists lie beside the images."""
+    """Use the first official partition (50 + 50 images per class), if its lists are beside the images."""
     dataset = _make(known, home)
     order = np.argsort([str(path) for path in dataset._image_files])
     everything = _examples(dataset, name, str(home)).subset(order)
@@ -126,20 +158,20 @@ def _open_sun397(name: str, known: Known, home: Path, notes: list[str]) -> _Part
     for folder in (base, base / "Partitions", home / "Partitions"):
         lists = {"train": folder / "Training_01.txt", "test": folder / "Testing_01.txt"}
         if all(path.is_file() for path in lists.values()):
-            place = {key.removeprefix("SUN397/"): index for index, key in enumerate(everything.keys)}
+            index = {key.removeprefix("SUN397/"): number for number, key in enumerate(everything.keys)}
             chosen = {split: path.read_text().split() for split, path in lists.items()}
             return dataset.classes, {
-                split: everything.subset([place[line.strip("/")] for line in lines if line.strip("/") in place])
+                split: everything.subset([index[line.strip("/")] for line in lines if line.strip("/") in index])
                 for split, lines in chosen.items()
             }
-    notes.append(f"{base} lacks Training_01.txt and Testing_01.txt: half of every class is taken for test instead.")
+    notes.append(f"{base} lacks Training_01.txt and Testing_01.txt: half of every class is the test split.")
     held = hold_out(everything.keys, everything.labels, 0.5, _SPLIT_SEED)
     return dataset.classes, {"train": everything.subset(~held), "test": everything.subset(held)}
 
 
 def _open_caltech101(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
-    """30 images per class to train, the rest to test, the background class included, as Table 9 counts them."""
-    source = folders.open_folder(str(home / "caltech101" / "101_ObjectCategories"), "folders")
+    """Split into 30 training images per class and the rest for testing, with the background class (Table 9)."""
+    source = open_folder(str(home / "caltech101" / "101_ObjectCategories"), OpenOptions(labels="folders"))
     everything = source.splits["train"]
     assert everything.labels is not None
     assert source.classes is not None
@@ -148,12 +180,12 @@ def _open_caltech101(name: str, known: Known, home: Path, notes: list[str]) -> _
         members = np.flatnonzero(everything.labels == number)
         share = min(30 / len(members), 0.999)
         train[members[hold_out([everything.keys[i] for i in members], None, share, _SPLIT_SEED)]] = True
-    notes.append("30 images of every class are for training, the others for testing (this dataset has no own split).")
+    notes.append("30 images of every class are for training, the others for testing (no official split).")
     return source.classes, {"train": everything.subset(train), "test": everything.subset(~train)}
 
 
 def _open_voc2007(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
-    """Several objects per image: ``targets`` instead of labels, -1 where an object is too difficult to judge."""
+    """Read several objects per image as ``targets``; -1 marks an object that VOC calls difficult."""
     base = home / "VOCdevkit" / "VOC2007"
     lists = base / "ImageSets" / "Main"
     classes = sorted(path.name.removesuffix("_trainval.txt") for path in lists.glob("*_trainval.txt"))
@@ -162,11 +194,11 @@ def _open_voc2007(name: str, known: Known, home: Path, notes: list[str]) -> _Par
         stems = (lists / f"{part}.txt").read_text().split()
         examples = FileExamples([str(base / "JPEGImages" / f"{stem}.jpg") for stem in stems], None, str(home))
         targets = np.zeros((len(stems), len(classes)), dtype=np.int8)
-        place = {stem: row for row, stem in enumerate(stems)}
+        row_of = {stem: row for row, stem in enumerate(stems)}
         for column, label in enumerate(classes):
-            words = (lists / f"{label}_{part}.txt").read_text().split()
-            for stem, mark in zip(words[::2], words[1::2], strict=True):
-                targets[place[stem], column] = {"1": 1, "-1": 0, "0": -1}[mark]
+            cells = (lists / f"{label}_{part}.txt").read_text().split()
+            for stem, value in zip(cells[::2], cells[1::2], strict=True):
+                targets[row_of[stem], column] = {"1": 1, "-1": 0, "0": -1}[value]
         examples.targets = targets
         splits[split] = examples
     return classes, splits
@@ -185,7 +217,7 @@ def _open_pcam(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
 
 
 class _H5Images:
-    """Seven gigabytes that stay on disk: behaves like the array (N, H, W, 3) that they are."""
+    """An array (N, H, W, 3) that stays on disk: it has seven gigabytes."""
 
     def __init__(self, path: str, rows: np.ndarray | None = None) -> None:
         import h5py  # type: ignore[import-not-found]
@@ -196,10 +228,10 @@ class _H5Images:
             self.shape = (len(self.rows), *file["x"].shape[1:])
         self.ndim = len(self.shape)
 
-    def marks(self, times: bool) -> Iterator[object]:
-        facts = Path(self.path).stat()
-        written = [facts.st_mtime_ns] if times else []
-        return ((facts.st_size, *written, row) for row in self.rows.tolist())
+    def fingerprint_items(self, times: bool) -> Iterator[object]:
+        status = Path(self.path).stat()
+        modified = [status.st_mtime_ns] if times else []
+        return ((status.st_size, *modified, row) for row in self.rows.tolist())
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -214,7 +246,7 @@ class _H5Images:
 
 
 def _open_fer2013(home: Path, notes: list[str]) -> DatasetSplits:
-    """The challenge's one file: 48 x 48 grey pixels as text; its public test is val and its private test is test."""
+    """Read the challenge's file: 48 x 48 grey pixels as text. Its public test is val, its private test is test."""
     path = home / "fer2013" / "fer2013.csv"
     usage = {"Training": "train", "PublicTest": "val", "PrivateTest": "test"}
     images: dict[str, list[np.ndarray]] = {split: [] for split in usage.values()}
@@ -227,24 +259,26 @@ def _open_fer2013(home: Path, notes: list[str]) -> DatasetSplits:
                 images[split].append(np.array(row["pixels"].split(), dtype=np.uint8).reshape(48, 48))
                 labels[split].append(int(row["emotion"]))
     except (OSError, KeyError, ValueError, TypeError, csv.Error, OverflowError) as error:
-        raise UserError(f"{path} is not the challenge's table ({_short(error)}).") from None
+        raise UserError(f"Cannot read {path} as the challenge's table ({short_message(error)}).") from None
     splits: dict[str, ImageDataset] = {
         split: ArrayExamples(np.stack(images[split]), np.array(labels[split]), f"fer2013/{split}")
         for split in images
         if images[split]
     }
-    return _sorted_source("fer2013", home, emotions, splits, notes)
+    return _sort_classes("fer2013", home, emotions, splits, notes)
 
 
 def _open_ucf101(home: Path, notes: list[str]) -> DatasetSplits:
-    return folders.open_folder(str(home / "ucf101"), "folders")
+    return open_folder(str(home / "ucf101"), OpenOptions(labels="folders"))
 
 
 def _open_hateful_memes(home: Path, notes: list[str]) -> DatasetSplits:
     base = home / "hateful_memes"
-    dev = next((base / file for file in ("dev.jsonl", "dev_seen.jsonl") if (base / file).is_file()), None)
-    rows = table.join_rows({"train": base / "train.jsonl", "test": dev})
-    return table.open_rows(base / "train.jsonl", rows, "hateful_memes")
+    lists = {"train": base / "train.jsonl"}
+    dev = [base / file for file in ("dev.jsonl", "dev_seen.jsonl") if (base / file).is_file()]
+    if dev:
+        lists["test"] = dev[0]
+    return table.open_rows(lists["train"], table.join_rows(lists), "hateful_memes")
 
 
 _SPECIAL: dict[str, Callable[[str, Known, Path, list[str]], _Parts]] = {
@@ -253,17 +287,17 @@ _SPECIAL: dict[str, Callable[[str, Known, Path, list[str]], _Parts]] = {
     "voc2007": _open_voc2007,
     "pcam": _open_pcam,
 }
-_OWN: dict[str, Callable[[Path, list[str]], DatasetSplits]] = {
+_WITHOUT_TORCHVISION: dict[str, Callable[[Path, list[str]], DatasetSplits]] = {
     "fer2013": _open_fer2013,
     "ucf101": _open_ucf101,
     "hateful_memes": _open_hateful_memes,
 }
 
 
-def _sorted_source(
+def _sort_classes(
     name: str, home: Path, classes: Sequence[str], splits: dict[str, ImageDataset], notes: list[str]
 ) -> DatasetSplits:
-    """Classes sorted by name, as everywhere here; labels and targets follow."""
+    """Build a dataset with classes sorted by name, and renumber labels and targets."""
     order = sorted(range(len(classes)), key=lambda number: classes[number])
     new = np.empty(len(classes), dtype=np.int64)
     new[order] = np.arange(len(classes))
@@ -273,7 +307,3 @@ def _sorted_source(
         if examples.targets is not None:
             examples.targets = examples.targets[:, order]
     return DatasetSplits(name, str(home), "named dataset", tuple(classes[i] for i in order), splits, notes)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

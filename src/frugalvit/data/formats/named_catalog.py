@@ -1,6 +1,6 @@
-"""Datasets with a name: what they are, whether they are here, and how to get them. The 18 of EsViT's Table 9 and more.
+"""The catalogue of named datasets: the 18 of EsViT's Table 9 and others. ``named.py`` opens them.
 
-Facts only, and no torch: ``frugalvit list datasets`` answers at once. ``named.py`` opens them.
+This module does not import torch, so that ``frugalvit list datasets`` is fast.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from frugalvit.data.paths import datasets_root
 
 @dataclass(frozen=True)
 class Known:
-    """A dataset with a name; sizes (train with val) and metric as in EsViT's Table 9 where ``suite`` is true."""
+    """A named dataset. If ``suite`` is true, sizes (train with val) and metric are those of EsViT's Table 9."""
 
     title: str
     classes: int
     train: int
     test: int
-    marks: tuple[str, ...]  # what lies under the root when the dataset is there
+    files: tuple[str, ...]  # files and folders below the root that show that the dataset is present
     metric: str = "accuracy"
     suite: bool = False
     torchvision: str = ""  # the class that downloads and reads it
-    splits: dict[str, dict[str, Any]] = field(default_factory=dict)  # that class's arguments by split
+    splits: dict[str, dict[str, Any]] = field(default_factory=dict)  # arguments of that class, by split
     needs: tuple[str, ...] = ()
-    by_hand: str = ""  # what to do when nothing can download it
+    by_hand: str = ""  # instruction for the user, if it cannot be downloaded
 
 
 _TRAIN_TEST = {"train": {"train": True}, "test": {"train": False}}
@@ -46,10 +46,10 @@ DATASETS: dict[str, Known] = {
                     torchvision="SUN397", splits={"train": {}}),
     "stanford_cars": Known(
         "Stanford Cars", 196, 8_144, 8_041, suite=True,
-        marks=("stanford_cars/devkit", "stanford_cars/cars_train", "stanford_cars/cars_test",
+        files=("stanford_cars/devkit", "stanford_cars/cars_train", "stanford_cars/cars_test",
                "stanford_cars/cars_test_annos_withlabels.mat"),
         torchvision="StanfordCars", splits=_SPLIT_TRAIN_TEST,
-        by_hand="its first address is gone; put cars_train/, cars_test/, devkit/ and cars_test_annos_withlabels.mat "
+        by_hand="its first server is gone; put cars_train/, cars_test/, devkit/ and cars_test_annos_withlabels.mat "
                 "into {root}/stanford_cars"),
     "fgvc_aircraft": Known("FGVC Aircraft (variants)", 100, 6_667, 3_333, ("fgvc-aircraft-2013b/data",),
                            "mean per class", True, "FGVCAircraft", _SPLIT_THREE),
@@ -85,8 +85,8 @@ DATASETS: dict[str, Known] = {
                   suite=True, torchvision="PCAM", splits=_SPLIT_THREE, needs=("h5py", "gdown")),
     "ucf101": Known(
         "UCF101", 101, 9_537, 3_783, ("ucf101/train", "ucf101/test"), suite=True,
-        by_hand="unpack UCF101.rar and its train and test splits in {root}: there must be UCF-101/CLASS/CLIP.avi and "
-                "ucfTrainTestlist/trainlist01.txt; `frugalvit probe suite` then takes the middle frames with PyAV "
+        by_hand="unpack UCF101.rar and its train and test splits in {root}, as UCF-101/CLASS/CLIP.avi and "
+                "ucfTrainTestlist/trainlist01.txt; `frugalvit probe suite` then extracts the middle frames with PyAV "
                 "(pip install \"frugalvit[video]\")"),
     "hateful_memes": Known(
         "Hateful Memes", 2, 8_500, 500, ("hateful_memes/train.jsonl", "hateful_memes/img"), "ROC AUC", True,
@@ -106,7 +106,7 @@ DATASETS: dict[str, Known] = {
 
 
 class DatasetStatus(NamedTuple):
-    """Where a dataset stands: "present", "downloadable" or "by hand", and what to do about it."""
+    """The state of a dataset, "present", "downloadable" or "by hand", and an instruction."""
 
     state: str
     instruction: str
@@ -128,13 +128,13 @@ class DatasetInfo:
 
 
 def dataset_status(name: str, root: str | Path | None = None) -> DatasetStatus:
-    """Whether a dataset is here, can be downloaded, or must be brought by hand (and how)."""
+    """Tell whether a dataset is present, can be downloaded, or must be copied by hand, and how."""
     known, home = DATASETS[name], datasets_root(root)
     missing = [package for package in known.needs if importlib.util.find_spec(package) is None]
-    if all((home / mark).exists() for mark in known.marks):
+    if all((home / path).exists() for path in known.files):
         if "h5py" in missing:
             return DatasetStatus("by hand", "to read it: pip install h5py")
-        return DatasetStatus("present", str(home / known.marks[0].split("/")[0]))
+        return DatasetStatus("present", str(home / known.files[0].split("/")[0]))
     if known.by_hand:
         return DatasetStatus("by hand", known.by_hand.format(root=home))
     if missing:
@@ -143,29 +143,29 @@ def dataset_status(name: str, root: str | Path | None = None) -> DatasetStatus:
 
 
 def datasets_in(folder: Path) -> list[str]:
-    """The datasets that a folder holds as their makers or torchvision lay them out; none where other folders lie there.
+    """List the datasets that a folder holds in torchvision's layout; none if it has other folders.
 
-    Beside folders of the person's own (``cats/``, ``dogs/``) a dataset is not what was meant. VOC is left out: people
-    have it for its boxes and masks, of several years.
+    Other folders (``cats/``, ``dogs/``) are the user's own classes. VOC does not count: people use it for its boxes
+    and masks.
     """
-    found = [
+    names = [
         name
         for name, known in DATASETS.items()
-        if name != "voc2007" and all((folder / mark).exists() for mark in known.marks)
+        if name != "voc2007" and all((folder / path).exists() for path in known.files)
     ]
-    if not found:  # the usual case costs a few questions, and no listing of a large folder
+    if not names:  # do not list a large folder for nothing
         return []
-    own = {mark.split("/")[0] for name in found for mark in DATASETS[name].marks}
+    own = {path.split("/")[0] for name in names for path in DATASETS[name].files}
     beside = (entry for entry in folder.iterdir() if entry.name not in own and not entry.name.startswith("."))
-    return [] if any(entry.is_dir() for entry in beside) else found
+    return [] if any(entry.is_dir() for entry in beside) else names
 
 
 def list_datasets(pattern: str = "", root: str | Path | None = None) -> list[DatasetInfo]:
-    """Every dataset whose name or title contains ``pattern`` (``*`` and ``?`` work), with its state on this machine."""
-    found = []
+    """List the datasets whose name or title contains ``pattern`` (with ``*`` and ``?``), with their state."""
+    rows = []
     for name, known in DATASETS.items():
         if any(fnmatch(text.lower(), f"*{pattern.lower()}*") for text in (name, known.title)):
             status = dataset_status(name, root)
             sizes = (known.classes, known.train, known.test)
-            found.append(DatasetInfo(name, known.title, *sizes, known.metric, known.suite, *status))
-    return found
+            rows.append(DatasetInfo(name, known.title, *sizes, known.metric, known.suite, *status))
+    return rows

@@ -1,7 +1,7 @@
-"""UCF101 as EsViT uses it (B.3): the middle frame of every clip of the first split.
+"""UCF101 as in EsViT (B.3): the middle frame of every clip of the first split.
 
-The official files are the folder ``UCF-101/CLASS/CLIP.avi`` and ``ucfTrainTestlist/{train,test}list01.txt``. From them
-this makes ``ucf101/{train,test}/CLASS/CLIP.jpg``, which is what the dataset named ucf101 reads.
+Reads the official ``UCF-101/CLASS/CLIP.avi`` and ``ucfTrainTestlist/{train,test}list01.txt``, and writes
+``ucf101/{train,test}/CLASS/CLIP.jpg``, which the named dataset ucf101 reads.
 """
 
 from __future__ import annotations
@@ -16,40 +16,38 @@ from frugalvit.errors import UserError
 from frugalvit.utils import console
 
 LISTS = {"train": "trainlist01.txt", "test": "testlist01.txt"}
-_MEND = "the file is damaged: unpack UCF101.rar again (the frames taken so far are kept)."
+_ADVICE = "Unpack UCF101.rar again; existing frames are not extracted again."
 
 
 def videos_present(root: Path) -> bool:
-    """Whether the clips and the lists of the first split lie under ``root``."""
+    """True if ``root`` has the clips and the lists of the first split."""
     lists = (root / "ucfTrainTestlist" / name for name in LISTS.values())
     return (root / "UCF-101").is_dir() and all(path.is_file() for path in lists)
 
 
 def make_frames(root: Path, read: Callable[[Path], Image.Image] | None = None) -> None:
-    """Write the middle frames; into a folder aside first, so that an interrupted call never looks finished."""
+    """Write the middle frames, first to a temporary folder: an interrupted call never counts as finished."""
     if read is None:
         if importlib.util.find_spec("av") is None:
             raise UserError(
-                f'{root} holds UCF101\'s videos; to take their middle frames: pip install "frugalvit[video]"'
+                f'{root} holds the videos of UCF101. To extract their middle frames: pip install "frugalvit[video]"'
             )
         read = middle_frame
     finished, staging = root / "ucf101", root / ".ucf101.part"
     if finished.exists():
-        raise UserError(f"{finished} is there but lacks train or test; remove it, and its frames are taken again.")
+        raise UserError(f"{finished} lacks train or test. Remove it to extract the frames again.")
     for split, name in LISTS.items():
         lines = (root / "ucfTrainTestlist" / name).read_text(encoding="utf-8").splitlines()
         clips = [line.split()[0] for line in lines if line.strip()]  # "Class/clip.avi 1", the number is the class
         if not clips:
-            raise UserError(f"{root / 'ucfTrainTestlist' / name} names no clips; unpack UCF101's splits again.")
+            raise UserError(f"{root / 'ucfTrainTestlist' / name} names no clips. Unpack the splits of UCF101 again.")
         for clip in console.progress(clips, label=f"ucf101 {split}: middle frames"):
             target = (staging / split / clip).with_suffix(".jpg")
             if target.exists():
                 continue
             source = root / "UCF-101" / clip
             if not source.is_file():
-                raise UserError(
-                    f"{source} is in {name} but not there; unpack UCF101.rar again (the frames taken so far are kept)."
-                )
+                raise UserError(f"{source} is missing, but {name} lists it. {_ADVICE}")
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_suffix(".part")
             read(source).convert("RGB").save(part, "JPEG", quality=95)
@@ -58,19 +56,19 @@ def make_frames(root: Path, read: Callable[[Path], Image.Image] | None = None) -
 
 
 def middle_frame(path: Path) -> Image.Image:
-    """Frame n // 2 of n as they are shown, counted from 0, decoded with PyAV; n is what the file's header says."""
+    """Decode frame n // 2 with PyAV, in display order from 0; n comes from the header."""
     import av
     from av.error import FFmpegError
 
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
-                raise UserError(f"{path} holds no video; {_MEND}")
+                raise UserError(f"{path} holds no video. {_ADVICE}")
             count = container.streams.video[0].frames or sum(1 for _ in container.decode(video=0))
         with av.open(str(path)) as container:
             for number, frame in enumerate(container.decode(video=0)):
                 if number == count // 2:
                     return frame.to_image()
     except FFmpegError as error:
-        raise UserError(f"{path} cannot be decoded ({error.strerror}); {_MEND}") from None
-    raise UserError(f"{path} ends before its middle frame; {_MEND}")
+        raise UserError(f"Cannot decode {path} ({error.strerror}). {_ADVICE}") from None
+    raise UserError(f"{path} ends before its middle frame. {_ADVICE}")

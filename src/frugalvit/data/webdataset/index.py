@@ -1,6 +1,6 @@
-"""What ``frugalvit data pack`` writes beside its shards: an index of them, and files of decoded images.
+"""The index.json that ``frugalvit data pack`` writes beside its shards.
 
-An index may come from a stranger, so everything in it is checked before it is believed.
+An index may come from a stranger, so everything in it is checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PackedShard(NamedTuple):
 
 
 class DecodedFile(NamedTuple):
-    """A file of decoded images of a whole split (``cachefile.py``), made for inputs of ``target`` (height, width)."""
+    """A file of the decoded images of a split (``cache/file_format.py``), for inputs of ``target`` (height, width)."""
 
     split: str
     file: str
@@ -42,7 +42,7 @@ class DecodedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedIndex:
-    """The shards of every split, the names of the classes (labels are their numbers), and the decoded images."""
+    """The shards of every split, the class names (labels are their numbers), and the files of decoded images."""
 
     classes: tuple[str, ...] | None
     splits: dict[str, list[PackedShard]]
@@ -55,22 +55,18 @@ class PackedIndex:
 
     @functools.cached_property
     def version(self) -> str:
-        """Of the packing: another one at the same address has other shards under the same names."""
+        """Hash of all shards: it changes when the dataset is packed again at the same address."""
         return hashlib.sha256("\n".join(shard.sha256 for shard in self.by_name.values()).encode()).hexdigest()
 
-    def shard(self, name: str) -> PackedShard | None:
-        """The entry of the shard with this file name."""
-        return self.by_name.get(name)
 
-
-class Attached(NamedTuple):
-    """Decoded images that came with a packed split: the files, and the whole split's fingerprint that they bear."""
+class PackedImages(NamedTuple):
+    """The files of decoded images of a packed split, and the fingerprint of the full split that they carry."""
 
     files: list[tuple[Path, DecodedFile]]
     fingerprint: str
 
     def for_input(self, target: tuple[int, int]) -> list[Path]:
-        """Files whose images are as large as ``target`` asks, and not much larger."""
+        """Files whose images are at least as large as ``target``, and not much larger."""
         fitting = [
             (file.target, path)
             for path, file in self.files
@@ -79,54 +75,55 @@ class Attached(NamedTuple):
         return [path for _, path in sorted(fitting)]
 
 
-def index_beside(where: str | Path) -> PackedIndex | None:
-    """The index in the folder of ``where`` (a folder, shards, or an address); None for shards of somebody else."""
-    place = str(where)
-    if is_pipe(place):
+def read_index(where: str | Path) -> PackedIndex | None:
+    """Read the index in the folder of ``where`` (a folder, shards, or an address); None if there is none of ours."""
+    where = str(where)
+    if is_pipe(where):
         return None
-    if is_remote(place):
-        whole = without_query(place)  # a signature may hold a slash, and is that of a shard
-        content = read_small(place if whole.endswith(f"/{INDEX}") else f"{whole.rpartition('/')[0]}/{INDEX}")
+    if is_remote(where):
+        address = without_query(where)  # a query is the signature of one shard, and may contain a slash
+        content = read_small(where if address.endswith(f"/{INDEX}") else f"{address.rpartition('/')[0]}/{INDEX}")
     else:
-        path = local(place)
+        path = local(where)
         content = read_small(str((path if path.is_dir() else path.parent) / INDEX))
     return None if content is None else parse_index(content)
 
 
 def parse_index(content: bytes) -> PackedIndex | None:
-    """The index, or None where this is none of ours, or not as we write them."""
+    """Parse an index; None if it is not one of ours or not valid."""
     try:
-        found = json.loads(content)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        values = json.loads(content)
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
             return None
-        classes = found["classes"]
+        classes = values["classes"]
         if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
             return None
-        splits = {str(split): [_shard(entry) for entry in shards] for split, shards in found["splits"].items()}
-        decoded = [_decoded(entry) for entry in found.get("decoded", [])]
+        splits = {str(split): [_shard(entry) for entry in shards] for split, shards in values["splits"].items()}
+        decoded = [_decoded(entry) for entry in values.get("decoded", [])]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return PackedIndex(None if classes is None else tuple(classes), splits, decoded)
 
 
 def _shard(entry: dict[str, Any]) -> PackedShard:
-    return PackedShard(_plain(entry["file"]), _count(entry["examples"]), _count(entry["bytes"]), str(entry["sha256"]))
+    name, examples, size = _file_name(entry["file"]), _count(entry["examples"]), _count(entry["bytes"])
+    return PackedShard(name, examples, size, str(entry["sha256"]))
 
 
 def _decoded(entry: dict[str, Any]) -> DecodedFile:
     (height, width), (rows, columns) = entry["target"], entry["rectangle"]
     target, rectangle = (_count(height), _count(width)), (_count(rows), _count(columns))
-    return DecodedFile(str(entry["split"]), _plain(entry["file"]), target, rectangle)
+    return DecodedFile(str(entry["split"]), _file_name(entry["file"]), target, rectangle)
 
 
-def _plain(name: Any) -> str:
-    """A file name that means a file beside the index and nothing else."""
+def _file_name(name: Any) -> str:
+    """Check that a name can only mean a file beside the index."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError("no plain file name")
+        raise ValueError("not a plain file name")
     return name
 
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError("no count")
+        raise ValueError("not a count")
     return value

@@ -1,6 +1,6 @@
-"""``frugalvit data pack DATA OUT``: any dataset as WebDataset shards, the images byte for byte as they were.
+"""``frugalvit data pack DATA OUT``: write any dataset as WebDataset shards, the images byte for byte.
 
-Beside the shards lie an index of them, and the images once more decoded, so that training on OUT begins at once.
+An index and the decoded images are written beside the shards, so that training on OUT starts at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import shutil
 import tarfile
 import time
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,17 +19,18 @@ from typing import Any, Literal
 import numpy as np
 
 from frugalvit.config.data import PackConfig
-from frugalvit.data import image_size
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.image_size import best_device, input_size, median_side, min_cached_size, probe_images
 from frugalvit.data.inspect import clean
 from frugalvit.data.open import open_data
-from frugalvit.data.paths import lies_among, local
+from frugalvit.data.paths import is_inside, local
 from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
 from frugalvit.data.webdataset.shards import open_shards
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import remove_leftovers, working_folder
+from frugalvit.utils.system import cores
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
@@ -41,8 +41,8 @@ def command(config: PackConfig) -> CommandResult:
     """``frugalvit data pack``."""
     out = local(config.out)
     check_free(out)
-    if lies_among(out, config.data):
-        raise UserError(f"{config.out} lies among the images of {config.data}: choose a folder outside of it.")
+    if is_inside(out, config.data):
+        raise UserError(f"{config.out} is inside the dataset {config.data}: choose a folder outside of it.")
     source = open_data(
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
         classes=config.classes, root=config.root,
@@ -63,25 +63,24 @@ def pack(
     decoded: bool = False,
     img_size: int | Literal["auto"] = "auto",
 ) -> CommandResult:
-    """Write ``train-000000.tar`` …, ``index.json`` and, if asked for, ``train-256x256.decoded``.
+    """Write ``train-000000.tar`` …, ``index.json`` and, with ``decoded``, ``train-256x256.decoded``.
 
-    The same source and seed give the same bytes. Decoded images are for inputs of ``img_size``, by default what train
-    would take on this machine.
+    The same source and seed give the same bytes. Decoded images are for inputs of ``img_size``, by default the size of
+    ``frugalvit train`` on this machine.
 
-    Everything is written beside ``out`` first and renamed at the end: a kill leaves no half a dataset, and what it does
-    leave goes away with the next packing to ``out``. The working folder alone stays, and is filled.
+    Everything is written to a temporary folder that is renamed at the end: a killed process leaves no partial dataset.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     check_free(out)
     if any(examples.targets is not None for examples in source.splits.values()):
         raise UserError(
-            f"{source.location} has several labels per image, and shards hold one class per image: use it as it is, or "
-            "pack its images alone with --labels ignore."
+            f"{source.location} has several labels per image, and shards hold one class per image: use the dataset "
+            "without packing, or pack its images alone with --labels ignore."
         )
     bad: list[dict[str, str]] = []
     notes: list[str] = []
     try:
-        with staging_for(out) as staging:
+        with working_folder(out.resolve(), inside=False) as staging:
             splits: dict[str, list[dict[str, Any]]] = {}
             for number, (split, examples) in enumerate(source.splits.items()):
                 order = np.arange(len(examples))
@@ -99,10 +98,10 @@ def pack(
             if decoded:
                 index["decoded"] = _write_decoded(staging, img_size, notes)
                 _write_index(staging, index)
-            put_in_place(staging, out)
+            move_into(staging, out)
     except OSError as error:
         raise UserError(f"Cannot write shards to {out} ({error.strerror or error}): choose another folder.") from None
-    return _result(source, out, index, notes, time.monotonic() - began)
+    return _result(source, out, index, notes, time.monotonic() - start)
 
 
 def _write_index(folder: Path, index: dict[str, Any]) -> None:
@@ -110,94 +109,73 @@ def _write_index(folder: Path, index: dict[str, Any]) -> None:
 
 
 def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[str]) -> list[dict[str, Any]]:
-    """The images of every split as training keeps them; left out, and said, where the disk has no room for them."""
-    from frugalvit.data.cache import file_format
-    from frugalvit.data.cache.build import decode_all, threads_for
-    from frugalvit.data.image_size import best_device, input_size, median_side
-    from frugalvit.utils.system import cores
+    """Write the decoded images of every split; a split is left out, with a note, if the disk has no space for it."""
+    from frugalvit.data.cache.build import decode_all, decoding_threads
+    from frugalvit.data.cache.file_format import write_file
 
     packed = open_shards(str(folder))
     size = img_size
     if size == "auto":
         size = input_size(median_side(packed.splits.get("train", next(iter(packed.splits.values())))), best_device())
+    target = min_cached_size((size, size))
     written: list[dict[str, Any]] = []
     for split, examples in packed.splits.items():
-        rectangle, seconds = image_size.probe_images(examples, (size, size))
-        volume = len(examples) * 3 * rectangle[0] * rectangle[1]
+        cached_size, seconds = probe_images(examples, (size, size))
+        shape = (len(examples), 3, *cached_size)
+        volume = int(np.prod(shape))
         if volume > 0.9 * shutil.disk_usage(folder).free:
             notes.append(f"No decoded images of {split}: they take {volume / 1e9:.1f} GB, more than the disk has.")
             continue
-        target = image_size.min_cached_size((size, size))
         name = f"{split}-{target[0]}x{target[1]}.decoded"
-        threads, _ = threads_for(seconds, cores())
-        fill = partial(decode_all, examples, rectangle, threads=threads, limit=len(examples))
-        file_format.write_file(folder / name, examples.fingerprint(), (len(examples), 3, *rectangle), fill)
-        written.append({"split": split, "file": name, "target": list(target), "rectangle": list(rectangle)})
+        threads, _ = decoding_threads(seconds, cores())
+        fill = partial(decode_all, examples, cached_size, threads=threads, limit=len(examples))
+        write_file(folder / name, examples.fingerprint(), shape, fill)
+        written.append({"split": split, "file": name, "target": list(target), "rectangle": list(cached_size)})
     if written:
-        notes.append(f"Decoded images for inputs of {size} px lie beside them; other sizes are decoded when needed.")
+        notes.append(f"Decoded images for inputs of {size} px are beside them; other sizes are decoded when needed.")
     return written
 
 
 def check_free(out: Path) -> None:
-    """Refuse a folder that holds something, but for what a killed packing has left there."""
-    remove_leftovers(out.resolve())
+    """Refuse a folder that is not empty."""
+    _clean_up(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: choose another folder for the shards.")
-    held = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    if held:
-        raise UserError(
-            f"{out} is there already and not empty ({truncate_list(held)}): choose another folder for the shards."
-        )
+    if contents := sorted(path.name for path in out.iterdir()) if out.exists() else []:
+        raise UserError(f"{out} is not empty ({truncate_list(contents)}): choose another folder for the shards.")
 
 
-def check_replaceable(out: Path, staging: Path | None = None) -> None:
-    """Refuse a folder that holds anything but a packed dataset: all that is there would be removed.
-
-    staging: what is to replace it, and may lie there
-    """
-    remove_leftovers(out.resolve())
+def check_replaceable(out: Path) -> None:
+    """Refuse a folder that holds anything but a packed dataset: all of it would be removed."""
+    _clean_up(out)
     index = parse_index((out / INDEX).read_bytes())
-    own = {INDEX, *index.by_name, *(file.file for file in index.decoded)} if index is not None else set()
-    others = sorted(path.name for path in _beside(staging, out.resolve()) if path.name not in own)
+    packed = {INDEX, *index.by_name, *(file.file for file in index.decoded)} if index is not None else set()
+    others = sorted(path.name for path in out.iterdir() if path.name not in packed)
     if others:
         raise UserError(
-            f"{out} holds more than a packed dataset ({truncate_list(others)}), which would be lost: choose another folder."
+            f"{out} holds more than a packed dataset ({truncate_list(others)}), which would be lost: choose another "
+            "folder."
         )
 
 
-def staging_for(out: Path) -> AbstractContextManager[Path]:
-    """Where to write what becomes ``out``: beside it, but inside of the working folder, which no rename replaces."""
-    place = out.resolve()
-    return working_folder(place, inside=_is_here(place))
+def _clean_up(out: Path) -> None:
+    """Remove what killed processes left of ``out``; refuse the working folder, which cannot be replaced."""
+    if out.resolve() == Path.cwd().resolve():
+        raise UserError(f"{out} is the working folder: choose another folder for the shards.")
+    remove_leftovers(out.resolve())
 
 
-def put_in_place(staging: Path, out: Path, *, replace: bool = False) -> None:
-    """Make what was staged ``out``, which is empty unless what it holds is to be replaced."""
-    place = out.resolve()
-    others = _beside(staging, place) if place.exists() else []
-    if others and not replace:
-        raise UserError(f"{out} has been filled by somebody else meanwhile: choose another folder for the shards.")
-    if others:
-        check_replaceable(out, staging)
-    for old in others:
-        old.unlink()
-    if not _is_here(place):
-        if place.exists():
-            place.rmdir()
-        staging.rename(place)
-        return
-    # The index first: after a kill in between it tells which shards are missing.
-    for path in sorted(staging.iterdir(), key=lambda path: (path.name != INDEX, path.name)):
-        path.rename(place / path.name)
-
-
-def _beside(staging: Path | None, place: Path) -> list[Path]:
-    """What a folder holds beside what is to fill it."""
-    return [path for path in place.iterdir() if staging is None or path != staging.parent]
-
-
-def _is_here(place: Path) -> bool:
-    return place == Path.cwd().resolve()
+def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:
+    """Rename the finished folder to ``out``, which is empty or, with ``replace``, holds a packed dataset."""
+    folder = out.resolve()
+    if folder.exists() and any(folder.iterdir()):
+        if not replace:
+            raise UserError(f"Another process has written to {out} meanwhile: choose another folder for the shards.")
+        check_replaceable(out)
+        shutil.rmtree(folder)
+    elif folder.exists():
+        folder.rmdir()
+    staging.rename(folder)
 
 
 def _write_split(
@@ -209,7 +187,8 @@ def _write_split(
     width = max(8, len(str(len(order))))
     for number, index in enumerate(console.progress(order, total=len(order), label=f"packing {split}")):
         try:
-            content, ending = _image(examples, int(index))
+            form = examples.header(int(index)).format
+            content = examples.raw(int(index))
         except UnreadableImage as error:
             bad.append({"name": clean(error.name), "reason": clean(error.reason)})
             continue
@@ -218,8 +197,8 @@ def _write_split(
             shards.append({"file": f"{split}-{len(shards):06d}.tar"})
             archive = tarfile.open(folder / shards[-1]["file"], "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
             written, count = 0, 0
-        key = f"{number:0{width}d}-{_plain(examples.keys[index])}"
-        written += _add(archive, f"{key}.{ending}", content)
+        key = f"{number:0{width}d}-{_safe_stem(examples.keys[index])}"
+        written += _add(archive, f"{key}.{_ENDINGS.get(form, form.lower())}", content)
         if examples.labels is not None:
             written += _add(archive, f"{key}.cls", str(int(examples.labels[index])).encode())
         count += 1
@@ -227,13 +206,8 @@ def _write_split(
     return shards
 
 
-def _image(examples: ImageDataset, index: int) -> tuple[bytes, str]:
-    form = examples.header(index).format
-    return examples.raw(index), _ENDINGS.get(form, form.lower())
-
-
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> int:
-    """One member without owner or time, so that equal data give equal shards."""
+    """Add a member without owner or time, so that equal data give equal shards; returns its size."""
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
@@ -250,8 +224,8 @@ def _finish(archive: tarfile.TarFile | None, folder: Path, shards: list[dict[str
     shards[-1] |= {"examples": count, "bytes": path.stat().st_size, "sha256": digest}
 
 
-def _plain(key: str) -> str:
-    """A file's stem as a part of a member's name: letters, digits and dashes only, so that it can mean no path."""
+def _safe_stem(key: str) -> str:
+    """A file's stem as a part of a member's name: letters, digits and dashes only, so that it cannot be a path."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(key).stem)[:60].strip("-") or "image"
 
 

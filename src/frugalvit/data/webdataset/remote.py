@@ -1,7 +1,7 @@
-"""Files that lie elsewhere, read forwards: http(s), what fsspec knows (``s3://``, ``gs://`` …), and ``pipe:`` commands.
+"""Remote files, read forwards: http(s), what fsspec knows (``s3://``, ``gs://`` …), and ``pipe:`` commands.
 
-A connection that breaks is opened again where it broke, a few times. A ``pipe:`` runs a program, and a configuration
-may come from a stranger, so it must be allowed in the environment first. No shell looks at it: for a pipeline write
+A broken connection is opened again at the same position, a few times. A ``pipe:`` runs a program, and a configuration
+may come from a stranger, so the environment must allow it first. It runs without a shell: for a pipeline write
 ``pipe:sh -c '…'``.
 """
 
@@ -9,35 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import io
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Protocol, Self, cast
+from typing import IO, Any
 
 from frugalvit.data.paths import cache_root
 from frugalvit.errors import UserError
 from frugalvit.utils import console
+from frugalvit.utils.files import write_atomically
 
 ALLOW_PIPES = "FRUGALVIT_ALLOW_PIPES"
 _TIMEOUT = 60.0
-_TRIES, _WAIT = 3, 0.5  # times a broken connection is opened again in a row; seconds before the first, then doubled
-FAULTS = (OSError, EOFError, http.client.HTTPException)
-
-
-class Readable(Protocol):
-    """As much of a file as reading forwards needs."""
-
-    def read(self, count: int = -1, /) -> bytes: ...
-    def close(self) -> None: ...
+_TRIES, _WAIT = 3, 0.5  # attempts to reopen a broken connection; seconds before the first, then doubled
+_BLOCK = 1 << 20
+READ_ERRORS = (OSError, EOFError, http.client.HTTPException)
 
 
 def is_remote(where: str) -> bool:
@@ -48,250 +40,200 @@ def is_pipe(where: str) -> bool:
     return where.startswith("pipe:")
 
 
+def is_http(where: str) -> bool:
+    return where.startswith(("http://", "https://"))
+
+
 def without_query(where: str) -> str:
     """The path of an address, without what follows a ``?``."""
-    return where.split("?")[0] if where.startswith(("http://", "https://")) else where
+    return where.split("?")[0] if is_http(where) else where
 
 
 def open_remote(where: str) -> IO[bytes]:
-    """A readable stream of a local file, an http(s) address, anything fsspec knows, or a command's output."""
-    if not is_remote(where):
-        return Path(where).open("rb")
+    """Open a local file, an http(s) address, anything fsspec knows, or a command's output for reading forwards."""
     if is_pipe(where):
-        return cast(IO[bytes], CommandReader(where.removeprefix("pipe:")))
-    return cast(
-        IO[bytes], RetryingReader(where, _open_http if where.startswith(("http://", "https://")) else _open_fsspec)
-    )
+        return io.BufferedReader(CommandReader(_start(where.removeprefix("pipe:"))))
+    return io.BufferedReader(RetryingReader(where)) if is_remote(where) else Path(where).open("rb")
 
 
-class ForwardReader:
-    """A file that can only be read forwards, to be used in a ``with``."""
+class RetryingReader(io.RawIOBase):
+    """A remote file that reopens a broken connection at its position, up to ``_TRIES`` times in a row."""
 
-    def read(self, count: int = -1, /) -> bytes:
-        raise NotImplementedError
+    def __init__(self, where: str) -> None:
+        self.where, self.position, self.failures = where, 0, 0
+        self.length: int | None = None  # bytes of the file, if the server tells
+        self._source: Any = None
+        self.readinto(bytearray())  # connect now, so that a missing file is an error here
 
-    def close(self) -> None:
-        raise NotImplementedError
+    def readable(self) -> bool:
+        return True
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-class RetryingReader(ForwardReader):
-    """A remote file whose connection may break: it is opened again where it broke, ``_TRIES`` times in a row."""
-
-    def __init__(self, where: str, opener: Callable[[str, int], tuple[Readable, int | None]]) -> None:
-        self.where, self._opener = where, opener
-        self.position, self._broken = 0, 0
-        self._source: Readable | None = None
-        self.length: int | None = None
-        while self._source is None:
-            self._open()
-
-    def read(self, count: int = -1, /) -> bytes:
-        parts: list[bytes] = []
-        left = count
-        while left:
-            part = self._read_some(left)
-            if not part:
-                break
-            parts.append(part)
-            left -= len(part) if count > 0 else 0
-        return b"".join(parts)
-
-    def close(self) -> None:
-        if self._source is not None:
-            self._source.close()
-
-    def _read_some(self, count: int) -> bytes:
-        """Bytes from the present position on; none at the end of the file."""
+    def readinto(self, buffer: Any, /) -> int:
         while True:
-            if self._source is None:
-                self._open()
-                continue
             try:
-                part = self._source.read(count if count > 0 else 1 << 20)
-                if not part and self.length is not None and self.position < self.length:
+                if self._source is None:
+                    self._source, self.length = _connect(self.where, self.position)
+                part = self._source.read(len(buffer)) if len(buffer) else b""
+                if not part and len(buffer) and self.length is not None and self.position < self.length:
                     raise EOFError(f"the connection ended after {self.position:,} of {self.length:,} bytes")
-            except FAULTS as error:
-                self._wait(error)
-                continue
-            self.position += len(part)
-            self._broken = 0 if part else self._broken
-            return part
-
-    def _open(self) -> None:
-        try:
-            self._source, self.length = self._opener(self.where, self.position)
-        except FAULTS as error:
-            if isinstance(error, FileNotFoundError | PermissionError) or _is_refusal(error):
+            except UserError:
                 raise
-            self._wait(error)
-
-    def _wait(self, error: BaseException) -> None:
-        self._broken += 1
-        if self._broken > _TRIES:
-            raise error
-        self.close()
-        self._source = None
-        time.sleep(_WAIT * 2 ** (self._broken - 1))
-
-
-class CommandReader(ForwardReader):
-    """What a program writes; one that fails is an error where its output ends."""
-
-    def __init__(self, command: str) -> None:
-        if os.environ.get(ALLOW_PIPES) != "1":
-            raise UserError(f"'pipe:{command}' would run a program. If you trust it, set {ALLOW_PIPES}=1 first.")
-        try:
-            words = command if os.name == "nt" else shlex.split(command)
-        except ValueError as error:
-            raise UserError(f"'pipe:{command}' is no command: {error}.") from None
-        if not words:
-            raise UserError("'pipe:' wants a command behind it.")
-        self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-
-    def read(self, count: int = -1, /) -> bytes:
-        assert self._process.stdout is not None
-        content = self._process.stdout.read(count)
-        if (count < 0 or len(content) < count) and (status := self._process.wait()):
-            raise OSError(f"its command ended with status {status}")
-        return content
+            except Exception as error:  # every fsspec driver has its own kinds: botocore's, aiohttp's, Google's
+                self._wait_or_raise(error)
+                continue
+            buffer[: len(part)] = part
+            self.position += len(part)
+            self.failures = 0 if part else self.failures
+            return len(part)
 
     def close(self) -> None:
-        """Stop listening; whoever still writes then ends by itself, or is ended."""
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+        super().close()
+
+    def _wait_or_raise(self, error: Exception) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+        self.failures += 1
+        if self.failures > _TRIES or _is_final(error):
+            if isinstance(error, READ_ERRORS):
+                raise error
+            raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        time.sleep(_WAIT * 2 ** (self.failures - 1))
 
 
-def fetch(url: str, *, version: str = "", sha256: str = "") -> Path:
-    """A local copy of a remote shard: in the cache, written whole or not at all, fetched once.
-
-    version: what the index beside it is told by; a shard of another version is another file
-    sha256: of the shard as the index lists it, if it does
-    """
-    folder, _, name = without_query(url).rpartition("/")
-    # A query may choose the file, and a command may be anything: then the whole of it is the file's identity.
-    identity = (url if is_pipe(url) or "?" in url else folder) + version
-    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    plain = "shard.tar" if is_pipe(url) else re.sub(r"[^\w.-]+", "-", name).lstrip(".") or "shard.tar"
-    target = cache_root() / "shards" / digest / plain
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        if target.exists():
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        file = part.open("wb")
-    except OSError as error:
-        raise UserError(
-            f"{url} cannot be kept in {target.parent} ({error.strerror}): set FRUGALVIT_CACHE to a folder of yours."
-        ) from None
-    console.info(f"fetching {url}")
-    try:
-        with file, open_remote(url) as source:
-            shutil.copyfileobj(source, file, 1 << 20)
-        if sha256 and _digest(part) != sha256:
-            raise UserError(f"{url} is not what the index beside it lists: was it packed anew, or is the index older?")
-        part.replace(target)
-    except FAULTS as error:
-        raise UserError(f"{url} cannot be fetched: {reason_of(error)}.") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return target
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read_small(where: str, most: int = 512 << 20) -> bytes | None:
-    """A small file, local or not; None where there is none or it cannot be read."""
-    try:
-        with open_remote(where) as file:
-            content = file.read(most + 1)
-    except (*FAULTS, UserError):
-        return None
-    return content if len(content) <= most else None
-
-
-def reason_of(error: BaseException) -> str:
-    """What went wrong, in one line."""
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-    return " ".join(str(reason).split()) or type(error).__name__
-
-
-def _open_http(where: str, position: int) -> tuple[Readable, int | None]:
+def _connect(where: str, position: int) -> tuple[Any, int | None]:
+    """Open a remote file at a position; returns the file and its length in bytes, if known."""
+    if not is_http(where):
+        return _connect_fsspec(where, position)
     headers = {"Range": f"bytes={position}-"} if position else {}
     try:
-        request = urllib.request.Request(where, headers=headers)
-        answer: Any = urllib.request.urlopen(request, timeout=_TIMEOUT)
+        answer: Any = urllib.request.urlopen(urllib.request.Request(where, headers=headers), timeout=_TIMEOUT)
     except (ValueError, http.client.InvalidURL) as error:
-        raise UserError(f"{where} is no address: {error}.") from None
+        raise UserError(f"{where} is not a valid address: {error}.") from None
     stated = answer.headers.get("Content-Length")
     length = int(stated) if stated is not None and stated.isdigit() else None
     if position and answer.status == 206:
         return answer, None if length is None else position + length
-    _pass_over(answer, position)  # a server that knows no ranges begins anew
+    while position:  # a server without ranges sends the file from its start
+        skipped = len(answer.read(min(position, _BLOCK)))
+        if not skipped:
+            raise EOFError("the file has become shorter")
+        position -= skipped
     return answer, length
 
 
-def _open_fsspec(where: str, position: int) -> tuple[Readable, int | None]:
+def _connect_fsspec(where: str, position: int) -> tuple[Any, int | None]:
     try:
         import fsspec
 
-        with _drivers_faults():
-            file: Any = cast(Any, fsspec.open(where, "rb")).open()
-            if position:
-                file.seek(position)
+        opened: Any = fsspec.open(where, "rb")
+        file = opened.open()
     except (ImportError, ValueError) as error:
-        raise UserError(
-            f"{where} cannot be opened: {error}. pip install 'frugalvit[streams]' and its driver."
-        ) from None
-    return _DrivenReader(file), getattr(file, "size", None)
+        raise UserError(f"Cannot open {where}: {error}. pip install 'frugalvit[streams]' and its driver.") from None
+    if position:
+        file.seek(position)
+    return file, getattr(file, "size", None)
 
 
-class _DrivenReader:
-    """A file of an fsspec driver, whose own kinds of errors are faults like any other."""
+def _is_final(error: Exception) -> bool:
+    """True if trying again changes nothing: the file is missing or the server refuses it."""
+    if isinstance(error, urllib.error.HTTPError):
+        return 400 <= error.code < 500 and error.code not in (408, 429)
+    return isinstance(error, FileNotFoundError | PermissionError)
 
-    def __init__(self, file: Any) -> None:
-        self.file = file
 
-    def read(self, count: int = -1, /) -> bytes:
-        with _drivers_faults():
-            return self.file.read(count)
+def _start(command: str) -> subprocess.Popen[bytes]:
+    if os.environ.get(ALLOW_PIPES) != "1":
+        raise UserError(f"'pipe:{command}' would run a program. If you trust it, set {ALLOW_PIPES}=1 first.")
+    try:
+        tokens = command if os.name == "nt" else shlex.split(command)
+    except ValueError as error:
+        raise UserError(f"'pipe:{command}' is not a valid command: {error}.") from None
+    if not tokens:
+        raise UserError("'pipe:' needs a command, as in 'pipe:cat shard.tar'.")
+    return subprocess.Popen(tokens, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+
+
+class CommandReader(io.RawIOBase):
+    """The output of a program; a failed program is an ``OSError`` at the end of its output."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.process, self._output = process, process.stdout
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        part = self._output.read(len(buffer))
+        if not part and (status := self.process.wait()):
+            raise OSError(f"its command ended with status {status}")
+        buffer[: len(part)] = part
+        return len(part)
 
     def close(self) -> None:
-        with _drivers_faults():
-            self.file.close()
+        """Close the pipe; a program that still writes ends by this, or is killed after a second."""
+        self._output.close()
+        try:
+            self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        super().close()
 
 
-@contextmanager
-def _drivers_faults() -> Iterator[None]:
+def fetch(url: str, *, version: str = "", sha256: str = "") -> Path:
+    """Download a remote shard into the cache, once, and return its path.
+
+    version: of the index; a shard of another version is another file
+    sha256: of the shard, if the index lists it
+    """
+    folder, _, name = without_query(url).rpartition("/")
+    # A query may select the file, and a command may be anything: then all of it identifies the file.
+    identity = (url if is_pipe(url) or "?" in url else folder) + version
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    plain = "shard.tar" if is_pipe(url) else re.sub(r"[^\w.-]+", "-", name).lstrip(".") or "shard.tar"
+    target = cache_root() / "shards" / digest / plain
+
+    def download(file: IO[bytes]) -> None:
+        content = hashlib.sha256()
+        with open_remote(url) as source:
+            while block := source.read(_BLOCK):
+                content.update(block)
+                file.write(block)
+        if sha256 and content.hexdigest() != sha256:
+            raise UserError(f"{url} does not match its index. Pack the dataset again, or remove the index.")
+
     try:
-        yield
-    except (*FAULTS, ImportError, ValueError):
-        raise
-    except Exception as error:  # every driver has its own: botocore's, aiohttp's, Google's
-        raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        if target.exists():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"Cannot write {url} to {target.parent} ({error.strerror}): set FRUGALVIT_CACHE to a folder of yours."
+        ) from None
+    console.info(f"fetching {url}")
+    try:
+        write_atomically(target, download)
+    except READ_ERRORS as error:
+        raise UserError(f"Cannot fetch {url}: {describe_error(error)}.") from None
+    return target
 
 
-def _pass_over(source: Readable, count: int) -> None:
-    while count:
-        passed = len(source.read(min(count, 1 << 20)))
-        if not passed:
-            raise EOFError("the file has become shorter")
-        count -= passed
+def read_small(where: str, limit: int = 512 << 20) -> bytes | None:
+    """Read a small file, local or remote; None if it is missing, unreadable or too large."""
+    try:
+        with open_remote(where) as file:
+            content = file.read(limit + 1)
+    except (*READ_ERRORS, UserError):
+        return None
+    return content if len(content) <= limit else None
 
 
-def _is_refusal(error: BaseException) -> bool:
-    """Whether a server has answered that it will not give the file: asking again changes nothing."""
-    return isinstance(error, urllib.error.HTTPError) and 400 <= error.code < 500 and error.code not in (408, 429)
+def describe_error(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+    return " ".join(str(reason).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Shards read in passing, when there are more than a machine can hold: shuffled, divided, and resumed by position."""
+"""Streams shards that no machine can hold: shuffled, divided among readers, and resumed by position."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 
-from frugalvit.data.webdataset.remote import FAULTS, open_remote, reason_of
-from frugalvit.data.webdataset.shards import is_text, is_wanted, label_of, split_name
-from frugalvit.data.webdataset.tar import BadShard, contents
+from frugalvit.data.webdataset.remote import READ_ERRORS, describe_error, open_remote
+from frugalvit.data.webdataset.shards import group_members, is_text, is_wanted, label_of, split_name
+from frugalvit.data.webdataset.tar import BadShard, read_members
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.text import pluralize
 
 T = TypeVar("T")
+SHARD_ERRORS = (BadShard, ValueError, *READ_ERRORS)
 
 
 class StreamSample(NamedTuple):
-    """An example read in passing: its key, the encoded image, and its label as written."""
+    """A streamed example: its key, the encoded image, and its raw label."""
 
     key: str
     content: bytes
@@ -27,19 +28,18 @@ class StreamSample(NamedTuple):
 
 
 class ShardStream:
-    """Examples from shards in passing: each once per epoch, over any number of parts (processes times workers).
+    """Examples streamed from shards: each once per epoch, divided among readers (processes times workers).
 
-    The order of an epoch is a function of ``seed``, epoch and part alone, so a position (how many examples were taken)
-    is all that resuming needs. Shards are shuffled among the parts; within a part, examples pass through a shuffling
-    buffer. With ``shuffle=False`` everything comes in its own order. A damaged shard is named in ``damaged`` and left
-    behind at the damage.
+    The order of an epoch is a function of (seed, epoch, reader), so the number of examples taken is all that resuming
+    needs. Shards are shuffled among the readers; each reader shuffles its examples in a buffer. With
+    ``shuffle=False`` everything comes in its own order. A damaged shard is read up to the damage and listed in
+    ``damaged``.
 
     Args:
-        counts: examples in each shard, where they are known: resuming then reads only the shards it needs, not all
-            that was taken before. So that positions hold whatever is damaged, and whenever that happens, a shard then
-            gives as many as it is said to: those of the next shards, of all, take the place of what it lacks.
-        keep: labels to keep; examples with others are passed over.
-        warn: what is told of a damaged shard.
+        counts: examples in each shard, if known. Resuming then reads only the shards it needs, and a shard always
+            yields its count: examples of the next shards replace what a damaged one lacks, so positions stay exact.
+        keep: labels to keep; examples with other labels are skipped.
+        warn: logs a damaged shard.
     """
 
     def __init__(
@@ -61,151 +61,140 @@ class ShardStream:
         self.keep, self.warn = keep, warn
         self.damaged: list[tuple[str, str]] = []
 
-    def epoch(self, number: int = 0, *, part: int = 0, parts: int = 1, skip: int = 0) -> Iterator[StreamSample]:
-        """This part's examples of one epoch, the first ``skip`` of them left out."""
-        mine = self._share(number, part, parts)
-        draws = _random(np.random.default_rng([self.seed, number, part]))
+    def epoch(self, number: int = 0, *, reader: int = 0, readers: int = 1, skip: int = 0) -> Iterator[StreamSample]:
+        """Yield a reader's examples of one epoch, without the first ``skip``."""
+        shards = self._reader_shards(number, reader, readers)
+        draws = _uniform(np.random.default_rng([self.seed, number, reader]))
         if skip and self.counts is not None:
-            yield from self._go_on(mine, draws, skip)
+            yield from self._resume(shards, draws, skip)
         else:
-            yield from islice(self._shuffled(self._arriving(mine), [], draws), skip, None)
+            yield from islice(self._shuffle(self._read_from(shards), [], draws), skip, None)
 
-    def length(self, number: int = 0, *, part: int = 0, parts: int = 1) -> int | None:
-        """How many examples this part has in an epoch, where the shards' counts are known."""
-        return None if self.counts is None else sum(self.counts[shard] for shard in self._share(number, part, parts))
+    def length(self, number: int = 0, *, reader: int = 0, readers: int = 1) -> int | None:
+        """The number of a reader's examples in an epoch; None if the shards' counts are unknown."""
+        if self.counts is None:
+            return None
+        return sum(self.counts[shard] for shard in self._reader_shards(number, reader, readers))
 
-    def _share(self, number: int, part: int, parts: int) -> list[int]:
-        """The shards of a part in an epoch, in their order."""
-        if parts > len(self.shards):
-            raise UserError(f"{len(self.shards)} shards cannot be divided among {parts} readers: write more shards.")
+    def _reader_shards(self, number: int, reader: int, readers: int) -> list[int]:
+        """The shards of a reader in an epoch, in order."""
+        if readers > len(self.shards):
+            raise UserError(f"{len(self.shards)} shards are too few for {readers} readers: write more shards.")
         order = np.arange(len(self.shards))
         if self.shuffle:
             np.random.default_rng([self.seed, number]).shuffle(order)
-        return order[part::parts].tolist()
+        return order[reader::readers].tolist()
 
-    def _shuffled(self, arriving: Iterator[T], waiting: list[T], draws: Iterator[float]) -> Iterator[T]:
-        """What arrives, through a buffer out of which one is drawn whenever it is full."""
-        for sample in arriving:
-            waiting.append(sample)
+    def _shuffle(self, items: Iterator[T], waiting: list[T], draws: Iterator[float]) -> Iterator[T]:
+        """Pass items through a buffer; when it is full, yield a random one."""
+        for item in items:
+            waiting.append(item)
             if len(waiting) >= self.buffer:
-                yield _draw(waiting, draws)
+                yield _pop_random(waiting, draws)
         while waiting:
-            yield _draw(waiting, draws)
+            yield _pop_random(waiting, draws)
 
-    def _go_on(self, mine: list[int], draws: Iterator[float], skip: int) -> Iterator[StreamSample]:
-        """The same as reading and leaving out ``skip`` examples, but with numbers in their place.
+    def _resume(self, shards: list[int], draws: Iterator[float], skip: int) -> Iterator[StreamSample]:
+        """Yield the same as after reading and dropping ``skip`` examples, without reading most of them.
 
-        The shuffle is played through with the numbers 0, 1, 2 … of the examples; then those that would be waiting in
-        the buffer are read, which lie in the last few shards, and reading goes on from there.
+        The shuffle is replayed with the numbers 0, 1, 2 … instead of examples. Then the examples left in the buffer
+        are read, which are in the last few shards, and streaming continues from there.
         """
         assert self.counts is not None
-        ends = np.cumsum([self.counts[shard] for shard in mine])
+        ends = np.cumsum([self.counts[shard] for shard in shards])
         waiting: list[int] = []
         numbers = iter(range(int(ends[-1])))
-        for _ in islice(self._shuffled(numbers, waiting, draws), skip):
+        for _ in islice(self._shuffle(numbers, waiting, draws), skip):
             pass
-        arrived = next(numbers, int(ends[-1]))
+        position = next(numbers, int(ends[-1]))
         starts = [0, *ends.tolist()]
-        found: dict[int, StreamSample] = {}
+        buffered: dict[int, StreamSample] = {}
         for shard in np.unique(np.searchsorted(ends, waiting, side="right")).tolist():
             wanted = {number for number in waiting if starts[shard] <= number < starts[shard + 1]}
-            for number, sample in zip(range(starts[shard], max(wanted) + 1), self._from(mine, shard), strict=False):
+            samples = self._read_shard(shards, shard)
+            for number, sample in zip(range(starts[shard], max(wanted) + 1), samples, strict=False):
                 if number in wanted:
-                    found[number] = sample
-        here = int(np.searchsorted(ends, arrived, side="right"))
-        passed = arrived - starts[here] if here < len(mine) else 0
-        arriving = islice(self._arriving(mine, here), passed, None)
-        yield from self._shuffled(arriving, [found[n] for n in waiting if n in found], draws)
+                    buffered[number] = sample
+        current = int(np.searchsorted(ends, position, side="right"))
+        offset = position - starts[current] if current < len(shards) else 0
+        rest = islice(self._read_from(shards, current), offset, None)
+        yield from self._shuffle(rest, [buffered[n] for n in waiting if n in buffered], draws)
 
-    def _arriving(self, mine: list[int], here: int = 0) -> Iterator[StreamSample]:
-        """The examples of a part's shards in their order, from the shard at ``here`` on."""
-        for place in range(here, len(mine)):
-            if not (yield from self._from(mine, place)):
+    def _read_from(self, shards: list[int], first: int = 0) -> Iterator[StreamSample]:
+        """Yield the examples of a reader's shards in order, from the shard at position ``first`` on."""
+        for position in range(first, len(shards)):
+            if not (yield from self._read_shard(shards, position)):
                 return
 
-    def _from(self, mine: list[int], place: int) -> Generator[StreamSample, None, bool]:
-        """The examples of one of a part's shards: as many as were counted, where they were.
+    def _read_shard(self, shards: list[int], position: int) -> Generator[StreamSample, None, bool]:
+        """Yield the examples of one shard, exactly its count if counts are known.
 
-        Returns whether that went well: it does not where none of the shards can be read.
+        Returns False if no shard at all can be read.
         """
-        reading = self._read(mine[place])
+        number = shards[position]
+        samples = self._read(number)
         if self.counts is None:
-            yield from reading
+            yield from samples
             return True
-        count = self.counts[mine[place]]
-        given = yield from _at_most(count, reading)
-        if given == count:
+        count = self.counts[number]
+        read = yield from _take(count, samples)
+        if read == count:
             return True
-        if not self.damaged or self.damaged[-1][0] != self.shards[mine[place]]:
-            self._note(mine[place], f"it holds {given:,} of the {pluralize(count, 'example')} that were counted")
-        while given < count:
-            before = given
-            for further in range(1, len(self.shards) + 1):
-                other = (mine[place] + further) % len(self.shards)
-                given += yield from _at_most(count - given, self._read(other))
-            if given == before:
+        if not self.damaged or self.damaged[-1][0] != self.shards[number]:
+            self._record_damage(number, f"it holds {read:,} of {pluralize(count, 'example')}")
+        while read < count:
+            before = read
+            for distance in range(1, len(self.shards) + 1):
+                other = (number + distance) % len(self.shards)
+                read += yield from _take(count - read, self._read(other))
+            if read == before:
                 return False
         return True
 
     def _read(self, number: int) -> Iterator[StreamSample]:
         try:
             with open_remote(self.shards[number]) as file:
-                yield from (sample for sample in _samples(file) if self.keep is None or sample.label in self.keep)
-        except (BadShard, ValueError, *FAULTS) as error:
-            self._note(number, reason_of(error))
+                for key, image, texts in group_members(read_members(file, is_wanted)):
+                    label = label_of(texts)[0]
+                    if self.keep is None or label in self.keep:
+                        yield StreamSample(key, image, label)
+        except SHARD_ERRORS as error:
+            self._record_damage(number, describe_error(error))
 
-    def _note(self, number: int, reason: str) -> None:
+    def _record_damage(self, number: int, reason: str) -> None:
         self.damaged.append((self.shards[number], reason))
         if self.warn is not None:
-            self.warn(f"shard {self.shards[number]} is damaged and left behind: {reason}")
+            self.warn(damage_message(self.shards[number], reason))
 
 
-def _at_most(count: int, arriving: Iterator[T]) -> Generator[T, None, int]:
-    """The first ``count`` of what arrives; returns how many there were."""
-    given = 0
-    while given < count and (item := next(arriving, None)) is not None:
-        yield item
-        given += 1
-    return given
+def damage_message(shard: str, reason: str) -> str:
+    return f"shard {shard} is damaged, the rest of it is skipped: {reason}"
 
 
-def _samples(file: IO[bytes]) -> Iterator[StreamSample]:
-    """Group a tar stream's neighbours into examples; nothing is written to disk whatever members are called."""
-    for key, image, texts in _grouped(contents(file, is_wanted)):
-        yield StreamSample(key, image, label_of(texts)[0])
-
-
-def texts_in_passing(file: IO[bytes]) -> Iterator[dict[str, bytes]]:
-    """The texts of every example of a tar stream, without holding its images."""
-    for _, _, texts in _grouped(contents(file, is_wanted, lambda member: is_text(split_name(member.name)[1]))):
+def stream_texts(file: IO[bytes]) -> Iterator[dict[str, bytes]]:
+    """Yield the texts of every example of a tar stream, without loading the images."""
+    members = read_members(file, is_wanted, has_content=lambda member: is_text(split_name(member.name)[1]))
+    for _, _, texts in group_members(members):
         yield texts
 
 
-def _grouped(named: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes, dict[str, bytes]]]:
-    """Key, image and texts of neighbours with one key that have an image among them."""
-    current, image, texts = None, None, {}
-    for name, content in named:
-        key, kind = split_name(name)
-        if key != current:
-            if image is not None and current is not None:
-                yield current, image, texts
-            current, image, texts = key, None, {}
-        if is_text(kind):
-            texts[kind] = content
-        elif image is None:
-            image = content
-    if image is not None and current is not None:
-        yield current, image, texts
+def _take(count: int, items: Iterator[T]) -> Generator[T, None, int]:
+    """Yield the first ``count`` items; returns how many there were."""
+    taken = 0
+    while taken < count and (item := next(items, None)) is not None:
+        yield item
+        taken += 1
+    return taken
 
 
-def _draw(waiting: list[T], draws: Iterator[float]) -> T:
-    """Take a random one out; the last fills its place, so that it costs nothing."""
+def _pop_random(waiting: list[T], draws: Iterator[float]) -> T:
+    """Remove a random item in constant time: the last item takes its position."""
     index = int(next(draws) * len(waiting))
     waiting[index], waiting[-1] = waiting[-1], waiting[index]
     return waiting.pop()
 
 
-def _random(generator: np.random.Generator) -> Iterator[float]:
-    """Numbers in [0, 1), drawn many at once: a resumed run may have to play millions of them through."""
+def _uniform(generator: np.random.Generator) -> Iterator[float]:
+    """Yield numbers in [0, 1), drawn in blocks: a resumed run may replay millions of them."""
     while True:
         yield from generator.random(4096).tolist()

@@ -1,5 +1,5 @@
 "use strict";
-// Read-outs: the value of every line at the place under the pointer, or under the arrow keys.
+// Show the value of every line at the pointer, or at the cursor that the arrow keys move.
 (() => {
   const number = value => {
     const size = Math.abs(value);
@@ -19,16 +19,16 @@
     const data = JSON.parse(figure.querySelector("script").textContent);
     const [left, right, top, bottom] = svg.dataset.frame.split(" ").map(Number);
     const [x0, x1] = data.x;
-    const places = [...new Set(data.series.flatMap(series => series.x))].sort((a, b) => a - b);
+    const positions = [...new Set(data.series.flatMap(series => series.x))].sort((a, b) => a - b);
     const cursor = document.createElementNS("http://www.w3.org/2000/svg", "line");
     cursor.setAttribute("class", "cursor");
     cursor.setAttribute("y1", top);
     cursor.setAttribute("y2", bottom);
-    let at = places.length - 1;
+    let at = positions.length - 1;
 
     const show = index => {
-      at = Math.max(0, Math.min(places.length - 1, index));
-      const x = places[at], across = left + (x - x0) / (x1 - x0) * (right - left);
+      at = Math.max(0, Math.min(positions.length - 1, index));
+      const x = positions[at], across = left + (x - x0) / (x1 - x0) * (right - left);
       cursor.setAttribute("x1", across);
       cursor.setAttribute("x2", across);
       svg.append(cursor);
@@ -36,7 +36,7 @@
       for (const series of data.series) {
         const swatch = document.createElement("i"), value = document.createElement("b");
         swatch.style.setProperty("--line", `var(--series-${series.style})`);
-        // A run that ended earlier, or began later, has no value here.
+        // A run that ended before or started after x has no value.
         const known = series.x[0] <= x && x <= series.x[series.x.length - 1];
         value.textContent = known ? number(series.y[nearest(series.x, x)]) : "–";
         readout.append(swatch, data.series.length > 1 ? `${series.label} ` : "", value);
@@ -45,7 +45,7 @@
     const point = event => {
       const box = svg.getBoundingClientRect();
       const across = (event.clientX - box.left) / box.width * svg.viewBox.baseVal.width;
-      show(nearest(places, x0 + (across - left) / (right - left) * (x1 - x0)));
+      show(nearest(positions, x0 + (across - left) / (right - left) * (x1 - x0)));
     };
     svg.addEventListener("pointermove", point);
     svg.addEventListener("pointerdown", point);
@@ -69,7 +69,7 @@
       const row = Math.min(last, Math.max(0, Math.floor((event.clientY - box.top) / box.height * names.length)));
       const column = Math.min(last, Math.max(0, Math.floor((event.clientX - box.left) / box.width * names.length)));
       const count = (cells[row] || {})[column] || 0;
-      readout.textContent = `${names[row]} taken for ${names[column]}: ${count}`;
+      readout.textContent = `${names[row]} predicted as ${names[column]}: ${count}`;
     };
     image.addEventListener("pointermove", point);
     image.addEventListener("pointerdown", point);

@@ -1,5 +1,5 @@
 "use strict";
-// The explorer: one region chosen, everything else drawn from it.
+// The explorer: everything is drawn relative to one chosen region.
 (() => {
   const HEAT = Uint8Array.from(atob("{{heat}}"), character => character.charCodeAt(0));
   const bytes = text => Uint8Array.from(atob(text), character => character.charCodeAt(0));
@@ -42,7 +42,7 @@
       picture.src = image.src;
       await picture.decode();
       image.picture = picture;
-      // Heat colours read best on a grey picture.
+      // The heat map is drawn over a grey picture.
       const grey = element("canvas", {width: image.width, height: image.height}), context = grey.getContext("2d");
       context.drawImage(picture, 0, 0, image.width, image.height);
       const pixels = context.getImageData(0, 0, image.width, image.height);
@@ -82,7 +82,7 @@
       this.heads = element("div", {className: "heads"});
       this.notes = element("p", {className: "quiet"});
       const keys = element("p", {className: "keys"});
-      keys.innerHTML = "<kbd>←</kbd> <kbd>→</kbd> <kbd>↑</kbd> <kbd>↓</kbd> move, <kbd>Enter</kbd> or click holds the " +
+      keys.innerHTML = "<kbd>←</kbd> <kbd>→</kbd> <kbd>↑</kbd> <kbd>↓</kbd> move, <kbd>Enter</kbd> or click pins the " +
         "region, <kbd>Tab</kbd> goes to the other image, <kbd>,</kbd> <kbd>.</kbd> switch the image, <kbd>[</kbd> <kbd>]</kbd> the head, " +
         "<kbd>m</kbd> the model, <kbd>l</kbd> the pairs.";
       root.append(controls, this.stage, this.readout, this.heads, this.notes, keys);
@@ -122,8 +122,8 @@
       let row = Math.floor(state.region / columns), column = state.region % columns;
       const heads = this.headOrder(), images = this.data.images.length;
       const turn = step => {
-        const place = heads.indexOf(state.head);
-        state.head = place < 0 ? heads[step > 0 ? 0 : heads.length - 1] : heads[place + step] ?? null;
+        const index = heads.indexOf(state.head);
+        state.head = index < 0 ? heads[step > 0 ? 0 : heads.length - 1] : heads[index + step] ?? null;
       };
       const actions = {
         ArrowLeft: () => { column = Math.max(0, column - 1); },
@@ -155,8 +155,8 @@
       this.draw();
     }
 
-    // Places are shares of the picture's width and height. A grid may span more than the picture, which was padded:
-    // its last regions are cut.
+    // Positions are shares of the picture's width and height. The grid of a padded picture is larger than it: its
+    // last regions are cut.
     box(region) {
       const {grid: [rows, columns], extent: [tall, wide]} = this.model;
       const row = Math.floor(region / columns), column = region % columns;
@@ -172,7 +172,7 @@
 
     regionAt(across, down) {
       const {grid: [rows, columns], extent: [tall, wide]} = this.model;
-      const index = (share, whole, count) => Math.min(count - 1, Math.max(0, Math.floor(share / whole * count)));
+      const index = (share, extent, count) => Math.min(count - 1, Math.max(0, Math.floor(share / extent * count)));
       return index(down, tall, rows) * columns + index(across, wide, columns);
     }
 
@@ -182,7 +182,7 @@
       this.draw();
     }
 
-    // #explorer=0,3,4 chooses row 3, column 4 of the first pane: a place one can mail.
+    // #explorer=0,3,4 chooses row 3, column 4 of the first pane: a link to a region.
     fromAddress() {
       const match = /explorer=([01]),(\d+),(\d+)/.exec(location.hash);
       if (!match) return;
@@ -207,7 +207,7 @@
         count: stored.count, weights: bytes(stored.weights), peak: floats(stored.peak), entropy: floats(stored.entropy)};
     }
 
-    // Most focused first, by the mean over all regions: heads keep their places while the region moves.
+    // Most focused first, by the mean over all regions, so that the order does not change with the region.
     headOrder() {
       const seen = this.attention(this.state.shown[this.state.pane]);
       if (!seen) return [];
@@ -281,7 +281,7 @@
         this.dot(context, model.global[state.shown[index]], width, height);
         this.outline(context, index === state.pane ? state.region : best, width, height, "#fff");
         pane.name.textContent = image.name;
-        pane.canvas.setAttribute("aria-label", `${image.name}: ${this.place(index === state.pane ? state.region : best)}`);
+        pane.canvas.setAttribute("aria-label", `${image.name}: ${this.describe(index === state.pane ? state.region : best)}`);
         [...pane.thumbs.children].forEach((button, which) => button.setAttribute("aria-pressed", which === state.shown[index]));
       });
       this.low.textContent = seen.value(low).toFixed(2);
@@ -290,14 +290,14 @@
       this.drawLines(source, target);
       this.drawHeads(attention, data.images[source]);
       this.notes.textContent = model.notes.join(" ");
-      const held = state.pinned ? " Held: click or press Enter to let go." : "";
-      const matched = `Best match of ${this.place(state.region)}: ${this.place(best)}, ` +
+      const pinned = state.pinned ? " Pinned: click or press Enter to release." : "";
+      const matched = `Best match of ${this.describe(state.region)}: ${this.describe(best)}, ` +
         `similarity ${seen.value(seen.levels[best]).toFixed(3)}.`;
-      this.readout.textContent = `${matched} Blue dots: the region nearest each image’s global feature.${held}`;
+      this.readout.textContent = `${matched} Blue dots: the region nearest each image’s global feature.${pinned}`;
       Object.assign(this.root.dataset, {region: state.region, best, pane: state.pane});
     }
 
-    place(region) {
+    describe(region) {
       const columns = this.model.grid[1];
       return `row ${Math.floor(region / columns) + 1}, column ${region % columns + 1}`;
     }

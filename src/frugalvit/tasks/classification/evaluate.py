@@ -1,4 +1,4 @@
-"""``frugalvit eval``: how often a trained classifier is right on labelled images, and what it takes for what."""
+"""``frugalvit eval``: accuracy of a classifier on labelled images, and its most frequent confusions."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from frugalvit.utils.files import make_folder, utf8_safe, write_text
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
-_WORST = 10  # classes that the table names
-_SUREST = 5  # mistakes that it names
-_TAKEN_FOR = 3  # other classes that --json names for each
+_SHOWN_CLASSES = 10
+_SHOWN_MISTAKES = 5
+_SHOWN_CONFUSIONS = 3  # per class, for --json
 
 
 def evaluate(config: EvalConfig) -> CommandResult:
-    """Top-1 with its 95 % interval, top-5 and mean per class, the classes most often missed and the surest mistakes."""
-    began = time.monotonic()
-    out = _free(config.out)
+    """Compute top-1 with its 95 % interval, top-5 and mean per class, and list the worst classes and mistakes."""
+    started = time.monotonic()
+    out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
-    source, learned = _open(config, names, str(model.meta.get("data")))
-    split, examples = _asked(source, config.split)
-    numbers = _numbers(config.model, names, source, examples)
-    if learned and split in ("train", "all"):
-        console.warning(f"{config.model} {learned} these images ({split}): its scores on others will be lower")
+    source, training_note = _open(config, names, str(model.meta.get("data")))
+    split, examples = _select_split(source, config.split)
+    numbers = _match_classes(config.model, names, source, examples)
+    if training_note and split in ("train", "all"):
+        console.warning(f"{config.model} {training_note} these images ({split}): its scores on others will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
-    found = extractor(examples, label)
-    assert found.labels is not None
-    truth = numbers[found.labels]
-    views = [found, extractor(examples, label, mirrored=True)] if config.mirror else [found]
-    seen = [view.features.to(extractor.device) for view in views]
+    features = extractor(examples, label)
+    assert features.labels is not None
+    truth = numbers[features.labels]
+    views = [features, extractor(examples, label, mirrored=True)] if config.mirror else [features]
+    inputs = [view.features.to(extractor.device) for view in views]
     with torch.inference_mode():
-        answers, plain = (class_probabilities(model.backbone, *looks).cpu() for looks in (seen, seen[:1]))
-    if not bool(answers.isfinite().all()):
+        probabilities, plain = (class_probabilities(model.backbone, *part).cpu() for part in (inputs, inputs[:1]))
+    if not bool(probabilities.isfinite().all()):
         raise UserError(nonfinite_message(config.model))
-    ranked = rank_classes(answers)
+    ranked = rank_classes(probabilities)
     scores = _scores(ranked, truth)
     summary: dict[str, Any] = {"model": config.model, "data": source.name, **scores}
     shown = {"": scores}
@@ -66,93 +66,93 @@ def evaluate(config: EvalConfig) -> CommandResult:
         summary["without_mirror"] = _scores(rank_classes(plain), truth)
         shown = {"with mirror images": scores, "without": summary["without_mirror"]}
     per_class = _per_class(ranked[:, 0], truth, names)
-    mistakes = _mistakes(found, answers, ranked[:, 0], truth, names)
+    mistakes = _mistakes(features, probabilities, ranked[:, 0], truth, names)
     summary |= {
         "scored_on": split,
         "scored_images": len(truth),
-        "left_out": len(found.bad),
+        "left_out": len(features.bad),
         "per_class": per_class,
-        "surest_mistakes": mistakes[: _SUREST * 4],
-        "seconds": round(time.monotonic() - began, 2),
+        "surest_mistakes": mistakes[: _SHOWN_MISTAKES * 4],
+        "seconds": round(time.monotonic() - started, 2),
     }
     notes = list(source.notes)
     if out is not None:
-        write_text(out, _csv(found, answers, ranked[:, 0], truth, names))
-        notes.append(f"the answer to every image: {out}")
+        write_text(out, _csv(features, probabilities, ranked[:, 0], truth, names))
+        notes.append(f"predictions of all images: {out}")
         summary["out"] = str(out)
     title = f"{config.model} on {source.name}, {split}: {pluralize(len(truth), 'image')}"
-    return CommandResult(summary, [_score_table(shown, title), *_where_wrong(per_class, mistakes)], notes)
+    return CommandResult(summary, [_score_table(shown, title), *_mistake_tables(per_class, mistakes)], notes)
 
 
-def _free(out: str | None) -> Path | None:
-    """Where the answers go; what cannot be written is said before the work."""
+def _check_output(out: str | None) -> Path | None:
+    """Check the path of the predictions before the work starts."""
     if out is None:
         return None
     path = Path(out)
     if path.suffix.lower() != ".csv":
-        raise UserError(f"{path}: the answers go into a file that ends with .csv.")
+        raise UserError(f"{path} does not end with .csv. Predictions are written as CSV.")
     if path.exists():
-        raise UserError(f"{path} is already there and is not overwritten; choose another name with -o.")
+        raise UserError(f"{path} already exists. Choose another name with -o.")
     make_folder(path.parent)
     return path
 
 
 def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[DatasetSplits, str]:
-    """The data, and a word where the model has learned from some of them: a run's own are read as it read them.
+    """Open the data; note if the model was trained on it. A run's own data is split as in training.
 
-    ``names`` are the model's classes, ``learned`` the name of the data that it had. Of shards that a run read in
-    passing it held whole shards out, which are not told apart here.
+    ``names`` are the model's classes, ``learned`` the name of its training data. A streamed run holds out complete
+    shards, which are not distinguished here.
     """
     where = described_by(Path(config.model)) or Path(config.model)
-    run = where.parent if where.name == "model" else where
-    theirs = _config_of(run)
-    if theirs is not None:
-        same = same_value("data", config.data, theirs.data)
-        if should_stream(config.data, theirs.stream):
+    run = where.parent if where.name == layout.MODEL else where
+    run_config = _read_run_config(run)
+    if run_config is not None:
+        same = same_value("data", config.data, run_config.data)
+        if should_stream(config.data, run_config.stream):
             if same:
-                return _read(config, theirs, "given"), "has learned from"
+                return _open_as_run(config, run_config, "given"), "was trained on"
         elif same:
-            return _read(config, theirs, theirs.split), "has learned from"
-        elif (source := _with_content(config, theirs, run)) is not None:
-            return source, "has learned from"
+            return _open_as_run(config, run_config, run_config.split), "was trained on"
+        elif (source := _open_same_content(config, run_config, run)) is not None:
+            return source, "was trained on"
     source = open_data(config.data, split="given", root=config.root, classes=config.classes)
     if source.classes is None:
-        source = _one_class(config, names) or source
+        source = _open_one_class(config, names) or source
     alike = source.name == learned and source.classes == names
-    return source, f"was taught with data of this name ({learned}), and may have learned from" if alike else ""
+    return source, f"was trained on data of this name ({learned}), possibly on" if alike else ""
 
 
-def _config_of(run: Path) -> TrainConfig | None:
-    """What a run was asked; nothing of an exported folder, or of somebody else's file of that name."""
+def _read_run_config(run: Path) -> TrainConfig | None:
+    """Read the config of a run; None for an exported folder, or for another program's config.yaml."""
     try:
         return TrainConfig.from_run(run / layout.CONFIG) if (run / layout.CONFIG).is_file() else None
     except UserError:
         return None
 
 
-def _read(config: EvalConfig, theirs: TrainConfig, split: str) -> DatasetSplits:
+def _open_as_run(config: EvalConfig, run_config: TrainConfig, split: str) -> DatasetSplits:
     return open_data(
         config.data,
         split=split,
-        val_fraction=theirs.val_fraction,
-        root=config.root or theirs.root,
-        classes=config.classes or theirs.classes,
+        val_fraction=run_config.val_fraction,
+        root=config.root or run_config.root,
+        classes=config.classes or run_config.classes,
     )
 
 
-def _with_content(config: EvalConfig, theirs: TrainConfig, run: Path) -> DatasetSplits | None:
-    """The data as the run read its own, if they are the same: named from another folder, moved, or a copy."""
+def _open_same_content(config: EvalConfig, run_config: TrainConfig, run: Path) -> DatasetSplits | None:
+    """Open the data as the run did, if it is the run's own under another path, moved or copied."""
     content = read_data_facts(run).get("content")
     try:
-        source = _read(config, theirs, theirs.split)
-    except UserError:  # without the classes that the run chose, say
+        source = _open_as_run(config, run_config, run_config.split)
+    except UserError:  # for example, it lacks the classes of the run
         return None
     train = source.splits.get("train")
     return source if train is not None and train.fingerprint(times=False) == content else None
 
 
-def _one_class(config: EvalConfig, names: tuple[str, ...]) -> DatasetSplits | None:
-    """Images in one folder that is called like a class of the model: are all of them recognised?"""
+def _open_one_class(config: EvalConfig, names: tuple[str, ...]) -> DatasetSplits | None:
+    """Open a single folder that has the name of a class of the model."""
     try:
         source = open_data(config.data, split="given", root=config.root, classes=config.classes, labels="folders")
     except UserError:
@@ -160,34 +160,34 @@ def _one_class(config: EvalConfig, names: tuple[str, ...]) -> DatasetSplits | No
     return source if source.classes and set(source.classes) <= set(names) else None
 
 
-def _asked(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]:
-    """The images to look at and what to call them; refused where they have no labels."""
-    there = source.splits
+def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]:
+    """Return the name and the images of the split to score. Raises ``UserError`` without labels."""
+    present = source.splits
     if split == "auto":
-        split = next((name for name in ("test", "val") if name in there), "all")
-    if split != "all" and split not in there:
-        raise UserError(f"{source.location} has no {split} split, only {', '.join(there)}.")
-    examples = join(*there.values()) if split == "all" else there[split]
+        split = next((name for name in ("test", "val") if name in present), "all")
+    if split != "all" and split not in present:
+        raise UserError(f"{source.location} has no {split} split, only {', '.join(present)}.")
+    examples = join(*present.values()) if split == "all" else present[split]
     if examples.targets is not None:
-        raise UserError(f"{source.location} has several labels an image, and a classifier gives one.")
+        raise UserError(f"{source.location} has several labels per image, but a classifier predicts one.")
     if examples.labels is None or source.classes is None:
         raise UserError(
-            f"{source.location} has no labels to compare with: put the images into one folder per class, or give a CSV "
-            f"with a column {WANTED_COLUMN}. 'frugalvit predict' names classes without."
+            f"{source.location} has no labels. Put the images into one folder per class, or give a CSV with a column "
+            f"{WANTED_COLUMN}. Without labels, use 'frugalvit predict'."
         )
     return split, examples
 
 
-def _numbers(model: str, names: tuple[str, ...], source: DatasetSplits, examples: ImageDataset) -> Tensor:
-    """The model's number of every class of the data, (C,): names decide. -1 where it has none and no image either."""
+def _match_classes(model: str, names: tuple[str, ...], source: DatasetSplits, examples: ImageDataset) -> Tensor:
+    """Return the model's label of every class of the data, (C,), by name; -1 for an unknown class without images."""
     assert source.classes is not None and examples.labels is not None
     numbers = [names.index(name) if name in names else -1 for name in source.classes]
     present = np.unique(examples.labels)
     unknown = [source.classes[label] for label in present if numbers[label] < 0]
     if unknown:
         raise UserError(
-            f"{source.location} has {truncate_list(unknown)}, which {model} does not know: it tells {truncate_list(names)} apart. Both "
-            "must call the same things the same; --classes FILE keeps only the classes that it names."
+            f"{source.location} has classes that {model} does not know: {truncate_list(unknown)}. The model knows "
+            f"{truncate_list(names)}. Use the same names, or select classes with --classes FILE."
         )
     return torch.tensor(numbers)
 
@@ -198,7 +198,7 @@ def _scores(ranked: Tensor, truth: Tensor) -> dict[str, Any]:
 
 
 def _score_table(shown: dict[str, dict[str, Any]], title: str) -> Table:
-    """A row for each way to look at the images; one way needs no name."""
+    """Build one row per kind of score; a single row needs no name."""
     columns = ["", "top-1", "95 % interval", "top-5", "mean per class"]
     rows: list[list[object]] = []
     for name, scores in shown.items():
@@ -208,39 +208,39 @@ def _score_table(shown: dict[str, dict[str, Any]], title: str) -> Table:
 
 
 def _per_class(predicted: Tensor, truth: Tensor, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Of every class that has images: how many, how many right, and what others were taken for; worst first."""
-    found: list[dict[str, Any]] = []
+    """Count images, correct predictions and confusions of every class with images; worst first."""
+    rows: list[dict[str, Any]] = []
     for number in truth.unique().tolist():
         answers = predicted[truth == number]
         right = int((answers == number).sum())
         counts = torch.bincount(answers[answers != number], minlength=len(names))
-        others = [i for i in counts.argsort(descending=True, stable=True)[:_TAKEN_FOR].tolist() if counts[i]]
+        others = [i for i in counts.argsort(descending=True, stable=True)[:_SHOWN_CONFUSIONS].tolist() if counts[i]]
         taken_for = {names[i]: int(counts[i]) for i in others}
-        found.append({"class": names[number], "images": len(answers), "right": right, "taken_for": taken_for})
-    return sorted(found, key=lambda entry: (entry["right"] / entry["images"], -entry["images"]))
+        rows.append({"class": names[number], "images": len(answers), "right": right, "taken_for": taken_for})
+    return sorted(rows, key=lambda row: (row["right"] / row["images"], -row["images"]))
 
 
 def _mistakes(
-    found: FeatureSet, answers: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]
+    features: FeatureSet, probabilities: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """Wrong answers, the surest first: the model's faults, and those of labels."""
-    sureness = answers.gather(1, predicted[:, None])[:, 0]
+    """List wrong predictions, the most confident first: errors of the model or of the labels."""
+    confidence = probabilities.gather(1, predicted[:, None])[:, 0]
     wrong = (predicted != truth).nonzero()[:, 0]
-    order = wrong[sureness[wrong].argsort(descending=True, stable=True)]
+    order = wrong[confidence[wrong].argsort(descending=True, stable=True)]
     return [
         {
-            "image": utf8_safe(found.names[i]),
+            "image": utf8_safe(features.names[i]),
             "class": names[int(truth[i])],
             "predicted": names[int(predicted[i])],
-            "probability": float(sureness[i]),
+            "probability": float(confidence[i]),
         }
         for i in order.tolist()
     ]
 
 
-def _where_wrong(per_class: list[dict[str, Any]], mistakes: list[dict[str, Any]]) -> list[Table]:
-    """Nothing where nothing is wrong."""
-    missed = [entry for entry in per_class if entry["right"] < entry["images"]][:_WORST]
+def _mistake_tables(per_class: list[dict[str, Any]], mistakes: list[dict[str, Any]]) -> list[Table]:
+    """Build the tables of the worst classes and mistakes; none without mistakes."""
+    missed = [entry for entry in per_class if entry["right"] < entry["images"]][:_SHOWN_CLASSES]
     if not missed:
         return []
     rows: list[list[object]] = [
@@ -252,20 +252,22 @@ def _where_wrong(per_class: list[dict[str, Any]], mistakes: list[dict[str, Any]]
         ]
         for entry in missed
     ]
-    sure: list[list[object]] = [
-        [one["image"], one["class"], f"{one['predicted']} {one['probability']:.1%}"] for one in mistakes[:_SUREST]
+    confident: list[list[object]] = [
+        [one["image"], one["class"], f"{one['predicted']} {one['probability']:.1%}"]
+        for one in mistakes[:_SHOWN_MISTAKES]
     ]
     return [
-        Table(["class", "images", "right, %", "taken for"], rows, "classes most often missed"),
-        Table(["image", "class", "taken for"], sure, "surest mistakes: look whether the label is right"),
+        Table(["class", "images", "right, %", "taken for"], rows, "worst classes"),
+        Table(["image", "class", "taken for"], confident, "most confident mistakes: check their labels"),
     ]
 
 
-def _csv(found: FeatureSet, answers: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]) -> str:
+def _csv(features: FeatureSet, probabilities: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["image", "class", "predicted", "probability", "right"])
-    sureness = answers.gather(1, predicted[:, None])[:, 0].tolist()
-    for name, label, answer, chance in zip(found.names, truth.tolist(), predicted.tolist(), sureness, strict=True):
-        writer.writerow([utf8_safe(name), names[label], names[answer], f"{chance:.6f}", int(label == answer)])
+    confidence = probabilities.gather(1, predicted[:, None])[:, 0].tolist()
+    rows = zip(features.names, truth.tolist(), predicted.tolist(), confidence, strict=True)
+    for name, label, answer, probability in rows:
+        writer.writerow([utf8_safe(name), names[label], names[answer], f"{probability:.6f}", int(label == answer)])
     return text.getvalue()

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.architectures.swin import SwinTransformer
 from frugalvit.config.train import LocalizationConfig
-from frugalvit.data.loader import Batch, Batches, eval_batches
+from frugalvit.data.loader import Batch, BatchSource, eval_batches
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, layer_groups, merge_param_groups, no_weight_decay_names
 from frugalvit.engine.schedules import Schedule
@@ -51,7 +51,7 @@ class ClassificationTask(Task):
         self.ema, self.weight_decay, self.layer_decay = ema, weight_decay, layer_decay
         self.average = copy.deepcopy(backbone).requires_grad_(False).eval() if ema > 0 else None
         self.average_update = EMA(self.average, backbone, buffers=True) if self.average is not None else None
-        self.batches: Batches | None = None
+        self.batches: BatchSource | None = None
         self.evaluated: Any = None
         self.eval_split = "val"
         self.last_error: float | None = None  # of the localization task, in grid cells
@@ -59,7 +59,7 @@ class ClassificationTask(Task):
         self.fabric: Fabric | None = None
         self.share = BatchShard()
 
-    def set_data(self, batches: Batches, evaluated: Any, eval_split: str, fabric: Fabric) -> None:
+    def set_data(self, batches: BatchSource, evaluated: Any, eval_split: str, fabric: Fabric) -> None:
         """Set the training batches and the evaluation images; only the split "val" chooses the best weights."""
         self.batches, self.evaluated, self.eval_split, self.fabric = batches, evaluated, eval_split, fabric
         self.share = BatchShard(batches.seed, batches.rank, batches.world)

@@ -16,7 +16,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import TrainAugment
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
-from frugalvit.data.formats.folder import only_layout
+from frugalvit.data.formats.folder import are_layout_folders
 from frugalvit.data.splits import absent_classes, check_trainable, only_class, subsample_labels
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.param_groups import freeze_first
@@ -268,7 +268,7 @@ def _note_localization(summary: dict[str, Any]) -> list[str]:
 
 def _refuse_dense_labels(source: DatasetSplits) -> None:
     """Raise if the data has boxes or masks instead of classes: they are for other commands."""
-    if source.classes is not None and not only_layout(source.classes):
+    if source.classes is not None and not are_layout_folders(source.classes):
         return
     from frugalvit.tasks.dense.annotation_kind import find_annotation_kind
 
@@ -276,7 +276,7 @@ def _refuse_dense_labels(source: DatasetSplits) -> None:
     if kind is not None:
         path = console.shell_quote(source.location)
         raise UserError(
-            f"{source.location} has {kind.words}, but no image classes. Use 'frugalvit {kind.verb} train {path}' (with "
+            f"{source.location} has {kind.text}, but no image classes. Use 'frugalvit {kind.verb} train {path}' (with "
             "--init RUN after 'frugalvit pretrain'). A classifier needs one folder per class, or a table with labels."
         )
 
@@ -289,7 +289,7 @@ def _choose_splits(
     Without val the evaluation is on test, which chooses nothing: the last weights are exported.
     """
     images, validation, test = source.splits["train"], source.splits.get("val"), source.splits.get("test")
-    if config.labels != 1 and images.streamed:
+    if config.labels != 1 and images.streaming is not None:
         raise UserError("--labels needs access to single images, which a stream does not have: use --stream false.")
     if config.labels != 1 and images.labels is not None:
         images = images.subset(subsample_labels(images.labels, config.labels, config.seed))

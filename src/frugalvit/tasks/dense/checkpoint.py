@@ -1,4 +1,4 @@
-"""A trained detector or segmenter as two files in its run's folder: transfer.safetensors and transfer.json."""
+"""Save and load trained detectors and segmenters (transfer.safetensors and transfer.json)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,31 @@ WEIGHTS, FACTS = layout.DENSE_WEIGHTS, layout.DENSE_FACTS
 
 
 def save_trained(folder: Path, task: DenseTask, facts: dict[str, Any]) -> None:
-    """The network's weights, and what it takes to build it and to name what it says."""
+    """Save the weights, and the facts needed to build the network and to name its classes."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in task.net.state_dict().items()}
-    # One key alone: the library writes several in a random order, and equal runs should leave equal files.
+    # One key only: the library writes several in random order, and equal runs should write equal files.
     content = tensor_bytes(tensors, metadata={"frugalvit": __version__})
     write_atomically(folder / WEIGHTS, lambda handle: handle.write(content))
     backbone = task.backbone
-    known = {"version": __version__, "backbone": backbone.spec(), "mean": backbone.mean, "std": backbone.std, **facts}
-    write_text(folder / FACTS, json.dumps(known, indent=1, ensure_ascii=False))
+    described = {
+        "version": __version__,
+        "backbone": backbone.spec(),
+        "mean": backbone.mean,
+        "std": backbone.std,
+        **facts,
+    }
+    write_text(folder / FACTS, json.dumps(described, indent=1, ensure_ascii=False))
 
 
 def read_facts(where: str, kind: str) -> dict[str, Any]:
-    """What transfer.json says of a trained ``kind`` ("detect" or "segment")."""
+    """Read transfer.json of a trained ``kind`` ("detect" or "segment")."""
     folder = Path(where)
     facts = read_json(folder / FACTS, dict)
     if facts is None:
         if (folder / layout.CONFIG).is_file():
             name = {"detect": "detector", "segment": "segmenter"}[kind]
-            raise UserError(f"{folder} holds no trained {name} yet; is it a finished run of 'frugalvit {kind} train'?")
-        raise UserError(f"There is no run at {folder}; give the folder that 'frugalvit {kind} train' printed.")
+            raise UserError(f"{folder} has no trained {name} yet. Finish the run of 'frugalvit {kind} train' first.")
+        raise UserError(f"There is no run at {folder}. Use the folder that 'frugalvit {kind} train' printed.")
     if facts.get("kind") != kind:
         raise UserError(f"{folder} is a run of 'frugalvit {facts.get('kind')}', not of '{kind}'.")
     return facts
@@ -57,8 +63,8 @@ def rebuild_backbone(facts: dict[str, Any]) -> Backbone:
     )
 
 
-def fill(task: DenseTask, where: str) -> None:
-    """Load the weights of a trained run into a network built alike."""
+def load_weights(task: DenseTask, where: str) -> None:
+    """Load the weights of a trained run into an equal network."""
     path = Path(where) / WEIGHTS
     try:
         tensors = load_tensors(path.read_bytes())

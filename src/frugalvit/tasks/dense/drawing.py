@@ -1,4 +1,4 @@
-"""Pictures of what was found: boxes, masks and labels drawn over images."""
+"""Draw boxes, masks and classes over images."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 from faster_coco_eval.core import mask as run_length
 from PIL import Image, ImageDraw, ImageFont
 
-from frugalvit.tasks.detection.metrics import IGNORED
+from frugalvit.tasks.segmentation.metrics import IGNORED
 from frugalvit.utils.files import write_atomically
 
 _GREY = (90, 90, 90)
-"""The colour of pixels that count nowhere."""
+"""Colour of ignored pixels."""
 
 
 def colour(number: int) -> tuple[int, int, int]:
-    """A colour for a class: hues a golden section apart in three shades, so that neighbours and near hues differ."""
+    """Return the colour of a class: hues a golden section apart, in three shades."""
     saturation, value = ((0.85, 0.95), (0.6, 0.8), (0.95, 0.5))[number % 3]
     red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, saturation, value)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def colours_of(classes: Sequence[str]) -> dict[str, str]:
-    """The colour of every class of a segmenter as #rrggbb."""
+    """Return the colour of every class of a segmenter as #rrggbb."""
     return {name: "#{:02x}{:02x}{:02x}".format(*colour(number)) for number, name in enumerate(classes)}
 
 
 def draw_objects(
     pixels: np.ndarray, objects: Sequence[dict[str, Any]], classes: Sequence[str], enlarge: int = 480
 ) -> Image.Image:
-    """An image (H, W, 3) with the boxes, names and masks of objects (``score`` and ``segmentation`` where known)."""
+    """Draw boxes, names and masks of objects over an image (H, W, 3). ``score`` and ``segmentation`` are optional."""
     canvas = pixels.astype(np.float32)
     for entry in objects:
         if "segmentation" in entry:
@@ -44,25 +44,25 @@ def draw_objects(
     picture = picture.resize(size, Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(picture)
     font = ImageFont.load_default(size=max(11, round(max(picture.size) / 40)))
-    surest_last = sorted(objects, key=lambda entry: entry.get("score", 1.0))
-    boxes = [_corners(entry["bbox"], factor, size) for entry in surest_last]
-    for entry, box in zip(surest_last, boxes, strict=True):
+    by_score = sorted(objects, key=lambda entry: entry.get("score", 1.0))
+    boxes = [_corners(entry["bbox"], factor, size) for entry in by_score]
+    for entry, box in zip(by_score, boxes, strict=True):
         draw.rectangle(box, outline=colour(entry["label"]), width=max(1, min(2, round(factor))))
-    for entry, box in zip(surest_last, boxes, strict=True):  # after all boxes: no line runs through a name
+    for entry, box in zip(by_score, boxes, strict=True):  # after all boxes, so that no line crosses a name
         shade = colour(entry["label"])
         text = str(classes[entry["label"] - 1]) + (f" {entry['score']:.2f}" if "score" in entry else "")
-        place = label_place(box, draw.textbbox((0, 0), text, font=font), size)
-        draw.rectangle(draw.textbbox(place, text, font=font), fill=shade)
-        draw.text(place, text, fill="white" if sum(shade) < 420 else "black", font=font)
+        corner = place_label(box, draw.textbbox((0, 0), text, font=font), size)
+        draw.rectangle(draw.textbbox(corner, text, font=font), fill=shade)
+        draw.text(corner, text, fill="white" if sum(shade) < 420 else "black", font=font)
     return picture
 
 
-def label_place(
+def place_label(
     box: tuple[float, float, float, float], text: tuple[float, float, float, float], size: tuple[int, int]
 ) -> tuple[float, float]:
-    """Where a name is written so that it is whole: above its box, else below it, else inside; left of the edge.
+    """Return the position of a name so that it is not cut off: above its box, else below it, else inside.
 
-    text: the corners of the name written at (0, 0), which begin a little below and to the right of it
+    text: the corners of the name when drawn at (0, 0)
     """
     left, top, _, bottom = box
     x = max(0.0, min(left + 1, size[0] - 1 - text[2]))
@@ -73,22 +73,22 @@ def label_place(
 
 
 def _corners(bbox: Sequence[float], factor: float, size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """A box in the enlarged picture, its lines within it."""
+    """Return the corners of a box in the enlarged image, clipped so that its lines are visible."""
     left, top, width, height = (value * factor for value in bbox)
     right, bottom = min(left + width, size[0] - 1), min(top + height, size[1] - 1)
     return min(left, right), min(top, bottom), right, bottom
 
 
-def _enlarged(size: tuple[int, int], least: int) -> tuple[tuple[int, int], float]:
-    """The size of a picture whose longer side is at least so long, and the factor."""
-    factor = max(1.0, least / max(size))
+def _enlarged(size: tuple[int, int], min_side: int) -> tuple[tuple[int, int], float]:
+    """Return a size whose longer side is at least ``min_side``, and the factor."""
+    factor = max(1.0, min_side / max(size))
     return (round(size[0] * factor), round(size[1] * factor)), factor
 
 
 def draw_classes(
     pixels: np.ndarray, labels: np.ndarray | None, strength: float = 0.6, enlarge: int = 480
 ) -> Image.Image:
-    """An image (H, W, 3) under the colours of its classes (H, W); what is ignored is grey. Without classes: itself."""
+    """Colour an image (H, W, 3) by its classes (H, W); ignored pixels are grey. Without classes only enlarge it."""
     size, _ = _enlarged((pixels.shape[1], pixels.shape[0]), enlarge)
     image = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
     if labels is None:
@@ -101,39 +101,39 @@ def draw_classes(
 
 
 def with_legend(picture: Image.Image, present: Iterable[int], classes: Sequence[str]) -> Image.Image:
-    """The picture over a strip that names the colours of the classes that are in it, in as many lines as it takes."""
+    """Add a legend below the picture with the colours of the classes in it."""
     height = max(12, round(picture.width / 70))
     font, line = ImageFont.load_default(size=height), round(1.6 * height)
-    named = [("counts nowhere", _GREY) if n == IGNORED else (str(classes[n]), colour(n)) for n in sorted(set(present))]
-    places: list[tuple[int, int]] = []
+    named = [("ignored", _GREY) if n == IGNORED else (str(classes[n]), colour(n)) for n in sorted(set(present))]
+    corners: list[tuple[int, int]] = []
     x = y = 0
     for name, _ in named:
         width = round(font.getlength(name)) + 2 * line
         if x and x + width > picture.width:
             x, y = 0, y + line
-        places.append((x, y))
+        corners.append((x, y))
         x += width
-    whole = Image.new("RGB", (picture.width, picture.height + y + line), "white")
-    whole.paste(picture, (0, 0))
-    draw = ImageDraw.Draw(whole)
-    for (name, shade), (left, top) in zip(named, places, strict=True):
+    canvas = Image.new("RGB", (picture.width, picture.height + y + line), "white")
+    canvas.paste(picture, (0, 0))
+    draw = ImageDraw.Draw(canvas)
+    for (name, shade), (left, top) in zip(named, corners, strict=True):
         corner, side = (left + line // 4, picture.height + top + line // 4), line // 2
         draw.rectangle((*corner, corner[0] + side, corner[1] + side), fill=shade)
         draw.text((left + line, picture.height + top + line / 2), name, fill="black", font=font, anchor="lm")
-    return whole
+    return canvas
 
 
 def side_by_side(pictures: Sequence[Image.Image], gap: int = 6) -> Image.Image:
     height = max(picture.height for picture in pictures)
-    whole = Image.new("RGB", (sum(p.width for p in pictures) + gap * (len(pictures) - 1), height), "white")
+    canvas = Image.new("RGB", (sum(p.width for p in pictures) + gap * (len(pictures) - 1), height), "white")
     left = 0
     for picture in pictures:
-        whole.paste(picture, (left, 0))
+        canvas.paste(picture, (left, 0))
         left += picture.width + gap
-    return whole
+    return canvas
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    """Write a picture atomically: JPEG for looking at, PNG where every value counts."""
+    """Write a picture atomically, as JPEG (.jpg) or else as PNG."""
     kind: dict[str, Any] = {"format": "JPEG", "quality": 88} if path.suffix == ".jpg" else {"format": "PNG"}
     write_atomically(path, lambda handle: picture.save(handle, **kind))

@@ -1,7 +1,7 @@
-"""Pictures of any size -> a step's batch. A batch is a pure function of (seed, step), as everywhere here.
+"""Load images of any size for training steps. A batch is a function of (seed, step).
 
-Dense tasks keep each picture's own shape, so the classifier's store of equal rectangles does not serve. What is drawn
-at random for the whole global batch is cut per process; the next step is prepared while the device works.
+Dense tasks keep the shape of each image, so they cannot use the classifier's store of equal rectangles. Random numbers
+are drawn for the global batch, and each rank takes its part; the next step loads while the device works.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from frugalvit.utils.system import cores
 
 T = TypeVar("T")
 _SHARE_OF_MEMORY = 0.25
-"""Decoded pictures and their masks may take this share of the free memory before they are decoded anew every time."""
+"""Share of the free memory that cached images and masks may take; more than this is not cached."""
 
 
 class ImageReader:
-    """Decoded pictures, uint8 (3, H, W), kept in memory where they fit.
+    """Decode images to uint8 (3, H, W) and cache them in memory if they fit.
 
-    room:   bytes that are left then for what belongs to them
-    bad:    files that were asked for and cannot be read, and why
-    faults: which of these pictures they are, as far as is known
+    keeps:  whether images are cached
+    room:   bytes left for the masks of cached images
+    bad:    (file, reason) of unreadable images
+    faults: {index: error} of the unreadable images known so far
     """
 
     def __init__(
@@ -48,66 +49,66 @@ class ImageReader:
         self.room = _SHARE_OF_MEMORY * memory_share() - needed if where == "auto" else math.inf
         self.keeps = where != "off" and self.room > 0
         self.device = device if where == "device" else None
-        self._kept: dict[int, Tensor] = {}
+        self._cache: dict[int, Tensor] = {}
         self.bad: list[tuple[str, str]] = []
         self.faults: dict[int, UnreadableImage] = {}
         self.max_bad = 1.0
-        self._noting = threading.Lock()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def to_learn(self, index: int) -> tuple[int, Tensor]:
-        """A picture to learn from and its place: the next one, where this cannot be read (``data/cache/store.py``)."""
-        for place in substitutes(index, len(self), None):
-            if place not in self.faults:
+        """Return the index and the pixels of a training image; of the next one if it is unreadable."""
+        for substitute in substitutes(index, len(self), None):
+            if substitute not in self.faults:
                 try:
-                    return place, self.read(place)
+                    return substitute, self.read(substitute)
                 except UnreadableImage as fault:
-                    self._note(place, fault)
+                    self._add_fault(substitute, fault)
         raise UserError(f"None of the {len(self)} images can be read.")
 
-    def _note(self, place: int, fault: UnreadableImage) -> None:
-        """One that is met while training: it is named, and if they are too many now, the run ends."""
-        with self._noting:  # threads load the pictures of a step
-            if place in self.faults:
+    def _add_fault(self, index: int, fault: UnreadableImage) -> None:
+        """Warn of an image that becomes unreadable during training; raise UserError if there are too many."""
+        with self._lock:  # threads load the images of a step
+            if index in self.faults:
                 return
-            self.faults[place] = fault
+            self.faults[index] = fault
             self.bad.append((fault.name, fault.reason))
             console.warning(f"{fault} (left out)")
             check_bad(list(self.faults.values()), len(self), self.max_bad)
 
     def read(self, index: int) -> Tensor:
-        kept = self._kept.get(index)
-        if kept is not None:
-            return kept
+        """Return the pixels of an image, from the cache if they are there."""
+        cached = self._cache.get(index)
+        if cached is not None:
+            return cached
         pixels = torch.from_numpy(decode(self.paths[index])).permute(2, 0, 1).contiguous()
         if self.keeps:
-            self._kept[index] = pixels = pixels if self.device is None else pixels.to(self.device)
+            self._cache[index] = pixels = pixels if self.device is None else pixels.to(self.device)
         return pixels
 
     def find_bad(self, workers: int, max_bad: float, *, decode: bool = False) -> list[int]:
-        """The places of unreadable pictures, before training, or an error when they are many.
+        """Find unreadable images before training and return their indices; too many are an error.
 
-        What is kept is decoded for it; of what is not, headers and ends are looked at, unless ``decode`` wants to know
-        of every one.
+        Images that are cached, or all with ``decode``, are decoded; of the others only header and end are read.
         """
         decode = decode or self.keeps
         with ThreadPoolExecutor(workers) as pool:
-            found = pool.map(lambda index: self._fault(index, decode), range(len(self)))
-            label = "decoding images" if decode else "looking at images"
-            faults = enumerate(console.progress(found, total=len(self), label=label))
+            results = pool.map(lambda index: self._fault(index, decode), range(len(self)))
+            label = "decoding images" if decode else "checking images"
+            faults = enumerate(console.progress(results, total=len(self), label=label))
             self.faults = {index: fault for index, fault in faults if fault is not None}
         warn_unreadable(list(self.faults.values()), len(self), max_bad)
         self.bad, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
         return list(self.faults)
 
     def without_bad(self) -> ImageReader:
-        """The others, with what is kept of them."""
-        whole = [place for place in range(len(self)) if place not in self.faults]
+        """Return a reader of the readable images, with their cached pixels."""
+        readable = [index for index in range(len(self)) if index not in self.faults]
         others = copy.copy(self)
-        others.paths, others.sizes = [self.paths[place] for place in whole], [self.sizes[place] for place in whole]
-        others._kept = {new: self._kept[old] for new, old in enumerate(whole) if old in self._kept}
+        others.paths, others.sizes = [self.paths[i] for i in readable], [self.sizes[i] for i in readable]
+        others._cache = {new: self._cache[old] for new, old in enumerate(readable) if old in self._cache}
         others.faults = {}
         return others
 
@@ -116,7 +117,7 @@ class ImageReader:
             if decode:
                 self.read(index)
             else:
-                read_header(self.paths[index], whole=True)
+                read_header(self.paths[index], complete=True)
         except UnreadableImage as fault:
             return fault
         return None
@@ -127,10 +128,10 @@ def worker_count(workers: int | str) -> int:
 
 
 class StepLoader(Generic[T]):
-    """This process's share of every step: loaded items and the random numbers that belong to them.
+    """Load this rank's part of every step: items and their random numbers.
 
-    load:    index -> whatever an item is on the CPU; called by ``workers`` threads
-    columns: uniform random numbers an item needs
+    load:    index -> an item on the CPU; called by ``workers`` threads
+    columns: uniform random numbers per item
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class StepLoader(Generic[T]):
         world: int = 1,
     ) -> None:
         if batch % world:
-            raise UserError(f"A batch of {batch} cannot be shared by {world} processes; give a multiple of {world}.")
+            raise UserError(f"A batch of {batch} cannot be divided among {world} processes. Use a multiple of {world}.")
         self.count, self.batch, self.load, self.columns = count, batch, load, columns
         self.seed, self.rank, self.world = seed, rank, world
         self._order = functools.lru_cache(maxsize=2)(self._draw_order)
@@ -154,7 +155,7 @@ class StepLoader(Generic[T]):
         self._ahead: tuple[int, list[Future[T]]] | None = None
 
     def at(self, step: int) -> tuple[list[T], Tensor]:
-        """Items and their numbers (n, columns) of a step; loading the next step begins."""
+        """Return the items of a step and their random numbers (n, columns), and start to load the next step."""
         jobs = self._ahead[1] if self._ahead is not None and self._ahead[0] == step else self._submit(step)
         items = [job.result() for job in jobs]
         self._ahead = (step + 1, self._submit(step + 1))
@@ -163,13 +164,13 @@ class StepLoader(Generic[T]):
         return items, numbers[self.rank * part : (self.rank + 1) * part]
 
     def indices(self, step: int) -> list[int]:
-        """The places of this process's items. An epoch's rest goes into the next one, so that every batch is full."""
+        """Return the indices of this rank's items. A batch may span two epochs, so that every batch is full."""
         part = self.batch // self.world
         start = step * self.batch + self.rank * part
-        return [self._index(place) for place in range(start, start + part)]
+        return [self._index(position) for position in range(start, start + part)]
 
-    def _index(self, place: int) -> int:
-        epoch, within = divmod(place, self.count)
+    def _index(self, position: int) -> int:
+        epoch, within = divmod(position, self.count)
         return self._order(epoch)[within]
 
     def _draw_order(self, epoch: int) -> list[int]:
@@ -180,9 +181,9 @@ class StepLoader(Generic[T]):
 
 
 def to_device_flat(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The elements of all parts in one row on the device, by one copy from pinned memory.
+    """Concatenate the elements of all parts on the device, with one copy from pinned memory.
 
-    A copy from other memory waits for all the work that is queued on the device.
+    A copy from other memory would wait for all work that is queued on the device.
     """
     flat = [part.reshape(-1) for part in parts]
     if device.type != "cuda" or parts[0].device == device:
@@ -192,5 +193,5 @@ def to_device_flat(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def share(count: int, fabric: Any) -> range:
-    """The places a process evaluates."""
+    """Return the indices that this rank evaluates."""
     return range(fabric.global_rank, count, fabric.world_size)

@@ -1,4 +1,4 @@
-"""What ``eval`` and ``predict`` need besides a model: one device, a folder to write to, names for what is written."""
+"""Device, output folder and output names of ``eval`` and ``predict``."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from frugalvit.utils.files import make_folder
 
 
 def single_device_fabric(device: str) -> Fabric:
-    """One process on one device, in full precision."""
+    """Return a Fabric of one process on one device, in full precision."""
     kind, number = numbered_device(device)
     return Fabric(accelerator=kind, devices=[number] if kind == "cuda" else 1, precision="32-true")
 
 
 def out_folder(out: str | None) -> Path | None:
-    """The folder for what is written, if any is; to be asked for before the work, since it may be refused."""
+    """Make the output folder, or return None without one. Call it before the work, since it may raise UserError."""
     return None if out is None else make_folder(check_empty_folder(Path(out)))
 
 
 @contextmanager
 def save_on_interrupt(folder: Path, done: Sized, count: int, save: Callable[[], None] | None = None) -> Iterator[None]:
-    """Work that ends before its end, whatever ends it: what is done is saved and said, and how to go on."""
+    """On any exception save the partial results and log how to continue."""
     try:
         yield
     except BaseException:
         if len(done):
             if save is not None:
                 save()
-            console.warning(f"{len(done)} of {count} images are done, in {folder}; name the others and another --out")
+            console.warning(f"{len(done)} of {count} images are done, in {folder}. Run the others with another --out.")
         raise
 
 
 def unique_names(paths: list[Path]) -> list[str]:
-    """A name for every file: its own, numbered where two are called the same."""
+    """Return a unique name for every file: its stem, with a number if another file has the same."""
     taken = {path.stem for path in paths}
     names: list[str] = []
     used: set[str] = set()
@@ -54,7 +54,7 @@ def unique_names(paths: list[Path]) -> list[str]:
 
 
 def check_empty_folder(out: Path) -> Path:
-    """The folder, if nothing lies in it yet: earlier results, or the images themselves, are never written over."""
+    """Return the folder if it is empty: earlier results, or the images themselves, are never overwritten."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} already exists and is kept; choose another folder with --out.")
+        raise UserError(f"{out} already exists and is not empty. Choose another folder with --out.")
     return out

@@ -1,4 +1,4 @@
-"""Trained detectors and segmenters in anybody's program: pictures in, objects or a class for every pixel out."""
+"""Load trained detectors and segmenters in Python: images -> objects, or a class for every pixel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from frugalvit.tasks.segmentation import commands as segment_commands
 
 @dataclass(frozen=True)
 class Detection:
-    """An object in a picture: its box (left, top, width, height in pixels), its mask (H, W), if masks were learned."""
+    """An object: box (left, top, width, height in pixels), and mask (H, W) if the model predicts masks."""
 
     name: str
     score: float
@@ -32,7 +32,7 @@ class Detection:
 
 
 class ReadyDetector:
-    """A trained detector; ``classes`` are the names it knows."""
+    """A trained detector; ``classes`` are the names of its classes."""
 
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
         facts = read_facts(str(where), "detect")
@@ -41,14 +41,14 @@ class ReadyDetector:
             self._task = commands.load_task(str(where), facts, str(device), 1)
 
     def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Detection]]:
-        """The objects of each picture that score at least ``threshold``, the surest first.
+        """Return the objects of each image with a score of at least ``threshold``, the highest first.
 
         pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
         """
         self._task.net.set_score_threshold(threshold)
         with cpu_settings(next(self._task.parameters()).device):
-            found = [self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures)]
-        return [[self._object(entry) for entry in sorted(entries, key=lambda e: -e["score"])] for entries in found]
+            results = [self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures)]
+        return [[self._object(entry) for entry in sorted(objects, key=lambda e: -e["score"])] for objects in results]
 
     def _object(self, entry: dict[str, Any]) -> Detection:
         left, top, width, height = entry["bbox"]
@@ -58,7 +58,7 @@ class ReadyDetector:
 
 
 class ReadySegmenter:
-    """A trained segmenter; ``classes`` are the names of the numbers it gives."""
+    """A trained segmenter; ``classes`` are the names of the numbers it predicts."""
 
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
         facts = read_facts(str(where), "segment")
@@ -67,24 +67,24 @@ class ReadySegmenter:
             self._task = segment_commands.load_task(str(where), facts, str(device), 1)
 
     def predict(self, pictures: Any) -> list[np.ndarray]:
-        """For each picture (H, W) the place in ``classes`` of every pixel; ``pictures`` as a detector takes them."""
+        """Return for each image (H, W) the index in ``classes`` of every pixel. Inputs are as for a detector."""
         with cpu_settings(next(self._task.parameters()).device):
             maps = (self._task.predict([pixels], self._task.test)[0] for pixels in _tensors(pictures))
             return [classes.cpu().numpy() for classes in maps]
 
 
 def load_detector(where: str | Path, device: str | torch.device = "auto") -> ReadyDetector:
-    """The detector of a finished run of ``frugalvit detect train``."""
+    """Load the detector of a finished run of ``frugalvit detect train``."""
     return ReadyDetector(where, device)
 
 
 def load_segmenter(where: str | Path, device: str | torch.device = "auto") -> ReadySegmenter:
-    """The segmenter of a finished run of ``frugalvit segment train``."""
+    """Load the segmenter of a finished run of ``frugalvit segment train``."""
     return ReadySegmenter(where, device)
 
 
 def _tensors(pictures: Any) -> Iterator[Tensor]:
-    """Pictures as uint8 (3, H, W)."""
+    """Yield the images as uint8 (3, H, W)."""
     for picture in as_list(pictures):
         pixels = torch.from_numpy(as_pixels(picture)).permute(2, 0, 1)
         yield pixels.expand(3, -1, -1)

@@ -1,8 +1,8 @@
 """Feature maps at several resolutions from any backbone.
 
-A backbone with stages (Swin, CvT, ResNet, …) gives its stages, each normalised over channels as Swin's detection and
-segmentation do. A plain ViT has one map; from it come four (Li et al. 2022, "Exploring plain vision transformer
-backbones for object detection", §3): twice and once doubled by transposed convolutions, as it is, and halved.
+A backbone with stages (Swin, CvT, ResNet, …) gives one map per stage, normalized over channels as in Swin's detection
+and segmentation. The single map of a plain ViT becomes four (Li et al. 2022, "Exploring plain vision transformer
+backbones for object detection", §3): upsampled four times and twice by transposed convolutions, unchanged, and halved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Pyramid(nn.Module):
         if self.plain:
             width = sizes[0][0]
             self.steps = nn.ModuleList(
-                [_doubled(width, 2), _doubled(width, 1), nn.Identity(), nn.MaxPool2d(2, ceil_mode=True)]
+                [_upsample(width, 2), _upsample(width, 1), nn.Identity(), nn.MaxPool2d(2, ceil_mode=True)]
             )
             self.channels = [width // 4, width // 2, width, width]
         self.norms = nn.ModuleList(MapNorm(width) for width in self.channels)
@@ -47,7 +47,7 @@ class Pyramid(nn.Module):
 
 
 class FeaturePyramid(nn.Module):
-    """A pyramid with equal channels on every level, coarse knowledge carried down (FPN), one coarser level on top."""
+    """Feature pyramid network: equal channels on every level, top-down sums, one coarser level on top."""
 
     def __init__(self, pyramid: Pyramid, channels: int) -> None:
         super().__init__()
@@ -61,22 +61,22 @@ class FeaturePyramid(nn.Module):
 
 
 def with_top(strides: list[float]) -> list[float]:
-    """A pyramid's strides, and that of the coarser level which detectors put on top."""
+    """Return a pyramid's strides and that of the coarser level that detectors add."""
     return [*strides, strides[-1] * 2]
 
 
 def pyramid_strides(backbone: Backbone) -> list[float]:
-    """The strides that a :class:`Pyramid` of this backbone has, without making one."""
+    """Return the strides that a :class:`Pyramid` of this backbone has, without building one."""
     return _strides(_shapes(backbone))
 
 
 def _strides(sizes: list[tuple[int, float]]) -> list[float]:
-    """From (channels, stride) of the stages; one stage becomes four levels."""
+    """Return the strides of the levels from (channels, stride) of the stages. One stage makes four levels."""
     strides = [stride for _, stride in sizes]
     return [strides[0] * factor for factor in (0.25, 0.5, 1, 2)] if len(strides) == 1 else strides
 
 
-def _doubled(width: int, times: int) -> nn.Module:
+def _upsample(width: int, times: int) -> nn.Module:
     layers: list[nn.Module] = []
     for number in range(times):
         layers.append(nn.ConvTranspose2d(width >> number, width >> number + 1, 2, stride=2))
@@ -86,7 +86,7 @@ def _doubled(width: int, times: int) -> nn.Module:
 
 
 def _shapes(backbone: Backbone) -> list[tuple[int, float]]:
-    """(channels, stride) of every stage, from one grey image."""
+    """Measure (channels, stride) of every stage with one blank image."""
     side = _probe_side(backbone)
     was_training = backbone.training
     backbone.eval()
@@ -98,28 +98,28 @@ def _shapes(backbone: Backbone) -> list[tuple[int, float]]:
 
 
 def _stride(side: int, cells: int, known: list[int]) -> float:
-    """Pixels from cell to cell: of the strides that a network names the one next to side / cells, else that itself.
+    """Return the stride that the network states nearest to side / cells; side / cells if none is near.
 
-    A last cell that hangs over the edge, as those of patches of 12 pixels may, would spoil the measurement, and so
-    would borders that convolutions without padding lose.
+    The quotient alone is wrong if the last cell extends past the edge, as with patches of 12 pixels, or if convolutions
+    without padding lose their borders.
     """
 
-    def octaves(stride: float) -> float:
+    def distance(stride: float) -> float:
         return abs(math.log2(side / cells / stride))
 
-    nearest = min(known, key=octaves, default=side / cells)
-    return float(nearest if octaves(nearest) <= 0.5 else side / cells)
+    nearest = min(known, key=distance, default=side / cells)
+    return float(nearest if distance(nearest) <= 0.5 else side / cells)
 
 
 def _probe_side(backbone: Backbone) -> int:
-    """A size that shows every stage and costs little."""
+    """Return an image side that reaches every stage and costs little."""
     return max(128, min(224, min(backbone.img_size) // 32 * 32))
 
 
 def freeze_unused(backbone: Backbone) -> list[str]:
-    """Stop gradients for parameters that no stage depends on (the classifier, the final norm); their names.
+    """Freeze the parameters that no stage uses (the classifier, the final norm) and return their names.
 
-    They would never get a gradient, and processes that train together wait for every gradient they expect.
+    Distributed training would wait for their gradients forever.
     """
     was_training = backbone.training
     backbone.eval()

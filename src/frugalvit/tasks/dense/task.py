@@ -1,7 +1,8 @@
-"""What detection and segmentation have in common as tasks of the one loop."""
+"""DenseTask: what detection and segmentation have in common as tasks of the trainer."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,20 +13,20 @@ from torch import Tensor, nn
 from frugalvit.backbones import Backbone
 from frugalvit.data.augment.color import luma
 from frugalvit.engine.param_groups import decay_groups, layer_groups, no_weight_decay_names
+from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.tasks.dense.loader import StepLoader
+from frugalvit.tasks.dense.pyramid import Pyramid
 
 
-class DenseTask(nn.Module):
-    """A network on a backbone. Subclasses say what a batch is, what its losses are and how it is scored.
+class DenseTask(Task):
+    """A network on a backbone. Subclasses define batches, losses and scores.
 
-    steady: keep the statistics of the backbone's batch norms (it comes with weights, and batches are small)
+    steady: keep the statistics of the backbone's batch norms, because it has pre-trained weights and batches are small
     """
 
-    best_metric: str
-    use_cuda_graphs = nonfinite_outputs = export_last = False  # as in training.task.Task
-    net: Any  # the network: Detector or Segmenter
+    net: Any  # Detector or Segmenter
     mean: Tensor
     std: Tensor
 
@@ -35,52 +36,57 @@ class DenseTask(nn.Module):
         super().__init__()
         if backbone.in_chans not in (1, 3):
             raise UserError(
-                f"{backbone.name} takes images of {backbone.in_chans} channels, pictures have 3, or 1 in grey: take "
-                "one with in_chans 3 or 1."
+                f"{backbone.name} takes images of {backbone.in_chans} channels. Use a backbone with in_chans 3, or 1 "
+                "for grey images."
             )
-        self._facts = [backbone]  # in a list: the network already owns it, and a second name would save it twice
-        self.weight_decay, self.layer_decay, self.is_capturable = weight_decay, layer_decay, steady
+        self._backbone = [backbone]  # in a list: the network owns it, and a second name would save it twice
+        self.weight_decay, self.layer_decay, self.freezes_norms = weight_decay, layer_decay, steady
         self.register_buffer("mean", torch.tensor(backbone.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(backbone.std)[:, None, None], persistent=False)
         self.feeding: StepLoader[Any] | None = None
         self.evaluated: Any = None
         self.eval_split = "val"
         self.eval_batch = 1
-        self.seen: tuple[Any, Any] | None = None  # what was scored since the last step, and what was found in it
+        self.seen: tuple[Any, Any] | None = None  # the dataset evaluated since the last step, and its results
         self.fabric: Fabric | None = None
 
-    def set_data(self, feeding: StepLoader[Any], evaluated: Any, watched: str, fabric: Fabric, batch: int) -> None:
-        """Where the steps' pictures come from; those that are scored, and what their split is called."""
-        self.feeding, self.evaluated, self.eval_split = feeding, evaluated, watched
+    def set_data(self, feeding: StepLoader[Any], evaluated: Any, split: str, fabric: Fabric, batch: int) -> None:
+        """Set the source of training batches, and the evaluation dataset with its split name and batch size."""
+        self.feeding, self.evaluated, self.eval_split = feeding, evaluated, split
         self.fabric, self.eval_batch = fabric, batch
 
     @property
     def backbone(self) -> Backbone:
-        return self._facts[0]
+        return self._backbone[0]
+
+    @property
+    @abstractmethod
+    def pyramid(self) -> Pyramid:
+        """The network's feature pyramid, which holds the backbone."""
 
     @property
     def device(self) -> torch.device:
         return self.mean.device
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) in [0, 1] -> what the backbone was trained with; in grey where it has one channel."""
+        """Normalize images (B, 3, H, W) in [0, 1] for the backbone; they become grey if it has one channel."""
         if len(self.mean) == 1:
             images = luma(images)
         return (images - self.mean) / self.std
 
     def train(self, mode: bool = True) -> DenseTask:
         super().train(mode)
-        if mode and self.is_capturable:
+        if mode and self.freezes_norms:
             for module in self.backbone.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
         return self
 
-    # -- the loop's questions
+    # -- training
 
+    @abstractmethod
     def losses(self, batch: Any) -> dict[str, Tensor]:
-        """The losses of a step by name; their sum is what is learnt."""
-        raise NotImplementedError
+        """Return the losses of a batch by name; training minimizes their sum."""
 
     def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
         losses = self.losses(batch)
@@ -92,32 +98,30 @@ class DenseTask(nn.Module):
                 self.net.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self.net)
             )
         inside = {id(parameter) for parameter in self.backbone.parameters()}
-        rest = [(name, value) for name, value in self.net.named_parameters() if id(value) not in inside]
+        others = [(name, value) for name, value in self.net.named_parameters() if id(value) not in inside]
         groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
-        return groups + decay_groups(rest, self.weight_decay)
-
-    def before_optimizer(self, step: int) -> None:
-        """Nothing to do between the gradients and the optimiser."""
-
-    def after_step(self, step: int, skipped: Tensor | None = None) -> None:
-        """Nothing to do after a step."""
+        return groups + decay_groups(others, self.weight_decay)
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
-        """Supervised runs have no collapse to watch for."""
+        """Never stop early: supervised runs cannot collapse."""
         return False
 
-    # -- for evaluation
+    def compile_with(self, graphs: bool) -> None:
+        """Compile the pyramid for changing image sizes; CUDA graphs would need fixed ones."""
+        self.pyramid.compile(dynamic=True)
 
-    def check_finite(self, answers: Tensor) -> None:
-        """Note it where the network's answers are no numbers: what follows from them is chance, or nothing."""
-        self.nonfinite_outputs = self.nonfinite_outputs or not bool(answers.isfinite().all())
+    # -- evaluation
 
-    def agree_on_broken(self) -> None:
-        """What any process has met is everybody's."""
+    def check_finite(self, outputs: Tensor) -> None:
+        """Remember if the network's outputs are not finite: results computed from them mean nothing."""
+        self.nonfinite_outputs = self.nonfinite_outputs or not bool(outputs.isfinite().all())
+
+    def sync_nonfinite(self) -> None:
+        """Share non-finite outputs of any rank with all ranks."""
         self.nonfinite_outputs = any(self.gather([self.nonfinite_outputs]))
 
-    def refuse_broken(self, where: str) -> None:
-        """One line instead of results that mean nothing."""
+    def refuse_nonfinite(self, where: str) -> None:
+        """Raise UserError if the outputs of the model ``where`` were not finite."""
         if self.nonfinite_outputs:
             raise UserError(nonfinite_message(where))
 
@@ -125,7 +129,7 @@ class DenseTask(nn.Module):
         return self.fabric.autocast() if self.fabric is not None else nullcontext()
 
     def gather(self, items: list[Any]) -> list[Any]:
-        """What all processes found, on each of them."""
+        """Return the items of all ranks, on every rank."""
         assert self.fabric is not None
         if self.fabric.world_size == 1:
             return items

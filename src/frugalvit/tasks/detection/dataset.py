@@ -1,7 +1,7 @@
-"""Pictures with objects -> what a detector learns from in a step, with as little work on the host as there can be.
+"""Training batches of a detector from images with objects, with little work on the host.
 
-Masks are rasterised once and kept as bits; whatever a step needs goes to the device in four copies from pinned memory,
-since a copy from anywhere else waits for all the work that is queued there.
+Masks are rasterized once and cached as bits. A step goes to the device in four copies from pinned memory, because any
+other copy waits for all work that is queued there.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from frugalvit.tasks.dense.loader import ImageReader, to_device_flat
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, masks_of
 from frugalvit.tasks.detection.layers import Target
 
-_SIZES_TRIED = 11
-"""Short sides in training: 480, 512, …, 800 in the papers."""
+_TRAIN_SIZES = 11
+"""Number of short sides in training: 480, 512, …, 800 in the papers."""
 _MULTIPLE = 32
-"""Of which both sides of a network's input are whole multiples, so that every stage fits."""
+"""Both sides of the network's input are multiples of this, so that every stage fits."""
 
 
 @dataclass(frozen=True)
 class View:
-    """How pictures are resized: short side in pixels at test, its range in training, the long side's limit."""
+    """How images are resized: short side in pixels at test, its range in training, the long side's limit."""
 
     side: int
     scales: tuple[float, float] = (0.6, 1.0)
     longest: float = 5 / 3
 
     def side_for(self, number: float) -> int:
-        """A training short side, one of eleven between the ends, for a uniform number."""
+        """Return one of eleven short sides for training, chosen by a uniform number."""
         low, high = (self.side * scale for scale in self.scales)
-        place = min(int(number * _SIZES_TRIED), _SIZES_TRIED - 1)
-        return round(low + (high - low) * place / (_SIZES_TRIED - 1))
+        index = min(int(number * _TRAIN_SIZES), _TRAIN_SIZES - 1)
+        return round(low + (high - low) * index / (_TRAIN_SIZES - 1))
 
     def fit(self, height: int, width: int, short: int) -> tuple[int, int]:
-        """(height, width) with this short side, or with the longest long side allowed."""
+        """Return the (height, width) with this short side, or with the longest long side allowed."""
         factor = min(short / min(height, width), self.longest * self.side / max(height, width))
         return max(1, round(height * factor)), max(1, round(width * factor))
 
 
 @dataclass(frozen=True)
 class Objects:
-    """The n objects of a picture: boxes (n, 4), labels (n,), and masks of the picture's size as bits.
+    """The n objects of an image: boxes (n, 4), labels (n,), and masks of the image's size as bits.
 
-    mask_of: (n,) which of the masks is an object's, -1 for none; None where each has its own
+    mask_of: (n,) index of each object's mask, -1 for none; None if each object has its own
     """
 
     boxes: Tensor
@@ -58,30 +58,30 @@ class Objects:
     mask_of: Tensor | None = None
 
 
-class ObjectPictures:
-    """Pictures with their objects as tensors on the CPU; objects are kept where there is room beside the pictures.
+class DetectionDataset:
+    """Images with their objects as tensors on the CPU; objects are cached if they fit beside the images.
 
-    Their masks take n / 24 of what a picture takes: of hundreds of cells many times as much.
+    n masks take n / 24 of the memory of an image, so hundreds of objects take much more than the image.
     """
 
     def __init__(self, images: list[CocoImage], data: CocoData, pictures: ImageReader, masks: bool) -> None:
         self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
         self._classes = data.class_of()
-        bits = sum(image.height * image.width * len(image.drawn()) for image in images) if masks else 0
-        self._keeps = pictures.keeps and bits // 8 <= pictures.room
-        self._kept: dict[int, Objects] = {}
+        bits = sum(image.height * image.width * len(image.masked()) for image in images) if masks else 0
+        self._caches = pictures.keeps and bits // 8 <= pictures.room
+        self._cache: dict[int, Objects] = {}
 
     def __len__(self) -> int:
         return len(self.images)
 
     def load(self, index: int) -> tuple[Tensor, Objects]:
-        """To learn from: the next one where this picture cannot be read."""
+        """Return the pixels and objects of a training image; of the next one if it is unreadable."""
         index, pixels = self.pictures.to_learn(index)
-        objects = self._kept.get(index)
+        objects = self._cache.get(index)
         if objects is None:
             objects = self._read(index)
-            if self._keeps:
-                self._kept[index] = objects
+            if self._caches:
+                self._cache[index] = objects
         return pixels, objects
 
     def _read(self, index: int) -> Objects:
@@ -92,58 +92,58 @@ class ObjectPictures:
         labels = torch.tensor([self._classes[entry["category_id"]] for entry in entries], dtype=torch.int64)
         if not self.masks:
             return Objects(boxes, labels, None)
-        drawn = image.drawn()
-        bits = torch.from_numpy(np.packbits(masks_of(drawn, image.height, image.width)))
-        if len(drawn) == len(entries):
+        masked = image.masked()
+        bits = torch.from_numpy(np.packbits(masks_of(masked, image.height, image.width)))
+        if len(masked) == len(entries):
             return Objects(boxes, labels, bits)
-        known = torch.tensor(["segmentation" in entry for entry in entries])
-        return Objects(boxes, labels, bits, torch.where(known, known.cumsum(0) - 1, -1))
+        has_mask = torch.tensor(["segmentation" in entry for entry in entries])
+        return Objects(boxes, labels, bits, torch.where(has_mask, has_mask.cumsum(0) - 1, -1))
 
 
-def unpack(bits: Tensor) -> Tensor:
-    """Bits in bytes, the highest first -> eight times as many zeros and ones, uint8."""
+def unpack_bits(bits: Tensor) -> Tensor:
+    """Unpack bytes, the highest bit first, to eight times as many zeros and ones, uint8."""
     if bits.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(bits.numpy()))
-    return shifted(bits)
+    return unpack_on_device(bits)
 
 
-def shifted(bits: Tensor) -> Tensor:
-    """What ``unpack`` does on a device; on a CPU it takes four times as long as NumPy."""
+def unpack_on_device(bits: Tensor) -> Tensor:
+    """Unpack bytes with torch; on a CPU this takes four times as long as NumPy."""
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits.device)
     return ((bits[:, None] >> shifts) & 1).reshape(-1)
 
 
-def frame_of(size: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) that a picture resized to ``size`` is laid into at test: its own, whatever is looked at with it.
+def padded_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Return the (height, width) of the network's input at test. It depends on this image only.
 
-    There is always a strip beyond both sides, since nearly all pictures of a padded training batch have one: an edge of
-    the picture that is also one of the input is a rare sight there (on a small set box AP was 0.58 without, 0.63 with).
+    Both sides are always padded, because nearly all images of a training batch are: an image edge at the input's edge
+    is rare there (box AP on a small dataset: 0.58 without padding, 0.63 with it).
     """
     return (size[0] // _MULTIPLE + 1) * _MULTIPLE, (size[1] // _MULTIPLE + 1) * _MULTIPLE
 
 
-def lay_out(
+def stack_images(
     pictures: Sequence[Tensor],
     sizes: Sequence[tuple[int, int]],
     flips: Sequence[bool],
     mean: Tensor,
     std: Tensor,
-    frame: tuple[int, int] | None = None,
+    input_size: tuple[int, int] | None = None,
 ) -> Tensor:
-    """uint8 pictures -> (B, C, H, W): each resized, perhaps mirrored, in the top left corner, normalised; 0 beyond.
+    """Resize, flip, normalize and stack uint8 images: (B, C, H, W), padded right and below with 0.
 
-    Without a frame (H, W) it is the largest's sides, rounded up. A network whose mean is one number sees grey.
+    input_size: (H, W); by default the largest sides, rounded up. With a mean of one channel images become grey.
     """
-    height, width = frame or [-(-max(sides) // _MULTIPLE) * _MULTIPLE for sides in zip(*sizes, strict=True)]
-    whole = mean.expand(len(pictures), -1, height, width).clone()  # becomes exactly 0 where nothing is laid over it
+    height, width = input_size or [-(-max(sides) // _MULTIPLE) * _MULTIPLE for sides in zip(*sizes, strict=True)]
+    stacked = mean.expand(len(pictures), -1, height, width).clone()  # the padding becomes exactly 0
     pixels = to_device_flat(pictures, mean.device).float() / 255
     parts = pixels.split([picture.numel() for picture in pictures])
-    for place, (part, picture, size, flip) in enumerate(zip(parts, pictures, sizes, flips, strict=True)):
+    for index, (part, picture, size, flip) in enumerate(zip(parts, pictures, sizes, flips, strict=True)):
         image = part.view(1, *picture.shape)
         image = F.interpolate(image, size=size, mode="bilinear", align_corners=False, antialias=True)
         image = (luma(image) if len(mean) == 1 else image)[0]
-        whole[place, :, : size[0], : size[1]] = image.flip(2) if flip else image
-    return (whole - mean) / std
+        stacked[index, :, : size[0], : size[1]] = image.flip(2) if flip else image
+    return (stacked - mean) / std
 
 
 def make_targets(
@@ -153,7 +153,7 @@ def make_targets(
     flips: Sequence[bool],
     device: torch.device,
 ) -> list[Target]:
-    """Boxes and masks of pictures that are resized and perhaps mirrored, on the device."""
+    """Return boxes, labels and masks of resized and flipped images, on the device."""
     counts = [len(part.labels) for part in objects]
     boxes = to_device_flat(
         [resize_boxes(o.boxes, b, a, f) for o, b, a, f in zip(objects, before, after, flips, strict=True)], device
@@ -163,15 +163,15 @@ def make_targets(
     targets = [{"boxes": box, "labels": label} for box, label in pairs]
     bits = [part.bits for part in objects if part.bits is not None]
     if bits:
-        whose = [torch.arange(len(o.labels)) if o.mask_of is None else o.mask_of for o in objects]
-        drawn = [int((places >= 0).sum()) for places in whose]
-        pixels = unpack(to_device_flat(bits, device)).split([8 * len(part) for part in bits])
-        for target, part, count, old, new, flip in zip(targets, pixels, drawn, before, after, flips, strict=True):
-            masks = part[: count * old[0] * old[1]].view(count, *old)  # the last byte may be longer than the masks
+        mask_of = [torch.arange(len(o.labels)) if o.mask_of is None else o.mask_of for o in objects]
+        masked = [int((indices >= 0).sum()) for indices in mask_of]
+        pixels = unpack_bits(to_device_flat(bits, device)).split([8 * len(part) for part in bits])
+        for target, part, count, old, new, flip in zip(targets, pixels, masked, before, after, flips, strict=True):
+            masks = part[: count * old[0] * old[1]].view(count, *old)  # the last byte may have bits left over
             target["masks"] = resize_masks(masks, new, flip)
-        if drawn != counts:
-            for target, places in zip(targets, to_device_flat(whose, device).split(counts), strict=True):
-                target["mask_of"] = places
+        if masked != counts:
+            for target, indices in zip(targets, to_device_flat(mask_of, device).split(counts), strict=True):
+                target["mask_of"] = indices
     return targets
 
 
@@ -184,7 +184,7 @@ def resize_boxes(boxes: Tensor, before: tuple[int, int], after: tuple[int, int],
 
 
 def resize_masks(masks: Tensor, after: tuple[int, int], flip: bool) -> Tensor:
-    """(n, H, W) zeros and ones -> (n, *after), where interpolation gives at least a half."""
+    """Resize masks (n, H, W) of zeros and ones to (n, *after): 1 where interpolation gives at least 0.5."""
     if not len(masks):
         return masks.new_zeros((0, *after))
     inside = F.interpolate(masks[:, None].float(), size=after, mode="bilinear", align_corners=False)[:, 0] >= 0.5

@@ -1,7 +1,7 @@
-"""What both detectors are made of: their sizes, and torchvision's parts with float32 results.
+"""Layers that all detector heads share: sizes, anchors, and predictors with float32 results.
 
-Whatever a matrix product gives in half precision is turned into float32 before boxes are made of it: bfloat16 knows a
-place in a large image to four pixels only.
+Scores and offsets become float32 before boxes are computed: bfloat16 resolves a position in a large image to four
+pixels only.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from torchvision.ops.poolers import initLevelMapper
 from frugalvit.tasks.dense.pyramid import FeaturePyramid
 
 Target = dict[str, Tensor]
-"""boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class; where masks are learnt, masks (k, H, W),
-and mask_of (n,), which of them is an object's, -1 for none. Without mask_of each object has its own: k = n.
+"""boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class. With masks also masks (k, H, W) and
+mask_of (n,): the index of each object's mask, -1 for none. Without mask_of each object has its own: k = n.
 """
 
-LEAST_SCORE = 0.05
-"""What is less certain is no detection; the number that COCO's scores are usually computed with."""
+MIN_SCORE = 0.05
+"""Detections with a lower score are dropped; COCO's scores are usually computed with this number."""
 
 
 @dataclass(frozen=True)
 class DetectorSpec:
-    """All sizes of a detector, the resolved "auto" ones included: what it takes to build the same one again."""
+    """All sizes of a detector: enough to build it again."""
 
     classes: int  # without the background
     head: str = "mask-rcnn"
     masks: bool = True
     channels: int = 256
     hidden: int = 1024
-    anchors: float = 8.0  # the smallest anchor of a level in its strides
+    anchors: float = 8.0  # smallest anchor of a level, in its strides
     proposals: int = 1000
     samples: int = 512
     detections: int = 100
-    octaves: int = 1  # anchor sizes of a level, each twice the one before
-    maskless: tuple[int, ...] = ()  # labels of classes no mask was learnt of: what the head draws for them is chance
+    octaves: int = 1  # anchor sizes per level, each twice the one before
+    maskless: tuple[int, ...] = ()  # classes without a training mask: the head's masks of these are random
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "maskless", tuple(self.maskless))  # files have lists
+        object.__setattr__(self, "maskless", tuple(self.maskless))  # JSON has lists
 
     def anchor_sizes(self, stride: float) -> tuple[float, ...]:
-        """The sides of the square anchors of a level, in pixels."""
+        """Return the sides of the square anchors of a level, in pixels."""
         return tuple(self.anchors * stride * 2**octave for octave in range(self.octaves))
 
 
 class FloatAnchors(AnchorGenerator):
-    """torchvision's anchors, in float32 whatever the maps are: they are places too. All images share one tensor.
+    """torchvision's anchors in float32, whatever the precision of the maps. All images share one tensor.
 
-    They stand a stride apart. torchvision divides the image by the cells, which is another number where the last cells
-    hang over the edge, as those of patches of 12 or 14 pixels do.
+    Anchors are a stride apart. torchvision divides the image by the number of cells instead, which is wrong if the last
+    cell extends past the edge, as with patches of 12 or 14 pixels.
     """
 
     def __init__(self, sizes: tuple[tuple[float, ...], ...], strides: list[float]) -> None:
@@ -68,13 +68,13 @@ class FloatAnchors(AnchorGenerator):
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
         device = feature_maps[0].device
         self.set_cell_anchors(torch.float32, device)
-        steps = [[torch.full((), stride, device=device)] * 2 for stride in self.strides]  # filled there: no copy
+        steps = [[torch.full((), stride, device=device)] * 2 for stride in self.strides]  # no copy to the device
         anchors = self.grid_anchors([list(grid.shape[-2:]) for grid in feature_maps], steps)
         return [torch.cat(anchors)] * len(image_list.image_sizes)
 
 
 class FloatProposals(RPNHead):
-    """torchvision's head of region proposals, with float32 results."""
+    """torchvision's RPN head with float32 results."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         scores, boxes = super().forward(x)
@@ -82,7 +82,7 @@ class FloatProposals(RPNHead):
 
 
 class FloatPredictor(FastRCNNPredictor):
-    """torchvision's class and box predictor, with float32 results."""
+    """torchvision's class and box predictor with float32 results."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scores, boxes = super().forward(x)
@@ -90,18 +90,18 @@ class FloatPredictor(FastRCNNPredictor):
 
 
 class FloatMasks(MaskRCNNPredictor):
-    """torchvision's mask predictor, with float32 results."""
+    """torchvision's mask predictor with float32 results."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).float()
 
 
 def roi_align(spec: DetectorSpec, features: FeaturePyramid, side: int) -> MultiScaleRoIAlign:
-    """Crops of ``side`` cells from the level that fits a region: 224 px on stride 16 with anchors of 8 strides.
+    """Crop ``side`` × ``side`` cells of each region from the level that fits it.
 
-    The finest level is for regions of up to 3.5 times its anchors. Where it has several sizes, the smallest may be for
-    objects of a cell or two; regions of up to seven cells are still cut from it, since no crop needs fewer.
-    torchvision would measure the scales at the first batch and round them to powers of two; they are known here.
+    Regions of 224 px are on stride 16 with anchors of 8 strides. The finest level takes regions of up to 3.5 times its
+    anchors, and always those of up to seven cells: with several anchor sizes per level the smallest may be only a cell
+    or two. torchvision would measure the scales at the first batch and round them to powers of two.
     """
     size = round(28 * (spec.anchors if spec.octaves == 1 else max(2.0, spec.anchors)))
     crops = MultiScaleRoIAlign(features.names, side, sampling_ratio=2, canonical_scale=size)
@@ -112,8 +112,8 @@ def roi_align(spec: DetectorSpec, features: FeaturePyramid, side: int) -> MultiS
     return crops
 
 
-def mask_parts(spec: DetectorSpec, features: FeaturePyramid) -> dict[str, nn.Module]:
-    """He et al.'s mask head: four convolutions on 14 × 14 cells, doubled to 28 × 28; nothing without masks."""
+def mask_layers(spec: DetectorSpec, features: FeaturePyramid) -> dict[str, nn.Module]:
+    """Return He et al.'s mask head: four convolutions on 14 × 14 cells, upsampled to 28 × 28."""
     if not spec.masks:
         return {}
     return {

@@ -1,8 +1,8 @@
-"""Masks of boxes: small grids that a head learns from masks of pictures, and that are laid into pictures again.
+"""Masks of boxes: crop training masks to small grids, and paste predicted grids into images.
 
-Both ways a box is a rectangle in the plane, not a set of pixels: pixel i covers i to i + 1, and its centre is i + 1/2.
-torchvision takes i itself for the centre of what is learnt, which moves it by half a pixel, and rounds the corners of
-boxes where it draws, which makes masks up to two pixels wider than their boxes.
+A box is a rectangle in the plane: pixel i covers i to i + 1, and its centre is i + 1/2. torchvision uses i as the
+centre of a target, which shifts it by half a pixel, and rounds box corners when it pastes, which makes masks up to two
+pixels wider than their boxes.
 """
 
 from __future__ import annotations
@@ -19,77 +19,77 @@ from torchvision.ops import roi_align
 def mask_loss(
     logits: Tensor, regions: Sequence[Tensor], owners: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]
 ) -> Tensor:
-    """He et al. 2017, §3: the mean binary cross-entropy of the masks of the regions' classes.
+    """Return the mean binary cross-entropy of the masks of the regions' classes (He et al. 2017, §3).
 
-    logits (R, classes + 1, m, m) of all images' regions (r, 4), whose objects are ``owners`` (r,) in ``targets``; each
-    of these has a mask (see ``on_masks``).
+    logits:  (R, classes + 1, m, m) of the regions of all images
+    regions: (r, 4) per image
+    owners:  (r,) per image, the index of each region's object; each has a mask (see ``select_masked``)
     """
-    if not len(logits):  # a mean of nothing is undefined
+    if not len(logits):  # the mean of an empty tensor is NaN
         return logits.sum() * 0
     labels = torch.cat([target["labels"][owner] for target, owner in zip(targets, owners, strict=True)])
     wanted = torch.cat(
         [
-            cut_masks(target["masks"], _places(target, owner), region, logits.shape[-1])
+            crop_masks(target["masks"], _mask_indices(target, owner), region, logits.shape[-1])
             for target, owner, region in zip(targets, owners, regions, strict=True)
         ]
     )
-    places = torch.arange(len(labels), device=labels.device)
-    return F.binary_cross_entropy_with_logits(logits[places, labels], wanted)
+    rows = torch.arange(len(labels), device=labels.device)
+    return F.binary_cross_entropy_with_logits(logits[rows, labels], wanted)
 
 
-def on_masks(
+def select_masked(
     regions: Sequence[Tensor], owners: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Of the regions (r, 4) and their objects (r,) those whose object has a mask: the others teach boxes alone.
+    """Keep the regions (r, 4) and owners (r,) whose object has a mask; the others train boxes only.
 
-    They are left out before the mask head, so that they cost it nothing, and the mean is over masks that are known.
+    This happens before the mask head, so that the others cost nothing and do not enter the mean.
     """
     if "mask_of" not in targets[0]:
         return list(regions), list(owners)
-    known = [_places(target, owner) >= 0 for target, owner in zip(targets, owners, strict=True)]
+    known = [_mask_indices(target, owner) >= 0 for target, owner in zip(targets, owners, strict=True)]
     counts = torch.stack([part.sum() for part in known]).tolist()
-    places = torch.where(torch.cat(known))[0]
-    return tuple(list(torch.cat(list(part))[places].split(counts)) for part in (regions, owners))  # type: ignore[return-value]
+    indices = torch.where(torch.cat(known))[0]
+    return tuple(list(torch.cat(list(part))[indices].split(counts)) for part in (regions, owners))  # type: ignore[return-value]
 
 
-def _places(target: dict[str, Tensor], owners: Tensor) -> Tensor:
-    """Where among an image's masks those of these objects are, -1 for none."""
+def _mask_indices(target: dict[str, Tensor], owners: Tensor) -> Tensor:
+    """Return the index of each object's mask in ``target["masks"]``, -1 if it has none."""
     return target["mask_of"][owners] if "mask_of" in target else owners
 
 
-def cut_masks(masks: Tensor, owners: Tensor, boxes: Tensor, side: int) -> Tensor:
-    """Of the masks (n, H, W) that ``owners`` (r,) names what lies in the boxes (r, 4): (r, side, side) from 0 to 1."""
-    placed = torch.cat([owners[:, None].to(boxes), boxes], 1)
-    return roi_align(masks[:, None].to(boxes), placed, (side, side), aligned=True)[:, 0]
+def crop_masks(masks: Tensor, owners: Tensor, boxes: Tensor, side: int) -> Tensor:
+    """Crop masks (n, H, W) with indices ``owners`` (r,) to boxes (r, 4): (r, side, side) from 0 to 1."""
+    indexed = torch.cat([owners[:, None].to(boxes), boxes], 1)
+    return roi_align(masks[:, None].to(boxes), indexed, (side, side), aligned=True)[:, 0]
 
 
 def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks (n, 1, m, m) of boxes (n, 4) in a picture of this (height, width) -> (n, *size), whether they hold it.
+    """Paste masks (n, 1, m, m) of boxes (n, 4) into an image of this (height, width): bool (n, *size).
 
-    A pixel is inside where the mask, interpolated at the pixel's centre between its cells' centres and zeros around
-    them, is at least a half; that is never so outside the box. Bilinear interpolation is two matrix products,
-    Wy · mask · Wxᵀ, for the pixels in one box at a time.
+    A pixel is inside if the mask, interpolated bilinearly at the pixel's centre with zeros around the mask, is at least
+    0.5; outside the box it never is. The interpolation is two matrix products, Wy · mask · Wxᵀ, for one box at a time.
     """
-    whole = masks.new_zeros((len(masks), *size), dtype=torch.bool)
+    pasted = masks.new_zeros((len(masks), *size), dtype=torch.bool)
     with torch.autocast(masks.device.type, enabled=False):
-        for place, (left, top, right, bottom) in enumerate(boxes.tolist()):
+        for index, (left, top, right, bottom) in enumerate(boxes.tolist()):
             rows, columns = _centres_in(top, bottom, size[0]), _centres_in(left, right, size[1])
             if rows and columns:
                 down = _weights(rows, top, bottom, masks)
                 across = _weights(columns, left, right, masks)
-                inside = down @ masks[place, 0].float() @ across.T >= 0.5
-                whole[place, rows.start : rows.stop, columns.start : columns.stop] = inside
-    return whole
+                inside = down @ masks[index, 0].float() @ across.T >= 0.5
+                pasted[index, rows.start : rows.stop, columns.start : columns.stop] = inside
+    return pasted
 
 
 def _centres_in(low: float, high: float, side: int) -> range:
-    """The pixels whose centres lie between two places."""
+    """Return the pixels whose centres are between ``low`` and ``high``."""
     return range(max(0, math.ceil(low - 0.5)), min(side, math.floor(high - 0.5) + 1))
 
 
 def _weights(pixels: range, low: float, high: float, masks: Tensor) -> Tensor:
-    """(pixels, cells): how much of each cell of a mask from ``low`` to ``high`` a pixel's centre sees."""
+    """Return the bilinear weights (pixels, cells) of a mask that extends from ``low`` to ``high``."""
     cells = torch.arange(masks.shape[-1], device=masks.device)
     centres = torch.arange(pixels.start, pixels.stop, device=masks.device) + 0.5
-    places = (centres - low) / max(high - low, 1e-6) * len(cells) - 0.5
-    return (1 - (places[:, None] - cells).abs()).clamp(min=0)
+    positions = (centres - low) / max(high - low, 1e-6) * len(cells) - 0.5
+    return (1 - (positions[:, None] - cells).abs()).clamp(min=0)

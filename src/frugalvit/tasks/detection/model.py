@@ -1,7 +1,6 @@
-"""Mask R-CNN (He et al. 2017) on any of our pyramids, from torchvision's parts.
+"""Two-stage detectors on any backbone: feature pyramid, region proposals, and a head by name.
 
-Images arrive resized and normalised (see detect_data.py), so what is left of torchvision's model is the pyramid, the
-region proposals and the heads.
+Images arrive resized and normalized (dataset.py).
 """
 
 from __future__ import annotations
@@ -11,27 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 
 from frugalvit.tasks.dense.pyramid import FeaturePyramid, Pyramid
-from frugalvit.tasks.detection.cascade import CascadeHeads
-from frugalvit.tasks.detection.layers import (
-    LEAST_SCORE,
-    DetectorSpec,
-    FloatAnchors,
-    FloatPredictor,
-    FloatProposals,
-    Target,
-    mask_parts,
-    roi_align,
-)
+from frugalvit.tasks.detection.heads import build_head
+from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, FloatAnchors, FloatProposals, Target
 from frugalvit.tasks.detection.masks import paste_masks
-from frugalvit.tasks.detection.rpn_roi import Heads, Proposals
+from frugalvit.tasks.detection.rpn_roi import BatchedRPN
 
 
 class Detector(nn.Module):
-    """Losses while training, objects otherwise.
+    """Faster R-CNN with the head that ``spec.head`` names: Mask R-CNN or Cascade Mask R-CNN.
 
     forward(images, sizes, targets) -> losses by name (training), or detections in the coordinates of ``images``.
     """
@@ -42,47 +31,33 @@ class Detector(nn.Module):
         self.features = FeaturePyramid(pyramid, spec.channels)
         sizes = tuple(spec.anchor_sizes(stride) for stride in self.features.strides)
         anchors = FloatAnchors(sizes, self.features.strides)
-        per_place = anchors.num_anchors_per_location()[0]
-        kept = {"training": spec.proposals, "testing": spec.proposals}
-        self.rpn = Proposals(
+        self.rpn = BatchedRPN(
             anchors,
-            FloatProposals(spec.channels, per_place),
+            FloatProposals(spec.channels, anchors.num_anchors_per_location()[0]),
             fg_iou_thresh=0.7,
             bg_iou_thresh=0.3,
             batch_size_per_image=256,
             positive_fraction=0.5,
             pre_nms_top_n={"training": 2 * spec.proposals, "testing": spec.proposals},
-            post_nms_top_n=kept,
+            post_nms_top_n={"training": spec.proposals, "testing": spec.proposals},
             nms_thresh=0.7,
         )
-        if spec.head == "cascade":
-            self.heads: CascadeHeads | Heads = CascadeHeads(spec, self.features)
-        else:
-            self.heads = Heads(
-                roi_align(spec, self.features, 7),
-                TwoMLPHead(spec.channels * 49, spec.hidden),
-                FloatPredictor(spec.hidden, spec.classes + 1),
-                fg_iou_thresh=0.5,
-                bg_iou_thresh=0.5,
-                batch_size_per_image=spec.samples,
-                positive_fraction=0.25,
-                bbox_reg_weights=None,
-                score_thresh=LEAST_SCORE,
-                nms_thresh=0.5,
-                detections_per_img=spec.detections,
-                **mask_parts(spec, self.features),
-            )
+        self.heads = build_head(spec, self.features)
 
     def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]], targets: list[Target] | None = None) -> Any:
         features = self.features(images)
         listed = ImageList(images, list(sizes))
         proposals, proposal_losses = self.rpn(listed, features, targets)
-        found, losses = self.heads(features, proposals, list(sizes), targets)
-        return losses | proposal_losses if self.training else found
+        detections, losses = self.heads(features, proposals, list(sizes), targets)
+        return losses | proposal_losses if self.training else detections
 
     def set_score_threshold(self, score: float) -> None:
-        """Let objects through that are as uncertain as this, where that is less than what scores count from."""
-        self.heads.score_thresh = min(score, LEAST_SCORE)
+        """Lower the score threshold of predictions; it is never above ``MIN_SCORE``."""
+        self.heads.score_thresh = min(score, MIN_SCORE)
+
+    def output_modules(self) -> list[nn.Module]:
+        """Return the modules whose outputs are scores and boxes."""
+        return [self.rpn.head, *self.heads.output_modules()]
 
     @torch.inference_mode()
     def detect(
@@ -90,20 +65,20 @@ class Detector(nn.Module):
         images: Tensor,
         sizes: Sequence[tuple[int, int]],
         original: Sequence[tuple[int, int]],
-        least: float = 0.0,
+        min_score: float = 0.0,
     ) -> Iterator[Target]:
-        """Objects of every image in its original size: boxes, labels, scores, and masks (n, H, W) as bool.
+        """Yield the objects of every image in its original size: boxes, labels, scores, bool masks (n, H, W).
 
-        least: the score that an object must have. A mask is drawn only for those, and image after image: at full size a
-            hundred of them take 1.2 GB of a photograph of 12 megapixels.
+        min_score: drop objects with a lower score before their masks are pasted, image by image: at full size 100 masks
+            of a 12-megapixel photograph take 1.2 GB.
         """
-        found = self.forward(images, sizes)
-        for objects, size, (height, width) in zip(found, sizes, original, strict=True):
-            # As Python compares: in float32 0.7 is less than 0.7, and not every device has doubles.
-            sure = torch.tensor([score >= least for score in objects["scores"].tolist()], dtype=torch.bool)
-            kept = {name: values[sure.to(values.device)] for name, values in objects.items()}
-            scale = torch.tensor([width / size[1], height / size[0]] * 2, device=kept["boxes"].device)
-            kept["boxes"] = kept["boxes"] * scale
-            if "masks" in kept:
-                kept["masks"] = paste_masks(kept["masks"], kept["boxes"], (height, width))
-            yield kept
+        detections = self.forward(images, sizes)
+        for objects, size, (height, width) in zip(detections, sizes, original, strict=True):
+            # Compared as Python floats: in float32 0.7 is less than 0.7, and not every device has doubles.
+            keep = torch.tensor([score >= min_score for score in objects["scores"].tolist()], dtype=torch.bool)
+            result = {name: values[keep.to(values.device)] for name, values in objects.items()}
+            scale = torch.tensor([width / size[1], height / size[0]] * 2, device=result["boxes"].device)
+            result["boxes"] = result["boxes"] * scale
+            if "masks" in result:
+                result["masks"] = paste_masks(result["masks"], result["boxes"], (height, width))
+            yield result

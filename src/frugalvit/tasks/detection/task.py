@@ -1,4 +1,4 @@
-"""A detector in the one loop: pictures and objects of a step, its losses, and its COCO scores."""
+"""DetectionTask: batches, losses and COCO scores of a detector."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from frugalvit.tasks.dense.loader import StepLoader, share
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
-from frugalvit.tasks.detection.cascade import BoxStage
-from frugalvit.tasks.detection.dataset import ObjectPictures, Objects, View, frame_of, lay_out, make_targets
-from frugalvit.tasks.detection.layers import FloatPredictor, FloatProposals, Target
+from frugalvit.tasks.detection.dataset import DetectionDataset, Objects, View, make_targets, padded_size, stack_images
+from frugalvit.tasks.detection.layers import Target
 from frugalvit.tasks.detection.metrics import AveragePrecision, average_precision
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.utils import console
@@ -23,7 +22,7 @@ from frugalvit.utils import console
 
 @dataclass
 class DetectionBatch:
-    """images (B, 3, H, W) padded to the largest; ``sizes`` what of each is image."""
+    """images (B, 3, H, W), padded to the largest; ``sizes`` (height, width) of each image in it."""
 
     images: Tensor
     sizes: list[tuple[int, int]]
@@ -35,25 +34,24 @@ class DetectionTask(DenseTask):
 
     best_metric = "box_ap"
     feeding: StepLoader[tuple[Tensor, Objects]] | None
-    evaluated: ObjectPictures | None
+    evaluated: DetectionDataset | None
 
     def __init__(self, net: Detector, view: View, **settings: Any) -> None:
         super().__init__(net.features.pyramid.backbone, **settings)
         self.net, self.view = net, view
-        for module in net.modules():  # boxes and scores that are no numbers are left out later on: here they are met
-            if isinstance(module, BoxStage | FloatPredictor | FloatProposals):
-                module.register_forward_hook(self._look_at)
+        for module in net.output_modules():  # later steps drop non-finite boxes and scores silently
+            module.register_forward_hook(self._check_outputs)
 
     @property
     def pyramid(self) -> Pyramid:
         return self.net.features.pyramid
 
-    def _look_at(self, module: nn.Module, inputs: Any, outputs: tuple[Any, Any]) -> None:
+    def _check_outputs(self, module: nn.Module, inputs: Any, outputs: tuple[Any, Any]) -> None:
         if not self.training:
             parts = [part for output in outputs for part in (output if isinstance(output, list) else [output])]
             self.check_finite(torch.stack([part.sum() for part in parts]))
 
-    # -- a step
+    # -- training
 
     def batch_at(self, step: int) -> DetectionBatch:
         assert self.feeding is not None
@@ -61,87 +59,88 @@ class DetectionTask(DenseTask):
         items, numbers = self.feeding.at(step)
         pictures, objects = zip(*items, strict=True)
         before = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
-        drawn = numbers.tolist()
-        sizes = [self.view.fit(*size, self.view.side_for(row[0])) for size, row in zip(before, drawn, strict=True)]
-        flips = [row[1] < 0.5 for row in drawn]
-        images = lay_out(pictures, sizes, flips, self.mean, self.std)
+        rows = numbers.tolist()
+        sizes = [self.view.fit(*size, self.view.side_for(row[0])) for size, row in zip(before, rows, strict=True)]
+        flips = [row[1] < 0.5 for row in rows]
+        images = stack_images(pictures, sizes, flips, self.mean, self.std)
         return DetectionBatch(images, sizes, make_targets(objects, before, sizes, flips, self.device))
 
     def losses(self, batch: DetectionBatch) -> dict[str, Tensor]:
         return self.net(batch.images, batch.sizes, batch.targets)
 
-    # -- scores
+    # -- evaluation
 
     def evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluated is not None
         self.seen = (self.evaluated, self.find(self.evaluated))
-        found = summary_of(self.scores(*self.seen))
-        whole = {name: value for name, value in found.items() if name.endswith(("ap", "ap50", "ap75"))}
-        return {name: value for name, value in whole.items() if value is not None}
+        scores = summary_of(self.scores(*self.seen))
+        overall = {name: value for name, value in scores.items() if name.endswith(("ap", "ap50", "ap75"))}
+        return {name: value for name, value in overall.items() if value is not None}
 
-    def cached_detections(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
-        """As ``find``, which is not asked twice of the same weights."""
+    def cached_detections(self, dataset: DetectionDataset) -> list[dict[str, Any]]:
+        """Return the detections of a dataset; those of the last evaluation if no step followed it."""
         return self.seen[1] if self.seen is not None and self.seen[0] is dataset else self.find(dataset)
 
-    def find(self, dataset: ObjectPictures) -> list[dict[str, Any]]:
-        """The detections of all images in their order, gathered over the processes; masks as run lengths."""
+    def find(self, dataset: DetectionDataset) -> list[dict[str, Any]]:
+        """Detect objects in all images, on all ranks. Detections are in the order of the images."""
         assert self.fabric is not None
         sizes = dataset.pictures.sizes
-        # Pictures of one frame side by side, so that batches stay full.
-        places = sorted(share(len(dataset), self.fabric), key=lambda place: frame_of(self._fit(sizes[place])))
-        found: list[dict[str, Any]] = []
+        # Images of one padded size together, so that batches stay full.
+        indices = sorted(share(len(dataset), self.fabric), key=lambda index: padded_size(self._fit(sizes[index])))
+        detections: list[dict[str, Any]] = []
         was_training, self.nonfinite_outputs = self.training, False
         self.eval()
-        starts = range(0, len(places), self.eval_batch)
+        starts = range(0, len(indices), self.eval_batch)
         for start in console.progress(starts, label="evaluating"):
-            part = places[start : start + self.eval_batch]
-            for place, objects in zip(part, self.detect([dataset.pictures.read(i) for i in part]), strict=True):
-                found += [{"image": place, **entry} for entry in objects]
+            part = indices[start : start + self.eval_batch]
+            for index, objects in zip(part, self.detect([dataset.pictures.read(i) for i in part]), strict=True):
+                detections += [{"image": index, **entry} for entry in objects]
         self.train(was_training)
-        self.agree_on_broken()
-        return sorted(self.gather(found), key=lambda entry: entry["image"])
+        self.sync_nonfinite()
+        return sorted(self.gather(detections), key=lambda entry: entry["image"])
 
-    def detect(self, pictures: list[Tensor], least: float = 0.0) -> list[list[dict[str, Any]]]:
-        """The objects of pictures (3, H, W) that score at least so much, as dicts; the same together and one by one.
+    def detect(self, pictures: list[Tensor], min_score: float = 0.0) -> list[list[dict[str, Any]]]:
+        """Return the objects of images (3, H, W); the result of an image does not depend on the others.
 
-        label, score, bbox (left, top, width, height), and mask as run lengths, but of classes without one to learn from
+        An object is a dict of label, score, bbox (left, top, width, height) and segmentation (run lengths). Classes
+        without training masks have no segmentation.
         """
         original = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
         sizes = [self._fit(size) for size in original]
-        frames: dict[tuple[int, int], list[int]] = {}
-        for place, size in enumerate(sizes):
-            frames.setdefault(frame_of(size), []).append(place)
-        found: list[list[dict[str, Any]]] = [[] for _ in pictures]
+        groups: dict[tuple[int, int], list[int]] = {}
+        for index, size in enumerate(sizes):
+            groups.setdefault(padded_size(size), []).append(index)
+        results: list[list[dict[str, Any]]] = [[] for _ in pictures]
         with torch.inference_mode(), self.autocast():
-            for frame, places in frames.items():
-                fitted = [sizes[place] for place in places]
-                seen = [pictures[place] for place in places]
-                images = lay_out(seen, fitted, [False] * len(places), self.mean, self.std, frame)
-                part = self.net.detect(images, fitted, [original[place] for place in places], least)
-                for place, objects in zip(places, part, strict=True):
-                    found[place] = _entries(objects, self.net.spec.maskless)
-        return found
+            for input_size, indices in groups.items():
+                fitted, group = [sizes[index] for index in indices], [pictures[index] for index in indices]
+                images = stack_images(group, fitted, [False] * len(indices), self.mean, self.std, input_size)
+                part = self.net.detect(images, fitted, [original[index] for index in indices], min_score)
+                for index, objects in zip(indices, part, strict=True):
+                    results[index] = _entries(objects, self.net.spec.maskless)
+        return results
 
     def _fit(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The size in which a picture of this size is looked at."""
+        """Return the size to which an image is resized at test."""
         return self.view.fit(*size, self.view.side)
 
-    def scores(self, dataset: ObjectPictures, found: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
-        """COCO's scores of boxes, and of masks where both the detector and the data have some."""
-        drawn = any(image.drawn() for image in dataset.images)
-        kinds = ("bbox", "segm") if self.net.spec.masks and drawn else ("bbox",)
-        return {kind: average_precision(dataset.images, dataset.data, found, kind) for kind in kinds}
+    def scores(self, dataset: DetectionDataset, detections: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
+        """Return COCO's scores of boxes ("bbox"), and of masks ("segm") if model and data have masks."""
+        has_masks = self.net.spec.masks and any(image.masked() for image in dataset.images)
+        kinds = ("bbox", "segm") if has_masks else ("bbox",)
+        return {kind: average_precision(dataset.images, dataset.data, detections, kind) for kind in kinds}
 
 
 def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float | None]:
-    """box_ap, box_ap50, box_ap75, mask_ap, …; None where there was no such object to find."""
-    words = {"bbox": "box", "segm": "mask"}
+    """Return box_ap, box_ap50, box_ap75, mask_ap, …; None if there is no such object."""
+    names = {"bbox": "box", "segm": "mask"}
     parts = (("ap", "ap"), ("ap50", "ap50"), ("ap75", "ap75"), ("small", "ap_small"), ("medium", "ap_medium"))
     parts = (*parts, ("large", "ap_large"))
-    return {f"{words[kind]}_{key}": getattr(ap, part) for kind, ap in scores.items() for part, key in parts}
+    return {f"{names[kind]}_{key}": getattr(ap, part) for kind, ap in scores.items() for part, key in parts}
 
 
-def _entries(objects: Target, maskless: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+def _entries(objects: Target, maskless: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Convert the detections of an image to dicts; masks become run lengths."""
     boxes = objects["boxes"].float().cpu()
     sides = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
     entries = [

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.architectures.vil import SparseAttention
 from frugalvit.backbones.factory import from_spec
-from frugalvit.data.loader import Batch, Batches
+from frugalvit.data.loader import Batch, BatchSource
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, no_weight_decay_names
 from frugalvit.engine.schedules import Schedule
@@ -69,13 +69,15 @@ class PretrainingTask(Task):
         self.teacher_temp, self.momentum = teacher_temp, momentum
         self.regions_from, self.hold_last = regions_from, hold_last
         self.weight_decay, self.crops_at_once, self.health_every = weight_decay, crops_at_once, health_every
-        self.batches: Batches | None = None
+        self.batches: BatchSource | None = None
         self.fabric: Fabric | None = None
         self.monitor: Any = None
         self.health: Health | None = None
         self.share = BatchShard()
 
-    def set_data(self, batches: Batches, monitor: Any, health: Health, fabric: Fabric, eval_split: str = "val") -> None:
+    def set_data(
+        self, batches: BatchSource, monitor: Any, health: Health, fabric: Fabric, eval_split: str = "val"
+    ) -> None:
         """Set the training crops, the feature monitor and the health checks; only "val" chooses the best weights."""
         self.eval_split = eval_split
         self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric

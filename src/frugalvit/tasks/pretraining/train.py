@@ -171,7 +171,7 @@ def _choose_images(source: DatasetSplits, images: str) -> ImageDataset:
     """Return the images to train on: one or several splits, and the unlabelled images beside them."""
     names = _TRAINED[images]
     parts = [splits[name] for splits in (source.splits, source.loose) for name in names if name in splits]
-    if len(parts) > 1 and parts[0].streamed:
+    if len(parts) > 1 and parts[0].streaming is not None:
         raise UserError(
             f"--images {images} joins splits, which needs --stream false. Or pass all shards as one pattern."
         )

@@ -23,7 +23,7 @@ from frugalvit.experiment.auto_values import Facts
 from frugalvit.experiment.dense_auto_values import resolve_segmentation
 from frugalvit.experiment.summary import run_result
 from frugalvit.runs import layout
-from frugalvit.tasks.dense.checkpoint import fill, read_facts, rebuild_backbone
+from frugalvit.tasks.dense.checkpoint import load_weights, read_facts, rebuild_backbone
 from frugalvit.tasks.dense.drawing import colours_of, draw_classes, save_picture, side_by_side, with_legend
 from frugalvit.tasks.dense.experiment import DenseExperiment, limit_warmup, readable
 from frugalvit.tasks.dense.loader import ImageReader
@@ -35,20 +35,20 @@ from frugalvit.tasks.dense.predict_io import (
     unique_names,
 )
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection.metrics import Confusion
-from frugalvit.tasks.segmentation.dataset import Scene, SceneData, open_scenes
+from frugalvit.tasks.segmentation.dataset import Scene, SceneData, SegmentationDataset, open_scenes
 from frugalvit.tasks.segmentation.label_map import LabelMap
+from frugalvit.tasks.segmentation.metrics import Confusion
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
-from frugalvit.tasks.segmentation.task import COLUMNS, LabelledPictures, SegmentationTask
+from frugalvit.tasks.segmentation.task import COLUMNS, SegmentationTask
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, write_text
 from frugalvit.utils.tables import CommandResult, Table, to_json
 from frugalvit.utils.text import pluralize
 
 _SHOWN = 6
-"""Pictures of the best and of the worst images in a report."""
+"""Number of the best and of the worst images in a report."""
 _PANEL = 320
-"""Pixels to which the longer side of a small image is enlarged there: three fill the page's width."""
+"""Longer side of small images in a report, in pixels: three fill the page's width."""
 
 
 def train(config: SegmentConfig) -> CommandResult:
@@ -77,13 +77,13 @@ class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
     def build_task(self) -> SegmentationTask:
         return make_task(self.config, len(self.data.classes), self.backbone)
 
-    def make_dataset(self, items: list[Scene], pictures: ImageReader) -> LabelledPictures:
-        return LabelledPictures(items, self.data, pictures)
+    def make_dataset(self, items: list[Scene], pictures: ImageReader) -> SegmentationDataset:
+        return SegmentationDataset(items, self.data, pictures)
 
     def make_schedule(self, steps: int) -> Schedule:
         return make_schedule(self.config, steps)
 
-    def score_task(self, dataset: LabelledPictures, folder: Path | None) -> dict[str, Any]:
+    def score_task(self, dataset: SegmentationDataset, folder: Path | None) -> dict[str, Any]:
         return score_segmenter(self.task, dataset, folder)
 
     def model_facts(self) -> dict[str, Any]:
@@ -136,15 +136,15 @@ def make_schedule(config: ResolvedSegmentConfig, steps: int) -> Schedule:
     return Polynomial(lr, steps, optimizer.power, lr * optimizer.min_lr, warmup, warmup_from=lr * 1e-3)
 
 
-def score_segmenter(task: SegmentationTask, dataset: LabelledPictures, folder: Path | None) -> dict[str, Any]:
+def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder: Path | None) -> dict[str, Any]:
     """Return mIoU and mean accuracy; write the table of classes and the best and worst images into the folder.
 
     With multi-scale testing ``miou`` is the multi-scale score and ``single_scale_miou`` the other one.
     """
-    confusion, shares = task.scored(dataset, task.test)
+    confusion, shares = task.cached_scores(dataset, task.test)
     scores = confusion.summary()
     if task.test.multi_scale:
-        scores["single_scale_miou"] = task.scored(dataset, TestConfig())[0].summary()["miou"]
+        scores["single_scale_miou"] = task.cached_scores(dataset, TestConfig())[0].summary()["miou"]
     if folder is not None:
         make_folder(folder / layout.PICTURES)
         material = {
@@ -157,9 +157,9 @@ def score_segmenter(task: SegmentationTask, dataset: LabelledPictures, folder: P
 
 
 def evaluate(config: SegmentEvalConfig) -> CommandResult:
-    """mIoU of a trained segmenter."""
+    """Score a trained segmenter with mIoU."""
     config.test.check_typed()
-    began = time.monotonic()
+    start = time.monotonic()
     folder = out_folder(config.out)
     facts = read_facts(config.model, "segment")
     known = LabelMap(config.model, tuple(facts["classes"]), tuple(facts["labels"]), facts["ignored"])
@@ -170,15 +170,15 @@ def evaluate(config: SegmentEvalConfig) -> CommandResult:
         console.info(note)
     if data.classes != known.classes and np.flatnonzero(data.table != 255).tolist() != facts["labels"]:
         raise UserError(
-            f"{config.data} has {len(data.classes)} classes, {config.model} was trained with {len(facts['classes'])}: "
-            "the same labels must count in both (see --ignore-index)."
+            f"{config.data} has {len(data.classes)} classes, but {config.model} has {len(facts['classes'])}. Both must "
+            "ignore the same labels (see --ignore-index)."
         )
-    seen, pictures = readable(data.splits[config.split])
+    scenes, pictures = readable(data.splits[config.split])
     task = load_task(config.model, facts, config.device, config.batch, config.test)
-    dataset = LabelledPictures(seen, data, pictures)
+    dataset = SegmentationDataset(scenes, data, pictures)
     scores = score_segmenter(task, dataset, folder)
-    task.refuse_broken(config.model)
-    seconds = round(time.monotonic() - began, 2)
+    task.refuse_nonfinite(config.model)
+    seconds = round(time.monotonic() - start, 2)
     summary = {
         "run": config.model,
         **scores,
@@ -190,90 +190,89 @@ def evaluate(config: SegmentEvalConfig) -> CommandResult:
 
 
 def predict(config: SegmentPredictConfig) -> CommandResult:
-    """The label of every pixel as a PNG with the dataset's own labels, and a picture of it over the image."""
+    """Segment images. Write a PNG with the dataset's own labels, and a picture of the classes over the image."""
     config.test.check_typed()
-    began = time.monotonic()
+    start = time.monotonic()
     folder = check_empty_folder(Path(config.out))
     facts = read_facts(config.model, "segment")
-    given = InputImages(config.images)
-    names = unique_names(given.paths)
+    inputs = InputImages(config.images)
+    names = unique_names(inputs.paths)
     make_folder(folder)
     task = load_task(config.model, facts, config.device, config.batch, config.test)
     labels = np.array(facts["labels"], np.uint8)
     rows: list[list[Any]] = []
     predictions: list[dict[str, Any]] = []
-    parts = given.batches(config.batch, "segmenting")
-    # A batch is one block of pixels: neighbours of one size are looked at together.
+    parts = inputs.batches(config.batch, "segmenting")
+    # A batch is one tensor: only consecutive images of one size share it.
     groups = (list(same) for part in parts for _, same in itertools.groupby(part, key=lambda one: one.pixels.shape))
-    with save_on_interrupt(folder, rows, len(given.paths)):
+    with save_on_interrupt(folder, rows, len(inputs.paths)):
         for group in groups:
             predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
-            task.refuse_broken(config.model)
-            for (place, path, pixels), found in zip(group, predicted.cpu().numpy(), strict=True):
-                mask, picture = (folder / f"{names[place]}{kind}" for kind in (".png", ".jpg"))
-                save_picture(Image.fromarray(labels[found]), mask)
-                save_picture(with_legend(draw_classes(pixels, found), np.unique(found), facts["classes"]), picture)
-                shares = np.bincount(found.ravel(), minlength=len(labels)) / found.size
+            task.refuse_nonfinite(config.model)
+            for (index, path, pixels), classes in zip(group, predicted.cpu().numpy(), strict=True):
+                mask, picture = (folder / f"{names[index]}{kind}" for kind in (".png", ".jpg"))
+                save_picture(Image.fromarray(labels[classes]), mask)
+                save_picture(with_legend(draw_classes(pixels, classes), np.unique(classes), facts["classes"]), picture)
+                shares = np.bincount(classes.ravel(), minlength=len(labels)) / classes.size
                 most = [f"{facts['classes'][k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
                 rows.append([str(path), ", ".join(most)])
-                held = {facts["classes"][k]: round(float(shares[k]), 4) for k in np.flatnonzero(shares)}
+                by_name = {facts["classes"][k]: round(float(shares[k]), 4) for k in np.flatnonzero(shares)}
                 files = {"image": str(path), "mask": str(mask), "picture": str(picture)}
-                predictions.append({**files, "shares": held})
-    seconds = round(time.monotonic() - began, 2)
+                predictions.append({**files, "shares": by_name})
+    seconds = round(time.monotonic() - start, 2)
     data = {"out": str(folder), "images": len(rows), "classes": facts["classes"], "seconds": seconds}
-    data |= {"colours": colours_of(facts["classes"]), "predictions": predictions, "unreadable": given.unreadable}
+    data |= {"colours": colours_of(facts["classes"]), "predictions": predictions, "unreadable": inputs.unreadable}
     return CommandResult(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])
 
 
 def load_task(
     where: str, facts: dict[str, Any], device: str, batch: int, test: TestConfig | None = None
 ) -> SegmentationTask:
-    """A trained segmenter, ready to look at pictures."""
+    """Load a trained segmenter for evaluation."""
     net = Segmenter(Pyramid(rebuild_backbone(facts)), SegmenterSpec(**facts["spec"]))
     task = SegmentationTask(net, facts["side"], test=test)
-    fill(task, where)
+    load_weights(task, where)
     task.fabric, task.eval_batch = single_device_fabric(device), batch
     return task.to(task.fabric.device).eval()
 
 
-def _per_class(confusion: Confusion, dataset: LabelledPictures) -> dict[str, Any]:
-    """A row for every class that counts in mIoU; one that is only predicted has no pixels to be right about."""
+def _per_class(confusion: Confusion, dataset: SegmentationDataset) -> dict[str, Any]:
+    """Return a row for every class that counts in mIoU; a class without true pixels has no accuracy."""
     pixels = confusion.counts.sum(1).tolist()
     parts = zip(dataset.data.classes, pixels, confusion.ious().tolist(), confusion.accuracies().tolist(), strict=True)
     total = max(1, sum(pixels))
     rows = [
-        [name, f"{100 * count / total:.1f} %", iou, right if count else None]
-        for name, count, iou, right in parts
+        [name, f"{100 * count / total:.1f} %", iou, accuracy if count else None]
+        for name, count, iou, accuracy in parts
         if not math.isnan(iou)
     ]
     return {"columns": ["class", "of the pixels", "IoU", "accuracy"], "rows": sorted(rows, key=lambda row: -row[2])}
 
 
 def _pictures(
-    task: SegmentationTask, dataset: LabelledPictures, shares: list[tuple[int, float]], folder: Path
+    task: SegmentationTask, dataset: SegmentationDataset, shares: list[tuple[int, float]], folder: Path
 ) -> dict[str, list[dict[str, str]]]:
-    """The images with the largest and the smallest share of right pixels: image, truth, prediction."""
+    """Draw the images with the most and the fewest correct pixels: image, ground truth, prediction."""
     ranked = sorted(shares, key=lambda pair: pair[1])
     shown: dict[str, list[dict[str, str]]] = {}
     for kind, chosen in (("best", ranked[::-1][:_SHOWN]), ("worst", ranked[:_SHOWN])):
         shown[kind] = []
-        for number, (place, right) in enumerate(chosen, 1):
-            picture = dataset.pictures.read(place)
-            found = task.predict([picture], task.test)[0].cpu().numpy()
+        for number, (index, correct) in enumerate(chosen, 1):
+            picture = dataset.pictures.read(index)
+            predicted = task.predict([picture], task.test)[0].cpu().numpy()
             pixels = picture.cpu().permute(1, 2, 0).numpy()
-            truth = dataset.labels(place).numpy()
-            panels = side_by_side([draw_classes(pixels, part, enlarge=_PANEL) for part in (None, truth, found)])
+            truth = dataset.labels(index).numpy()
+            panels = side_by_side([draw_classes(pixels, part, enlarge=_PANEL) for part in (None, truth, predicted)])
             name = f"{layout.PICTURES}/{kind}_{number}.jpg"
-            present = np.union1d(np.unique(truth), np.unique(found))
+            present = np.union1d(np.unique(truth), np.unique(predicted))
             save_picture(with_legend(panels, present, dataset.data.classes), folder / name)
-            shown[kind].append(
-                {"image": name, "caption": f"{dataset.scenes[place].path.name}: {_percent(right)} right"}
-            )
+            caption = f"{dataset.scenes[index].path.name}: {_percent(correct)} correct"
+            shown[kind].append({"image": name, "caption": caption})
     return shown
 
 
 def _percent(share: float) -> str:
-    """``99.9 %`` for all that is not quite whole."""
+    """Format a share; only a share of 1 becomes 100 %."""
     return f"{100 if share == 1 else min(99.9, round(100 * share, 1)):.1f} %"
 
 

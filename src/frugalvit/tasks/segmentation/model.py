@@ -1,12 +1,12 @@
 """UperNet (Xiao et al. 2018, "Unified perceptual parsing for scene understanding") on any of our pyramids.
 
     the coarsest map, pooled to 1, 2, 3 and 6 cells and back (PPM)  ->  top-down sums (FPN)  ->  all levels fused at the
-    finest resolution  ->  classes; a small FCN on the second coarsest map helps the backbone while training
+    finest resolution  ->  classes; an auxiliary FCN on the second coarsest map helps the backbone in training
 
-segmentation-models-pytorch has a UperNet, for encoders of its own kind that take the input's stride-2 map and fixed
-channel lists; ours would need a wrapper as long as the network itself, and everybody one more dependency.
+segmentation-models-pytorch has a UperNet for its own encoders, which need a stride-2 map and fixed channel lists; a
+wrapper would be as long as the network.
 Norms are over groups of channels: batches of two images are too small for batch statistics, and two processes with half
-the batch each equal one with the whole.
+the batch each give the same result as one process.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch.nn import functional as F
 
 from frugalvit.backbones.architectures.common import MapNorm
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection.metrics import IGNORED
+from frugalvit.tasks.segmentation.metrics import IGNORED
 
 POOLED = (1, 2, 3, 6)
-_AT_ONCE = 2**26
-"""Probabilities made at once at an image's own resolution: 256 MB."""
+_MAX_PROBABILITIES = 2**26
+"""Probabilities in memory at once at an image's full resolution: 256 MB."""
 
 
 @dataclass(frozen=True)
 class SegmenterSpec:
-    """All sizes of a segmenter: what it takes to build the same one again."""
+    """All sizes of a segmenter: enough to build it again."""
 
     classes: int
     channels: int = 512
@@ -39,7 +39,7 @@ class SegmenterSpec:
 
 
 class ConvNorm(nn.Sequential):
-    """Convolution, norm, ReLU. The norm is over groups of 16 channels, or of ``single`` places over all channels."""
+    """Convolution, norm, ReLU. The norm is over groups of 16 channels; with ``single`` over all channels of a cell."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, single: bool = False) -> None:
         norm = MapNorm(outputs) if single else nn.GroupNorm(math.gcd(max(1, outputs // 16), outputs), outputs)
@@ -48,7 +48,7 @@ class ConvNorm(nn.Sequential):
 
 
 class PyramidPooling(nn.Module):
-    """What is in the whole picture, its halves, thirds and sixths, beside each place: C -> ``channels`` channels."""
+    """Add means over the image, its halves, thirds and sixths to each cell: C -> ``channels`` channels."""
 
     def __init__(self, inputs: int, channels: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Segmenter(nn.Module):
         return self._decode(self.pyramid(images))
 
     def losses(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross-entropy of both heads; ``labels`` (B, H, W)."""
+        """Return the cross-entropy of both heads; ``labels`` (B, H, W)."""
         maps = self.pyramid(images)
         strides = self.pyramid.strides
         losses = {"loss_main": pixel_loss(self._decode(maps), labels, strides[0])}
@@ -107,80 +107,80 @@ class Segmenter(nn.Module):
 
 
 def pixel_loss(logits: Tensor, labels: Tensor, stride: float) -> Tensor:
-    """Cross-entropy at full resolution; ignored pixels add nothing, and the mean is over all pixels.
+    """Return the cross-entropy at full resolution: sum over counted pixels, divided by all pixels.
 
-    So a batch's loss is the mean of its images' losses, however many of their pixels count.
+    So the loss of a batch is the mean of its images' losses, whatever the number of ignored pixels.
     """
     full = _to_scale(logits.float(), stride, (labels.shape[1], labels.shape[2]))
     return F.cross_entropy(full, labels, ignore_index=IGNORED, reduction="sum") / labels.numel()
 
 
-# -- looking at whole images
+# -- inference on full images
 
 
 def probabilities(
     net: Segmenter, images: Tensor, size: tuple[int, int], *, window: int = 0, flip: bool = False
 ) -> Tensor:
-    """Class probabilities (B, classes, *size) of normalised images, in one look or by a sliding window."""
-    chances = _slide(net, images, window).softmax(1)
+    """Return class probabilities (B, classes, *size) of normalized images. ``window`` 0 uses the full image."""
+    probability = _slide(net, images, window).softmax(1)
     if flip:
-        chances += _slide(net, images.flip(3), window).softmax(1).flip(3)
-        chances /= 2
-    return _resized(chances, size)
+        probability += _slide(net, images.flip(3), window).softmax(1).flip(3)
+        probability /= 2
+    return _resized(probability, size)
 
 
 def most_probable(views: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
-    """The class (H, W) with the largest sum over views of one image, each of them (classes, h, w) of any resolution.
+    """Return the class (H, W) with the largest sum over views (classes, h, w) of one image.
 
-    Probabilities at the image's own resolution are made of some classes at a time: all 150 of a photograph of 12
-    megapixels would take 7 GB.
+    Full-resolution probabilities are computed for a few classes at a time: all 150 of a 12-megapixel photograph would
+    take 7 GB.
     """
-    together = max(1, _AT_ONCE // math.prod(size))
+    chunk = max(1, _MAX_PROBABILITIES // math.prod(size))
     classes = most = None
-    for start in range(0, len(views[0]), together):
-        parts = (_resized(view[None, start : start + together], size)[0] for view in views)
-        values, places = sum(parts, 0.0).max(0)  # type: ignore[union-attr]
+    for start in range(0, len(views[0]), chunk):
+        parts = (_resized(view[None, start : start + chunk], size)[0] for view in views)
+        values, indices = sum(parts, 0.0).max(0)  # type: ignore[union-attr]
         if classes is None or most is None:
-            classes, most = places, values
+            classes, most = indices, values
             continue
         larger = values > most
-        classes = torch.where(larger, places + start, classes)
+        classes = torch.where(larger, indices + start, classes)
         most = torch.where(larger, values, most)
     assert classes is not None
     return classes
 
 
 def _slide(net: Segmenter, images: Tensor, window: int) -> Tensor:
-    """Mean logits (B, classes, H, W) of windows two thirds of their side apart; the last ones end with the image."""
+    """Return the mean logits (B, classes, H, W) of overlapping windows."""
     height, width = images.shape[2], images.shape[3]
     if not window or (height <= window and width <= window):
         return _to_scale(net(images).float(), net.pyramid.strides[0], (height, width))
     total = images.new_zeros((len(images), net.spec.classes, height, width), dtype=torch.float32)
-    seen = images.new_zeros((1, 1, height, width), dtype=torch.float32)
+    counts = images.new_zeros((1, 1, height, width), dtype=torch.float32)
     for top in window_starts(height, window):
         for left in window_starts(width, window):
             part = images[:, :, top : top + window, left : left + window]
-            place = (..., slice(top, top + window), slice(left, left + window))
-            total[place] += _to_scale(net(part).float(), net.pyramid.strides[0], (part.shape[2], part.shape[3]))
-            seen[place] += 1
-    total /= seen
+            region = (..., slice(top, top + window), slice(left, left + window))
+            total[region] += _to_scale(net(part).float(), net.pyramid.strides[0], (part.shape[2], part.shape[3]))
+            counts[region] += 1
+    total /= counts
     return total
 
 
 def window_starts(length: int, window: int) -> list[int]:
-    """Where windows begin along one side: at most two thirds of a window apart, the last one flush with the end."""
+    """Return the starts of windows along a side, two thirds of a window apart or less. The last one ends it."""
     last = max(0, length - window)
     count = math.ceil(last / max(1, window * 2 // 3)) + 1
     return sorted({round(last * number / max(1, count - 1)) for number in range(count)})
 
 
 def _to_scale(grid: Tensor, stride: float, size: tuple[int, int]) -> Tensor:
-    """A map at a finer resolution, that of an image or of another map; ``stride`` finer cells for each of its own.
+    """Resize a map to a finer resolution of ``size``, with ``stride`` finer cells for each of its own.
 
-    Maps begin where the image does, but may not end there: an image need not be a multiple of the cells. Stretched to
-    its length, they would lie beside what they saw, by half a cell and more. So cells that hang over the edge, as the
-    last patch of a ViT may, are cut there, and where a network leaves a remainder out, the last cell goes on. A border
-    wider than that was lost on both sides, by convolutions without padding, and the map is stretched over it.
+    A map starts where the image does, but may end elsewhere, because image sides need not be multiples of the stride.
+    Stretching it to the image would shift it by half a cell or more. So a last cell that extends past the edge is cut,
+    and the last cell is repeated if the network dropped a remainder. A wider border was lost on both sides, by
+    convolutions without padding: then the map is stretched.
     """
     for axis, length in zip((2, 3), size, strict=True):
         cells = grid.shape[axis]

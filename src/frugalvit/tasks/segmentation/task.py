@@ -1,4 +1,4 @@
-"""A segmenter in the one loop: crops of a step, its losses, and its IoU on whole images."""
+"""SegmentationTask: training crops, losses and IoU of a segmenter."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch.nn import functional as F
 
 from frugalvit.config.dense import TestConfig
 from frugalvit.data.augment import color
-from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share, to_device_flat
+from frugalvit.tasks.dense.loader import StepLoader, share, to_device_flat
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
-from frugalvit.tasks.detection.metrics import IGNORED, Confusion
-from frugalvit.tasks.segmentation.dataset import Scene, SceneData, read_labels
+from frugalvit.tasks.segmentation.dataset import SegmentationDataset
+from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.model import Segmenter, most_probable, probabilities
 from frugalvit.utils import console
 
 _TRIES = 10
-"""Places tried for a crop that is not filled by one class."""
-_LONGEST = 4
-"""A picture's long side at test, relative to the wanted short side: strips would take all the memory there is."""
+"""Positions tried to find a crop that one class does not fill."""
+_MAX_ASPECT = 4
+"""Limit of an image's long side at test, relative to the short side: strips would take too much memory."""
 _COLOUR_COLUMNS = 8
 COLUMNS = 2 + 2 * _TRIES + _COLOUR_COLUMNS
-"""Uniform numbers an item needs: scale, mirror, places, colours."""
+"""Uniform numbers per item: scale, flip, positions, colours."""
 
 
 @dataclass
@@ -40,34 +40,9 @@ class SegmentBatch:
     labels: Tensor
 
 
-class LabelledPictures:
-    """Pictures with their classes per pixel, uint8 on the CPU."""
-
-    def __init__(self, scenes: list[Scene], data: SceneData, pictures: ImageReader) -> None:
-        self.scenes, self.data, self.pictures = scenes, data, pictures
-        self._keeps = pictures.keeps and sum(scene.height * scene.width for scene in scenes) <= pictures.room
-        self._kept: dict[int, Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def load(self, index: int) -> tuple[Tensor, Tensor]:
-        """To learn from: the next one where this picture cannot be read."""
-        index, pixels = self.pictures.to_learn(index)
-        return pixels, self.labels(index)
-
-    def labels(self, index: int) -> Tensor:
-        kept = self._kept.get(index)
-        if kept is None:
-            kept = torch.from_numpy(self.data.table[read_labels(self.scenes[index].mask)])
-            if self._keeps:
-                self._kept[index] = kept
-        return kept
-
-
 @dataclass(frozen=True)
 class Crop:
-    """A rectangle of the picture as it is, and the size it is brought to."""
+    """A rectangle of the original image, and the size to which it is resized."""
 
     top: int
     left: int
@@ -79,10 +54,10 @@ class Crop:
 def choose_crop(
     labels: Tensor, side: int, scales: tuple[float, float], largest_share: float, numbers: list[float]
 ) -> Crop:
-    """A random crop: the picture's short side becomes side · scale, of which a square of ``side`` is taken.
+    """Choose a random crop: resize the short side to side · scale, and take a square of ``side``.
 
-    The first of ten places at which no class fills more than ``largest_share`` of the counted pixels; else the last.
-    With a share of 1 any place will do.
+    It is the first of ten positions at which no class fills more than ``largest_share`` of the counted pixels, else the
+    last. With a share of 1 it is the first.
     """
     height, width = labels.shape
     factor = side / min(height, width) * (scales[0] + (scales[1] - scales[0]) * numbers[0])
@@ -101,9 +76,11 @@ def choose_crop(
 
 
 def distort(images: Tensor, numbers: Tensor, inside: Tensor) -> Tensor:
-    """Brightness ± 1/8, contrast and saturation × 0.5 to 1.5, hue ± 1/10 of a turn, each for half of the images.
+    """Distort colours, each kind in half of the images.
 
-    inside: (B, 1, H, W), 1 where there is picture and 0 beyond, which must not count in the mean contrast is about
+    Brightness ± 1/8, contrast and saturation × 0.5 to 1.5, hue ± 1/10 of a turn.
+
+    inside: (B, 1, H, W), 1 in the image and 0 in the padding, which must not count in the mean for contrast
     """
     apply, amount = numbers[:, 0::2].float() < 0.5, (numbers[:, 1::2] * 2 - 1).float()
     strength = torch.where(apply, amount, torch.zeros_like(amount)).to(images.device)
@@ -117,13 +94,13 @@ def distort(images: Tensor, numbers: Tensor, inside: Tensor) -> Tensor:
 class SegmentationTask(DenseTask):
     """A segmenter and its losses.
 
-    side: that of the training crops, and of images' short side at test
-    test: how images are looked at for the scores at the end; while training every image is looked at once
+    side: side of the training crops, and short side of images at test
+    test: scales, flips and windows of the final scores; evaluations during training use one scale
     """
 
     best_metric = "miou"
     feeding: StepLoader[tuple[Tensor, Tensor]] | None
-    evaluated: LabelledPictures | None
+    evaluated: SegmentationDataset | None
 
     def __init__(
         self,
@@ -145,7 +122,7 @@ class SegmentationTask(DenseTask):
     def pyramid(self) -> Pyramid:
         return self.net.pyramid
 
-    # -- a step
+    # -- training
 
     def batch_at(self, step: int) -> SegmentBatch:
         assert self.feeding is not None
@@ -156,69 +133,72 @@ class SegmentationTask(DenseTask):
             choose_crop(item[1], side, self.scales, self.largest_share, row)
             for item, row in zip(items, rows, strict=True)
         ]
-        cut = [
+        cropped = [
             [part[..., c.top : c.top + c.height, c.left : c.left + c.width] for part in item]
             for item, c in zip(items, crops, strict=True)
         ]
-        pixels = to_device_flat([picture for picture, _ in cut], self.device).float() / 255
-        classes = to_device_flat([label for _, label in cut], self.device).float()
+        pixels = to_device_flat([picture for picture, _ in cropped], self.device).float() / 255
+        classes = to_device_flat([label for _, label in cropped], self.device).float()
         areas = [crop.height * crop.width for crop in crops]
         parts = zip(pixels.split([3 * area for area in areas]), classes.split(areas), crops, rows, strict=True)
         images = torch.zeros(len(items), 3, side, side, device=self.device)
         inside = torch.zeros(len(items), 1, side, side, device=self.device)
         labels = torch.full((len(items), side, side), IGNORED, dtype=torch.int64, device=self.device)
-        for place, (picture, label, crop, row) in enumerate(parts):
+        for index, (picture, label, crop, row) in enumerate(parts):
             image = picture.view(1, 3, crop.height, crop.width)
-            image = _seen_at(image, crop.out)[0]
-            known = F.interpolate(label.view(1, 1, crop.height, crop.width), size=crop.out, mode="nearest-exact")[0, 0]
-            mirrored = row[1] < 0.5
-            images[place, :, : crop.out[0], : crop.out[1]] = image.flip(2) if mirrored else image
-            inside[place, :, : crop.out[0], : crop.out[1]] = 1
-            labels[place, : crop.out[0], : crop.out[1]] = known.flip(1) if mirrored else known
+            image = _resize(image, crop.out)[0]
+            truth = F.interpolate(label.view(1, 1, crop.height, crop.width), size=crop.out, mode="nearest-exact")[0, 0]
+            flip = row[1] < 0.5
+            images[index, :, : crop.out[0], : crop.out[1]] = image.flip(2) if flip else image
+            inside[index, :, : crop.out[0], : crop.out[1]] = 1
+            labels[index, : crop.out[0], : crop.out[1]] = truth.flip(1) if flip else truth
         if self.photometric:
             images = distort(images, numbers[:, -_COLOUR_COLUMNS:], inside)
-        images = self.normalize(images) * inside  # beyond the picture there is the mean, not a distorted black
+        images = self.normalize(images) * inside  # the padding is the mean, not a distorted black
         return SegmentBatch(images, labels)
 
     def losses(self, batch: SegmentBatch) -> dict[str, Tensor]:
         return self.net.losses(batch.images, batch.labels)
 
-    # -- scores
+    # -- evaluation
 
     def evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluated is not None
         self.seen = (self.evaluated, self.scores(self.evaluated, TestConfig()))
         return self.seen[1][0].summary()
 
-    def scored(self, dataset: LabelledPictures, test: TestConfig) -> tuple[Confusion, list[tuple[int, float]]]:
-        """As ``scores``, which are not made twice of the same weights."""
-        plain = test.model_dump() == TestConfig().model_dump()
-        known = self.seen is not None and self.seen[0] is dataset and plain
-        return self.seen[1] if known and self.seen is not None else self.scores(dataset, test)
+    def cached_scores(
+        self, dataset: SegmentationDataset, test: TestConfig
+    ) -> tuple[Confusion, list[tuple[int, float]]]:
+        """Return the scores of a dataset. With default ``test`` reuse those of an evaluation after the last step."""
+        is_default = test.model_dump() == TestConfig().model_dump()
+        if self.seen is not None and self.seen[0] is dataset and is_default:
+            return self.seen[1]
+        return self.scores(dataset, test)
 
-    def scores(self, dataset: LabelledPictures, test: TestConfig) -> tuple[Confusion, list[tuple[int, float]]]:
-        """Pixels by true and predicted class over all images, and (place, share of pixels that are right) of each.
+    def scores(self, dataset: SegmentationDataset, test: TestConfig) -> tuple[Confusion, list[tuple[int, float]]]:
+        """Return the confusion matrix of all images, and (index, share of correct pixels) of each.
 
-        An image of which no pixel counts has no such share.
+        Images whose pixels are all ignored have no share.
         """
         assert self.fabric is not None
         confusion = Confusion(self.net.spec.classes, self.device)
         shares: list[tuple[int, float]] = []
         was_training, self.nonfinite_outputs = self.training, False
         self.eval()
-        for places in console.progress(list(self._groups(dataset)), label="evaluating"):
-            predicted = self.predict([dataset.pictures.read(place) for place in places], test)
-            truth = torch.stack([dataset.labels(place) for place in places]).to(self.device)
+        for indices in console.progress(list(self._groups(dataset)), label="evaluating"):
+            predicted = self.predict([dataset.pictures.read(index) for index in indices], test)
+            truth = torch.stack([dataset.labels(index) for index in indices]).to(self.device)
             confusion.add(predicted, truth)
             counted = truth != IGNORED
-            right = ((predicted == truth) & counted).sum((1, 2)) / counted.sum((1, 2))
-            shares += [(place, one) for place, one in zip(places, right.tolist(), strict=True) if not math.isnan(one)]
+            correct = ((predicted == truth) & counted).sum((1, 2)) / counted.sum((1, 2))
+            shares += [(index, s) for index, s in zip(indices, correct.tolist(), strict=True) if not math.isnan(s)]
         self.train(was_training)
-        self.agree_on_broken()
+        self.sync_nonfinite()
         return confusion.reduced(self.fabric), sorted(self.gather(shares))
 
     def predict(self, pictures: list[Tensor], test: TestConfig) -> Tensor:
-        """The most probable class of every pixel, (B, H, W), of pictures (3, H, W) of one size."""
+        """Return the most probable class of every pixel, (B, H, W), of images (3, H, W) of one size."""
         size = (pictures[0].shape[1], pictures[0].shape[2])
         images = [pixels.to(self.device) for pixels in pictures]
         window = (self.side if test.multi_scale else 0) if test.window == "auto" else test.window
@@ -228,28 +208,28 @@ class SegmentationTask(DenseTask):
         with torch.inference_mode(), self.autocast():
             for scale in scales:
                 wanted = size_at_test(size, self.side * scale)
-                look = torch.cat([_seen_at(pixels[None].float() / 255, wanted) for pixels in images])
-                kept = min(wanted, size, key=math.prod)  # classes of a large picture stay as small as they were seen
-                views.append(probabilities(self.net, self.normalize(look), kept, window=int(window), flip=flip))
+                resized = torch.cat([_resize(pixels[None].float() / 255, wanted) for pixels in images])
+                smaller = min(wanted, size, key=math.prod)  # probabilities of large images stay at the network's size
+                views.append(probabilities(self.net, self.normalize(resized), smaller, window=int(window), flip=flip))
                 self.check_finite(views[-1].sum())
-            return torch.stack([most_probable([view[place] for view in views], size) for place in range(len(images))])
+            return torch.stack([most_probable([view[index] for view in views], size) for index in range(len(images))])
 
-    def _groups(self, dataset: LabelledPictures) -> Iterator[list[int]]:
-        """Neighbouring pictures of one size, as many as fit a batch."""
+    def _groups(self, dataset: SegmentationDataset) -> Iterator[list[int]]:
+        """Yield batches of consecutive images of one size."""
         assert self.fabric is not None
-        places = share(len(dataset), self.fabric)
-        for _, same in itertools.groupby(places, key=lambda place: dataset.pictures.sizes[place]):
+        indices = share(len(dataset), self.fabric)
+        for _, same in itertools.groupby(indices, key=lambda index: dataset.pictures.sizes[index]):
             members = list(same)
             for start in range(0, len(members), self.eval_batch):
                 yield members[start : start + self.eval_batch]
 
 
 def size_at_test(size: tuple[int, int], short: float) -> tuple[int, int]:
-    """The (height, width) a picture is looked at in: with this short side, or a long one of four times that."""
-    factor = min(short / min(size), _LONGEST * short / max(size))
+    """Return the (height, width) of an image at test: this short side, or a long side of four times it."""
+    factor = min(short / min(size), _MAX_ASPECT * short / max(size))
     return max(32, round(size[0] * factor)), max(32, round(size[1] * factor))
 
 
-def _seen_at(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Pictures in another size, smoothed where that is smaller; classes are not smoothed."""
+def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize images, with antialiasing."""
     return F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=True)

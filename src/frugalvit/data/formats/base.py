@@ -1,0 +1,38 @@
+"""What every dataset format has: a test whether a path has this format, and a function that opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from frugalvit.data.dataset import DatasetSplits
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """Options of ``open_data`` for the formats; most formats ignore them.
+
+    labels: "auto" decides if folders are classes, "folders" insists on it, "ignore" reads no labels.
+    class_splits: the splits that define the classes. Other splits must not have more, unless ``allow_extra``.
+    allow_extra: drop images of other classes instead of raising an error. ``--classes`` sets it.
+    root: the folder of named datasets.
+    """
+
+    labels: str = "auto"
+    class_splits: tuple[str, ...] = ("train",)
+    allow_extra: bool = False
+    root: str | Path | None = None
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to store a dataset.
+
+    matches: tells from a path or name whether the dataset has this format.
+    open: reads the stored splits. ``open_data`` then selects classes and adds a missing val split.
+    """
+
+    name: str
+    matches: Callable[[str], bool]
+    open: Callable[[str, OpenOptions], DatasetSplits]

@@ -1,0 +1,32 @@
+"""The dataset formats that ``open_data`` reads. A new format is one file in this folder and one line here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from frugalvit.data.formats import folder, huggingface, named, table
+from frugalvit.data.formats.base import Format
+from frugalvit.data.paths import is_folder
+from frugalvit.data.webdataset import shards
+
+
+def _is_shards(where: str) -> bool:
+    return shards.is_shards(where) or (is_folder(Path(where)) and shards.is_shard_folder(Path(where)))
+
+
+# The first format that matches opens the dataset, so special folders stand before plain ones.
+FORMATS = [
+    Format("Hugging Face hub", huggingface.is_hub_name, huggingface.open_hub),
+    Format("Hugging Face files", huggingface.is_saved, huggingface.open_saved),
+    Format("WebDataset shards", _is_shards, lambda where, options: shards.open_shards(where)),
+    Format("table", table.is_table, table.open_table),
+    Format("DomainNet lists", table.has_lists, table.open_lists),
+    Format("torchvision folder", named.is_named_folder, named.open_named_folder),
+    Format("image folder", folder.is_image_folder, folder.open_folder),
+    Format("named dataset", named.is_name, named.open_by_name),
+]
+
+
+def find_format(where: str) -> Format | None:
+    """Return the first format that matches a path or name."""
+    return next((one for one in FORMATS if one.matches(where)), None)

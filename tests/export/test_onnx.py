@@ -1,0 +1,139 @@
+"""ONNX and torch.export programs compute the same as torch, on photographs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import frugalvit as fv
+from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.errors import UserError
+from helpers.exported_models import CLASSES, MODELS, made, run_export, train_briefly
+
+FULL_SIZE = {  # the published networks
+    "swin": ("swin_tiny_w7", {}),
+    "cvt": ("cvt_13", {}),
+    "cvt windowed": ("cvt_tiny_w7", {}),
+    "vil": ("vil_tiny_w7", {}),
+    "t2t": ("t2t_vit_14", {}),
+    "vit": ("vit_small_patch16_224", {}),
+    "resnet": ("resnet50", {}),
+}
+
+
+def check_onnx(folder: Path, output: str, out: Path, photographs: Path) -> float:
+    """Export, then run on 1, 2 and all photographs; return the largest difference from torch."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    result = run_export(model=str(folder), to="onnx", output=output, out=str(out), images=str(photographs))
+    assert result["checked_on"].startswith("5 images of") and result["max_difference"] < 1e-3
+    session = onnxruntime.InferenceSession(str(out / "model.onnx"), providers=["CPUExecutionProvider"])
+    model = fv.load(str(folder))
+    assert session.get_inputs()[0].shape == ["batch", 3, *model.backbone.img_size]
+    assert all(output.shape[0] == "batch" for output in session.get_outputs())
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
+    images = model.transform([str(path) for path in sorted(photographs.iterdir())])
+    names = ["logits"] if output == "logits" else ["pooled", "grid"]
+    largest = 0.0
+    for count in (1, 2, len(images)):
+        with torch.inference_mode():
+            features = model.features(images[:count])
+            expected = [model(images[:count])] if output == "logits" else [features.pooled, features.grid]
+        for ours, theirs in zip(expected, session.run(names, {"images": images[:count].numpy()}), strict=True):
+            assert theirs.shape == ours.shape
+            largest = max(largest, float(np.abs(theirs - ours.numpy()).max()))
+    return largest
+
+
+# Each case takes a dozen seconds, and features differ from logits by one matrix: most cases are slow tests.
+CASES = [("swin", "logits"), ("vit", "features")]
+REST = [(name, output) for name in MODELS for output in ("logits", "features") if (name, output) not in CASES]
+REST = [pytest.param(*case, marks=pytest.mark.slow) for case in REST]
+
+
+@pytest.mark.parametrize(("name", "output"), [*CASES, *REST])
+def test_onnx_equals_torch_on_photographs(name: str, output: str, tmp_path: Path, photographs: Path):
+    folder = train_briefly(tmp_path, *MODELS[name], photographs)
+    assert check_onnx(folder, output, tmp_path / "out", photographs) < 1e-3
+
+
+def test_onnx_loads_without_warnings_and_can_be_quantised(
+    tmp_path: Path, photos: Path, capfd: pytest.CaptureFixture[str]
+):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    folder, backbone = made(tmp_path, "swin")
+    run_export(model=str(folder), to="onnx", out=str(tmp_path / "out"), images=str(photos))
+    images = np.random.default_rng(0).normal(size=(2, 3, *backbone.img_size)).astype(np.float32)
+    capfd.readouterr()
+    original = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert capfd.readouterr().err == ""
+    quantization.quantize_dynamic(tmp_path / "out" / "model.onnx", tmp_path / "small.onnx")
+    small = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"])
+    expected, rounded = (session.run(None, {"images": images})[0] for session in (original, small))
+    assert rounded.shape == expected.shape
+    assert np.abs(rounded - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", ["logits", "features"])
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_onnx_equals_torch_at_full_size(name: str, output: str, tmp_path: Path, photographs: Path, capsys):
+    folder = train_briefly(tmp_path, *FULL_SIZE[name], photographs, steps=3)
+    largest = check_onnx(folder, output, tmp_path / "out", photographs)
+    with capsys.disabled():
+        print(f"\n{FULL_SIZE[name][0]:28} {output:9} largest difference {largest:.1e}")
+    assert largest < 1e-3
+
+
+@pytest.mark.slow
+def test_onnx_keeps_the_epsilon_of_a_division(tmp_path: Path, photographs: Path):
+    """T2T's attention divides by sums that can be far below its 1e-8, which an optimiser once dropped."""
+    folder, backbone = made(tmp_path, "t2t")
+    first = backbone.model.tokens_to_token.attention1
+    first.kqv.weight.data *= 8  # phi falls with the square of the keys' and queries' length
+    with torch.inference_mode():
+        windows = backbone.model.tokens_to_token.splits[0](torch.rand(2, 3, 64, 64))[0]
+        keys, queries, _ = first.kqv(first.norm1(windows)).chunk(3, dim=-1)
+        total = first.phi(queries) @ first.phi(keys).sum(1).unsqueeze(-1)
+    assert total.min() < 1e-9, "the epsilon matters here"
+    save_model_folder(backbone, folder, classes=CLASSES)
+    assert check_onnx(folder, "features", tmp_path / "out", photographs) < 1e-3
+
+
+def test_onnx_of_a_model_without_classifier(tmp_path: Path, photos: Path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folder, _ = made(tmp_path, "vit", num_classes=0)
+    run_export(model=str(folder), to="onnx", out=str(tmp_path / "out"), images=str(photos / "0.jpg"))
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == ["pooled", "grid"]
+
+
+@pytest.mark.parametrize("name", ["swin", pytest.param("t2t", marks=pytest.mark.slow)])
+def test_pt2_has_a_dynamic_batch(name: str, tmp_path: Path):
+    folder, backbone = made(tmp_path, name)
+    result = run_export(model=str(folder), to="pt2", out=str(tmp_path / "out"), output="features")
+    assert result["checked_on"] == "5 images of noise"
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    images = torch.rand(2, 3, *backbone.img_size)
+    with torch.inference_mode():
+        torch.testing.assert_close(program(images)[0], backbone(images).pooled, atol=1e-4, rtol=1e-4)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["label_names"] == list(CLASSES)
+
+
+@pytest.mark.slow
+def test_programs_cannot_be_loaded_as_models(tmp_path: Path):
+    folder, backbone = made(tmp_path, "resnet")
+    run_export(model=str(folder), to="pt2", out=str(tmp_path / "out"))
+    images = torch.rand(2, 3, *backbone.img_size)
+    logits = torch.export.load(tmp_path / "out" / "model.pt2").module()(images)
+    assert isinstance(logits, torch.Tensor) and logits.shape == (2, len(CLASSES))
+    with pytest.raises(UserError, match="pt2"):
+        fv.load(str(tmp_path / "out"))
+    (tmp_path / "out" / "model.pt2").rename(tmp_path / "out" / "model.onnx")
+    with pytest.raises(UserError, match="ONNX"):
+        run_export(model=str(tmp_path / "out"), to="timm", out=str(tmp_path / "again"))
