@@ -89,7 +89,7 @@ def test_what_is_left_open_is_as_in_the_run_that_is_continued(
     words = ["pretrain", str(views_only / "images"), "--config", str(views_only / "open.yaml"), "--device", "cpu"]
     assert cli.main([*words, "--out", str(views_only / "follows"), "--continue", str(views_only / "views")]) == 0
     said = capsys.readouterr().err
-    assert f"matching.bottleneck = 4: inherited from {views_only / 'views'}" in said and "going on from" in said
+    assert f"matching.bottleneck = 4: inherited from {views_only / 'views'}" in said and "continuing" in said
     theirs, ours = (read_yaml(views_only / name / "config.yaml") for name in ("views", "follows"))
     heads = ("prototypes", "hidden", "bottleneck", "norm_last")
     assert {name: ours["matching"][name] for name in heads} == {name: theirs["matching"][name] for name in heads}

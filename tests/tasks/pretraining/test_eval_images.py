@@ -35,7 +35,7 @@ def test_training_images_choose_no_weights(labels: str, tmp_path: Path) -> None:
     assert (summary["knn"] is None) == (labels == "ignore") and summary["effective_rank"] is not None
     assert summary["best_knn"] is None and not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
     notes = json.loads((tmp_path / "run" / "data.json").read_text())["notes"]
-    assert [note for note in notes if "flatters" in note] == (
+    assert [note for note in notes if "biased" in note] == (
         ["k-NN is measured on training images: it is biased, its split is called sample, and it chooses no best.pt."]
         if labels == "auto"
         else []
@@ -67,7 +67,6 @@ def test_trained_split_is_not_called_val(
     note = f"k-NN is measured on {asked}, which --images {images} trains on: it is biased"
     page = (run / "report.html").read_text()
     assert (note in capsys.readouterr().err) == (note in page) == learned
-    assert ("these images were learned from" in page) == learned
 
 
 @pytest.mark.parametrize(
